@@ -1,0 +1,49 @@
+"""Key/value caches of fixed capacity, with a length of their own per row.
+
+Rows beyond a sequence's length hold garbage; readers mask them and writers overwrite them. So
+rejecting drafted tokens costs nothing: only accepted rows are ever counted in the length.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+# Per layer: keys and values, each [B, K, S, h].
+KVCache = tuple[tuple[jax.Array, jax.Array], ...]
+
+
+def init_cache(
+    layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: DTypeLike
+) -> KVCache:
+    """An empty cache of `capacity` rows."""
+    shape = (batch, kv_heads, capacity, head_dim)
+    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers))
+
+
+def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -> KVCache:
+    """Writes chosen new rows behind each sequence: this is the compaction after a verification.
+
+    Args:
+      cache: donated by callers; capacity must reach `length + P`, else the write would shift.
+      rows: keys and values of the rows just computed, [B, K, T, h] per layer.
+      index: int32 [B, P], which of the T rows to keep, in order. A sequence that keeps fewer than
+        P repeats any valid row: the surplus lands beyond its new length.
+      length: int32 [B], rows already in the cache.
+    """
+
+    def write(old: jax.Array, new: jax.Array) -> jax.Array:
+        kept = jnp.take_along_axis(new, index[:, None, :, None], axis=2)
+        # Unrolled over the batch: a batched dynamic_update_slice becomes a slow scatter on CPU.
+        for b in range(old.shape[0]):
+            start = (b, 0, length[b], 0)
+            old = jax.lax.dynamic_update_slice(old, kept[b : b + 1], start)
+        return old
+
+    return jax.tree.map(write, cache, rows)
+
+
+def visible(capacity: int, length: jax.Array) -> jax.Array:
+    """Mask [B, 1, S] of the cached rows that every new row of a sequence may attend to."""
+    return (jnp.arange(capacity, dtype=jnp.int32)[None] < length[:, None])[:, None]

@@ -1,0 +1,124 @@
+"""The DART drafter (paper section 3, spec section 2): d positions from one forward of one layer.
+
+Row i joins the target's feature at position i with the embedding of the token at i + 1. Behind a
+row that is drafted from, its *anchor*, stand m mask rows; the anchor and its mask rows predict the
+d = m + 1 tokens that follow the anchor's own.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from dart_jax.cache import KVCache, visible
+from dart_jax.config import DrafterConfig
+from dart_jax.layers import INIT, Linear, Part, RMSNorm, SwiGLU, attend, rope, split_heads
+
+
+class Drafter(nnx.Module):
+    """One decoder layer over the anchors and their mask rows; heads over the draft vocabulary.
+
+    Drafting passes one anchor, the last real row; training passes many, whose blocks see their own
+    prefix and themselves and never another block.
+    """
+
+    def __init__(self, config: DrafterConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        self.config = config
+        d, h, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
+        self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
+        self.hidden_norm = RMSNorm(d, eps, dtype=dtype)
+        self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
+        self.post_attention_layernorm = RMSNorm(d, eps, dtype=dtype)
+        self.q_proj = Linear(2 * d, heads * h, dtype=dtype, rngs=rngs)
+        self.k_proj = Linear(2 * d, kv_heads * h, dtype=dtype, rngs=rngs)
+        self.v_proj = Linear(2 * d, kv_heads * h, dtype=dtype, rngs=rngs)
+        self.o_proj = Linear(heads * h, d, dtype=dtype, rngs=rngs)
+        self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
+        self.norm = RMSNorm(d, eps, dtype=dtype)
+        self.lm_head = Linear(d, config.draft_vocab_size, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        features: jax.Array,
+        embeds: jax.Array,
+        positions: jax.Array,
+        anchors: jax.Array,
+        cache: KVCache | None = None,
+        length: jax.Array | None = None,
+    ) -> tuple[jax.Array, KVCache]:
+        """Drafts d positions behind every anchor.
+
+        Args:
+          features: [B, T, 3D] target features of T new real rows.
+          embeds: [B, T, D] target embeddings of the tokens *after* those rows.
+          positions: int32 [B, T].
+          anchors: int32 [B, A], indices into the T rows; an anchor sees the rows up to itself.
+          cache: keys and values of earlier real rows; None for no prefix.
+          length: int32 [B], valid rows of the cache.
+
+        Returns:
+          float32 logits [B, A, d, Vd] and the keys and values of the real rows.
+        """
+        config = self.config
+        b, t, _ = features.shape
+        d, m, n_anchors = config.num_positions, config.draft_length, anchors.shape[1]
+        residual = self.fc(features)
+        inputs = jnp.concatenate([self.input_layernorm(embeds), self.hidden_norm(residual)], -1)
+        mask_row = jnp.broadcast_to(self.mask_rep[...], (b, 1, 2 * config.hidden_size))
+
+        # One projection serves the real rows and the mask row: all mask rows have the same input
+        # and differ by their rotary position alone.
+        rows = jnp.concatenate([inputs, mask_row], axis=1)
+        k = split_heads(self.k_proj(rows), config.num_key_value_heads)
+        v = split_heads(self.v_proj(rows), config.num_key_value_heads)
+        k_real, v_real = rope(k[:, :, :t], positions, config.rope_theta), v[:, :, :t]
+        anchored = jnp.concatenate([_take(inputs, anchors), mask_row], axis=1)
+        q = split_heads(self.q_proj(anchored), config.num_attention_heads)
+        q = _with_masks(q, n_anchors, m, axis=2)
+
+        offset = jnp.tile(jnp.arange(d, dtype=jnp.int32), n_anchors)[None]
+        anchor = jnp.repeat(anchors, d, axis=1)
+        absolute = jnp.repeat(jnp.take_along_axis(positions, anchors, axis=1), d, axis=1) + offset
+        q_real = rope(q, absolute, config.rope_theta)
+        index = jnp.arange(t, dtype=jnp.int32)
+        parts = [Part(q_real, k_real, v_real, index[None, None] <= anchor[:, :, None])]
+        if cache is not None:
+            ((k_old, v_old),) = cache
+            parts.append(Part(q_real, k_old, v_old, visible(k_old.shape[2], length)))
+        if m:
+            # Inside a block only distances count, so one set of mask keys serves every anchor.
+            steps = jnp.arange(1, d, dtype=jnp.int32)[None]
+            q_block = rope(q, jnp.broadcast_to(offset, absolute.shape), config.rope_theta)
+            k_block = _repeat(k[:, :, t:], m)
+            k_block = rope(k_block, jnp.broadcast_to(steps, (b, m)), config.rope_theta)
+            seen = steps[:, None] <= offset[:, :, None]
+            parts.append(Part(q_block, k_block, _repeat(v[:, :, t:], m), seen))
+
+        stream = jnp.concatenate(
+            [_take(residual, anchors), mask_row[..., : config.hidden_size]], axis=1
+        )
+        x = _with_masks(stream, n_anchors, m, axis=1) + self.o_proj(attend(parts))
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        # The reference applies the same final norm twice.
+        logits = self.lm_head(self.norm(self.norm(x))).astype(jnp.float32)
+        return logits.reshape(b, n_anchors, d, -1), ((k_real, v_real),)
+
+
+def _take(rows: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows [B, T, C] at int32 [B, A] -> [B, A, C]."""
+    return jnp.take_along_axis(rows, index[:, :, None], axis=1)
+
+
+def _repeat(row: jax.Array, times: int) -> jax.Array:
+    """[B, K, 1, h] -> [B, K, times, h]."""
+    return jnp.broadcast_to(row, (*row.shape[:2], times, row.shape[3]))
+
+
+def _with_masks(x: jax.Array, anchors: int, masks: int, axis: int) -> jax.Array:
+    """A anchors and one mask row along `axis` -> A blocks of an anchor and its m mask rows."""
+    block = [[a, *[anchors] * masks] for a in range(anchors)]
+    return jnp.take(x, jnp.asarray(block, jnp.int32).reshape(-1), axis=axis)

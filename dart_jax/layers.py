@@ -1,0 +1,132 @@
+"""What the target and the drafter are made of.
+
+Axis letters: B batch, T new rows, S cache length, D model, H query heads, K key/value heads,
+G = H / K query heads per key/value head, h head dim. Norms, rotary embeddings and softmax run in
+float32 whatever the weights' dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+INIT = nnx.initializers.normal(0.02)
+
+
+class Linear(nnx.Module):
+    """`x @ kernel`, kernel [in, out], no bias."""
+
+    def __init__(self, d_in: int, d_out: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(INIT(rngs.params(), (d_in, d_out), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.kernel[...]
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last axis."""
+
+    def __init__(self, size: int, eps: float, *, dtype: DTypeLike):
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        scale = self.scale[...]
+        return y.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+
+
+class SwiGLU(nnx.Module):
+    """The gated MLP: `down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, d: int, hidden: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.gate_proj = Linear(d, hidden, dtype=dtype, rngs=rngs)
+        self.up_proj = Linear(d, hidden, dtype=dtype, rngs=rngs)
+        self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
+    """Rotates the two halves of each head by the row's position.
+
+    Args:
+      x: [B, heads, T, h].
+      positions: int32 [B, T].
+      theta: base of the geometric frequencies.
+    """
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions[:, None, :, None].astype(jnp.float32) * frequency[None, None, None]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+
+
+def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[B, T, heads * h] -> [B, heads, T, h]."""
+    b, t, _ = x.shape
+    return x.reshape(b, t, heads, -1).swapaxes(1, 2)
+
+
+class Part(NamedTuple):
+    """One array of keys that a row of queries attends to.
+
+    Attributes:
+      q: queries [B, H, T, h].
+      k: keys [B, K, S, h].
+      v: values [B, K, S, h].
+      mask: bool, broadcastable to [B, T, S]: what each row sees.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    mask: jax.Array
+
+
+def attend(parts: Sequence[Part]) -> jax.Array:
+    """Grouped-query attention whose one softmax runs over keys that lie in several arrays.
+
+    So the cache and the new rows need not be copied together, and a part may hold the same queries
+    at other rotary positions. Every row must see at least one key.
+
+    Returns:
+      [B, T, H * h] in the queries' dtype.
+    """
+    scores = [_scores(part) for part in parts]
+    top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in scores])
+    top = jax.lax.stop_gradient(top)
+    weights = [jnp.exp(s - top) for s in scores]
+    total = functools.reduce(jnp.add, [w.sum(axis=-1, keepdims=True) for w in weights])
+    out = functools.reduce(jnp.add, [_weigh(w, part) for w, part in zip(weights, parts, strict=True)])
+    b, heads, t, h = parts[0].q.shape
+    out = (out / total).reshape(b, heads, t, h).swapaxes(1, 2)
+    return out.reshape(b, t, heads * h).astype(parts[0].q.dtype)
+
+
+def _scores(part: Part) -> jax.Array:
+    """Scaled, masked scores, float32 [B, K, G, T, S]."""
+    b, heads, t, h = part.q.shape
+    kv_heads = part.k.shape[1]
+    # Queries that share a key head become rows of one matrix product.
+    q = part.q.reshape(b, kv_heads, heads // kv_heads * t, h)
+    score = jnp.einsum("bkqh,bksh->bkqs", q, part.k, preferred_element_type=jnp.float32)
+    score = score.reshape(b, kv_heads, heads // kv_heads, t, -1) * h**-0.5
+    return jnp.where(part.mask[:, None, None], score, -jnp.inf)
+
+
+def _weigh(weights: jax.Array, part: Part) -> jax.Array:
+    """Values summed by their weights, float32 [B, K, G, T, h]."""
+    b, kv_heads, groups, t, s = weights.shape
+    w = weights.reshape(b, kv_heads, groups * t, s).astype(part.v.dtype)
+    out = jnp.einsum("bkqs,bksh->bkqh", w, part.v, preferred_element_type=jnp.float32)
+    return out.reshape(b, kv_heads, groups, t, -1)

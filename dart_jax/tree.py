@@ -1,0 +1,70 @@
+"""Draft trees of static size.
+
+A tree has N nodes and a root, the last known token. Node 0 is the root; real nodes follow, parents
+first; unused places have depth 0. For example the tree
+
+    the -+- cat --- sat        node     0    1    2    3    4
+         +- dog                token    the  cat  dog  sat  -
+                               parent   0    0    0    1    0
+                               depth    0    1    1    2    0
+
+has this ancestor mask (row sees column), by which one forward pass scores every path at once:
+
+    the  1 . . . .
+    cat  1 1 . . .
+    dog  1 . 1 . .
+    sat  1 1 . 1 .
+    -    1 . . . 1
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class DraftTree(NamedTuple):
+    """Node arrays, each int32 [B, N + 1].
+
+    Attributes:
+      tokens: target ids.
+      parents: node indices; the root's is its own.
+      depth: distance from the root; 0 also marks an unused place.
+    """
+
+    tokens: jax.Array
+    parents: jax.Array
+    depth: jax.Array
+
+    @property
+    def real(self) -> jax.Array:
+        """Bool [B, N + 1]: nodes that were drafted; neither the root nor an unused place."""
+        return self.depth > 0
+
+
+def unpack(packed: jax.Array) -> DraftTree:
+    """int32 [B, 3, N + 1], as the search returns it -> DraftTree."""
+    return DraftTree(packed[:, 0], packed[:, 1], packed[:, 2])
+
+
+def root_only(tokens: jax.Array) -> DraftTree:
+    """The tree of plain decoding: int32 [B] -> N = 0."""
+    zero = jnp.zeros_like(tokens)[:, None]
+    return DraftTree(tokens[:, None], zero, zero)
+
+
+def ancestor_mask(tree: DraftTree, max_depth: int) -> jax.Array:
+    """Which nodes each node descends from, itself included: bool [B, N + 1, N + 1].
+
+    Pointer jumping: after r rounds a row holds its nearest 2**r ancestors.
+    """
+    nodes = tree.parents.shape[1]
+    mask = jnp.eye(nodes, dtype=bool)[None]
+    mask = mask | jax.nn.one_hot(tree.parents, nodes, dtype=bool)
+    jump = tree.parents
+    for _ in range((max(max_depth, 1) - 1).bit_length()):
+        mask = mask | jnp.take_along_axis(mask, jump[:, :, None], axis=1)
+        jump = jnp.take_along_axis(jump, jump, axis=1)
+    return mask

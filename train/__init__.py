@@ -1,0 +1,1 @@
+"""Programs that train what `dart_jax` runs."""

@@ -1,0 +1,63 @@
+"""The demo's text: the Python standard library of the running interpreter.
+
+Some modules are held out of everything that is trained or counted; the demo benchmark draws its
+prompts from them.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+# Benchmark groups -> modules that no training step and no n-gram count ever sees.
+HELD_OUT: dict[str, tuple[str, ...]] = {
+    "text": ("textwrap", "difflib", "string", "shlex", "gettext"),
+    "numbers": ("statistics", "fractions", "random", "calendar", "colorsys"),
+    "files": ("shutil", "tempfile", "zipfile", "filecmp", "fnmatch", "glob"),
+    "data": ("heapq", "bisect", "copy", "pprint", "configparser", "csv"),
+}
+
+# Tests, tables and generated text would drown the library's own style.
+_SKIPPED_DIRECTORIES = frozenset(
+    {
+        "site-packages", "test", "tests", "idlelib", "idle_test", "lib2to3", "turtledemo",
+        "pydoc_data", "encodings", "ensurepip", "__pycache__", "__phello__",
+    }
+)  # fmt: skip
+_SKIPPED_PREFIXES = ("_sysconfigdata", "_test", "test_")
+
+
+def stdlib() -> Path:
+    """Where the running interpreter keeps its library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def held_out_files(group: str) -> list[Path]:
+    """Source files of one benchmark group, in the order of the list above."""
+    return [path for module in HELD_OUT[group] for path in _module_files(module)]
+
+
+def training_files() -> list[Path]:
+    """Every other library file, sorted by its path below the library."""
+    held_out = {path for group in HELD_OUT for path in held_out_files(group)}
+    root = stdlib()
+    return [path for path in sorted(root.rglob("*.py")) if path not in held_out and _wanted(path)]
+
+
+def read(path: Path) -> str:
+    """The file's text; library files are UTF-8 but for a few, whose stray bytes are replaced."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _module_files(module: str) -> list[Path]:
+    file, package = stdlib() / f"{module}.py", stdlib() / module
+    return [file] if file.is_file() else sorted(package.rglob("*.py"))
+
+
+def _wanted(path: Path) -> bool:
+    below = path.relative_to(stdlib())
+    return (
+        not _SKIPPED_DIRECTORIES.intersection(below.parts[:-1])
+        and not below.parts[0].startswith("config-")
+        and not path.name.startswith(_SKIPPED_PREFIXES)
+    )

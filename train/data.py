@@ -1,0 +1,40 @@
+"""Token windows whose content depends on (seed, step) alone.
+
+So a resumed run needs no data position beyond its step number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Random windows of a long token stream.
+
+    Attributes:
+      tokens: int [M], documents one after the other.
+      batch: windows a step.
+      length: tokens a window.
+      seed: of the order.
+    """
+
+    tokens: np.ndarray
+    batch: int
+    length: int
+    seed: int = 0
+
+    def __call__(self, step: int) -> np.ndarray:
+        """int32 [batch, length] of one step.
+
+        The stream is cut at a random phase into windows that are visited once an epoch.
+        """
+        per_epoch = (len(self.tokens) - self.length) // self.length // self.batch
+        epoch, index = divmod(step, per_epoch)
+        rng = np.random.default_rng((self.seed, epoch))
+        phase = rng.integers(self.length)
+        chosen = rng.permutation(per_epoch * self.batch)[index * self.batch :][: self.batch]
+        starts = phase + chosen * self.length
+        return self.tokens[starts[:, None] + np.arange(self.length)].astype(np.int32)
