@@ -1,0 +1,126 @@
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "check.h"
+#include "dart/ngram_count.h"
+#include "dart/tree_search.h"
+
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+dart::TreeSearchConfig config(int nodes, int beam = 20, Tokens eos = {}) {
+  dart::TreeSearchConfig config;
+  config.nodes = nodes;
+  config.beam = beam;
+  config.eos = eos;
+  return config;
+}
+
+struct Drafts {
+  Tokens context;
+  std::size_t levels;
+  Tokens tokens;
+  std::vector<float> logits;
+};
+
+// One row's tree, as written: tokens, then parents, then depths.
+Tokens search(const dart::TreeSearch& search, const Drafts& drafts) {
+  dart::DraftBatch batch;
+  batch.rows = 1;
+  batch.context = drafts.context.size();
+  batch.levels = drafts.levels;
+  batch.candidates = drafts.tokens.size() / drafts.levels;
+  batch.context_tokens = drafts.context.data();
+  batch.tokens = drafts.tokens.data();
+  batch.logits = drafts.logits.data();
+  Tokens out(3 * (search.config().nodes + 1), -7);
+  search.search(batch, out.data());
+  return out;
+}
+
+const float kLog9 = std::log(9.0f);  // the logit of 0.9 against a logit 0 of 0.1
+
+void test_two_levels() {
+  // log-probabilities: level 0 10: -0.11, 11: -2.30; level 1 weighs 2 ** -0.7 * 0.9 = 0.554, so
+  // 20: -0.06, 21: -1.28. Sums: 10 -0.11, 10 20 -0.16, 10 21 -1.38, 11 -2.30, 11 20 -2.36.
+  const Drafts drafts{{1, 2}, 2, {10, 11, 20, 21}, {kLog9, 0, kLog9, 0}};
+  CHECK((search({nullptr, config(4)}, drafts) ==
+         Tokens{2, 10, 11, 20, 21, 0, 0, 0, 1, 1, 0, 1, 1, 2, 2}));
+  CHECK((search({nullptr, config(2)}, drafts) == Tokens{2, 10, 20, 0, 0, 1, 0, 1, 2}));
+  CHECK((search({nullptr, config(0)}, drafts) == Tokens{2, 0, 0}));
+  // A beam of one leaves only the children of 10, and padding; 11, cut from it, stays in the tree.
+  CHECK((search({nullptr, config(6, 1)}, drafts) ==
+         Tokens{2, 10, 11, 20, 21, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 2, 2, 0, 0}));
+}
+
+void test_eos_leaves_the_beam_first() {
+  // 10, the best of its level, is EOS: with a beam of one, 11 is extended instead.
+  const Drafts drafts{{2}, 2, {10, 11, 20, 21}, {kLog9, 0, kLog9, 0}};
+  CHECK((search({nullptr, config(4, 1, {99, 10})}, drafts) ==
+         Tokens{2, 10, 11, 20, 21, 0, 0, 0, 2, 2, 0, 1, 1, 2, 2}));
+}
+
+void test_ngram_term() {
+  // Equally likely candidates, told apart by the corpus: 20 follows 10, and 21 follows 11.
+  const Tokens corpus{2, 10, 20, 11, 21};
+  const std::vector<std::int64_t> offsets{0, 3, 5};
+  const std::vector<dart::CountedLevel> counted = dart::count_ngrams(corpus, offsets, 3);
+  std::vector<dart::NgramLevel> levels;
+  for (const dart::CountedLevel& l : counted) levels.push_back({l.token, l.count, l.child_begin});
+  const dart::NgramModel model(levels);
+  const Drafts drafts{{-1, 2}, 2, {10, 11, 20, 21}, {0, 0, 0, 0}};
+  CHECK((search({&model, config(4)}, drafts) ==
+         Tokens{2, 10, 11, 20, 21, 0, 0, 0, 1, 2, 0, 1, 1, 2, 2}));
+}
+
+void test_ties_go_to_parents() {
+  // Every candidate is certain, so every node scores 0.
+  const Drafts drafts{{2}, 3, {10, 20, 30}, {5, 5, 5}};
+  CHECK((search({nullptr, config(2)}, drafts) == Tokens{2, 10, 20, 0, 0, 1, 0, 1, 2}));
+}
+
+void test_unusable_candidates() {
+  const Drafts drafts{{2}, 1, {10, 11, -1, 12, 13, 13}, {kNan, 0, 3, kInf, 0, -1}};
+  CHECK((search({nullptr, config(3)}, drafts) == Tokens{2, 11, 13, 0, 0, 0, 0, 0, 0, 1, 1, 0}));
+  const Drafts none{{2}, 2, {-1, 10}, {0, 0}};  // nothing at level 0 to extend
+  CHECK((search({nullptr, config(1)}, none) == Tokens{2, 0, 0, 0, 0, 0}));
+}
+
+void test_finished_row() {
+  const Drafts drafts{{2, -1}, 1, {10}, {0}};
+  CHECK((search({nullptr, config(1)}, drafts) == Tokens(6, 0)));
+}
+
+void test_rejects() {
+  CHECK_THROWS(dart::TreeSearch(nullptr, config(-1)), std::invalid_argument);
+  CHECK_THROWS(dart::TreeSearch(nullptr, config(1, 0)), std::invalid_argument);
+  const auto rejects = [](auto damage) {
+    dart::TreeSearchConfig damaged = config(1);
+    damage(damaged);
+    CHECK_THROWS(dart::TreeSearch(nullptr, damaged), std::invalid_argument);
+  };
+  rejects([](auto& c) { c.level_decay = -0.1; });
+  rejects([](auto& c) { c.logit_decay = 1.1; });
+  rejects([](auto& c) { c.ngram_weight = kNan; });
+  rejects([](auto& c) { c.eps = 0; });
+}
+
+}  // namespace
+
+int main() {
+  test_two_levels();
+  test_eos_leaves_the_beam_first();
+  test_ngram_term();
+  test_ties_go_to_parents();
+  test_unusable_candidates();
+  test_finished_row();
+  test_rejects();
+  return failures == 0 ? 0 : 1;
+}
