@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.errors import UserError
+from dart_jax.files import write_atomically
 from dart_jax.pure import Params, abstract_params
 
 WEIGHTS = "model.safetensors"
@@ -68,7 +68,9 @@ def load_drafter(
     tensors.pop("t2d", None)
     shift = tensors.pop("d2t", np.zeros(config.draft_vocab_size, np.int64))
     if shift.shape != (config.draft_vocab_size,):
-        raise UserError(f"{directory}: d2t has shape {shift.shape}, not [{config.draft_vocab_size}]")
+        raise UserError(
+            f"{directory}: d2t has shape {shift.shape}, not [{config.draft_vocab_size}]"
+        )
     ids = np.arange(config.draft_vocab_size) + shift
     if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
         raise UserError(f"{directory}: d2t does not map to distinct ids below {config.vocab_size}")
@@ -98,21 +100,6 @@ def check_fit(target: TargetConfig, drafter: DrafterConfig) -> None:
                 f"the drafter does not fit the target: {name} is {want} in the target "
                 f"and {have} in the drafter; pass a drafter trained for this target"
             )
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces `path` in one step, so that a reader never sees a half-written file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 _Path = tuple[str | int, ...]
@@ -178,7 +165,9 @@ def _assemble(
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.parent.is_dir():
-        raise UserError(f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}")
+        raise UserError(
+            f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
+        )
     if not path.is_file():
         raise UserError(f"no file {path}")
     try:

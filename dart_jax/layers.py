@@ -107,7 +107,9 @@ def attend(parts: Sequence[Part]) -> jax.Array:
     top = jax.lax.stop_gradient(top)
     weights = [jnp.exp(s - top) for s in scores]
     total = functools.reduce(jnp.add, [w.sum(axis=-1, keepdims=True) for w in weights])
-    out = functools.reduce(jnp.add, [_weigh(w, part) for w, part in zip(weights, parts, strict=True)])
+    out = functools.reduce(
+        jnp.add, [_weigh(w, part) for w, part in zip(weights, parts, strict=True)]
+    )
     b, heads, t, h = parts[0].q.shape
     out = (out / total).reshape(b, heads, t, h).swapaxes(1, 2)
     return out.reshape(b, t, heads * h).astype(parts[0].q.dtype)

@@ -176,8 +176,7 @@ def generate_fused(
     prefilled = time.perf_counter()
     if pruner is not None:
         pruner.seconds = 0.0
-    size = int(prompts.max_new_tokens.max())
-    _, *won = _run(config, pruner, size, params, state, packed)
+    _, *won = _run(config, pruner, prompts.max_length, params, state, packed)
     output, emitted, steps = jax.device_get(won)
     total = time.perf_counter()
     search = pruner.seconds if pruner is not None else 0.0
@@ -203,8 +202,9 @@ def _run(
     """Decodes until every row is finished.
 
     Returns:
-      The last state, so that the donated caches can be used in place; new tokens int32 [B, size + P], how many of them each row emitted [B], and the
-      verifications each row took part in [B].
+      The last state, so that the donated caches can be used in place; new tokens
+      int32 [B, size + P], how many of them each row emitted [B], and the verifications each row
+      took part in [B].
     """
     width = config.handover.path
     batch = packed.shape[0]

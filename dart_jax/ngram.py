@@ -9,10 +9,11 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from dart_jax import _core
 from dart_jax.errors import UserError
+from dart_jax.files import write_atomically
 
 _FORMAT = "dart-ngram"
 _VERSION = "1"
@@ -120,13 +121,7 @@ class NgramModel:
             "order": str(self.order),
             "crc32": _checksum(self.levels),
         }
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            save_file(tensors, temporary, metadata)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(Path(path), save(tensors, metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

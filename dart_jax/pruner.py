@@ -70,14 +70,13 @@ class Handover:
 
     def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k]."""
-        _, context, ids, bits = np.split(
-            packed,
-            np.cumsum([1 + self.path, CONTEXT, self.positions * self.candidates]),
-            axis=1,
-        )
         shape = (len(packed), self.positions, self.candidates)
-        ids, bits = (np.ascontiguousarray(part).reshape(shape) for part in (ids, bits))
-        return np.ascontiguousarray(context), ids, bits.view(np.float32)
+        first = 1 + self.path + CONTEXT
+        middle = first + self.positions * self.candidates
+        context = np.ascontiguousarray(packed[:, first - CONTEXT : first])
+        ids = packed[:, first:middle].reshape(shape)
+        bits = packed[:, middle:].reshape(shape)
+        return context, ids, bits.view(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Pruner:
         *,
         ngram: NgramModel | None = None,
         eos: tuple[int, ...] = (),
-        search: SearchConfig = SearchConfig(),  # noqa: B008, frozen
+        search: SearchConfig = SearchConfig(),
     ):
         self.handover, self.nodes, self.seconds = handover, nodes, 0.0
         self._search = _core.TreeSearch(

@@ -16,9 +16,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.drafter import Drafter
-from dart_jax.target import Target
-
-Params = dict[str, Any]
+from dart_jax.target import Params, Target
 
 _MODULES = {TargetConfig: Target, DrafterConfig: Drafter}
 

@@ -54,11 +54,11 @@ def draw(
       int32 [B, T].
     """
     if sampling.temperature == 0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return _argmax(logits)
     logits = keep_likely(sampling, logits / sampling.temperature)
     noise = _noise(seed, position, logits.shape[-1])
     noise = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
-    return jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
+    return _argmax(logits + noise)
 
 
 def keep_likely(sampling: Sampling, logits: jax.Array) -> jax.Array:
@@ -71,6 +71,16 @@ def keep_likely(sampling: Sampling, logits: jax.Array) -> jax.Array:
         least = _nucleus_threshold(probability, sampling.top_p)
         logits = jnp.where(probability >= least, logits, -jnp.inf)
     return logits
+
+
+def _argmax(x: jax.Array) -> jax.Array:
+    """The first index of the last axis's maximum, int32.
+
+    Two plain reductions: XLA's CPU code for `jnp.argmax` takes four times as long.
+    """
+    index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    top = jnp.max(x, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(x == top, index, x.shape[-1] - 1), axis=-1)
 
 
 def _nucleus_threshold(probability: jax.Array, top_p: float) -> jax.Array:

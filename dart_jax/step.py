@@ -7,6 +7,7 @@ updated in place. Plain decoding is the same step with a tree that is only a roo
 from __future__ import annotations
 
 import dataclasses
+import functools
 from functools import partial
 from typing import Any
 
@@ -41,16 +42,16 @@ class DecodeConfig:
     target: TargetConfig
     drafter: DrafterConfig | None = None
     nodes: int = 0
-    sampling: Sampling = Sampling()
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
     eos: tuple[int, ...] = ()
     candidates: int = 25
 
-    @property
+    @functools.cached_property
     def max_depth(self) -> int:
         """Deepest level of a tree."""
         return min(self.drafter.num_positions, self.nodes) if self.drafter else 0
 
-    @property
+    @functools.cached_property
     def handover(self) -> Handover:
         """The layout of what crosses to the host."""
         if self.drafter is None:
@@ -204,9 +205,7 @@ def step(
             state.draft_cache,
             start,
         )
-        every_row = jnp.broadcast_to(
-            jnp.arange(depth + 1, dtype=jnp.int32)[None], won.tokens.shape
-        )
+        every_row = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32)[None], won.tokens.shape)
         cache = append(state.draft_cache, rows, every_row, start)
         state = dataclasses.replace(state, draft_cache=cache)
     return state, _handover(config, params, state, won.tokens, count, draft)

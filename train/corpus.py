@@ -6,6 +6,7 @@ prompts from them.
 
 from __future__ import annotations
 
+import ast
 import sysconfig
 from pathlib import Path
 
@@ -61,3 +62,22 @@ def _wanted(path: Path) -> bool:
         and not below.parts[0].startswith("config-")
         and not path.name.startswith(_SKIPPED_PREFIXES)
     )
+
+
+def function_prompts(source: str) -> list[str]:
+    """Every documented function of a module, cut behind its docstring.
+
+    A prompt is the function's lines from `def` (decorators left out) to the docstring's closing
+    quotes. Functions whose body is the docstring alone are left out: nothing remains to be written.
+    """
+    lines = source.splitlines(keepends=True)
+    prompts = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node) is None or len(node.body) < 2:
+            continue
+        end = node.body[0].end_lineno
+        if end is not None:
+            prompts.append("".join(lines[node.lineno - 1 : end]).rstrip())
+    return prompts

@@ -9,19 +9,26 @@ training stages resume from their newest checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import io
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import tokenizers
 import tyro
 
-from dart_jax.checkpoint import load_target, save_target, write_atomically
-from dart_jax.config import TargetConfig
-from dart_jax.pure import init_params
-from train.corpus import HELD_OUT, held_out_files, read, training_files
+from dart_jax.checkpoint import load_target, save_drafter, save_target
+from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.files import write_atomically
+from dart_jax.ngram import NgramModel
+from dart_jax.pure import Params, init_params
+from dart_jax.sampling import Sampling
+from train.corpus import HELD_OUT, function_prompts, held_out_files, read, training_files
 from train.data import Windows
 from train.lm import held_out_loss, lm_loss
+from train.objective import AnchorBatches, agreement, anchored_logits, annealed_kl, draw_anchors
+from train.regenerate import Sequences, regenerate
 from train.tokenizer import END_OF_TEXT, train_tokenizer
 from train.trainer import adamw, fit
 
@@ -39,6 +46,13 @@ class DemoConfig:
     batch: int = 8
     target_steps: int = 1500
     target_lr: float = 2e-3
+    draft_length: int = 7
+    sequence: int = 256
+    anchors: int = 64
+    drafter_batch: int = 16
+    drafter_steps: int = 1000
+    drafter_lr: float = 2e-3
+    gamma: float = 0.6
     seed: int = 0
 
     @property
@@ -55,6 +69,24 @@ class DemoConfig:
             rope_theta=1e4,
             tie_word_embeddings=True,
             max_position_embeddings=2048,
+        )
+
+    @property
+    def drafter(self) -> DrafterConfig:
+        """The drafter's shape: one layer like the target's, over the whole vocabulary."""
+        target = self.target
+        return DrafterConfig(
+            vocab_size=target.vocab_size,
+            draft_vocab_size=target.vocab_size,
+            hidden_size=target.hidden_size,
+            intermediate_size=target.intermediate_size,
+            num_attention_heads=target.num_attention_heads,
+            num_key_value_heads=target.num_key_value_heads,
+            head_dim=target.head_dim,
+            draft_length=self.draft_length,
+            target_hidden_size=target.hidden_size,
+            rope_theta=target.rope_theta,
+            max_position_embeddings=target.max_position_embeddings,
         )
 
 
@@ -87,7 +119,11 @@ def train_target(
         loss=lambda params, batch, key: lm_loss(model, params, batch),
         batches=Windows(np.concatenate(documents), config.batch, config.context + 1, config.seed),
         optimizer=adamw(
-            config.target_lr, config.target_steps, warmup=config.target_steps // 16, clip=1.0, weight_decay=0.1
+            config.target_lr,
+            config.target_steps,
+            warmup=config.target_steps // 16,
+            clip=1.0,
+            weight_decay=0.1,
         ),
         steps=config.target_steps,
         directory=config.work / "target-training",
@@ -97,12 +133,88 @@ def train_target(
     save_target(config.work / "target", model, params)
 
 
+def make_sequences(
+    config: DemoConfig, tokenizer: tokenizers.Tokenizer, training: bool
+) -> Sequences:
+    """The target completes functions of the training files, or of the held-out ones."""
+    name = "training" if training else "held-out"
+    path = config.work / f"sequences-{name}.npz"
+    if path.is_file():
+        with np.load(path) as file:
+            return Sequences(file["tokens"], file["length"])
+    files = training_files() if training else [f for g in HELD_OUT for f in held_out_files(g)]
+    texts = [prompt for file in files for prompt in function_prompts(read(file))]
+    prompts = [np.array(encoded.ids) for encoded in tokenizer.encode_batch(texts)]
+    model, params = load_target(config.work / "target")
+    sequences = regenerate(
+        model,
+        params,
+        [prompt for prompt in prompts if len(prompt) <= config.sequence // 2],
+        samplings=(Sampling(), Sampling(temperature=1.0)),
+        max_length=config.sequence,
+        eos=tokenizer.token_to_id(END_OF_TEXT),
+        seed=config.seed,
+    )
+    buffer = io.BytesIO()
+    np.savez(buffer, **sequences._asdict())
+    write_atomically(path, buffer.getvalue())
+    return sequences
+
+
+def train_drafter(config: DemoConfig, training: Sequences, held_out: Sequences) -> None:
+    """Trains the drafter on what the target wrote."""
+    if (config.work / "drafter" / "model.safetensors").is_file():
+        return
+    target, target_params = load_target(config.work / "target")
+    model = config.drafter
+    logits = partial(anchored_logits, target, target_params, model)
+    horizon = model.num_positions
+
+    def loss(params: Params, batch: Sequences, key: jax.Array) -> jax.Array:
+        anchors = draw_anchors(key, batch.length, config.anchors, horizon)
+        return annealed_kl(*logits(params, batch.tokens, anchors), config.gamma)
+
+    @jax.jit
+    def agree(params: Params, batch: Sequences) -> jax.Array:
+        key = jax.random.key(config.seed)
+        anchors = draw_anchors(key, batch.length, config.anchors, horizon)
+        return agreement(*logits(params, batch.tokens, anchors))
+
+    def evaluate(params: Params) -> dict[str, float]:
+        batches = AnchorBatches(held_out, config.drafter_batch)
+        rates = np.mean([agree(params, batches(n)) for n in range(8)], axis=0)
+        return {f"agreement_{t}": round(float(rate), 3) for t, rate in enumerate(rates, 1)}
+
+    # The head starts as the target's own; all else is random.
+    params = init_params(model, config.seed)
+    params["lm_head"] = {"kernel": target_params["embed_tokens"].T}
+    params = fit(
+        "drafter",
+        params=params,
+        loss=loss,
+        batches=AnchorBatches(training, config.drafter_batch, config.seed),
+        optimizer=adamw(
+            config.drafter_lr, config.drafter_steps, warmup=config.drafter_steps // 16, clip=0.5
+        ),
+        steps=config.drafter_steps,
+        directory=config.work / "drafter-training",
+        evaluate=evaluate,
+        seed=config.seed,
+    )
+    ids = np.arange(model.vocab_size)
+    save_drafter(config.work / "drafter", model, params, ids)
+
+
 def main(config: DemoConfig) -> None:
     """Runs every stage that is not done."""
     tokenizer = make_tokenizer(config)
     documents = tokenize(tokenizer, training_files())
     held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
     train_target(config, documents, held_out)
+    sequences = make_sequences(config, tokenizer, training=True)
+    train_drafter(config, sequences, make_sequences(config, tokenizer, training=False))
+    made = [row[:n] for row, n in zip(sequences.tokens, sequences.length, strict=True)]
+    NgramModel.count([*documents, *made]).save(config.work / "ngram.safetensors")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ def fit(
     name: str,
     *,
     params: Params,
-    loss: Callable[[Params, jax.Array, jax.Array], jax.Array],
-    batches: Callable[[int], np.ndarray],
+    loss: Callable[[Params, Any, jax.Array], jax.Array],
+    batches: Callable[[int], Any],
     optimizer: optax.GradientTransformation,
     steps: int,
     directory: Path,
@@ -44,7 +44,8 @@ def fit(
       name: shown beside the progress bar.
       params: initial parameters, used when there is nothing to resume.
       loss: (params, batch, key) -> scalar; jitted here.
-      batches: step -> batch; a pure function of the step, so that resuming is exact.
+      batches: step -> batch, a pytree of token arrays; a pure function of the step, so that
+        resuming is exact.
       optimizer: optax transformation.
       steps: total number of updates, earlier runs included.
       directory: gets `checkpoints/` and `metrics.jsonl`.
@@ -57,11 +58,11 @@ def fit(
     """
 
     @jax.jit
-    def update(state: TrainState, batch: jax.Array, step: jax.Array) -> tuple[TrainState, Any]:
+    def update(state: TrainState, batch: Any, step: int) -> tuple[TrainState, Any]:
         key = jax.random.fold_in(jax.random.key(seed), step)
         value, grads = jax.value_and_grad(loss)(state.params, batch, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         return TrainState(optax.apply_updates(state.params, updates), opt_state), (value, norm)
 
     state = TrainState(params, optimizer.init(params))
@@ -87,12 +88,14 @@ def fit(
             state = checkpointer.load(done, state)
         task = progress.add_task(name, total=steps, completed=done, note="")
         losses: list[float] = []
+        tokens = 0
         start = time.perf_counter()
         for step in range(done, steps):
             batch = batches(step)
             state, (value, norm) = update(state, batch, step)
             losses.append(float(value))
-            rate = batch.size * len(losses) / (time.perf_counter() - start)
+            tokens += sum(leaf.size for leaf in jax.tree.leaves(batch))
+            rate = tokens / (time.perf_counter() - start)
             note = f"loss {np.mean(losses[-50:]):.3f}  {rate:,.0f} tokens/s"
             progress.update(task, completed=step + 1, note=note)
             record = {"step": step + 1, "loss": losses[-1], "grad_norm": float(norm)}

@@ -1,0 +1,66 @@
+"""The target writes the drafter's training text itself.
+
+What a drafter must predict is what its target says, so continuations drawn from the target raise
+acceptance over the original text's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from rich.progress import track
+
+from dart_jax.config import TargetConfig
+from dart_jax.loop import Prompts, generate_fused
+from dart_jax.pure import Params
+from dart_jax.sampling import Sampling
+from dart_jax.step import DecodeConfig
+from dart_jax.target import untie
+
+
+class Sequences(NamedTuple):
+    """Token sequences of different lengths.
+
+    Attributes:
+      tokens: uint16 or int32 [M, T], padded on the right.
+      length: int32 [M].
+    """
+
+    tokens: np.ndarray
+    length: np.ndarray
+
+
+def regenerate(
+    config: TargetConfig,
+    params: Params,
+    prompts: Sequence[np.ndarray],
+    *,
+    samplings: Sequence[Sampling],
+    max_length: int,
+    eos: int,
+    batch: int = 32,
+    seed: int = 0,
+) -> Sequences:
+    """Continues every prompt up to `max_length` tokens, once for each way of sampling."""
+    if jax.default_backend() == "cpu":
+        config, params = untie(config, params)
+    # Prompts of like length share a padded shape and finish together.
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    chunks = [order[i : i + batch] for i in range(0, len(order) // batch * batch, batch)]
+    rows = []
+    for sampling in samplings:
+        decode = DecodeConfig(config, sampling=sampling, eos=(eos,))
+        name = f"regenerate T={sampling.temperature:g}"
+        for n, chunk in enumerate(track(chunks, description=name)):
+            padded = Prompts.pad(
+                [prompts[i] for i in chunk], max_length, max_length, config.vocab_size
+            )
+            made = generate_fused(decode, {"target": params}, None, padded, seed=seed + n)
+            rows += map(np.append, (prompts[i] for i in chunk), made.tokens)
+    tokens = np.zeros((len(rows), max_length), np.uint16)
+    for row, sequence in zip(tokens, rows, strict=True):
+        row[: len(sequence)] = sequence
+    return Sequences(tokens, np.array([len(row) for row in rows], np.int32))
