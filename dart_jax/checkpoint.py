@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 import safetensors.numpy
+import tokenizers
 from jax.typing import DTypeLike
 
 from dart_jax.config import DrafterConfig, TargetConfig
@@ -45,10 +46,50 @@ def load_target(
     return config, _assemble(config, names, tensors, dtype, directory)
 
 
-def save_target(directory: str | os.PathLike[str], config: TargetConfig, params: Params) -> None:
-    """Writes a directory that `transformers` loads. Each file is replaced atomically."""
+def save_target(
+    directory: str | os.PathLike[str],
+    config: TargetConfig,
+    params: Params,
+    eos: tuple[int, ...] = (),
+) -> None:
+    """Writes a directory that `transformers` loads. Each file is replaced atomically.
+
+    Args:
+      directory: made where it is missing.
+      config: the shapes.
+      params: their dtype becomes the file's.
+      eos: ids that end a sequence, written to `generation_config.json`.
+    """
     names = {path: _target_name(path) for path in _paths(config)}
     _write(Path(directory), config.to_json(), _flatten(params, names))
+    if eos:
+        text = json.dumps({"eos_token_id": list(eos)}) + "\n"
+        write_atomically(Path(directory) / "generation_config.json", text.encode())
+
+
+def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Ids that end a sequence: of `generation_config.json`, else of `config.json`."""
+    for name in ("generation_config.json", "config.json"):
+        path = Path(directory) / name
+        eos = _read_json(path).get("eos_token_id") if path.is_file() else None
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list) else (eos,)
+    return ()
+
+
+def load_tokenizer(directory: str | os.PathLike[str]) -> tokenizers.Tokenizer:
+    """Reads `tokenizer.json`.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    path = Path(directory) / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"no file {path}; the target needs a tokenizer")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower class
+        raise UserError(f"cannot read {path}: {error}") from None
 
 
 def load_drafter(

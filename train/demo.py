@@ -130,7 +130,7 @@ def train_target(
         evaluate=held_out_loss(model, np.concatenate(held_out)[:20_000], config.context),
         seed=config.seed,
     )
-    save_target(config.work / "target", model, params)
+    save_target(config.work / "target", model, params, eos=(0,))
 
 
 def make_sequences(

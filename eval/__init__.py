@@ -1,0 +1,1 @@
+"""Programs that measure what `dart_jax` does."""

@@ -1,0 +1,58 @@
+"""The demo benchmark: functions of library modules that no training step has seen.
+
+The rule is fixed: per group, modules in the listed order give their next documented function in
+turn, signature and docstring as it stands in the source, until enough are found that are short
+enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from train.corpus import HELD_OUT, function_prompts, held_out_files, read, stdlib
+
+# Modules of the training text, for warming up and choosing the tree size.
+WARM_UP = ("argparse.py", "pathlib.py", "logging/handlers.py", "tarfile.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One prompt of the benchmark."""
+
+    group: str
+    text: str
+    tokens: np.ndarray
+
+
+def demo_prompts(tokenizer: tokenizers.Tokenizer, per_group: int, max_tokens: int) -> list[Prompt]:
+    """`per_group` prompts for each group of held-out modules."""
+    return [
+        prompt
+        for group in HELD_OUT
+        for prompt in _take(group, held_out_files(group), tokenizer, per_group, max_tokens)
+    ]
+
+
+def warm_up_prompts(tokenizer: tokenizers.Tokenizer, count: int, max_tokens: int) -> list[Prompt]:
+    """Prompts by the same rule from modules that the benchmark never reports."""
+    files = [path for name in WARM_UP if (path := stdlib() / name).is_file()]
+    return _take("warm-up", files, tokenizer, count, max_tokens)
+
+
+def _take(
+    group: str,
+    files: list[Path],
+    tokenizer: tokenizers.Tokenizer,
+    count: int,
+    max_tokens: int,
+) -> list[Prompt]:
+    by_module = (function_prompts(read(path)) for path in files)
+    in_turn = (text for text in chain.from_iterable(zip_longest(*by_module)) if text)
+    encoded = ((text, tokenizer.encode(text).ids) for text in in_turn)
+    short = (Prompt(group, text, np.array(ids)) for text, ids in encoded if len(ids) <= max_tokens)
+    return list(islice(short, count))

@@ -1,0 +1,125 @@
+"""What a person sees of a measurement: tables, a figure, and JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.table import Table
+
+from dart_jax.errors import UserError
+from dart_jax.files import write_atomically
+from eval.measure import Summary
+
+_STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "host": "host"}
+
+
+def speedup_table(title: str, rows: dict[str, Summary]) -> Table:
+    """One row a prompt group; the last is the mean over all prompts."""
+    table = _table(title, "plain tok/s", "DART tok/s", "speed-up", "tau", "accepted", "identical")
+    table.caption = (
+        "tok/s: median over repeats and half the spread, prefill included; tau: tokens per\n"
+        "verification, bonus token included; accepted: draft tokens per verification"
+    )
+    for name, row in rows.items():
+        table.add_row(
+            f"{name} ({row.prompts})",
+            _spread(row.plain),
+            _spread(row.dart),
+            f"{row.speedup:.2f}x",
+            f"{row.tau:.2f}",
+            f"{row.accepted:.2f}",
+            f"{row.identical}/{row.prompts}",
+            end_section=row is list(rows.values())[-2],
+        )
+    return table
+
+
+def time_table(rows: dict[str, Summary]) -> Table:
+    """Which part of DART's time each stage took."""
+    table = _table("Where DART's time went", *_STAGES.values())
+    for name, row in rows.items():
+        table.add_row(name, *(f"{row.shares.get(stage, 0):.1%}" for stage in _STAGES))
+    return table
+
+
+def sweep_table(rows: list[tuple[int, bool, str, Summary]]) -> Table:
+    """Tree sizes with and without the n-gram model, and the two loops."""
+    columns = ("n-gram", "loop", "tau", "DART tok/s", "speed-up", "identical")
+    table = _table("Tree sizes, n-gram model and loops", *columns, first="nodes")
+    for nodes, ngram, loop, row in rows:
+        table.add_row(
+            str(nodes),
+            "yes" if ngram else "no",
+            loop,
+            f"{row.tau:.2f}",
+            _spread(row.dart),
+            f"{row.speedup:.2f}x",
+            f"{row.identical}/{row.prompts}",
+        )
+    return table
+
+
+def environment() -> dict[str, str]:
+    """What a reader needs to know about where the figures come from."""
+    packages = ("dart-jax", "jax", "jaxlib", "flax", "numpy")
+    return {
+        "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a report atomically."""
+    write_atomically(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
+
+
+def write_plot(path: Path, rows: dict[str, Summary]) -> None:
+    """Draws speed-ups per group and where DART's time went.
+
+    Raises:
+      UserError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install 'dart-jax[plot]'") from None
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    names = list(rows)
+    left.bar(names, [row.speedup for row in rows.values()], color="#4477aa")
+    for n, row in enumerate(rows.values()):
+        left.annotate(f"tau {row.tau:.2f}", (n, row.speedup), ha="center", va="bottom")
+    left.axhline(1, color="black", linewidth=0.8)
+    left.set(ylabel="speed-up over plain decoding", title="Speed-up")
+    left.margins(y=0.15)
+    bottom = [0.0] * len(names)
+    for stage, label in _STAGES.items():
+        shares = [100 * row.shares.get(stage, 0.0) for row in rows.values()]
+        right.bar(names, shares, bottom=bottom, label=label)
+        bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
+    right.set(ylabel="% of DART's time", title="Where the time went")
+    right.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _table(title: str, *columns: str, first: str = "prompts") -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _spread(rates: list[float]) -> str:
+    return f"{statistics.median(rates):,.0f} ±{(max(rates) - min(rates)) / 2:,.0f}"

@@ -1,0 +1,236 @@
+"""Plain decoding against DART: tokens per second, speed-up, tau, and where the time went.
+
+    python -m eval.speedup
+
+Without arguments it runs the demo model, which comes with the package, on functions of Python
+library modules that the model never saw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dart_jax.errors import UserError
+from dart_jax.model import DEMO, DartModel, Decoder
+from dart_jax.sampling import Sampling
+from eval import report
+from eval.measure import Run, Summary, measure, summarize
+from eval.prompts import Prompt, demo_prompts, warm_up_prompts
+from eval.tree_size import SIZES, fastest
+
+# Longest prompt taken into the demo benchmark.
+PROMPT_TOKENS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeedupConfig:
+    """What to measure, and on what."""
+
+    target: Path = DEMO / "target"
+    """Hugging Face directory of the target, with its tokenizer."""
+    drafter: Path = DEMO / "drafter"
+    """Directory of the drafter, in the reference's layout."""
+    ngram: Path = DEMO / "ngram.safetensors"
+    """N-gram model file."""
+    no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Search by the drafter alone."""
+    temperature: float = 0.0
+    """0 takes the most likely token."""
+    top_k: int = 0
+    """Draw from the k most likely tokens; 0 for all."""
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens with this much probability."""
+    batch_size: int = 1
+    """Prompts decoded together."""
+    max_new_tokens: int = 128
+    """Tokens to generate for each prompt."""
+    max_length: int = 320
+    """Cache rows: prompt and new tokens together."""
+    prompts: int = 8
+    """Prompts of each of the four groups."""
+    tree_nodes: Literal["auto"] | int = "auto"
+    """Nodes of the draft tree; auto takes the fastest on warm-up prompts."""
+    loop: Literal["fused", "host"] = "fused"
+    """fused: the generation is one jitted program that calls the search; host: step and search in
+    turn, as when streaming."""
+    repeats: int = 3
+    """Measured passes over all prompts."""
+    seed: int = 0
+    """Of the target's draws; plain decoding and DART get the same."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
+    sweep: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also measure every tree size with and without n-gram model, and both loops."""
+    json: Path | None = None
+    """Write everything measured to this file."""
+    plot: Path | None = None
+    """Draw the figure into this file."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_new_tokens", "max_length", "prompts", "repeats"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.tree_nodes != "auto" and self.tree_nodes < 1:
+            raise UserError("--tree-nodes must be at least 1")
+
+
+class Speedup:
+    """One measurement: model, prompts and progress bar."""
+
+    def __init__(self, config: SpeedupConfig, console: Console):
+        self.config = config
+        self.console = console
+        self.sampling = Sampling(config.temperature, config.top_k, config.top_p)
+        self.model = DartModel.load(
+            config.target,
+            config.drafter,
+            None if config.no_ngram else config.ngram,
+            None if config.dtype == "auto" else config.dtype,
+        )
+        self.prompts = demo_prompts(self.model.tokenizer, config.prompts, PROMPT_TOKENS)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+
+    def decoder(self, nodes: int, use_ngram: bool = True, loop: str | None = None) -> Decoder:
+        """A decoder with trees of `nodes` nodes; 0 decodes plainly."""
+        return self.model.decoder(
+            nodes=nodes,
+            max_length=self.config.max_length,
+            sampling=self.sampling,
+            use_ngram=use_ngram,
+            loop=loop or self.config.loop,
+        )
+
+    def tree_nodes(self) -> int:
+        """The size asked for, or the fastest on warm-up prompts."""
+        if self.config.tree_nodes != "auto":
+            return self.config.tree_nodes
+        count = 4 * self.config.batch_size
+        batches = self.batches(warm_up_prompts(self.model.tokenizer, count, PROMPT_TOKENS // 2))
+        with self.progress as progress:
+            task = progress.add_task("choosing the tree size", total=len(SIZES))
+            nodes, rates = fastest(
+                self.decoder,
+                batches,
+                max_new_tokens=self.config.max_new_tokens,
+                seed=self.config.seed,
+                advance=lambda: progress.advance(task),
+            )
+            progress.remove_task(task)
+        timed = ", ".join(f"{size}: {rate:,.0f}" for size, rate in rates.items())
+        self.console.print(f"tree of {nodes} nodes (tokens/s on warm-up prompts: {timed})")
+        return nodes
+
+    def batches(self, prompts: list[Prompt]) -> list[list[Prompt]]:
+        """Prompts of one group decoded together."""
+        size = self.config.batch_size
+        groups = [list(members) for _, members in groupby(prompts, key=lambda p: p.group)]
+        return [group[i : i + size] for group in groups for i in range(0, len(group), size)]
+
+    def compare(self, name: str, dart: Decoder, repeats: int) -> list[list[Run]]:
+        """Plain decoding against one way of drafting, on all prompts."""
+        batches = self.batches(self.prompts)
+        with self.progress as progress:
+            task = progress.add_task(name, total=len(batches) * (repeats + 1))
+            runs = measure(
+                self.decoder(0, loop="fused"),
+                dart,
+                batches,
+                max_new_tokens=self.config.max_new_tokens,
+                repeats=repeats,
+                seed=self.config.seed,
+                advance=lambda: progress.advance(task),
+            )
+            progress.remove_task(task)
+        return runs
+
+    def sweep(self, nodes: int) -> list[tuple[int, bool, str, Summary]]:
+        """Every tree size with and without n-gram model; then both loops at the size chosen."""
+        loop = self.config.loop
+        cases = [(size, ngram, loop) for size in SIZES for ngram in (True, False)]
+        cases.append((nodes, True, "host" if loop == "fused" else "fused"))
+        return [
+            (size, ngram, how, summarize(self.compare(f"{size} nodes", dart, repeats=1)))
+            for size, ngram, how in cases
+            if (dart := self.decoder(size, ngram, how))
+        ]
+
+
+def by_group(repeats: list[list[Run]]) -> dict[str, Summary]:
+    """A summary for every prompt group, and one of all."""
+    groups = dict.fromkeys(run.group for run in repeats[0])
+    rows = {
+        group: summarize([[run for run in runs if run.group == group] for runs in repeats])
+        for group in groups
+    }
+    return {**rows, "mean": summarize(repeats)}
+
+
+def run(config: SpeedupConfig, console: Console) -> None:
+    """Measures and reports."""
+    speedup = Speedup(config, console)
+    console.print(", ".join(f"{k} {v}" for k, v in report.environment().items()))
+    nodes = speedup.tree_nodes()
+    repeats = speedup.compare("measuring", speedup.decoder(nodes), config.repeats)
+    rows = by_group(repeats)
+    ngram = "no n-gram model" if speedup.model.ngram is None else "n-gram model"
+    title = (
+        f"T = {config.temperature:g}, batch {config.batch_size}, {config.max_new_tokens} new "
+        f"tokens, tree of {nodes} nodes, {ngram}, {config.loop} loop"
+    )
+    console.print(report.speedup_table(title, rows))
+    console.print(report.time_table(rows))
+    swept = speedup.sweep(nodes) if config.sweep else []
+    if swept:
+        console.print(report.sweep_table(swept))
+    if config.plot:
+        report.write_plot(config.plot, rows)
+    if config.json:
+        report.write_json(
+            config.json,
+            {
+                "environment": report.environment(),
+                "config": dataclasses.asdict(config),
+                "tree_nodes": nodes,
+                "groups": {name: _as_json(row) for name, row in rows.items()},
+                "sweep": [
+                    {"nodes": size, "ngram": used, "loop": loop, **_as_json(row)}
+                    for size, used, loop, row in swept
+                ],
+            },
+        )
+
+
+def _as_json(row: Summary) -> dict:
+    return {**dataclasses.asdict(row), "speedup": row.speedup, "accepted": row.accepted}
+
+
+def main() -> None:
+    """Command line: bad input ends in one line and exit status 2."""
+    try:
+        run(tyro.cli(SpeedupConfig, description=__doc__), Console())
+    except UserError as error:
+        sys.exit(_fail(error))
+
+
+def _fail(error: UserError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()
