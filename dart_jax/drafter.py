@@ -86,7 +86,7 @@ class Drafter(nnx.Module):
         q_real = rope(q, absolute, config.rope_theta)
         index = jnp.arange(t, dtype=jnp.int32)
         parts = [Part(q_real, k_real, v_real, index[None, None] <= anchor[:, :, None])]
-        if cache is not None:
+        if cache is not None and length is not None:
             ((k_old, v_old),) = cache
             parts.append(Part(q_real, k_old, v_old, visible(k_old.shape[2], length)))
         if m:

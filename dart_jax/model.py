@@ -100,16 +100,15 @@ class DartModel:
           UserError: something is missing or damaged, or the parts do not fit one another.
         """
         on_cpu = jax.default_backend() == "cpu"
-        if dtype is None:
-            dtype = jnp.float32 if on_cpu else jnp.bfloat16
-        config, target_params = load_target(target, dtype)
+        kind = dtype or (jnp.float32 if on_cpu else jnp.bfloat16)
+        config, target_params = load_target(target, kind)
         tokenizer = load_tokenizer(target)
         if on_cpu:
             config, target_params = untie(config, target_params)
         params: DecodeParams = {"target": target_params}
         drafter_config = None
         if drafter is not None:
-            drafter_config, params["drafter"], ids = load_drafter(drafter, dtype)
+            drafter_config, params["drafter"], ids = load_drafter(drafter, kind)
             check_fit(config, drafter_config)
             params["draft_ids"] = jnp.asarray(ids)
         ngram_model = None if ngram is None else NgramModel.load(ngram)

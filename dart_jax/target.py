@@ -117,7 +117,7 @@ class Target(nnx.Module):
             if i in self.config.feature_layers:
                 features.append(x)
             cached = []
-            if cache is not None:
+            if cache is not None and length is not None:
                 k, v = cache[i]
                 cached = [(k, v, visible(k.shape[2], length))]
             with jax.named_scope(f"layer_{i}"):

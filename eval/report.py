@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def speedup_table(title: str, rows: dict[str, Summary]) -> Table:
     )
     for name, row in rows.items():
         table.add_row(
-            f"{name} ({row.prompts})",
+            name,
             _spread(row.plain),
             _spread(row.dart),
             f"{row.speedup:.2f}x",
@@ -48,7 +49,7 @@ def time_table(rows: dict[str, Summary]) -> Table:
     return table
 
 
-def sweep_table(rows: list[tuple[int, bool, str, Summary]]) -> Table:
+def sweep_table(rows: Sequence[tuple[int, bool, str, Summary]]) -> Table:
     """Tree sizes with and without the n-gram model, and the two loops."""
     columns = ("n-gram", "loop", "tau", "DART tok/s", "speed-up", "identical")
     table = _table("Tree sizes, n-gram model and loops", *columns, first="nodes")

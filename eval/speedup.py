@@ -26,6 +26,8 @@ from eval.measure import Run, Summary, measure, summarize
 from eval.prompts import Prompt, demo_prompts, warm_up_prompts
 from eval.tree_size import SIZES, fastest
 
+Loop = Literal["fused", "host"]
+
 # Longest prompt taken into the demo benchmark.
 PROMPT_TOKENS = 128
 
@@ -52,13 +54,13 @@ class SpeedupConfig:
     """Prompts decoded together."""
     max_new_tokens: int = 128
     """Tokens to generate for each prompt."""
-    max_length: int = 320
+    max_length: int = 256
     """Cache rows: prompt and new tokens together."""
     prompts: int = 8
     """Prompts of each of the four groups."""
     tree_nodes: Literal["auto"] | int = "auto"
     """Nodes of the draft tree; auto takes the fastest on warm-up prompts."""
-    loop: Literal["fused", "host"] = "fused"
+    loop: Loop = "fused"
     """fused: the generation is one jitted program that calls the search; host: step and search in
     turn, as when streaming."""
     repeats: int = 3
@@ -105,7 +107,7 @@ class Speedup:
             transient=True,
         )
 
-    def decoder(self, nodes: int, use_ngram: bool = True, loop: str | None = None) -> Decoder:
+    def decoder(self, nodes: int, use_ngram: bool = True, loop: Loop | None = None) -> Decoder:
         """A decoder with trees of `nodes` nodes; 0 decodes plainly."""
         return self.model.decoder(
             nodes=nodes,
@@ -158,11 +160,13 @@ class Speedup:
             progress.remove_task(task)
         return runs
 
-    def sweep(self, nodes: int) -> list[tuple[int, bool, str, Summary]]:
+    def sweep(self, nodes: int) -> list[tuple[int, bool, Loop, Summary]]:
         """Every tree size with and without n-gram model; then both loops at the size chosen."""
         loop = self.config.loop
+        cases: list[tuple[int, bool, Loop]]
         cases = [(size, ngram, loop) for size in SIZES for ngram in (True, False)]
-        cases.append((nodes, True, "host" if loop == "fused" else "fused"))
+        other: Loop = "host" if loop == "fused" else "fused"
+        cases.append((nodes, True, other))
         return [
             (size, ngram, how, summarize(self.compare(f"{size} nodes", dart, repeats=1)))
             for size, ngram, how in cases

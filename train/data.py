@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import numpy as np
+
+# On the host, or already inside a jitted function.
+Array = np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

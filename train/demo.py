@@ -1,6 +1,6 @@
 """Makes the demo model: tokenizer, target, drafter and n-gram model, from the standard library.
 
-    python -m train.demo --work build/demo
+    python -m train.demo --work build/demo --export dart_jax/demo
 
 Every stage leaves its result in the work directory and is skipped when that result is there;
 training stages resume from their newest checkpoint.
@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tokenizers
 import tyro
 
-from dart_jax.checkpoint import load_target, save_drafter, save_target
+from dart_jax.checkpoint import load_drafter, load_eos, load_target, save_drafter, save_target
 from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.files import write_atomically
 from dart_jax.ngram import NgramModel
@@ -29,7 +30,7 @@ from train.data import Windows
 from train.lm import held_out_loss, lm_loss
 from train.objective import AnchorBatches, agreement, anchored_logits, annealed_kl, draw_anchors
 from train.regenerate import Sequences, regenerate
-from train.tokenizer import END_OF_TEXT, train_tokenizer
+from train.tokenizer import end_of_text, train_tokenizer
 from train.trainer import adamw, fit
 
 
@@ -38,6 +39,9 @@ class DemoConfig:
     """What the demo model is and how long it trains."""
 
     work: Path = Path("build/demo")
+    """Where every stage leaves its result."""
+    export: Path | None = None
+    """Where to write the model that ships, in bfloat16."""
     vocab_size: int = 4096
     hidden_size: int = 320
     intermediate_size: int = 896
@@ -101,7 +105,7 @@ def make_tokenizer(config: DemoConfig) -> tokenizers.Tokenizer:
 
 def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndarray]:
     """One uint16 array a file, each closed by the end-of-text token."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = end_of_text(tokenizer)
     encoded = tokenizer.encode_batch([read(file) for file in files])
     return [np.array([*document.ids, end], np.uint16) for document in encoded]
 
@@ -152,7 +156,7 @@ def make_sequences(
         [prompt for prompt in prompts if len(prompt) <= config.sequence // 2],
         samplings=(Sampling(), Sampling(temperature=1.0)),
         max_length=config.sequence,
-        eos=tokenizer.token_to_id(END_OF_TEXT),
+        eos=end_of_text(tokenizer),
         seed=config.seed,
     )
     buffer = io.BytesIO()
@@ -205,6 +209,18 @@ def train_drafter(config: DemoConfig, training: Sequences, held_out: Sequences) 
     save_drafter(config.work / "drafter", model, params, ids)
 
 
+def export(config: DemoConfig, directory: Path) -> None:
+    """Writes what ships: bfloat16 weights, tokenizer and n-gram model."""
+    half = partial(jax.tree.map, lambda leaf: leaf.astype(jnp.bfloat16))
+    target, params = load_target(config.work / "target")
+    eos = load_eos(config.work / "target")
+    save_target(directory / "target", target, half(params), eos)
+    drafter, params, ids = load_drafter(config.work / "drafter")
+    save_drafter(directory / "drafter", drafter, half(params), ids)
+    for name in ("target/tokenizer.json", "ngram.safetensors"):
+        write_atomically(directory / name, (config.work / name).read_bytes())
+
+
 def main(config: DemoConfig) -> None:
     """Runs every stage that is not done."""
     tokenizer = make_tokenizer(config)
@@ -215,6 +231,8 @@ def main(config: DemoConfig) -> None:
     train_drafter(config, sequences, make_sequences(config, tokenizer, training=False))
     made = [row[:n] for row, n in zip(sequences.tokens, sequences.length, strict=True)]
     NgramModel.count([*documents, *made]).save(config.work / "ngram.safetensors")
+    if config.export is not None:
+        export(config, config.export)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,15 @@ def lm_loss(config: TargetConfig, params: Params, tokens: jax.Array) -> jax.Arra
     """Mean next-token cross-entropy in nats over int32 tokens [B, T + 1]."""
     target = bind(config, params)
     inputs = tokens[:, :-1]
-    positions, mask = causal(inputs.shape)
+    positions, mask = causal(*inputs.shape)
     hidden = target(inputs, positions, mask).hidden
     return optax.softmax_cross_entropy_with_integer_labels(
         target.logits(hidden), tokens[:, 1:]
     ).mean()
 
 
-def causal(shape: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+def causal(b: int, t: int) -> tuple[jax.Array, jax.Array]:
     """Positions int32 [B, T] and the causal mask [1, T, T] of whole sequences."""
-    b, t = shape
     positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (b, t))
     return positions, jnp.tril(jnp.ones((1, t, t), bool))
 

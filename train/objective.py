@@ -16,6 +16,7 @@ import numpy as np
 
 from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.pure import Params, bind
+from train.data import Array
 from train.lm import causal
 from train.regenerate import Sequences
 
@@ -25,7 +26,7 @@ def anchored_logits(
     target_params: Params,
     config: DrafterConfig,
     params: Params,
-    tokens: jax.Array,
+    tokens: Array,
     anchors: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """The teacher's and the drafter's logits at the same predictions.
@@ -42,7 +43,7 @@ def anchored_logits(
       float32 [B, A, d, V] twice, teacher first; the draft vocabulary must be the target's.
     """
     target = bind(target_config, jax.lax.stop_gradient(target_params))
-    positions, mask = causal(tokens.shape)
+    positions, mask = causal(*tokens.shape)
     out = target(tokens, positions, mask)
     following = target.embed(jnp.roll(tokens, -1, axis=1))
     draft, _ = bind(config, params)(out.features, following, positions, anchors)
@@ -76,7 +77,7 @@ class AnchorBatches(NamedTuple):
         return Sequences(self.sequences.tokens[rows].astype(np.int32), self.sequences.length[rows])
 
 
-def draw_anchors(key: jax.Array, length: jax.Array, count: int, horizon: int) -> jax.Array:
+def draw_anchors(key: jax.Array, length: Array, count: int, horizon: int) -> jax.Array:
     """int32 [B, count], uniform over positions with `horizon` successors in the sequence."""
     uniform = jax.random.uniform(key, (length.shape[0], count))
     room = jnp.maximum(length - horizon, 1)[:, None]

@@ -19,6 +19,7 @@ from dart_jax.pure import Params
 from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig
 from dart_jax.target import untie
+from train.data import Array
 
 
 class Sequences(NamedTuple):
@@ -29,8 +30,8 @@ class Sequences(NamedTuple):
       length: int32 [M].
     """
 
-    tokens: np.ndarray
-    length: np.ndarray
+    tokens: Array
+    length: Array
 
 
 def regenerate(

@@ -22,3 +22,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeniz
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def end_of_text(tokenizer: tokenizers.Tokenizer) -> int:
+    """The id that ends a document."""
+    return tokenizer.get_vocab()[END_OF_TEXT]

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -63,7 +63,8 @@ def fit(
         value, grads = jax.value_and_grad(loss)(state.params, batch, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         norm = optax.tree.norm(grads)
-        return TrainState(optax.apply_updates(state.params, updates), opt_state), (value, norm)
+        params = cast(Params, optax.apply_updates(state.params, updates))
+        return TrainState(params, opt_state), (value, norm)
 
     state = TrainState(params, optimizer.init(params))
     directory.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ def fit(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    policy = ocp.training.preservation_policies.LatestN(2)
+    policy: Any = ocp.training.preservation_policies.LatestN(2)
     with (
         ocp.training.Checkpointer(
             os.path.abspath(directory / "checkpoints"), preservation_policy=policy
