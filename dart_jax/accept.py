@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -39,8 +40,11 @@ def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -
       drawn: int32 [B, N + 1], the target's draw at every node.
       max_depth: deepest level a node may have; P = max_depth + 1.
     """
+    b, nodes = tree.tokens.shape
+    chex.assert_shape([*tree, drawn], (b, nodes))
+    chex.assert_shape(mask, (b, nodes, nodes))
     agrees = tree.tokens == jnp.take_along_axis(drawn, tree.parents, axis=1)
-    root = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None] == 0
+    root = jnp.arange(nodes, dtype=jnp.int32)[None] == 0
     agrees = root | (tree.real & agrees)
     accepted = jnp.all(~mask | agrees[:, None], axis=2)
     levels = jnp.arange(max_depth + 1, dtype=jnp.int32)[None, :, None]

@@ -6,6 +6,7 @@ rejecting drafted tokens costs nothing: only accepted rows are ever counted in t
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -32,6 +33,9 @@ def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -
         P repeats any valid row: the surplus lands beyond its new length.
       length: int32 [B], rows already in the cache.
     """
+
+    chex.assert_shape(length, index.shape[:1])
+    chex.assert_equal_shape_prefix(jax.tree.leaves((cache, rows)), 2)
 
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
         kept = jnp.take_along_axis(new, index[:, None, :, None], axis=2)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+
+# A nested dict of arrays, one for every `nnx.Param` of a module.
+Params = dict[str, Any]
 
 INIT = nnx.initializers.normal(0.02)
 

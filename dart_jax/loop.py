@@ -95,7 +95,8 @@ def start(
 ) -> tuple[DecodeState, jax.Array]:
     """Runs the prefill of a batch."""
     return prefill(
-        config,
+        # The same for every tree that is deep enough, so compiled once.
+        dataclasses.replace(config, nodes=config.max_depth),
         params,
         jnp.asarray(prompts.tokens),
         jnp.asarray(prompts.length),

@@ -16,7 +16,8 @@ from jax.typing import DTypeLike
 
 from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.drafter import Drafter
-from dart_jax.target import Params, Target
+from dart_jax.layers import Params
+from dart_jax.target import Target
 
 _MODULES = {TargetConfig: Target, DrafterConfig: Drafter}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -53,6 +54,8 @@ def draw(
     Returns:
       int32 [B, T].
     """
+    chex.assert_shape(levels, logits.shape[:2])
+    chex.assert_type(logits, jnp.float32)
     if sampling.temperature == 0:
         return _argmax(logits)
     logits = keep_likely(sampling, logits / sampling.temperature)

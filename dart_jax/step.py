@@ -11,6 +11,7 @@ import functools
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -123,8 +124,10 @@ def prefill(
     Returns:
       The state and the packed handover, int32 [B, width].
     """
-    target = bind(config.target, params["target"])
     b, t = tokens.shape
+    chex.assert_type([tokens, length, max_new_tokens], jnp.int32)
+    chex.assert_shape([length, max_new_tokens], (b,))
+    target = bind(config.target, params["target"])
     positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (b, t))
     with jax.named_scope("prefill"):
         out = target(tokens, positions, jnp.tril(jnp.ones((1, t, t), bool)))
@@ -173,6 +176,9 @@ def step(
     Returns:
       The new state and the packed handover, int32 [B, width].
     """
+    if trees is not None:
+        chex.assert_shape(trees, (state.length.shape[0], 3, config.nodes + 1))
+        chex.assert_type(trees, jnp.int32)
     target = bind(config.target, params["target"])
     tree = root_only(state.context[:, -1]) if trees is None else unpack(trees)
     depth = config.max_depth

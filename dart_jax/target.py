@@ -7,7 +7,7 @@ rows, their positions and the mask.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ from jax.typing import DTypeLike
 
 from dart_jax.cache import KVCache, visible
 from dart_jax.config import TargetConfig
-from dart_jax.layers import INIT, Linear, Part, RMSNorm, SwiGLU, attend, rope, split_heads
+from dart_jax.layers import INIT, Linear, Params, Part, RMSNorm, SwiGLU, attend, rope, split_heads
 
-# A nested dict of arrays, one for every `nnx.Param` of a module.
-Params = dict[str, Any]
+# What a layer sees of the cache: keys, values and `visible` mask; empty without a prefix.
+CachedRows = list[tuple[jax.Array, jax.Array, jax.Array]]
 
 
 class TargetOutput(NamedTuple):
@@ -50,7 +50,9 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(h, config.rms_norm_eps, dtype=dtype)
         self.k_norm = RMSNorm(h, config.rms_norm_eps, dtype=dtype)
 
-    def __call__(self, x, positions, mask, cached):
+    def __call__(
+        self, x: jax.Array, positions: jax.Array, mask: jax.Array, cached: CachedRows
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         q = rope(self.q_norm(split_heads(self.q_proj(x), self.heads)), positions, self.rope_theta)
         k = rope(
             self.k_norm(split_heads(self.k_proj(x), self.kv_heads)), positions, self.rope_theta
@@ -70,7 +72,9 @@ class DecoderLayer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(d, eps, dtype=dtype)
         self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x, positions, mask, cached):
+    def __call__(
+        self, x: jax.Array, positions: jax.Array, mask: jax.Array, cached: CachedRows
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         with jax.named_scope("attention"):
             out, row = self.self_attn(self.input_layernorm(x), positions, mask, cached)
             x = x + out

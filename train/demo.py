@@ -52,7 +52,7 @@ class DemoConfig:
     target_lr: float = 2e-3
     draft_length: int = 7
     sequence: int = 256
-    anchors: int = 64
+    anchors: int = 32
     drafter_batch: int = 16
     drafter_steps: int = 1000
     drafter_lr: float = 2e-3
