@@ -74,8 +74,8 @@ class Handover:
         first = 1 + self.path + CONTEXT
         middle = first + self.positions * self.candidates
         context = np.ascontiguousarray(packed[:, first - CONTEXT : first])
-        ids = packed[:, first:middle].reshape(shape)
-        bits = packed[:, middle:].reshape(shape)
+        ids = np.ascontiguousarray(packed[:, first:middle]).reshape(shape)
+        bits = np.ascontiguousarray(packed[:, middle:]).reshape(shape)
         return context, ids, bits.view(np.float32)
 
 

@@ -17,9 +17,6 @@ from dart_jax.ngram import Level, NgramModel
 
 GOLDEN = Path(__file__).parent / "golden"
 
-settings.register_profile("no deadline", deadline=None)  # the machine may be busy
-settings.load_profile("no deadline")
-
 # Few distinct tokens, so that n-grams repeat.
 tokens = st.integers(0, 5)
 corpora = st.lists(st.lists(tokens, max_size=12), max_size=6)

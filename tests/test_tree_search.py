@@ -14,9 +14,6 @@ from dart_jax.ngram import NgramModel
 GOLDEN = Path(__file__).parent / "golden"
 EOS = 3
 
-settings.register_profile("no deadline", deadline=None)  # the machine may be busy
-settings.load_profile("no deadline")
-
 
 def search(model, context, tokens, logits, **config):
     """The trees of a batch, as the search writes them."""
