@@ -59,7 +59,8 @@ class Prompts:
                 f"a prompt of {length.max()} tokens leaves no room in a cache of {max_length}; "
                 "shorten it or raise --max-length"
             )
-        tokens = np.zeros((len(prompts), 1 << (int(length.max()) - 1).bit_length()), np.int32)
+        padded = min(1 << (int(length.max()) - 1).bit_length(), max_length)
+        tokens = np.zeros((len(prompts), padded), np.int32)
         for row, prompt in zip(tokens, prompts, strict=True):
             row[: len(prompt)] = prompt
         if tokens.min() < 0 or tokens.max() >= vocab_size:

@@ -185,9 +185,7 @@ def step(
     with jax.named_scope("verify"):
         mask = ancestor_mask(tree, depth)
         positions = state.length[:, None] + tree.depth
-        # A finished row's root is -1; any token will do in its place.
-        tokens = jnp.maximum(tree.tokens, 0)
-        out = target(tokens, positions, mask, state.target_cache, state.length)
+        out = target(tree.tokens, positions, mask, state.target_cache, state.length)
         logits = target.logits(out.hidden)
     path_positions = state.length[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
     with jax.named_scope("accept"):
