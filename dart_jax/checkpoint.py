@@ -192,11 +192,13 @@ def _assemble(
         if name not in tensors:
             problems.append(f"missing {name}")
             return None
-        value = tensors[name].T if keys[-1] == "kernel" else tensors[name]
-        if value.shape != want.shape:
-            problems.append(f"{name} has shape {value.T.shape}, the config asks for {want.shape}")
+        value = tensors[name]
+        transposed = keys[-1] == "kernel"
+        shape = want.shape[::-1] if transposed else want.shape
+        if value.shape != shape:
+            problems.append(f"{name} has shape {value.shape}, the config asks for {shape}")
             return None
-        return jnp.asarray(value.astype(dtype))
+        return jnp.asarray((value.T if transposed else value).astype(dtype))
 
     params = jax.tree_util.tree_map_with_path(place, abstract_params(config))
     if problems:
@@ -212,9 +214,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"no file {path}")
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"cannot read {path}: it holds no JSON object")
+    return content
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:

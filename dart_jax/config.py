@@ -29,10 +29,11 @@ class TargetConfig:
     max_position_embeddings: int = 40960
 
     def __post_init__(self) -> None:
-        if self.num_hidden_layers < 6:
+        _check_fields(self)
+        if self.num_hidden_layers < 7:
             raise UserError(
                 f"the target has {self.num_hidden_layers} layers; DART reads the features of three "
-                "distinct ones (2, L//2, L-3), so it needs at least 6"
+                "distinct ones (2, L//2, L-3), so it needs at least 7"
             )
         _check_attention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
@@ -84,9 +85,8 @@ class DrafterConfig:
     max_position_embeddings: int = 40960
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         _check_attention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-        if self.draft_length < 0:
-            raise UserError(f"drafter draft_length must be at least 0, got {self.draft_length}")
 
     @property
     def num_positions(self) -> int:
@@ -117,6 +117,23 @@ class DrafterConfig:
             "tie_word_embeddings": False,
             **dataclasses.asdict(self),
         }
+
+
+def _check_fields(config: TargetConfig | DrafterConfig) -> None:
+    """Refuses values of a wrong kind or range, which JSON cannot rule out."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        least = 0 if field.name == "draft_length" else 1
+        if field.type == "bool":
+            good, want = isinstance(value, bool), "true or false"
+        elif field.type == "int":
+            good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            want = f"an integer of at least {least}"
+        else:
+            good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            want = "a positive number"
+        if not good:
+            raise UserError(f"config.json has {field.name}={value!r}; it must be {want}")
 
 
 def _check_attention(heads: int, kv_heads: int, head_dim: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
@@ -223,10 +224,10 @@ def _as_json(row: Summary) -> dict:
     return {**dataclasses.asdict(row), "speedup": row.speedup, "accepted": row.accepted}
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
     try:
-        run(tyro.cli(SpeedupConfig, description=__doc__), Console())
+        run(tyro.cli(SpeedupConfig, args=args, description=__doc__), Console())
     except UserError as error:
         sys.exit(_fail(error))
 

@@ -1,0 +1,161 @@
+"""What the tests share: strict JAX, the golden models, and a pruner that knows the future."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from dart_jax.checkpoint import load_drafter, load_target
+from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.loop import Generation, Prompts, generate_streaming
+from dart_jax.ngram import NgramModel
+from dart_jax.pruner import Pruner
+from dart_jax.sampling import Sampling
+from dart_jax.step import DecodeConfig, DecodeParams
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+settings.register_profile("no deadline", deadline=None)  # the machine may be busy
+settings.load_profile("no deadline")
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = ("qwen3-tied", "qwen3-draft-vocab")
+
+# Behind 55 tokens, a path of 9 just fits into a cache of 64 rows.
+MAX_LENGTH = 55
+SEED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    """A tiny random target and drafter, an n-gram model, and what the reference printed."""
+
+    target: TargetConfig
+    drafter: DrafterConfig
+    params: DecodeParams
+    ngram: NgramModel
+    run: dict[str, np.ndarray]
+
+    def of_prompts(self, name: str, *step: int) -> list[np.ndarray]:
+        """The arrays `name_i` of the four prompts, or those of one step, `name_i_j`."""
+        return [self.run["_".join(map(str, (name, i, *step)))] for i in range(4)]
+
+
+@functools.cache
+def load_golden(name: str) -> Golden:
+    directory = GOLDEN / name
+    target, target_params = load_target(directory / "target")
+    drafter, drafter_params, ids = load_drafter(directory / "drafter")
+    params = {"target": target_params, "drafter": drafter_params, "draft_ids": jnp.asarray(ids)}
+    ngram = NgramModel.count(np.load(directory / "ngram_corpus.npy"), order=3)
+    return Golden(target, drafter, params, ngram, dict(np.load(directory / "golden.npz")))
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def golden(request) -> Golden:
+    """Each of the golden runs."""
+    return load_golden(request.param)
+
+
+@pytest.fixture(scope="session")
+def models() -> Golden:
+    """One golden pair, for tests that need any models: a drafter with a vocabulary of its own."""
+    return load_golden("qwen3-draft-vocab")
+
+
+@pytest.fixture(scope="session")
+def prompts(models) -> Prompts:
+    """Prompts of 8, 1, 5 and 6 tokens; each is decoded until the cache is full."""
+    rows = [tokens[:n] for tokens, n in zip(models.of_prompts("prompt"), (8, 1, 5, 6), strict=True)]
+    return Prompts.pad(rows, 1000, MAX_LENGTH, models.target.vocab_size)
+
+
+@pytest.fixture(scope="session")
+def plain(models, prompts) -> Callable[[Sampling], Generation]:
+    """What plain decoding gives, for any sampling."""
+
+    @functools.cache
+    def decode(sampling: Sampling) -> Generation:
+        config = DecodeConfig(models.target, sampling=sampling)
+        return generate_streaming(config, models.params, None, prompts, seed=SEED)
+
+    return decode
+
+
+def sequences(prompts: Prompts, new: list[np.ndarray]) -> list[np.ndarray]:
+    """Each row's prompt and new tokens as one array."""
+    rows = zip(prompts.tokens, prompts.length, new, strict=True)
+    return [np.concatenate([prompt[:length], tokens]) for prompt, length, tokens in rows]
+
+
+def grow_tree(
+    rng: np.random.Generator, nodes: int, max_depth: int, vocab: int, truth: Sequence[int] = ()
+) -> np.ndarray:
+    """A random draft tree, int32 [3, N + 1], that holds the path `truth` among other nodes.
+
+    Packed as the search does: parents first, siblings differ, unused places behind. The root's
+    token is 0.
+    """
+    tree = np.zeros((3, nodes + 1), np.int32)
+    token, parent, depth = tree
+    free = np.zeros((nodes + 1, vocab), bool)  # [p, t]: p may still get a random child t
+    free[0] = max_depth > 0
+    size = rng.integers(len(truth), nodes + 1)
+    true_path = [0, *np.sort(rng.choice(size, len(truth), replace=False) + 1)]
+    followers = dict(zip(true_path, truth, strict=False))
+    for node in range(1, size + 1):
+        for true_node in true_path[: len(truth)]:
+            free[true_node, followers[true_node]] = False
+        if node in true_path:
+            parent[node] = true_path[true_path.index(node) - 1]
+            token[node] = followers[parent[node]]
+        else:
+            pairs = np.flatnonzero(free)
+            if not pairs.size:
+                break
+            parent[node], token[node] = np.divmod(rng.choice(pairs), vocab)
+            free[parent[node], token[node]] = False
+        depth[node] = depth[parent[node]] + 1
+        free[node] = depth[node] < max_depth
+    return tree
+
+
+class Oracle(Pruner):
+    """Trees that hold the true continuation for some levels, among random wrong nodes.
+
+    Random models agree with their drafter almost never; these trees make them accept long paths.
+    """
+
+    def __init__(self, config: DecodeConfig, truth: list[np.ndarray], levels: int | None = None):
+        """`truth`: each row's prompt and continuation. `levels`: of it in a tree; None: random."""
+        super().__init__(config.handover, config.nodes)
+        self.max_depth, self.vocab, self.levels = config.max_depth, config.target.vocab_size, levels
+        self.following = {}
+        for row, tokens in enumerate(truth):
+            padded = np.concatenate([np.full(3, -1), tokens])
+            for i in range(len(tokens)):
+                self.following[row, *padded[i : i + 4].tolist()] = tokens[i + 1 :]
+
+    def __call__(self, packed: np.ndarray) -> np.ndarray:
+        contexts, _, _ = self.handover.candidates_of(np.asarray(packed))
+        return np.stack(
+            [self._tree(row, *context) for row, context in enumerate(contexts.tolist())]
+        )
+
+    def _tree(self, row: int, *context: int) -> np.ndarray:
+        if context[-1] < 0:
+            return np.zeros((3, self.nodes + 1), np.int32)
+        rng = np.random.default_rng([row, *np.add(context, 1)])
+        levels = rng.integers(self.max_depth + 1) if self.levels is None else self.levels
+        truth = self.following[row, *context][:levels]
+        tree = grow_tree(rng, self.nodes, self.max_depth, self.vocab, truth)
+        tree[0, 0] = context[-1]
+        return tree

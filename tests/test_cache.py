@@ -1,0 +1,92 @@
+"""Appending to the caches, and that decoding leaves in them what a prefill would."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import MAX_LENGTH, SEED, Oracle, sequences
+
+from dart_jax.cache import append, init_cache, visible
+from dart_jax.loop import Prompts, start
+from dart_jax.step import DecodeConfig, step
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_append_writes_the_chosen_rows_behind_each_sequence(seed):
+    rng = np.random.default_rng(seed)
+
+    def layers(length):
+        return tuple(
+            tuple(rng.normal(size=(3, 2, length, 4)).astype(np.float32) for _ in range(2))
+            for _ in range(2)
+        )
+
+    cache, rows = layers(10), layers(5)
+    index = rng.integers(0, 5, (3, 4)).astype(np.int32)
+    length = rng.integers(0, 7, 3).astype(np.int32)  # 6 + 4 rows fill it
+    written = jax.jit(append)(cache, rows, index, length)
+    for b in range(3):
+        for old, new in zip(jax.tree.leaves(cache), jax.tree.leaves(rows), strict=True):
+            old[b, :, length[b] : length[b] + 4] = new[b][:, index[b]]
+    jax.tree.map(np.testing.assert_array_equal, written, cache)
+
+
+def test_rows_of_a_sequence_are_visible():
+    mask = visible(4, jnp.array([0, 3, 4], jnp.int32))
+    assert mask.tolist() == [[[False] * 4], [[True] * 3 + [False]], [[True] * 4]]
+
+
+def test_an_empty_cache_is_of_zeros():
+    cache = init_cache(3, 2, 4, 5, 6, np.float16)
+    assert len(cache) == 3
+    for leaf in jax.tree.leaves(cache):
+        assert (leaf.shape, leaf.dtype) == ((2, 4, 5, 6), np.float16)
+        assert not leaf.any()
+
+
+def test_capacity_has_room_for_a_path_behind_the_last_token(models):
+    plain = DecodeConfig(models.target)
+    dart = DecodeConfig(models.target, models.drafter, nodes=60)
+    assert [plain.capacity(n) for n in (1, 63, 64)] == [64, 64, 128]
+    assert [dart.capacity(n) for n in (1, 55, 56)] == [64, 64, 128]
+
+
+def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
+    config = DecodeConfig(models.target, models.drafter, nodes=60)
+    oracle = Oracle(config, sequences(prompts, plain(config.sampling).tokens))
+
+    def check(state, known):
+        """All known tokens but the last, the root, are in the caches; a prefill draws it anew."""
+        read = [tokens[:-1] for tokens in known]
+        fresh, _ = start(
+            config,
+            models.params,
+            Prompts.pad(read, 1, MAX_LENGTH, models.target.vocab_size),
+            SEED,
+        )
+        assert state.length.tolist() == [len(tokens) for tokens in read]
+        np.testing.assert_array_equal(state.context, fresh.context)
+        for ours, theirs in zip(
+            jax.tree.leaves((state.target_cache, state.draft_cache)),
+            jax.tree.leaves((fresh.target_cache, fresh.draft_cache)),
+            strict=True,
+        ):
+            for b, tokens in enumerate(read):
+                np.testing.assert_allclose(
+                    ours[b, :, : len(tokens)], theirs[b, :, : len(tokens)], rtol=0, atol=1e-5
+                )
+
+    state, packed = start(config, models.params, prompts, SEED)
+    packed = np.asarray(packed)
+    known = sequences(prompts, config.handover.emitted(packed))
+    steps = 0
+    while config.handover.active(packed):
+        state, packed = step(config, models.params, state, oracle(packed))
+        packed = np.asarray(packed)
+        won = config.handover.emitted(packed)
+        known = [np.concatenate(row) for row in zip(known, won, strict=True)]
+        steps += 1
+        if steps == 2:
+            check(state, known)
+    check(state, known)
+    assert [len(tokens) for tokens in known] == [MAX_LENGTH] * 4

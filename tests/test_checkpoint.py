@@ -1,0 +1,273 @@
+"""Checkpoints: the same bits back, the layouts' names, and every kind of damage reported."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from safetensors.numpy import load_file, save_file
+
+from dart_jax.checkpoint import (
+    check_fit,
+    load_drafter,
+    load_target,
+    save_drafter,
+    save_target,
+)
+from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.errors import UserError
+from dart_jax.pure import abstract_params
+
+TARGET = TargetConfig(
+    vocab_size=30,
+    hidden_size=8,
+    intermediate_size=12,
+    num_hidden_layers=7,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    head_dim=4,
+)
+DRAFTER = DrafterConfig(
+    vocab_size=30,
+    draft_vocab_size=20,
+    hidden_size=8,
+    intermediate_size=12,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    head_dim=4,
+    draft_length=3,
+    target_hidden_size=8,
+)
+IDS = np.sort(np.random.default_rng(0).permutation(30)[:20]).astype(np.int32)
+
+
+def random_params(config, seed=0, dtype=jnp.float32):
+    rng = np.random.default_rng(seed)
+    shapes = abstract_params(config)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), dtype), shapes)
+
+
+def assert_same_bits(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.dtype == b.dtype
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_target_round_trip(tmp_path, dtype, tied):
+    config = dataclasses.replace(TARGET, tie_word_embeddings=tied)
+    params = random_params(config, dtype=dtype)
+    save_target(tmp_path, config, params)
+    loaded_config, loaded = load_target(tmp_path, dtype)
+    assert loaded_config == config
+    assert_same_bits(loaded, params)
+    assert_same_bits(load_target(tmp_path)[1], jax.tree.map(lambda x: x.astype("float32"), params))
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_drafter_round_trip(tmp_path, dtype):
+    params = random_params(DRAFTER, dtype=dtype)
+    save_drafter(tmp_path, DRAFTER, params, IDS)
+    config, loaded, ids = load_drafter(tmp_path, dtype)
+    assert config == DRAFTER
+    assert ids.dtype == np.int32
+    assert ids.tolist() == IDS.tolist()
+    assert_same_bits(loaded, params)
+
+
+def test_saving_replaces_what_was_there(tmp_path):
+    for seed in range(2):
+        save_target(tmp_path / "new" / "directory", TARGET, random_params(TARGET, seed))
+    assert_same_bits(load_target(tmp_path / "new" / "directory")[1], random_params(TARGET, 1))
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-draft-vocab"])
+@pytest.mark.parametrize(
+    ("kind", "load", "save"),
+    [("target", load_target, save_target), ("drafter", load_drafter, save_drafter)],
+)
+def test_golden_files_are_written_again_bit_for_bit(tmp_path, name, kind, load, save):
+    save(tmp_path, *load(GOLDEN / name / kind))
+    ours = load_file(tmp_path / "model.safetensors")
+    theirs = load_file(GOLDEN / name / kind / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    for tensor, expected in theirs.items():
+        assert ours[tensor].shape == expected.shape
+        assert_same_bits(ours[tensor], expected)
+    written = json.loads((tmp_path / "config.json").read_text())
+    golden = json.loads((GOLDEN / name / kind / "config.json").read_text())
+    assert {field: golden[field] for field in written if field in golden} == {
+        field: value for field, value in written.items() if field in golden
+    }
+    assert written["architectures"] == golden["architectures"]
+
+
+def test_loaded_params_are_what_the_modules_expect(golden):
+    for config, params in (
+        (golden.target, golden.params["target"]),
+        (golden.drafter, golden.params["drafter"]),
+    ):
+        expected = abstract_params(config)
+        shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
+        assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), expected)
+
+
+def test_a_tied_file_may_hold_its_head(tmp_path):
+    config = dataclasses.replace(TARGET, tie_word_embeddings=True)
+    params = random_params(config)
+    save_target(tmp_path, config, params)
+    change_tensors(
+        tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    )
+    assert_same_bits(load_target(tmp_path)[1], params)
+
+
+def test_a_drafter_without_a_vocabulary_of_its_own(tmp_path):
+    config = dataclasses.replace(DRAFTER, draft_vocab_size=30)
+    save_drafter(tmp_path, config, random_params(config), np.arange(30, dtype=np.int32))
+    change_tensors(
+        tmp_path,
+        lambda tensors: {k: v for k, v in tensors.items() if k not in ("d2t", "t2d")},
+    )
+    assert load_drafter(tmp_path)[2].tolist() == list(range(30))
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A saved target to be damaged."""
+    save_target(tmp_path, TARGET, random_params(TARGET))
+    return tmp_path
+
+
+@pytest.fixture
+def drafter(tmp_path):
+    """A saved drafter to be damaged."""
+    save_drafter(tmp_path, DRAFTER, random_params(DRAFTER), IDS)
+    return tmp_path
+
+
+def change_tensors(directory, change):
+    path = directory / "model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def change_config(directory, **fields):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def report(load, directory):
+    """The message of the error, which is a single line."""
+    with pytest.raises(UserError) as error:
+        load(directory)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("load", [load_target, load_drafter])
+def test_missing_files_are_named(tmp_path, load):
+    assert f"no directory {tmp_path / 'none'}" in report(load, tmp_path / "none")
+    assert report(load, tmp_path) == f"no file {tmp_path / 'config.json'}"
+
+
+def test_missing_weights_are_named(target):
+    (target / "model.safetensors").unlink()
+    assert report(load_target, target) == f"no file {target / 'model.safetensors'}"
+
+
+def test_truncated_weights_are_reported(target):
+    path = target / "model.safetensors"
+    data = path.read_bytes()
+    for size in [*range(0, len(data), 997), len(data) - 1]:
+        path.write_bytes(data[:size])
+        assert f"cannot read {path}: " in report(load_target, target)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"model_type"}', b"\xff\xfe"])
+def test_a_config_that_is_no_json_object_is_reported(target, text):
+    path = target / "config.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert str(path) in report(load_target, target)
+
+
+def test_all_that_does_not_fit_is_in_one_message(target):
+    def damage(tensors):
+        del tensors["model.layers.3.mlp.up_proj.weight"], tensors["lm_head.weight"]
+        embedding = tensors["model.embed_tokens.weight"]
+        return tensors | {
+            "model.embed_tokens.weight": embedding[:-1],
+            "model.layers.0.self_attn.q_proj.weight": np.zeros((12, 9), np.float32),
+            "model.layers.1.self_attn.q_proj.bias": np.zeros(12, np.float32),
+            "model.layers.7.mlp.up_proj.weight": np.zeros((12, 8), np.float32),
+        }
+
+    change_tensors(target, damage)
+    message = report(load_target, target)
+    assert str(target / "model.safetensors") in message
+    for problem in (
+        "missing model.layers.3.mlp.up_proj.weight",
+        "missing lm_head.weight",
+        "unexpected model.layers.1.self_attn.q_proj.bias",
+        "unexpected model.layers.7.mlp.up_proj.weight",
+        # Shapes as they are in the file, [out, in].
+        "model.embed_tokens.weight has shape (29, 8), the config asks for (30, 8)",
+        "model.layers.0.self_attn.q_proj.weight has shape (12, 9), the config asks for (12, 8)",
+    ):
+        assert problem in message
+
+
+def test_a_config_of_another_size_is_reported(target):
+    change_config(target, intermediate_size=13)
+    message = report(load_target, target)
+    assert message.count("mlp.gate_proj.weight has shape (12, 8)") == 7
+    change_config(target, model_type="llama")
+    assert "model_type is 'llama'" in report(load_target, target)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "message"),
+    [
+        (np.zeros(19, np.int64), r"d2t has shape (19,)"),
+        (np.full(20, 11), "distinct ids below 30"),
+        (np.full(20, -1), "distinct ids below 30"),
+        (-np.arange(20), "distinct ids below 30"),
+    ],
+)
+def test_a_wrong_draft_vocabulary_is_reported(drafter, d2t, message):
+    change_tensors(drafter, lambda tensors: tensors | {"d2t": d2t})
+    assert message in report(load_drafter, drafter)
+
+
+def test_a_drafter_is_no_target_nor_a_target_a_drafter(target, tmp_path_factory):
+    assert "no draft_length" in report(load_drafter, target)
+    directory = tmp_path_factory.mktemp("drafter")
+    save_drafter(directory, DRAFTER, random_params(DRAFTER), IDS)
+    assert "model_type is 'llama'" in report(load_target, directory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 31}, "vocab_size is 30 in the target and 31 in the drafter"),
+        ({"target_hidden_size": 16}, "hidden_size is 8 in the target and 16 in the drafter"),
+        ({"hidden_size": 16}, "embedding size is 8 in the target and 16 in the drafter"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_its_target(changes, message):
+    check_fit(TARGET, DRAFTER)
+    with pytest.raises(UserError, match=message):
+        check_fit(TARGET, dataclasses.replace(DRAFTER, **changes))
+
+
+def test_weights_of_other_dtypes_are_converted(target):
+    originals = load_target(target)[1]
+    change_tensors(target, lambda t: {k: v.astype(ml_dtypes.bfloat16) for k, v in t.items()})
+    expected = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), originals)
+    assert_same_bits(load_target(target)[1], expected)

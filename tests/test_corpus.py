@@ -1,0 +1,163 @@
+"""The demo's text: what is held out, and the prompts cut from it."""
+
+import textwrap
+
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from dart_jax.checkpoint import load_tokenizer
+from dart_jax.model import DEMO
+from eval.prompts import demo_prompts, warm_up_prompts
+from eval.speedup import PROMPT_TOKENS, SpeedupConfig
+from train.corpus import HELD_OUT, function_prompts, held_out_files, read, stdlib, training_files
+
+HELD_OUT_FILES = {path for group in HELD_OUT for path in held_out_files(group)}
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    """One token a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: n for n, letter in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+@pytest.mark.parametrize("group", HELD_OUT)
+def test_held_out_modules_exist(group):
+    modules = {path.relative_to(stdlib()).parts[0] for path in held_out_files(group)}
+    assert {name.removesuffix(".py") for name in modules} == set(HELD_OUT[group])
+
+
+def test_nothing_held_out_is_trained_on():
+    files = training_files()
+    assert len(files) == len(set(files)) > 300
+    assert not HELD_OUT_FILES.intersection(files)
+    names = {path.relative_to(stdlib()).parts[0].removesuffix(".py") for path in files}
+    assert not names.intersection(*[set(modules) for modules in HELD_OUT.values()])
+
+
+def test_no_copy_of_a_held_out_file_is_trained_on():
+    assert not {read(path) for path in HELD_OUT_FILES}.intersection(map(read, training_files()))
+
+
+def test_tests_tables_and_installed_packages_are_left_out():
+    below = [path.relative_to(stdlib()) for path in training_files()]
+    folders = {part for path in below for part in path.parts[:-1]}
+    assert not folders & {"test", "tests", "site-packages", "encodings", "pydoc_data", "idlelib"}
+    assert not [path for path in below if path.name.startswith(("test_", "_sysconfigdata"))]
+    assert {"argparse.py", "_pydecimal.py"} <= {str(path) for path in below}
+
+
+def test_training_files_are_sorted():
+    assert training_files() == sorted(training_files())
+
+
+SOURCE = '''\
+"""Module."""
+import functools
+
+
+@functools.cache
+@decorated(
+    by="lines")
+def decorated(a,
+              b=1):
+    """One line."""
+    return a
+
+
+async def later():
+    """First.
+
+    Second.
+    """
+    await something()
+
+
+def only_documented():
+    """Nothing to write."""
+
+
+def undocumented():
+    return 1
+
+
+def not_a_docstring():
+    f"""{1}"""
+    return 1
+
+
+class Thing:
+    """Not a function."""
+
+    def method(self):
+        r"""Raw."""  # a comment
+        def inner():
+            "Quoted."
+            return 2
+        return inner
+'''
+
+
+def test_function_prompts():
+    assert function_prompts(SOURCE) == [
+        'def decorated(a,\n              b=1):\n    """One line."""',
+        'async def later():\n    """First.\n\n    Second.\n    """',
+        '    def method(self):\n        r"""Raw."""  # a comment',
+        '        def inner():\n            "Quoted."',
+    ]
+
+
+@pytest.mark.parametrize("separator", ["\f", "\r\n"])
+def test_only_line_ends_separate_lines(separator):
+    source = f'# one{separator}# two\n\n\ndef f():\n    """Doc."""\n    return 1\n'
+    assert function_prompts(source) == ['def f():\n    """Doc."""']
+
+
+def test_prompts_of_a_module_without_functions():
+    assert function_prompts("x = 1\n") == []
+
+
+def test_groups_give_their_modules_in_turn(byte_tokenizer):
+    by_group = {group: [] for group in HELD_OUT}
+    for prompt in demo_prompts(byte_tokenizer, 3, 10**9):
+        by_group[prompt.group].append(prompt)
+    for group, prompts in by_group.items():
+        files = held_out_files(group)
+        first_of_each = [next(iter(function_prompts(read(path))), None) for path in files]
+        assert [p.text for p in prompts] == [text for text in first_of_each if text][:3]
+
+
+def test_long_prompts_are_passed_over(byte_tokenizer):
+    unlimited = demo_prompts(byte_tokenizer, 1_000, 10**9)
+    short = demo_prompts(byte_tokenizer, 1_000, 150)
+    assert 0 < len(short) < len(unlimited)
+    assert {len(p.tokens) <= 150 for p in short} == {True}
+    texts = {p.text for p in short}
+    assert texts == {p.text for p in unlimited if len(p.text.encode()) <= 150}
+
+
+def test_demo_prompts():
+    """The default benchmark: the same at every call, whole functions, enough of them."""
+    tokenizer = load_tokenizer(DEMO / "target")
+    prompts, again = (demo_prompts(tokenizer, SpeedupConfig().prompts, PROMPT_TOKENS) for _ in "12")
+    assert [(p.group, p.text, p.tokens.tolist()) for p in prompts] == [
+        (p.group, p.text, p.tokens.tolist()) for p in again
+    ]
+    assert list(dict.fromkeys(p.group for p in prompts)) == list(HELD_OUT)
+    assert 24 <= len(prompts) <= SpeedupConfig().prompts * len(HELD_OUT)
+    for prompt in prompts:
+        assert textwrap.dedent(prompt.text).startswith(("def ", "async def "))
+        assert tokenizer.decode(prompt.tokens.tolist()) == prompt.text
+        assert 1 < len(prompt.tokens) <= PROMPT_TOKENS
+
+
+def test_warm_up_prompts_are_not_of_the_benchmark(byte_tokenizer):
+    warm_up = warm_up_prompts(byte_tokenizer, 8, 200)
+    assert len(warm_up) == 8
+    assert {p.group for p in warm_up} == {"warm-up"}
+    reported = "\n".join(read(path) for path in HELD_OUT_FILES)
+    assert not [p.text for p in warm_up if p.text in reported]

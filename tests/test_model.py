@@ -1,0 +1,156 @@
+"""Loading a model from files, and the decoders made from it."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_model
+
+from dart_jax.checkpoint import load_tokenizer
+from dart_jax.errors import UserError
+from dart_jax.model import DartModel
+from dart_jax.ngram import NgramModel
+from dart_jax.sampling import Sampling
+from eval.prompts import demo_prompts
+
+MAX_LENGTH = 60
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    return tiny_model.make(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return DartModel.load(tiny.target, tiny.drafter, tiny.ngram)
+
+
+def lists(generation):
+    return [row.tolist() for row in generation.tokens]
+
+
+def test_load(model):
+    shapes = tiny_model.SHAPES
+    assert model.drafter == shapes.drafter
+    assert model.eos == (0,)
+    assert model.ngram.order == 3
+    assert model.tokenizer.get_vocab_size() == shapes.vocab_size
+    assert model.params["draft_ids"].tolist() == list(range(shapes.vocab_size))
+    untied = dataclasses.replace(shapes.target, tie_word_embeddings=False)
+    assert model.target == (untied if jax.default_backend() == "cpu" else shapes.target)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_weights_have_the_dtype_asked_for(tiny, dtype):
+    params = DartModel.load(tiny.target, tiny.drafter, None, dtype).params
+    weights = jax.tree.leaves((params["target"], params["drafter"]))
+    assert {leaf.dtype for leaf in weights} == {jnp.dtype(dtype)}
+
+
+def test_parts_can_be_left_out(tiny):
+    model = DartModel.load(tiny.target, None, None)
+    assert model.drafter is None
+    assert model.ngram is None
+    assert set(model.params) == {"target"}
+    generation = model.decoder(nodes=0, max_length=MAX_LENGTH)(tiny.prompts[:1], 3)
+    assert len(generation.tokens[0]) == 3
+    with pytest.raises(UserError, match="no drafter was loaded"):
+        model.decoder(nodes=4, max_length=MAX_LENGTH)
+
+
+@pytest.mark.parametrize("loop", ["fused", "host"])
+@pytest.mark.parametrize(
+    ("nodes", "use_ngram", "sampling"),
+    [(8, True, None), (3, False, Sampling(1.0, top_k=50, top_p=0.9))],
+    ids=["greedy", "sampled"],
+)
+def test_decoders_agree(tiny, model, loop, nodes, use_ngram, sampling):
+    plain, dart = (
+        model.decoder(nodes=n, max_length=MAX_LENGTH, sampling=sampling, use_ngram=u, loop=how)
+        for n, u, how in ((0, True, "fused"), (nodes, use_ngram, loop))
+    )
+    expected = plain(tiny.prompts, 12, seed=4)
+    generation = dart(tiny.prompts, 12, seed=4)
+    assert lists(generation) == lists(expected)
+    assert max(map(len, expected.tokens)) == 12
+    assert set(generation.seconds) == {"prefill", "device", "search", "host"}
+    assert generation.seconds["search"] > 0 == expected.seconds["search"]
+
+
+def test_generation_stops_at_the_end_of_the_cache(tiny, model):
+    decoder = model.decoder(nodes=8, max_length=len(tiny.prompts[2]) + 5)
+    [tokens] = decoder([tiny.prompts[2]], 100).tokens
+    assert len(tokens) == 5
+
+
+@pytest.mark.parametrize(
+    ("nodes", "max_length", "message"),
+    [
+        (-1, 64, "a tree cannot have -1 nodes"),
+        (4, 2049, "a cache of 2049 tokens is beyond the target's 2048 positions"),
+    ],
+)
+def test_decoders_that_cannot_be(model, nodes, max_length, message):
+    with pytest.raises(UserError, match=message):
+        model.decoder(nodes=nodes, max_length=max_length)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 299, "draft_vocab_size": 299}, "vocab_size is 300 .* and 299 in the draf"),
+        ({"target_hidden_size": 32}, "hidden_size is 64 in the target and 32 in the drafter"),
+        ({"hidden_size": 32}, "embedding size is 64 in the target and 32 in the drafter"),
+    ],
+)
+def test_a_drafter_of_another_target(tiny, tmp_path, change, message):
+    drafter = dataclasses.replace(tiny_model.SHAPES.drafter, **change)
+    tiny_model.write_drafter(tmp_path, drafter)
+    with pytest.raises(UserError, match=message):
+        DartModel.load(tiny.target, tmp_path, None)
+
+
+def test_an_ngram_model_of_another_vocabulary(tiny, tmp_path):
+    path = tmp_path / "ngram"
+    NgramModel.count([np.array([1, 299])]).save(path)
+    DartModel.load(tiny.target, tiny.drafter, path)
+    NgramModel.count([np.array([1, 300])]).save(path)
+    with pytest.raises(UserError, match="tokens beyond the target's vocabulary of 300"):
+        DartModel.load(tiny.target, tiny.drafter, path)
+
+
+def test_a_tokenizer_of_another_vocabulary(tiny, tmp_path):
+    """Its tokens would lie outside the target's table."""
+    smaller = dataclasses.replace(tiny_model.SHAPES, vocab_size=290)
+    tiny_model.write_target(tmp_path, smaller.target, load_tokenizer(tiny.target))
+    with pytest.raises(UserError, match="tokenizer"):
+        DartModel.load(tmp_path, None, None)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut off"])
+def test_a_damaged_tokenizer(tiny, tmp_path, damage):
+    target = shutil.copytree(tiny.target, tmp_path / "target")
+    path = target / "tokenizer.json"
+    text = path.read_text()
+    path.unlink()
+    if damage == "cut off":
+        path.write_text(text[: len(text) // 2])
+    with pytest.raises(UserError, match=r"tokenizer\.json") as error:
+        DartModel.load(target, None, None)
+    assert "\n" not in str(error.value)
+
+
+def test_demo_model():
+    """The model in the package decodes losslessly, and its drafts are accepted."""
+    model = DartModel.load()
+    prompts = [prompt.tokens for prompt in demo_prompts(model.tokenizer, 1, 64)[:2]]
+    plain, dart = (model.decoder(nodes=nodes, max_length=128) for nodes in (0, 8))
+    expected, generation = (decoder(prompts, 48) for decoder in (plain, dart))
+    assert lists(generation) == lists(expected)
+    assert generation.tau.min() > 1.2
+    text = model.tokenizer.decode(np.concatenate([prompts[0], generation.tokens[0]]).tolist())
+    assert text.startswith(model.tokenizer.decode(prompts[0].tolist()))

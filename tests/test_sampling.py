@@ -1,0 +1,151 @@
+"""Filters against sorts, frequencies against probabilities, and what the noise depends on."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from dart_jax.errors import UserError
+from dart_jax.sampling import Sampling, draw, keep_likely
+
+VOCAB = 40
+
+keep_likely = jax.jit(keep_likely, static_argnums=0)
+draw = jax.jit(draw, static_argnums=0)
+
+
+def softmax(logits):
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return weights / weights.sum()
+
+
+def literal_filter(sampling, logits):
+    """[V] -> the same with -inf; no two logits are alike."""
+    kept = logits.copy()
+    if sampling.top_k:
+        kept[np.argsort(-kept)[sampling.top_k :]] = -np.inf
+    if sampling.top_p < 1:
+        order = np.argsort(-kept)
+        reached = np.cumsum(softmax(kept)[order])
+        kept[order[1 + np.searchsorted(reached, sampling.top_p) :]] = -np.inf
+    return kept
+
+
+def levels_of(position):
+    """The levels where each node has a position of its own."""
+    return jnp.broadcast_to(jnp.arange(position.shape[1], dtype=jnp.int32)[None], position.shape)
+
+
+# The same examples every time: a sum in another order may fall on the other side of top_p.
+@settings(derandomize=True, max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 10.0]))
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [(0, 1.0), (1, 1.0), (7, 1.0), (2 * VOCAB, 1.0), (0, 1e-6), (0, 0.5), (0, 0.999), (7, 0.9)],
+)
+def test_filters_are_the_literal_ones(top_k, top_p, seed, spread):
+    logits = np.random.default_rng(seed).normal(0, spread, (2, 3, VOCAB)).astype(np.float32)
+    sampling = Sampling(1.0, top_k, top_p)
+    expected = [[literal_filter(sampling, node) for node in row] for row in logits]
+    np.testing.assert_array_equal(keep_likely(sampling, jnp.asarray(logits)), expected)
+
+
+def test_ties_with_the_last_one_kept_are_kept():
+    logits = jnp.log(jnp.asarray([[[0.125, 0.5, 0.125, 0.25]]], jnp.float32))
+    for sampling in (Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.8)):
+        np.testing.assert_array_equal(keep_likely(sampling, logits), logits)
+    assert np.isfinite(keep_likely(Sampling(1.0, top_k=2), logits)).sum() == 2
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0, top_p=1e-9), Sampling(5.0, top_k=1)])
+def test_the_tightest_filter_draws_the_most_likely(sampling):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50, VOCAB)), jnp.float32)
+    position = jnp.arange(150, dtype=jnp.int32).reshape(3, 50)
+    drawn = draw(sampling, logits, jnp.uint32(0), position, levels_of(position))
+    np.testing.assert_array_equal(drawn, np.argmax(logits, axis=-1))
+
+
+def test_temperature_0_takes_the_first_of_the_most_likely():
+    logits = jnp.asarray([[[0, 2, 2, 1], [-3, -3, -3, -4]]], jnp.float32)
+    zero = jnp.zeros((1, 2), jnp.int32)
+    assert draw(Sampling(), logits, jnp.uint32(0), zero, zero).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(0.5), Sampling(0.8, top_k=5), Sampling(1.3, 6, 0.9)]
+)
+@pytest.mark.parametrize("over", ["positions", "seeds", "rows"])
+def test_frequencies_are_the_probabilities(sampling, over):
+    n, logits = 4096, np.random.default_rng(1).normal(size=8).astype(np.float32)
+    index, zero = jnp.arange(n, dtype=jnp.int32), jnp.zeros((1, 1), jnp.int32)
+    draw_one = functools.partial(draw, sampling, jnp.asarray(logits)[None, None])
+    if over == "positions":
+        nodes = jnp.broadcast_to(logits, (1, n, 8))
+        drawn = draw(sampling, nodes, jnp.uint32(0), index[None], index[None])
+    elif over == "seeds":
+        drawn = jax.vmap(lambda seed: draw_one(seed, zero, zero))(index.astype(jnp.uint32))
+    else:
+        zeros = jnp.zeros((n, 1), jnp.int32)
+        nodes = jnp.broadcast_to(logits, (n, 1, 8))
+        drawn = draw(sampling, nodes, jnp.uint32(0), zeros, zeros)
+    probability = softmax(literal_filter(sampling, logits / np.float32(sampling.temperature)))
+    kept = probability > 0
+    counts = np.bincount(np.ravel(drawn), minlength=8)
+    assert not counts[~kept].any()
+    assert chisquare(counts[kept], n * probability[kept]).pvalue > 1e-3
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Logits of 3 rows of 6 nodes on 4 levels, with their levels and positions."""
+    rng = np.random.default_rng(2)
+    logits = jnp.asarray(rng.normal(size=(3, 6, VOCAB)), jnp.float32)
+    levels = jnp.asarray(rng.integers(0, 4, (3, 6)), jnp.int32)
+    return logits, jnp.asarray([[5], [90], [0]], jnp.int32) + jnp.arange(4)[None], levels
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, 20, 0.9)])
+def test_a_node_draws_what_it_would_draw_alone(sampling, nodes):
+    logits, position, levels = nodes
+    together = draw(sampling, logits, jnp.uint32(7), position, levels)
+    assert together.dtype == jnp.int32
+    zero = jnp.zeros((3, 1), jnp.int32)
+    for i in range(levels.shape[1]):
+        at = jnp.take_along_axis(position, levels[:, i : i + 1], axis=1)
+        alone = draw(sampling, logits[:, i : i + 1], jnp.uint32(7), at, zero)
+        np.testing.assert_array_equal(alone[:, 0], together[:, i])
+    first = draw(sampling, logits[:1], jnp.uint32(7), position[:1], levels[:1])
+    np.testing.assert_array_equal(first, together[:1])
+
+
+def test_noise_differs_between_seeds_rows_and_positions():
+    position = jnp.broadcast_to(jnp.arange(30, dtype=jnp.int32)[None], (2, 30))
+    even = jnp.zeros((2, 30, 1000), jnp.float32)
+    first, second = (
+        np.asarray(draw(Sampling(1.0), even, jnp.uint32(seed), position, levels_of(position)))
+        for seed in (0, 1)
+    )
+    assert len(np.unique([first, second])) > 100  # of 120 draws of 1000 tokens
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("inf")},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_p": float("nan")},
+    ],
+)
+def test_wrong_settings_are_named(wrong):
+    [name] = wrong
+    with pytest.raises(UserError, match=f"^{name.replace('_', '-')} must"):
+        Sampling(**wrong)

@@ -1,0 +1,56 @@
+"""A tiny random model in files, made by the project's own functions."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+
+from dart_jax.checkpoint import save_drafter, save_target
+from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.ngram import NgramModel
+from dart_jax.pure import init_params
+from train.corpus import function_prompts, read, stdlib
+from train.demo import DemoConfig, tokenize
+from train.tokenizer import train_tokenizer
+
+SHAPES = DemoConfig(vocab_size=300, hidden_size=64, intermediate_size=96, layers=7, draft_length=3)
+_FILES = [stdlib() / name for name in ("heapq.py", "bisect.py", "shlex.py")]
+
+
+class TinyModel(NamedTuple):
+    """Where the parts lie, and token prompts of different lengths."""
+
+    target: Path
+    drafter: Path
+    ngram: Path
+    prompts: list[np.ndarray]
+
+
+@functools.cache
+def make(base: Path) -> TinyModel:
+    """Writes the model into `base`, once a test session."""
+    directory = base / "tiny"
+    made = TinyModel(directory / "target", directory / "drafter", directory / "ngram", [])
+    tokenizer = train_tokenizer(map(read, _FILES), SHAPES.vocab_size)
+    write_target(made.target, SHAPES.target, tokenizer)
+    write_drafter(made.drafter, SHAPES.drafter)
+    NgramModel.count(tokenize(tokenizer, _FILES)).save(made.ngram)
+    texts = function_prompts(read(_FILES[0]))
+    made.prompts.extend(np.array(tokenizer.encode(text).ids[:40]) for text in texts[:2])
+    made.prompts.append(made.prompts[0][:7])
+    return made
+
+
+def write_target(directory: Path, config: TargetConfig, tokenizer: tokenizers.Tokenizer) -> None:
+    """A random target with its tokenizer."""
+    save_target(directory, config, init_params(config, 0), eos=(0,))
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def write_drafter(directory: Path, config: DrafterConfig) -> None:
+    """A random drafter over its whole vocabulary."""
+    save_drafter(directory, config, init_params(config, 1), np.arange(config.vocab_size))
