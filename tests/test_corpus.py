@@ -31,28 +31,33 @@ def test_held_out_modules_exist(group):
     assert {name.removesuffix(".py") for name in modules} == set(HELD_OUT[group])
 
 
-def test_nothing_held_out_is_trained_on():
-    files = training_files()
+@pytest.fixture(scope="module")
+def files():
+    """What is trained on."""
+    return training_files()
+
+
+def test_nothing_held_out_is_trained_on(files):
     assert len(files) == len(set(files)) > 300
     assert not HELD_OUT_FILES.intersection(files)
     names = {path.relative_to(stdlib()).parts[0].removesuffix(".py") for path in files}
     assert not names.intersection(*[set(modules) for modules in HELD_OUT.values()])
 
 
-def test_no_copy_of_a_held_out_file_is_trained_on():
-    assert not {read(path) for path in HELD_OUT_FILES}.intersection(map(read, training_files()))
+def test_no_copy_of_a_held_out_file_is_trained_on(files):
+    assert not {read(path) for path in HELD_OUT_FILES}.intersection(map(read, files))
 
 
-def test_tests_tables_and_installed_packages_are_left_out():
-    below = [path.relative_to(stdlib()) for path in training_files()]
+def test_tests_tables_and_installed_packages_are_left_out(files):
+    below = [path.relative_to(stdlib()) for path in files]
     folders = {part for path in below for part in path.parts[:-1]}
     assert not folders & {"test", "tests", "site-packages", "encodings", "pydoc_data", "idlelib"}
     assert not [path for path in below if path.name.startswith(("test_", "_sysconfigdata"))]
     assert {"argparse.py", "_pydecimal.py"} <= {str(path) for path in below}
 
 
-def test_training_files_are_sorted():
-    assert training_files() == sorted(training_files())
+def test_training_files_are_sorted(files):
+    assert files == sorted(files)
 
 
 SOURCE = '''\

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tiny_model
 
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
@@ -121,14 +120,6 @@ def test_an_ngram_model_of_another_vocabulary(tiny, tmp_path):
     NgramModel.count([np.array([1, 300])]).save(path)
     with pytest.raises(UserError, match="tokens beyond the target's vocabulary of 300"):
         DartModel.load(tiny.target, tiny.drafter, path)
-
-
-def test_a_tokenizer_of_another_vocabulary(tiny, tmp_path):
-    """Its tokens would lie outside the target's table."""
-    smaller = dataclasses.replace(tiny_model.SHAPES, vocab_size=290)
-    tiny_model.write_target(tmp_path, smaller.target, load_tokenizer(tiny.target))
-    with pytest.raises(UserError, match="tokenizer"):
-        DartModel.load(tmp_path, None, None)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut off"])

@@ -144,22 +144,22 @@ def cut_off(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.fixture
-def arguments(tiny, tmp_path):
+@pytest.fixture(scope="module")
+def arguments(tiny, tmp_path_factory):
     """Command lines: name of the case -> arguments."""
-    shutil.copytree(tiny.target, tmp_path / "target")
-    cut_off(tmp_path / "target" / "model.safetensors")
-    shutil.copy(tiny.ngram, tmp_path / "ngram")
-    cut_off(tmp_path / "ngram")
-    tiny_model.write_drafter(
-        tmp_path / "drafter", dataclasses.replace(tiny_model.SHAPES, hidden_size=128).drafter
-    )
+    bad = tmp_path_factory.mktemp("bad")
+    shutil.copytree(tiny.target, bad / "target")
+    cut_off(bad / "target" / "model.safetensors")
+    shutil.copy(tiny.ngram, bad / "ngram")
+    cut_off(bad / "ngram")
+    other = dataclasses.replace(tiny_model.SHAPES, hidden_size=128)
+    tiny_model.write_drafter(bad / "drafter", other.drafter)
     model = {"--target": tiny.target, "--drafter": tiny.drafter, "--ngram": tiny.ngram}
     cases = {
-        "missing directory": {"--target": tmp_path / "nowhere"},
-        "cut-off weights": {"--target": tmp_path / "target"},
-        "cut-off n-gram model": {"--ngram": tmp_path / "ngram"},
-        "drafter of another size": {"--drafter": tmp_path / "drafter"},
+        "missing directory": {"--target": bad / "nowhere"},
+        "cut-off weights": {"--target": bad / "target"},
+        "cut-off n-gram model": {"--ngram": bad / "ngram"},
+        "drafter of another size": {"--drafter": bad / "drafter"},
         "long prompt": {"--max-length": 20, "--tree-nodes": 4},
         "temperature": {"--temperature": -1},
         "no prompts": {"--prompts": 0},

@@ -188,6 +188,7 @@ def dense(params, target_params, tokens, anchors, _):
     """All rows at once: clean rows, then each block's mask rows, under one explicit mask."""
     target, drafter = bind(TARGET, target_params), bind(DRAFTER, params)
     (b, t), m, width = tokens.shape, DRAFTER.draft_length, DRAFTER.hidden_size
+    anchors = np.asarray(anchors)
     out = target(tokens, *causal(b, t))
     after = target.embed(jnp.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1))
     residual = drafter.fc(out.features)
@@ -202,7 +203,7 @@ def dense(params, target_params, tokens, anchors, _):
     for i in range(b):
         place[i, :t] = np.arange(t)
         sees[i, :t, :t] = np.tril(np.ones((t, t)))
-        for a, n in enumerate(np.asarray(anchors[i])):
+        for a, n in enumerate(anchors[i]):
             first = t + a * m
             for j in range(m):
                 place[i, first + j] = n + 1 + j
@@ -227,7 +228,7 @@ def dense(params, target_params, tokens, anchors, _):
     teacher_logits = target.logits(out.hidden)
     teacher, draft = [], []
     for i in range(b):
-        for a, n in enumerate(map(int, anchors[i])):
+        for a, n in enumerate(anchors[i].tolist()):
             block = range(t + a * m, t + (a + 1) * m)
             draft.append(logits[i, jnp.array([n, *block])])
             teacher.append(teacher_logits[i, n + 1 : n + 2 + m])

@@ -54,7 +54,7 @@ class DemoConfig:
     sequence: int = 256
     anchors: int = 32
     drafter_batch: int = 16
-    drafter_steps: int = 1000
+    drafter_steps: int = 800
     drafter_lr: float = 2e-3
     gamma: float = 0.6
     seed: int = 0

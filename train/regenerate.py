@@ -42,7 +42,7 @@ def regenerate(
     samplings: Sequence[Sampling],
     max_length: int,
     eos: int,
-    batch: int = 32,
+    batch: int = 64,
     seed: int = 0,
 ) -> Sequences:
     """Continues every prompt up to `max_length` tokens, once for each way of sampling."""
