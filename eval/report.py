@@ -24,8 +24,9 @@ def speedup_table(title: str, rows: dict[str, Summary]) -> Table:
     """One row a prompt group; the last is the mean over all prompts."""
     table = _table(title, "plain tok/s", "DART tok/s", "speed-up", "tau", "accepted", "identical")
     table.caption = (
-        "tok/s: median over repeats and half the spread, prefill included; tau: tokens per\n"
-        "verification, bonus token included; accepted: draft tokens per verification"
+        "tok/s: median over repeats and half the spread, prefill included\n"
+        "tau: tokens per verification, bonus token included\n"
+        "accepted: draft tokens per verification"
     )
     for name, row in rows.items():
         table.add_row(

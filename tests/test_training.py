@@ -245,10 +245,10 @@ def logits_and_gradients(logits, anchored, prefixes):
 
     def loss(params):
         both = logits(params, target_params, tokens, anchors, prefixes)
-        return annealed_kl(*both, 0.6), both
+        return annealed_kl(*both, gamma=0.6), both
 
     with jax.default_matmul_precision("highest"):
-        gradients, both = jax.jit(jax.grad(loss, has_aux=True))(params)
+        (_, both), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     return both, gradients
 
 

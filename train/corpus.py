@@ -70,7 +70,7 @@ def function_prompts(source: str) -> list[str]:
     A prompt is the function's lines from `def` (decorators left out) to the docstring's closing
     quotes. Functions whose body is the docstring alone are left out: nothing remains to be written.
     """
-    lines = source.splitlines(keepends=True)
+    lines = source.split("\n")  # as `ast` counts them; splitlines also splits at form feeds
     prompts = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -79,5 +79,5 @@ def function_prompts(source: str) -> list[str]:
             continue
         end = node.body[0].end_lineno
         if end is not None:
-            prompts.append("".join(lines[node.lineno - 1 : end]).rstrip())
+            prompts.append("\n".join(lines[node.lineno - 1 : end]).rstrip())
     return prompts

@@ -81,7 +81,8 @@ def draw_anchors(key: jax.Array, length: Array, count: int, horizon: int) -> jax
     """int32 [B, count], uniform over positions with `horizon` successors in the sequence."""
     uniform = jax.random.uniform(key, (length.shape[0], count))
     room = jnp.maximum(length - horizon, 1)[:, None]
-    return jnp.minimum((uniform * room).astype(jnp.int32), room - 1)
+    drawn = (uniform * room.astype(jnp.float32)).astype(jnp.int32)
+    return jnp.minimum(drawn, room - 1)
 
 
 def agreement(teacher: jax.Array, draft: jax.Array) -> jax.Array:

@@ -101,7 +101,8 @@ def fit(
             progress.update(task, completed=step + 1, note=note)
             record = {"step": step + 1, "loss": losses[-1], "grad_norm": float(norm)}
             if (step + 1) % save_every == 0 or step + 1 == steps:
-                checkpointer.save_async(step + 1, state)
+                # Forced, since orbax skips a save while the one before it still runs.
+                checkpointer.save_async(step + 1, state, force=True)
                 if evaluate is not None:
                     record |= evaluate(state.params)
                     progress.console.print(f"{name} {record} {rate:,.0f} tokens/s")
