@@ -103,6 +103,11 @@ class DartModel:
         kind = dtype or (jnp.float32 if on_cpu else jnp.bfloat16)
         config, target_params = load_target(target, kind)
         tokenizer = load_tokenizer(target)
+        if tokenizer.get_vocab_size() > config.vocab_size:
+            raise UserError(
+                f"{target}: the tokenizer knows {tokenizer.get_vocab_size()} tokens, the target "
+                f"{config.vocab_size}"
+            )
         if on_cpu:
             config, target_params = untie(config, target_params)
         params: DecodeParams = {"target": target_params}

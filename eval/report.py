@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import platform
 import statistics
 from collections.abc import Sequence
@@ -78,22 +80,29 @@ def environment() -> dict[str, str]:
     }
 
 
+def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
+    """Raises UserError before anything is measured if the reports could not be written."""
+    for path in filter(None, (json_path, plot_path)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise UserError(f"cannot write {path}")
+    if plot_path and importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--plot needs matplotlib: pip install 'dart-jax[plot]'")
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a report atomically."""
     write_atomically(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
 
 
 def write_plot(path: Path, rows: dict[str, Summary]) -> None:
-    """Draws speed-ups per group and where DART's time went.
+    """Draws speed-ups per group and where DART's time went; needs matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    Raises:
-      UserError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("--plot needs matplotlib: pip install 'dart-jax[plot]'") from None
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -111,7 +120,6 @@ def write_plot(path: Path, rows: dict[str, Summary]) -> None:
         bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
     right.set(ylabel="% of DART's time", title="Where the time went")
     right.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
 

@@ -187,6 +187,7 @@ def by_group(repeats: list[list[Run]]) -> dict[str, Summary]:
 
 def run(config: SpeedupConfig, console: Console) -> None:
     """Measures and reports."""
+    report.check_outputs(config.json, config.plot)
     speedup = Speedup(config, console)
     console.print(", ".join(f"{k} {v}" for k, v in report.environment().items()))
     nodes = speedup.tree_nodes()

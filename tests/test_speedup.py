@@ -1,6 +1,7 @@
 """The main program: what it prints and writes, and how it ends on bad input."""
 
 import dataclasses
+import importlib.util
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from eval import speedup
 from eval.prompts import demo_prompts
+from eval.report import check_outputs
 from eval.speedup import PROMPT_TOKENS, SpeedupConfig, run
 from train.corpus import HELD_OUT
 
@@ -134,10 +136,17 @@ def test_sweep_choice_and_plot(measured, tmp_path, monkeypatch):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_needs_matplotlib(measured, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+def test_a_plot_needs_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'dart-jax\[plot\]'"):
-        measured(plot=tmp_path / "plot.png", repeats=1)
+        check_outputs(None, tmp_path / "plot.png")
+
+
+def test_reports_that_cannot_be_written_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "report.json"):
+        with pytest.raises(UserError, match="cannot write"):
+            check_outputs(path, None)
 
 
 def cut_off(path):

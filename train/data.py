@@ -10,6 +10,8 @@ import dataclasses
 import jax
 import numpy as np
 
+from dart_jax.errors import UserError
+
 # On the host, or already inside a jitted function.
 Array = np.ndarray | jax.Array
 
@@ -36,6 +38,11 @@ class Windows:
         The stream is cut at a random phase into windows that are visited once an epoch.
         """
         per_epoch = (len(self.tokens) - self.length) // self.length // self.batch
+        if per_epoch < 1:
+            raise UserError(
+                f"{len(self.tokens)} tokens are too few for batches of {self.batch} windows of "
+                f"{self.length}"
+            )
         epoch, index = divmod(step, per_epoch)
         rng = np.random.default_rng((self.seed, epoch))
         phase = rng.integers(self.length)

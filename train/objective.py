@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.errors import UserError
 from dart_jax.pure import Params, bind
 from train.data import Array
 from train.lm import causal
@@ -71,6 +72,10 @@ class AnchorBatches(NamedTuple):
     def __call__(self, step: int) -> Sequences:
         """int32 [B, T] tokens and [B] lengths; every sequence once an epoch."""
         per_epoch = len(self.sequences.length) // self.batch
+        if per_epoch < 1:
+            raise UserError(
+                f"{len(self.sequences.length)} sequences are too few for batches of {self.batch}"
+            )
         epoch, index = divmod(step, per_epoch)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.sequences.length))
         rows = order[index * self.batch :][: self.batch]
