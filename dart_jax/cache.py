@@ -37,13 +37,12 @@ def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -
     chex.assert_shape(length, index.shape[:1])
     chex.assert_equal_shape_prefix(jax.tree.leaves((cache, rows)), 2)
 
+    def write_sequence(old: jax.Array, kept: jax.Array, length: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(old, kept, (0, length, 0))
+
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
         kept = jnp.take_along_axis(new, index[:, None, :, None], axis=2)
-        # Unrolled over the batch: a batched dynamic_update_slice becomes a slow scatter on CPU.
-        for b in range(old.shape[0]):
-            start = (b, 0, length[b], 0)
-            old = jax.lax.dynamic_update_slice(old, kept[b : b + 1], start)
-        return old
+        return jax.vmap(write_sequence)(old, kept, length)
 
     return jax.tree.map(write, cache, rows)
 

@@ -209,13 +209,11 @@ def _run(
       took part in [B].
     """
     width = config.handover.path
-    batch = packed.shape[0]
 
+    @jax.vmap
     def write(output, emitted, packed):
-        for b in range(batch):
-            row = packed[b : b + 1, 1 : 1 + width]
-            output = jax.lax.dynamic_update_slice(output, row, (b, emitted[b]))
-        return output, emitted + packed[:, 0]
+        output = jax.lax.dynamic_update_slice(output, packed[1 : 1 + width], (emitted,))
+        return output, emitted + packed[0]
 
     def body(carry):
         state, packed, output, emitted, steps = carry
@@ -224,8 +222,9 @@ def _run(
         state, packed = step(config, params, state, trees)
         return state, packed, *write(output, emitted, packed), steps
 
-    zero = jnp.zeros((batch,), jnp.int32)
-    output, emitted = write(jnp.zeros((batch, size + width), jnp.int32), zero, packed)
+    zero = jnp.zeros((packed.shape[0],), jnp.int32)
+    output = jnp.zeros((packed.shape[0], size + width), jnp.int32)
+    output, emitted = write(output, zero, packed)
     state, _, output, emitted, steps = jax.lax.while_loop(
         lambda carry: jnp.any(carry[0].active), body, (state, packed, output, emitted, zero)
     )
