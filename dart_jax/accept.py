@@ -1,7 +1,7 @@
 """Lossless acceptance: the target draws one token at every node, and the tree is walked by them.
 
 A node is accepted when its token is what the target drew at its parent and the parent is accepted
-(spec section 5, the equivalent form). Since a draw depends on the logits and on its absolute
+(docs/method.md, section 5, the equivalent form). Since a draw depends on the logits and on its absolute
 position alone, the walk emits exactly what decoding without a tree would have drawn.
 """
 

@@ -60,11 +60,11 @@ def save_target(
       params: their dtype becomes the file's.
       eos: ids that end a sequence, written to `generation_config.json`.
     """
-    names = {path: _target_name(path) for path in _paths(config)}
-    _write(Path(directory), config.to_json(), _flatten(params, names))
     if eos:
         text = json.dumps({"eos_token_id": list(eos)}) + "\n"
         write_atomically(Path(directory) / "generation_config.json", text.encode())
+    names = {path: _target_name(path) for path in _paths(config)}
+    _write(Path(directory), config.to_json(), _flatten(params, names))
 
 
 def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
@@ -73,7 +73,10 @@ def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
         path = Path(directory) / name
         eos = _read_json(path).get("eos_token_id") if path.is_file() else None
         if eos is not None:
-            return tuple(eos) if isinstance(eos, list) else (eos,)
+            ids = tuple(eos) if isinstance(eos, list) else (eos,)
+            if not all(isinstance(i, int) for i in ids):
+                raise UserError(f"{path}: eos_token_id must be an integer or a list of them")
+            return ids
     return ()
 
 
@@ -224,6 +227,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
+        if path.with_name(f"{path.name}.index.json").is_file():
+            raise UserError(f"{path.parent}: sharded checkpoints are not supported yet")
         raise UserError(f"no file {path}")
     try:
         return safetensors.numpy.load_file(path)
@@ -236,5 +241,6 @@ def _write(directory: Path, config: dict[str, Any], tensors: dict[str, np.ndarra
     float_dtype = next(t.dtype for t in tensors.values() if t.dtype in dtypes)
     text = json.dumps({**config, "torch_dtype": dtypes[float_dtype]}, indent=2) + "\n"
     data = safetensors.numpy.save(tensors, metadata={"format": "pt"})
-    write_atomically(directory / WEIGHTS, data)
     write_atomically(directory / "config.json", text.encode())
+    # Last: where the weights are, everything is.
+    write_atomically(directory / WEIGHTS, data)

@@ -39,7 +39,7 @@ class TargetConfig:
 
     @property
     def feature_layers(self) -> tuple[int, int, int]:
-        """Layers whose input residual stream is captured for the drafter (spec section 1)."""
+        """Layers whose input residual stream is captured for the drafter (docs/method.md, section 1)."""
         return (2, self.num_hidden_layers // 2, self.num_hidden_layers - 3)
 
     @classmethod
@@ -69,7 +69,7 @@ class TargetConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DrafterConfig:
-    """A DART drafter, in the names of the reference's `config.json` (spec section 2)."""
+    """A DART drafter, in the names of the reference's `config.json` (docs/method.md, section 2)."""
 
     vocab_size: int
     draft_vocab_size: int
@@ -152,11 +152,15 @@ def _with_rope(json: Mapping[str, Any]) -> dict[str, Any]:
     """Reads `rope_theta` from where transformers 5 nests it; refuses scaled rotary embeddings."""
     json = dict(json)
     rope = json.get("rope_parameters") or json.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise UserError(f"config.json has rope parameters {rope!r}; they must be an object")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise UserError(f"RoPE scaling {kind!r} is not supported")
     if "rope_theta" in rope:
         json["rope_theta"] = rope["rope_theta"]
+    if "rope_theta" not in json:
+        raise UserError("config.json lacks rope_theta")
     return json
 
 

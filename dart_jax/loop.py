@@ -76,7 +76,8 @@ class Generation:
     Attributes:
       tokens: per row the new tokens, EOS included where it was drawn.
       steps: int [B], verifications each row took part in (prefill is none).
-      seconds: of wall time: `prefill`, `device` (draft and verify), `search`, `host` (the rest).
+      seconds: of wall time: `prefill`, `device` (draft and verify), `search` and, streaming,
+        `host` (the rest); in the fused loop the rest is part of `device`.
     """
 
     tokens: list[np.ndarray]
@@ -94,7 +95,13 @@ class Generation:
 def start(
     config: DecodeConfig, params: DecodeParams, prompts: Prompts, seed: int
 ) -> tuple[DecodeState, jax.Array]:
-    """Runs the prefill of a batch."""
+    """Runs the prefill of a batch.
+
+    Raises:
+      UserError: the seed is not in 0..2**32 - 1.
+    """
+    if not 0 <= seed < 2**32:
+        raise UserError(f"the seed must be in 0..{2**32 - 1}, got {seed}")
     return prefill(
         # The same for every tree that is deep enough, so compiled once.
         dataclasses.replace(config, nodes=config.max_depth),
@@ -186,7 +193,6 @@ def generate_fused(
         "prefill": prefilled - began,
         "device": total - prefilled - search,
         "search": search,
-        "host": 0.0,
     }
     tokens = [row[:count] for row, count in zip(output, emitted, strict=True)]
     return Generation(tokens, steps, seconds)

@@ -57,7 +57,9 @@ class Decoder:
             prompts, max_new_tokens, self.max_length, self.config.target.vocab_size
         )
         generate = generate_fused if self.loop == "fused" else generate_streaming
-        return generate(self.config, self.params, self.pruner, padded, seed=seed)
+        # On recent GPUs a float32 product would otherwise be rounded to 19 bits.
+        with jax.default_matmul_precision("highest"):
+            return generate(self.config, self.params, self.pruner, padded, seed=seed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +81,7 @@ class DartModel:
     ngram: NgramModel | None
     tokenizer: tokenizers.Tokenizer
     eos: tuple[int, ...]
+    _pruners: dict[tuple[int, bool], Pruner] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def load(
@@ -155,6 +158,9 @@ class DartModel:
         if self.drafter is None:
             raise UserError("no drafter was loaded; pass --drafter or decode with 0 nodes")
         config = DecodeConfig(self.target, self.drafter, nodes, sampling, self.eos)
-        ngram = self.ngram if use_ngram else None
-        pruner = Pruner(config.handover, nodes, ngram=ngram, eos=self.eos)
-        return Decoder(config, self.params, pruner, max_length, loop)
+        # The fused loop is compiled for one pruner, so decoders alike must share theirs.
+        key = (nodes, use_ngram)
+        if key not in self._pruners:
+            ngram = self.ngram if use_ngram else None
+            self._pruners[key] = Pruner(config.handover, nodes, ngram=ngram, eos=self.eos)
+        return Decoder(config, self.params, self._pruners[key], max_length, loop)

@@ -1,7 +1,8 @@
 """The host's side of a step: candidates come in one packed array, a draft tree goes back.
 
 The same `Pruner` is called between two jitted steps, or as `jax.pure_callback` inside one jitted
-program. It touches numpy only: calling JAX inside a callback can deadlock.
+program, where jax hands it its arguments as arrays of its own. It computes in numpy only: running
+a JAX computation inside a callback can deadlock.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Handover:
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """The tree search's parameters (spec section 3), with the paper's defaults."""
+    """The tree search's parameters (docs/method.md, section 3), with the paper's defaults."""
 
     beam: int = 20
     level_decay: float = 0.7

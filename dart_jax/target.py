@@ -137,9 +137,11 @@ class Target(nnx.Module):
         """[..., D] after the final norm -> float32 [..., V]."""
         with jax.named_scope("lm_head"):
             if self.config.tie_word_embeddings:
-                table = self.embed_tokens[...]
-                return jnp.einsum("...d,vd->...v", hidden, table).astype(jnp.float32)
-            return self.lm_head(hidden).astype(jnp.float32)
+                table, axes = self.embed_tokens[...], "...d,vd->...v"
+            else:
+                table, axes = self.lm_head.kernel[...], "...d,dv->...v"
+            # Rounding logits to bfloat16 would make ties common.
+            return jnp.einsum(axes, hidden, table, preferred_element_type=jnp.float32)
 
 
 def untie(config: TargetConfig, params: Params) -> tuple[TargetConfig, Params]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from dart_jax.errors import UserError
 from train.corpus import HELD_OUT, function_prompts, held_out_files, read, stdlib
 
 # Modules of the training text, for warming up and choosing the tree size.
@@ -55,4 +56,10 @@ def _take(
     in_turn = (text for text in chain.from_iterable(zip_longest(*by_module)) if text)
     encoded = ((text, tokenizer.encode(text).ids) for text in in_turn)
     short = (Prompt(group, text, np.array(ids)) for text, ids in encoded if len(ids) <= max_tokens)
-    return list(islice(short, count))
+    prompts = list(islice(short, count))
+    if len(prompts) < count:
+        raise UserError(
+            f"found {len(prompts)} of {count} prompts of the group {group!r} in the library at "
+            f"{stdlib()}; ask for fewer"
+        )
+    return prompts

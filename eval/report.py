@@ -23,7 +23,7 @@ _STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "
 
 
 def speedup_table(title: str, rows: dict[str, Summary]) -> Table:
-    """One row a prompt group; the last is the mean over all prompts."""
+    """One row a prompt group; the last pools all prompts."""
     table = _table(title, "plain tok/s", "DART tok/s", "speed-up", "tau", "accepted", "identical")
     table.caption = (
         "tok/s: median over repeats and half the spread, prefill included\n"
@@ -47,8 +47,11 @@ def speedup_table(title: str, rows: dict[str, Summary]) -> Table:
 def time_table(rows: dict[str, Summary]) -> Table:
     """Which part of DART's time each stage took."""
     table = _table("Where DART's time went", *_STAGES.values())
+    if "host" not in rows["all"].shares:
+        table.caption = "one program: the hand-over to the host is part of draft+verify"
     for name, row in rows.items():
-        table.add_row(name, *(f"{row.shares.get(stage, 0):.1%}" for stage in _STAGES))
+        shares = (row.shares.get(stage) for stage in _STAGES)
+        table.add_row(name, *("-" if share is None else f"{share:.1%}" for share in shares))
     return table
 
 
@@ -89,6 +92,8 @@ def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise UserError(f"cannot write {path}")
+    if plot_path and plot_path.suffix not in (".png", ".pdf", ".svg"):
+        raise UserError(f"--plot writes .png, .pdf or .svg, not {plot_path.name!r}")
     if plot_path and importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs matplotlib: pip install 'dart-jax[plot]'")
 

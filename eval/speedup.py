@@ -9,7 +9,6 @@ library modules that the model never saw.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +18,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, one_line_errors
 from dart_jax.model import DEMO, DartModel, Decoder
 from dart_jax.sampling import Sampling
 from eval import report
@@ -55,8 +54,8 @@ class SpeedupConfig:
     """Prompts decoded together."""
     max_new_tokens: int = 128
     """Tokens to generate for each prompt."""
-    max_length: int = 256
-    """Cache rows: prompt and new tokens together."""
+    max_length: int | None = None
+    """Cache rows: prompt and new tokens together; by default what the longest prompt needs."""
     prompts: int = 8
     """Prompts of each of the four groups."""
     tree_nodes: Literal["auto"] | int = "auto"
@@ -78,9 +77,16 @@ class SpeedupConfig:
     """Draw the figure into this file."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_new_tokens", "max_length", "prompts", "repeats"):
+        for name in ("batch_size", "max_new_tokens", "prompts", "repeats"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.batch_size > self.prompts:
+            raise UserError(
+                f"--batch-size {self.batch_size} needs --prompts of at least as many: a batch "
+                "holds prompts of one group"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed must be in 0..{2**32 - 1}")
         if self.tree_nodes != "auto" and self.tree_nodes < 1:
             raise UserError("--tree-nodes must be at least 1")
 
@@ -99,6 +105,13 @@ class Speedup:
             None if config.dtype == "auto" else config.dtype,
         )
         self.prompts = demo_prompts(self.model.tokenizer, config.prompts, PROMPT_TOKENS)
+        self.max_length = config.max_length or PROMPT_TOKENS + config.max_new_tokens
+        longest = max(len(prompt.tokens) for prompt in self.prompts)
+        if longest + config.max_new_tokens > self.max_length:
+            raise UserError(
+                f"a prompt of {longest} tokens and {config.max_new_tokens} new ones do not fit "
+                f"into a cache of {self.max_length}; raise --max-length"
+            )
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -112,7 +125,7 @@ class Speedup:
         """A decoder with trees of `nodes` nodes; 0 decodes plainly."""
         return self.model.decoder(
             nodes=nodes,
-            max_length=self.config.max_length,
+            max_length=self.max_length,
             sampling=self.sampling,
             use_ngram=use_ngram,
             loop=loop or self.config.loop,
@@ -122,7 +135,7 @@ class Speedup:
         """The size asked for, or the fastest on warm-up prompts."""
         if self.config.tree_nodes != "auto":
             return self.config.tree_nodes
-        count = 4 * self.config.batch_size
+        count = max(4, self.config.batch_size)
         batches = self.batches(warm_up_prompts(self.model.tokenizer, count, PROMPT_TOKENS // 2))
         with self.progress as progress:
             task = progress.add_task("choosing the tree size", total=len(SIZES))
@@ -164,14 +177,15 @@ class Speedup:
     def sweep(self, nodes: int) -> list[tuple[int, bool, Loop, Summary]]:
         """Every tree size with and without n-gram model; then both loops at the size chosen."""
         loop = self.config.loop
-        cases: list[tuple[int, bool, Loop]]
-        cases = [(size, ngram, loop) for size in SIZES for ngram in (True, False)]
         other: Loop = "host" if loop == "fused" else "fused"
-        cases.append((nodes, True, other))
+        has_ngram = self.model.ngram is not None
+        used = (True, False) if has_ngram else (False,)
+        cases = [(size, ngram, loop) for size in SIZES for ngram in used]
+        cases.append((nodes, has_ngram, other))
         return [
             (size, ngram, how, summarize(self.compare(f"{size} nodes", dart, repeats=1)))
             for size, ngram, how in cases
-            if (dart := self.decoder(size, ngram, how))
+            for dart in [self.decoder(size, ngram, how)]
         ]
 
 
@@ -182,7 +196,7 @@ def by_group(repeats: list[list[Run]]) -> dict[str, Summary]:
         group: summarize([[run for run in runs if run.group == group] for runs in repeats])
         for group in groups
     }
-    return {**rows, "mean": summarize(repeats)}
+    return {**rows, "all": summarize(repeats)}
 
 
 def run(config: SpeedupConfig, console: Console) -> None:
@@ -203,8 +217,6 @@ def run(config: SpeedupConfig, console: Console) -> None:
     swept = speedup.sweep(nodes) if config.sweep else []
     if swept:
         console.print(report.sweep_table(swept))
-    if config.plot:
-        report.write_plot(config.plot, rows)
     if config.json:
         report.write_json(
             config.json,
@@ -219,6 +231,8 @@ def run(config: SpeedupConfig, console: Console) -> None:
                 ],
             },
         )
+    if config.plot:
+        report.write_plot(config.plot, rows)
 
 
 def _as_json(row: Summary) -> dict:
@@ -227,15 +241,8 @@ def _as_json(row: Summary) -> dict:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
-    try:
+    with one_line_errors():
         run(tyro.cli(SpeedupConfig, args=args, description=__doc__), Console())
-    except UserError as error:
-        sys.exit(_fail(error))
-
-
-def _fail(error: UserError) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

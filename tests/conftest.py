@@ -23,6 +23,7 @@ from dart_jax.step import DecodeConfig, DecodeParams
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_default_matmul_precision", "highest")
 settings.register_profile("no deadline", deadline=None)  # the machine may be busy
 settings.load_profile("no deadline")
 

@@ -1,4 +1,4 @@
-"""The whole pipeline against what the reference implementation printed (shared/golden)."""
+"""The whole pipeline against what the reference implementation printed (tests/golden)."""
 
 import dataclasses
 

@@ -76,7 +76,8 @@ def test_decoders_agree(tiny, model, loop, nodes, use_ngram, sampling):
     generation = dart(tiny.prompts, 12, seed=4)
     assert lists(generation) == lists(expected)
     assert max(map(len, expected.tokens)) == 12
-    assert set(generation.seconds) == {"prefill", "device", "search", "host"}
+    rest = {"host"} if loop == "host" else set()
+    assert set(generation.seconds) == {"prefill", "device", "search"} | rest
     assert generation.seconds["search"] > 0 == expected.seconds["search"]
 
 

@@ -2,7 +2,7 @@
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
-Every stage leaves its result in the work directory and is skipped when that result is there;
+Tokenizer, target, completions and drafter stay in the work directory and are not made again;
 training stages resume from their newest checkpoint.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import tyro
 
 from dart_jax.checkpoint import load_drafter, load_eos, load_target, save_drafter, save_target
 from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import write_atomically
 from dart_jax.ngram import NgramModel
 from dart_jax.pure import Params, init_params
@@ -54,7 +56,7 @@ class DemoConfig:
     sequence: int = 256
     anchors: int = 32
     drafter_batch: int = 16
-    drafter_steps: int = 800
+    drafter_steps: int = 1300
     drafter_lr: float = 2e-3
     gamma: float = 0.6
     seed: int = 0
@@ -94,6 +96,20 @@ class DemoConfig:
         )
 
 
+def claim(config: DemoConfig) -> None:
+    """Notes in the work directory what is made there; refuses to mix configurations."""
+    path = config.work / "config.json"
+    mine = {**dataclasses.asdict(config), "work": None, "export": None}
+    if path.is_file():
+        theirs = json.loads(path.read_text())
+        changed = [name for name, value in mine.items() if theirs.get(name) != value]
+        if changed:
+            raise UserError(
+                f"{config.work} was begun with another {', '.join(changed)}; pass another --work"
+            )
+    write_atomically(path, (json.dumps(mine, indent=2) + "\n").encode())
+
+
 def make_tokenizer(config: DemoConfig) -> tokenizers.Tokenizer:
     """Trains the tokenizer, or reads the one already there."""
     path = config.work / "target" / "tokenizer.json"
@@ -111,9 +127,9 @@ def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndar
 
 
 def train_target(
-    config: DemoConfig, documents: list[np.ndarray], held_out: list[np.ndarray]
+    config: DemoConfig, documents: list[np.ndarray], held_out: list[np.ndarray], end: int
 ) -> None:
-    """Trains the language model."""
+    """Trains the language model; `end` is the id that ends a document."""
     if (config.work / "target" / "model.safetensors").is_file():
         return
     model = config.target
@@ -131,10 +147,11 @@ def train_target(
         ),
         steps=config.target_steps,
         directory=config.work / "target-training",
+        # A part of the held-out text; `main` reports the loss on all of it.
         evaluate=held_out_loss(model, np.concatenate(held_out)[:20_000], config.context),
         seed=config.seed,
     )
-    save_target(config.work / "target", model, params, eos=(0,))
+    save_target(config.work / "target", model, params, eos=(end,))
 
 
 def make_sequences(
@@ -222,11 +239,19 @@ def export(config: DemoConfig, directory: Path) -> None:
 
 
 def main(config: DemoConfig) -> None:
-    """Runs every stage that is not done."""
+    """Runs every stage that is not done.
+
+    Raises:
+      UserError: the work directory belongs to another configuration.
+    """
+    claim(config)
     tokenizer = make_tokenizer(config)
     documents = tokenize(tokenizer, training_files())
     held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
-    train_target(config, documents, held_out)
+    train_target(config, documents, held_out, end_of_text(tokenizer))
+    model, params = load_target(config.work / "target")
+    loss = held_out_loss(model, np.concatenate(held_out), config.context)(params)
+    print(f"target: {loss['held_out_loss']:.3f} nats per token on all held-out text")
     sequences = make_sequences(config, tokenizer, training=True)
     train_drafter(config, sequences, make_sequences(config, tokenizer, training=False))
     made = [row[:n] for row, n in zip(sequences.tokens, sequences.length, strict=True)]
@@ -236,4 +261,5 @@ def main(config: DemoConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(DemoConfig, description=__doc__))
+    with one_line_errors():
+        main(tyro.cli(DemoConfig, description=__doc__))

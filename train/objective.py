@@ -1,9 +1,10 @@
-"""The drafter's objective (paper section 3.3, spec section 6): annealed KL to the target.
+"""The drafter's objective (paper, section 3.3; `docs/method.md`, section 6): annealed KL.
 
-    sum over t = 1..d of  gamma**(t - 1) * KL(target(. | x[:n + t]) || draft(. | x[:n + 1], t))
+    sum over t = 1..d of  gamma**(t - 1) * KL(target(. | x[: n + t + 1]) || draft(. | x[: n + 2], t))
 
-for anchors n drawn from the sequence. Every anchor has its own block of mask rows; since these
-differ by rotary position alone, the drafter computes their keys once for all blocks.
+for anchors n, which are rows counted from 0: row n holds the feature of x[n] and the embedding of
+x[n + 1]. Every anchor has its own block of mask rows; since these differ by rotary position alone,
+the drafter computes their keys once for all blocks.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Sequences(NamedTuple):
     """Token sequences of different lengths.
 
     Attributes:
-      tokens: uint16 or int32 [M, T], padded on the right.
+      tokens: integers [M, T], padded on the right.
       length: int32 [M].
     """
 
@@ -45,7 +45,11 @@ def regenerate(
     batch: int = 64,
     seed: int = 0,
 ) -> Sequences:
-    """Continues every prompt up to `max_length` tokens, once for each way of sampling."""
+    """Continues prompts up to `max_length` tokens, once for each way of sampling.
+
+    They are decoded in full batches, shortest first; the longest, up to `batch - 1`, are left out.
+    """
+    batch = min(batch, len(prompts))
     if jax.default_backend() == "cpu":
         config, params = untie(config, params)
     # Prompts of like length share a padded shape and finish together.
@@ -61,7 +65,7 @@ def regenerate(
             )
             made = generate_fused(decode, {"target": params}, None, padded, seed=seed + n)
             rows += map(np.append, (prompts[i] for i in chunk), made.tokens)
-    tokens = np.zeros((len(rows), max_length), np.uint16)
+    tokens = np.zeros((len(rows), max_length), np.min_scalar_type(config.vocab_size - 1))
     for row, sequence in zip(tokens, rows, strict=True):
         row[: len(sequence)] = sequence
     return Sequences(tokens, np.array([len(row) for row in rows], np.int32))
