@@ -1,8 +1,8 @@
 """Lossless acceptance: the target draws one token at every node, and the tree is walked by them.
 
 A node is accepted when its token is what the target drew at its parent and the parent is accepted
-(docs/method.md, section 5, the equivalent form). Since a draw depends on the logits and on its absolute
-position alone, the walk emits exactly what decoding without a tree would have drawn.
+(docs/method.md, section 5). Since a draw depends on the logits and on its absolute position alone,
+the walk emits exactly what decoding without a tree would have drawn.
 """
 
 from __future__ import annotations

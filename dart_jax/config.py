@@ -39,7 +39,7 @@ class TargetConfig:
 
     @property
     def feature_layers(self) -> tuple[int, int, int]:
-        """Layers whose input residual stream is captured for the drafter (docs/method.md, section 1)."""
+        """Layers whose input is captured for the drafter (docs/method.md, section 1)."""
         return (2, self.num_hidden_layers // 2, self.num_hidden_layers - 3)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The DART drafter (paper section 3, docs/method.md, section 2): d positions from one forward of one layer.
+"""The DART drafter (docs/method.md, section 2): d positions from one forward of one layer.
 
 Row i joins the target's feature at position i with the embedding of the token at i + 1. Behind a
 row that is drafted from, its *anchor*, stand m mask rows; the anchor and its mask rows predict the

@@ -180,6 +180,7 @@ class Speedup:
         other: Loop = "host" if loop == "fused" else "fused"
         has_ngram = self.model.ngram is not None
         used = (True, False) if has_ngram else (False,)
+        cases: list[tuple[int, bool, Loop]]
         cases = [(size, ngram, loop) for size in SIZES for ngram in used]
         cases.append((nodes, has_ngram, other))
         return [

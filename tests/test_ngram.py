@@ -56,7 +56,7 @@ def brute_force_probability(counts, order, context, candidate):
 
 
 def reference_counts(path):
-    """The n-grams of a file of the reference implementation (docs/method.md, section 4), and its total."""
+    """The n-grams of a file of the reference implementation, and its total."""
     data = path.read_bytes()
     order, nodes = struct.unpack_from("<QQ", data)
     offset = 16

@@ -33,7 +33,7 @@ def paths(tree):
 
 
 def transcribed_paths(model, context, tokens, logits, *, nodes, beam=20, eos=()):
-    """One row by the formula of the docs/method.md, section 3, in float32 and without any cleverness."""
+    """One row by the formula of docs/method.md, in float32 and without any cleverness."""
     f32 = np.float32
     eps = f32(1e-10)
     root = (int(context[-1]),)

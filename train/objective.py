@@ -1,6 +1,6 @@
 """The drafter's objective (paper, section 3.3; `docs/method.md`, section 6): annealed KL.
 
-    sum over t = 1..d of  gamma**(t - 1) * KL(target(. | x[: n + t + 1]) || draft(. | x[: n + 2], t))
+    sum over t = 1..d of gamma**(t - 1) * KL(target(. | x[:n + t + 1]) || draft(. | x[:n + 2], t))
 
 for anchors n, which are rows counted from 0: row n holds the feature of x[n] and the embedding of
 x[n + 1]. Every anchor has its own block of mask rows; since these differ by rotary position alone,
