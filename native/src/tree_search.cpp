@@ -131,6 +131,7 @@ class RowSearch {
       const std::int32_t first = pool_.size();
       const LevelWeights weights(config_, level);
       for (const BeamEntry& entry : beam_) extend(entry, level, weights);
+      rank(first);
       if (level + 1 < batch_.levels) choose_beam(first);
     }
     write_tree(out);
@@ -148,6 +149,8 @@ class RowSearch {
     beam_.assign(1, root);
     pool_.clear();
     pool_.add(0.0f, context[batch_.context - 1], 0, 0, false);
+    best_.clear();
+    beam_width_ = 1;
   }
 
   void read_candidates(const std::int32_t* tokens, const float* logits) {
@@ -194,24 +197,49 @@ class RowSearch {
     }
   }
 
-  // Replaces the beam by the best nodes of the level just added, which begins at `first`.
+  // Merges the level just added, which begins at `first`, into the best N nodes so far.
+  void rank(std::int32_t first) {
+    const std::size_t kept = best_.size();
+    best_.resize(kept + static_cast<std::size_t>(pool_.size() - first));
+    std::iota(best_.begin() + static_cast<std::ptrdiff_t>(kept), best_.end(), first);
+    const std::size_t size = std::size_t(config_.nodes);
+    if (best_.size() <= size) return;
+    const auto better = [this](std::int32_t a, std::int32_t b) { return pool_.better(a, b); };
+    std::nth_element(best_.begin(), best_.begin() + config_.nodes, best_.end(), better);
+    best_.resize(size);
+  }
+
+  // Replaces the beam by the best nodes of the level just added, which begins at `first`. Those not
+  // among the best N so far are left out: their descendants, which are worse still, could never
+  // enter the tree. They count in the beam all the same, since its places go to nodes that do not
+  // end in EOS first.
   void choose_beam(std::int32_t first) {
-    order_.resize(pool_.size() - first);
-    std::iota(order_.begin(), order_.end(), first);
-    const std::size_t width = std::min(order_.size(), std::size_t(config_.beam));
-    std::partial_sort(order_.begin(), order_.begin() + width, order_.end(),
-                      [this](std::int32_t a, std::int32_t b) {
-                        if (pool_.is_eos[a] != pool_.is_eos[b]) return pool_.is_eos[b] != 0;
-                        return pool_.better(a, b);
-                      });
+    const std::size_t beam = std::size_t(config_.beam);
+    const auto eos = static_cast<std::size_t>(
+        std::count(candidates_.is_eos.begin(), candidates_.is_eos.end(), char{1}));
+    const std::size_t places = std::min(beam, beam_width_ * (candidates_.size() - eos));
+    const std::size_t eos_places = std::min(beam - places, beam_width_ * eos);
+    beam_width_ = places + eos_places;
+
+    order_.clear();
+    for (std::int32_t node : best_) {
+      if (node >= first) order_.push_back(node);
+    }
+    std::sort(order_.begin(), order_.end(), [this](std::int32_t a, std::int32_t b) {
+      if (pool_.is_eos[a] != pool_.is_eos[b]) return pool_.is_eos[b] != 0;
+      return pool_.better(a, b);
+    });
+    std::size_t left[] = {places, eos_places};
     next_beam_.clear();
-    for (std::size_t i = 0; i < width; ++i) {
-      const std::int32_t node = order_[i];
+    for (std::int32_t node : order_) {
+      std::size_t& places_left = left[pool_.is_eos[node] != 0];
+      if (places_left == 0) continue;
+      --places_left;
       BeamEntry entry{node, {}};
       if (ngram_ != nullptr) {
         // extend() added the same number of children for each entry of the beam, in its order.
-        const BeamEntry& parent = beam_[(node - first) / candidates_.size()];
-        entry.state = ngram_->advance(parent.state, pool_.token[node]);
+        const std::size_t parent = static_cast<std::size_t>(node - first) / candidates_.size();
+        entry.state = ngram_->advance(beam_[parent].state, pool_.token[node]);
       }
       next_beam_.push_back(entry);
     }
@@ -219,13 +247,7 @@ class RowSearch {
   }
 
   void write_tree(std::int32_t* out) {
-    order_.resize(pool_.size() - 1);
-    std::iota(order_.begin(), order_.end(), 1);
-    const auto better = [this](std::int32_t a, std::int32_t b) { return pool_.better(a, b); };
-    const std::size_t size = std::min(order_.size(), std::size_t(config_.nodes));
-    std::nth_element(order_.begin(), order_.begin() + size, order_.end(), better);
-    order_.resize(size);
-    std::sort(order_.begin(), order_.end(), [this](std::int32_t a, std::int32_t b) {
+    std::sort(best_.begin(), best_.end(), [this](std::int32_t a, std::int32_t b) {
       if (pool_.depth[a] != pool_.depth[b]) return pool_.depth[a] < pool_.depth[b];
       return pool_.better(a, b);
     });
@@ -234,8 +256,8 @@ class RowSearch {
     place_.resize(pool_.size());
     out[0] = pool_.token[0];
     place_[0] = 0;
-    for (std::size_t i = 0; i < size; ++i) {
-      const std::int32_t node = order_[i];
+    for (std::size_t i = 0; i < best_.size(); ++i) {
+      const std::int32_t node = best_[i];
       place_[node] = static_cast<std::int32_t>(i) + 1;
       out[i + 1] = pool_.token[node];
       out[places + i + 1] = place_[pool_.parent[node]];  // a parent's depth is less: placed already
@@ -251,10 +273,12 @@ class RowSearch {
   Pool pool_;
   std::vector<BeamEntry> beam_;
   std::vector<BeamEntry> next_beam_;
+  std::size_t beam_width_ = 1;  // the beam's size, counting what is left out of it
   Candidates candidates_;
   std::vector<std::pair<std::int32_t, float>> logits_;
   std::vector<float> ngram_probability_;  // one per candidate
-  std::vector<std::int32_t> order_;       // pool nodes being ranked
+  std::vector<std::int32_t> order_;       // nodes of a level that may be extended
+  std::vector<std::int32_t> best_;        // the best N nodes so far, in no order
   std::vector<std::int32_t> place_;       // pool node -> its place in the tree
 };
 

@@ -11,7 +11,8 @@
 // term is left out at level 0, and everywhere if there is no model. All in float32.
 //
 // A beam limits which nodes of a level are extended: those not ending in EOS first, then by score.
-// Every scored node competes for the tree, those outside the beam too. No increment is positive,
+// Every scored node competes for the tree, those outside the beam too; a node that is already behind
+// N others is not extended, which changes nothing but the time. No increment is positive,
 // and ties go to the node created first - the shallower one, then the one of the better-ranked
 // parent, then the smaller token - so a chosen node's parent is always chosen too.
 #pragma once
