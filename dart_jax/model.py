@@ -18,7 +18,7 @@ from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.errors import UserError
 from dart_jax.loop import Generation, Prompts, generate_fused, generate_streaming
 from dart_jax.ngram import NgramModel
-from dart_jax.pruner import Pruner
+from dart_jax.pruner import Pruner, SearchConfig
 from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig, DecodeParams
 from dart_jax.target import untie
@@ -81,7 +81,7 @@ class DartModel:
     ngram: NgramModel | None
     tokenizer: tokenizers.Tokenizer
     eos: tuple[int, ...]
-    _pruners: dict[tuple[int, bool], Pruner] = dataclasses.field(default_factory=dict)
+    _pruners: dict[tuple[int, bool, SearchConfig], Pruner] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def load(
@@ -136,6 +136,7 @@ class DartModel:
         max_length: int,
         sampling: Sampling | None = None,
         use_ngram: bool = True,
+        search: SearchConfig | None = None,
         loop: Literal["fused", "host"] = "fused",
     ) -> Decoder:
         """A decoder with trees of `nodes` nodes; 0 decodes plainly.
@@ -159,8 +160,11 @@ class DartModel:
             raise UserError("no drafter was loaded; pass --drafter or decode with 0 nodes")
         config = DecodeConfig(self.target, self.drafter, nodes, sampling, self.eos)
         # The fused loop is compiled for one pruner, so decoders alike must share theirs.
-        key = (nodes, use_ngram)
+        search = search or SearchConfig()
+        key = (nodes, use_ngram, search)
         if key not in self._pruners:
             ngram = self.ngram if use_ngram else None
-            self._pruners[key] = Pruner(config.handover, nodes, ngram=ngram, eos=self.eos)
+            self._pruners[key] = Pruner(
+                config.handover, nodes, ngram=ngram, eos=self.eos, search=search
+            )
         return Decoder(config, self.params, self._pruners[key], max_length, loop)

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rich.table import Table
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from eval.measure import Summary
+from eval.tree_size import Tree
 
 _STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "host": "host"}
 
@@ -55,13 +56,22 @@ def time_table(rows: dict[str, Summary]) -> Table:
     return table
 
 
-def sweep_table(rows: Sequence[tuple[int, bool, str, Summary]]) -> Table:
-    """Tree sizes with and without the n-gram model, and the two loops."""
-    columns = ("n-gram", "loop", "tau", "DART tok/s", "speed-up", "identical")
+def tree_table(rates: Mapping[Tree, float]) -> Table:
+    """What the choice of the tree was made from."""
+    table = _table("Trees on warm-up prompts", "level decay", "DART tok/s", first="nodes")
+    for tree, rate in rates.items():
+        table.add_row(str(tree.nodes), f"{tree.level_decay:g}", f"{rate:,.0f}")
+    return table
+
+
+def sweep_table(rows: Sequence[tuple[Tree, bool, str, Summary]]) -> Table:
+    """Trees with and without the n-gram model, and the two loops."""
+    columns = ("decay", "n-gram", "loop", "tau", "DART tok/s", "speed-up", "identical")
     table = _table("Tree sizes, n-gram model and loops", *columns, first="nodes")
-    for nodes, ngram, loop, row in rows:
+    for tree, ngram, loop, row in rows:
         table.add_row(
-            str(nodes),
+            str(tree.nodes),
+            f"{tree.level_decay:g}",
             "yes" if ngram else "no",
             loop,
             f"{row.tau:.2f}",

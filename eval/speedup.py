@@ -20,11 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.model import DEMO, DartModel, Decoder
+from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
 from eval import report
 from eval.measure import Run, Summary, measure, summarize
 from eval.prompts import Prompt, demo_prompts, warm_up_prompts
-from eval.tree_size import SIZES, fastest
+from eval.tree_size import LEVEL_DECAYS, SIZES, Tree, fastest
 
 Loop = Literal["fused", "host"]
 
@@ -60,6 +61,9 @@ class SpeedupConfig:
     """Prompts of each of the four groups."""
     tree_nodes: Literal["auto"] | int = "auto"
     """Nodes of the draft tree; auto takes the fastest on warm-up prompts."""
+    level_decay: Literal["auto"] | float = "auto"
+    """Exponent of the search's level weight, 0.7 in the paper; auto takes the faster of 0.7 and
+    1.4 on warm-up prompts."""
     loop: Loop = "fused"
     """fused: the generation is one jitted program that calls the search; host: step and search in
     turn, as when streaming."""
@@ -89,6 +93,8 @@ class SpeedupConfig:
             raise UserError(f"--seed must be in 0..{2**32 - 1}")
         if self.tree_nodes != "auto" and self.tree_nodes < 1:
             raise UserError("--tree-nodes must be at least 1")
+        if self.level_decay != "auto" and not 0 <= self.level_decay < float("inf"):
+            raise UserError("--level-decay must be 0 or a positive number")
 
 
 class Speedup:
@@ -121,35 +127,46 @@ class Speedup:
             transient=True,
         )
 
-    def decoder(self, nodes: int, use_ngram: bool = True, loop: Loop | None = None) -> Decoder:
-        """A decoder with trees of `nodes` nodes; 0 decodes plainly."""
+    def plain(self) -> Decoder:
+        """The baseline: the target alone, always as one program on the device."""
+        return self.model.decoder(nodes=0, max_length=self.max_length, sampling=self.sampling)
+
+    def decoder(self, tree: Tree, use_ngram: bool = True, loop: Loop | None = None) -> Decoder:
+        """DART with trees of one kind."""
         return self.model.decoder(
-            nodes=nodes,
+            nodes=tree.nodes,
             max_length=self.max_length,
             sampling=self.sampling,
             use_ngram=use_ngram,
+            search=SearchConfig(level_decay=tree.level_decay),
             loop=loop or self.config.loop,
         )
 
-    def tree_nodes(self) -> int:
-        """The size asked for, or the fastest on warm-up prompts."""
-        if self.config.tree_nodes != "auto":
-            return self.config.tree_nodes
+    def tree(self) -> Tree:
+        """The tree asked for; what is left to `auto` is the fastest on warm-up prompts."""
+        sizes, decays = self.config.tree_nodes, self.config.level_decay
+        trees = [
+            Tree(nodes, decay)
+            for nodes in (SIZES if sizes == "auto" else (sizes,))
+            for decay in (LEVEL_DECAYS if decays == "auto" else (decays,))
+        ]
+        if len(trees) == 1:
+            return trees[0]
         count = max(4, self.config.batch_size)
         batches = self.batches(warm_up_prompts(self.model.tokenizer, count, PROMPT_TOKENS // 2))
         with self.progress as progress:
-            task = progress.add_task("choosing the tree size", total=len(SIZES))
-            nodes, rates = fastest(
+            task = progress.add_task("choosing the tree", total=len(trees))
+            rates = fastest(
                 self.decoder,
+                trees,
                 batches,
                 max_new_tokens=self.config.max_new_tokens,
                 seed=self.config.seed,
                 advance=lambda: progress.advance(task),
             )
             progress.remove_task(task)
-        timed = ", ".join(f"{size}: {rate:,.0f}" for size, rate in rates.items())
-        self.console.print(f"tree of {nodes} nodes (tokens/s on warm-up prompts: {timed})")
-        return nodes
+        self.console.print(report.tree_table(rates))
+        return next(iter(rates))
 
     def batches(self, prompts: list[Prompt]) -> list[list[Prompt]]:
         """Prompts of one group decoded together."""
@@ -163,7 +180,7 @@ class Speedup:
         with self.progress as progress:
             task = progress.add_task(name, total=len(batches) * (repeats + 1))
             runs = measure(
-                self.decoder(0, loop="fused"),
+                self.plain(),
                 dart,
                 batches,
                 max_new_tokens=self.config.max_new_tokens,
@@ -174,19 +191,19 @@ class Speedup:
             progress.remove_task(task)
         return runs
 
-    def sweep(self, nodes: int) -> list[tuple[int, bool, Loop, Summary]]:
+    def sweep(self, chosen: Tree) -> list[tuple[Tree, bool, Loop, Summary]]:
         """Every tree size with and without n-gram model; then both loops at the size chosen."""
         loop = self.config.loop
         other: Loop = "host" if loop == "fused" else "fused"
         has_ngram = self.model.ngram is not None
         used = (True, False) if has_ngram else (False,)
-        cases: list[tuple[int, bool, Loop]]
-        cases = [(size, ngram, loop) for size in SIZES for ngram in used]
-        cases.append((nodes, has_ngram, other))
+        cases: list[tuple[Tree, bool, Loop]]
+        cases = [(Tree(n, chosen.level_decay), ngram, loop) for n in SIZES for ngram in used]
+        cases += [(Tree(n, decay), has_ngram, loop) for n in SIZES for decay in LEVEL_DECAYS]
+        cases.append((chosen, has_ngram, other))
         return [
-            (size, ngram, how, summarize(self.compare(f"{size} nodes", dart, repeats=1)))
-            for size, ngram, how in cases
-            for dart in [self.decoder(size, ngram, how)]
+            (*case, summarize(self.compare(f"{case[0].nodes} nodes", self.decoder(*case), 1)))
+            for case in dict.fromkeys(cases)
         ]
 
 
@@ -205,17 +222,18 @@ def run(config: SpeedupConfig, console: Console) -> None:
     report.check_outputs(config.json, config.plot)
     speedup = Speedup(config, console)
     console.print(", ".join(f"{k} {v}" for k, v in report.environment().items()))
-    nodes = speedup.tree_nodes()
-    repeats = speedup.compare("measuring", speedup.decoder(nodes), config.repeats)
+    tree = speedup.tree()
+    repeats = speedup.compare("measuring", speedup.decoder(tree), config.repeats)
     rows = by_group(repeats)
     ngram = "no n-gram model" if speedup.model.ngram is None else "n-gram model"
     title = (
         f"T = {config.temperature:g}, batch {config.batch_size}, {config.max_new_tokens} new "
-        f"tokens, tree of {nodes} nodes, {ngram}, {config.loop} loop"
+        f"tokens, tree of {tree.nodes} nodes (level decay {tree.level_decay:g}), {ngram}, "
+        f"{config.loop} loop"
     )
     console.print(report.speedup_table(title, rows))
     console.print(report.time_table(rows))
-    swept = speedup.sweep(nodes) if config.sweep else []
+    swept = speedup.sweep(tree) if config.sweep else []
     if swept:
         console.print(report.sweep_table(swept))
     if config.json:
@@ -224,11 +242,11 @@ def run(config: SpeedupConfig, console: Console) -> None:
             {
                 "environment": report.environment(),
                 "config": dataclasses.asdict(config),
-                "tree_nodes": nodes,
+                "tree": tree._asdict(),
                 "groups": {name: _as_json(row) for name, row in rows.items()},
                 "sweep": [
-                    {"nodes": size, "ngram": used, "loop": loop, **_as_json(row)}
-                    for size, used, loop, row in swept
+                    {**swept_tree._asdict(), "ngram": used, "loop": loop, **_as_json(row)}
+                    for swept_tree, used, loop, row in swept
                 ],
             },
         )
