@@ -63,7 +63,7 @@ class SpeedupConfig:
     """Nodes of the draft tree; auto takes the fastest on warm-up prompts."""
     level_decay: Literal["auto"] | float = "auto"
     """Exponent of the search's level weight, 0.7 in the paper; auto takes the faster of 0.7 and
-    1.4 on warm-up prompts."""
+    2.5 on warm-up prompts."""
     loop: Loop = "fused"
     """fused: the generation is one jitted program that calls the search; host: step and search in
     turn, as when streaming."""

@@ -14,7 +14,7 @@ SIZES = (4, 8, 16, 32, 60)
 
 # Exponents of the search's level weight: the paper's, tuned for 59 nodes, and a larger one, which
 # makes small trees deeper.
-LEVEL_DECAYS = (0.7, 1.4)
+LEVEL_DECAYS = (0.7, 2.5)
 
 
 class Tree(NamedTuple):

@@ -20,6 +20,7 @@ from eval import speedup
 from eval.prompts import demo_prompts
 from eval.report import check_outputs
 from eval.speedup import PROMPT_TOKENS, SpeedupConfig, run
+from eval.tree_size import LEVEL_DECAYS
 from train.corpus import HELD_OUT
 
 STAGES = {"fused": {"prefill", "device", "search"}}
@@ -45,6 +46,7 @@ def measured(tiny, tmp_path_factory):
                 "max_new_tokens": 6,
                 "prompts": 1,
                 "tree_nodes": 4,
+                "level_decay": 0.7,
                 "repeats": 2,
                 "json": path,
                 **settings,
@@ -83,7 +85,7 @@ def check_report(content, prompts, repeats):
 def test_report(measured):
     text, content = measured()
     check_report(content, prompts=1, repeats=2)
-    assert "T = 0, batch 1, 6 new tokens, tree of 4 nodes, n-gram model, fused loop" in text
+    assert "T = 0, batch 1, 6 new tokens, tree of 4 nodes (level decay 0.7), n-gram" in text
     for name, group in content["groups"].items():
         first, plain, dart, *rest = row_of(text, name)
         assert first == name
@@ -95,7 +97,7 @@ def test_report(measured):
             f"{group['accepted']:.2f}",
             f"{group['prompts']}/{group['prompts']}",
         ]
-    assert content["tree_nodes"] == content["config"]["tree_nodes"] == 4
+    assert content["tree"] == {"nodes": 4, "level_decay": 0.7}
     assert content["sweep"] == []
     assert {"device", "python", "jax", "dart-jax"} <= set(content["environment"])
     assert content["environment"]["device"] in text
@@ -107,7 +109,8 @@ def test_sampling_in_batches(measured, loop):
     settings = {"prompts": 3, "batch_size": 2, "repeats": 1}
     text, content = measured(loop=loop, temperature=1.0, top_k=40, top_p=0.9, **settings)
     check_report(content, prompts=3, repeats=1)
-    assert f"T = 1, batch 2, 6 new tokens, tree of 4 nodes, n-gram model, {loop} loop" in text
+    assert "T = 1, batch 2, 6 new tokens, tree of 4 nodes" in text
+    assert f"{loop} loop" in text
 
 
 def test_without_ngram_model(measured, tmp_path):
@@ -123,15 +126,23 @@ def test_sweep_choice_and_plot(measured, tmp_path, monkeypatch):
     plot = tmp_path / "new" / "plot.png"
     text, content = measured(tree_nodes="auto", sweep=True, plot=plot, repeats=1)
     check_report(content, prompts=1, repeats=1)
-    nodes = content["tree_nodes"]
-    assert f"tree of {nodes} nodes (tokens/s on warm-up prompts: 2: " in text
-    rates = text.partition("warm-up prompts: ")[2].partition(")")[0].split(", ")
-    rates = {int(s): float(r.replace(",", "")) for s, r in (pair.split(": ") for pair in rates)}
-    assert max(rates.values()) == rates[nodes]
-    assert [(row["nodes"], row["ngram"], row["loop"]) for row in content["sweep"]] == [
-        *((size, used, "fused") for size in sizes for used in (True, False)),
-        (nodes, True, "host"),
+    chosen = content["tree"]
+    choice = text.partition("Trees on warm-up prompts")[2].partition("T = 0")[0]
+    rates = [
+        float(cells[2].replace(",", ""))
+        for line in choice.splitlines()
+        if line.startswith("│") and (cells := line.strip("│").split("│"))
     ]
+    assert len(rates) == len(sizes)
+    assert rates == sorted(rates, reverse=True)
+    assert row_of(choice, str(chosen["nodes"]))[2] == f"{rates[0]:,.0f}"
+    decays = {row["level_decay"] for row in content["sweep"]}
+    assert decays == {*LEVEL_DECAYS, chosen["level_decay"]}
+    keys = ("nodes", "level_decay", "ngram", "loop")
+    swept = [tuple(row[key] for key in keys) for row in content["sweep"]]
+    assert len(set(swept)) == len(swept)
+    assert {(size, 0.7, used, "fused") for size in sizes for used in (True, False)} <= set(swept)
+    assert swept[-1] == (chosen["nodes"], chosen["level_decay"], True, "host")
     assert {(row["prompts"], row["identical"]) for row in content["sweep"]} == {(4, 4)}
     assert "Tree sizes, n-gram model and loops" in text
     assert plot.read_bytes().startswith(b"\x89PNG")
