@@ -54,7 +54,10 @@ class TargetConfig:
         _refuse(json, "quantization_config", (None,))
         if any(t != "full_attention" for t in json.get("layer_types") or ()):
             raise UserError("target layer_types other than 'full_attention' are not supported")
-        return cls(**_known_fields(cls, _with_rope(json)))
+        json = _with_rope(json)
+        if "rope_theta" not in json:
+            raise UserError("config.json lacks rope_theta")
+        return cls(**_known_fields(cls, json))
 
     def to_json(self) -> dict[str, Any]:
         """The config as `transformers` reads it."""
@@ -81,7 +84,7 @@ class DrafterConfig:
     draft_length: int
     target_hidden_size: int
     rms_norm_eps: float = 1e-6
-    rope_theta: float = 1e4
+    rope_theta: float = 1e4  # what a Llama config without one means
     max_position_embeddings: int = 40960
 
     def __post_init__(self) -> None:
@@ -159,8 +162,6 @@ def _with_rope(json: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"RoPE scaling {kind!r} is not supported")
     if "rope_theta" in rope:
         json["rope_theta"] = rope["rope_theta"]
-    if "rope_theta" not in json:
-        raise UserError("config.json lacks rope_theta")
     return json
 
 

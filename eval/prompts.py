@@ -57,9 +57,9 @@ def _take(
     encoded = ((text, tokenizer.encode(text).ids) for text in in_turn)
     short = (Prompt(group, text, np.array(ids)) for text, ids in encoded if len(ids) <= max_tokens)
     prompts = list(islice(short, count))
-    if len(prompts) < count:
+    if not prompts:
         raise UserError(
-            f"found {len(prompts)} of {count} prompts of the group {group!r} in the library at "
-            f"{stdlib()}; ask for fewer"
+            f"no documented function of the group {group!r} in {stdlib()} is within {max_tokens} "
+            "tokens; this program needs the library's sources and a tokenizer made for text"
         )
     return prompts
