@@ -193,13 +193,15 @@ class Speedup:
 
     def sweep(self, chosen: Tree) -> list[tuple[Tree, bool, Loop, Summary]]:
         """Every tree size with and without n-gram model; then both loops at the size chosen."""
-        loop = self.config.loop
+        loop: Loop = self.config.loop
         other: Loop = "host" if loop == "fused" else "fused"
         has_ngram = self.model.ngram is not None
         used = (True, False) if has_ngram else (False,)
-        cases: list[tuple[Tree, bool, Loop]]
-        cases = [(Tree(n, chosen.level_decay), ngram, loop) for n in SIZES for ngram in used]
-        cases += [(Tree(n, decay), has_ngram, loop) for n in SIZES for decay in LEVEL_DECAYS]
+        sizes = [Tree(nodes, chosen.level_decay) for nodes in SIZES]
+        both = [Tree(nodes, decay) for nodes in SIZES for decay in LEVEL_DECAYS]
+        cases: list[tuple[Tree, bool, Loop]] = []
+        cases.extend((tree, ngram, loop) for tree in sizes for ngram in used)
+        cases.extend((tree, has_ngram, loop) for tree in both)
         cases.append((chosen, has_ngram, other))
         return [
             (*case, summarize(self.compare(f"{case[0].nodes} nodes", self.decoder(*case), 1)))
