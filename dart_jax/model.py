@@ -24,6 +24,7 @@ from dart_jax.step import DecodeConfig, DecodeParams
 from dart_jax.target import untie
 
 PathLike = str | os.PathLike[str]
+Loop = Literal["fused", "host"]
 
 # The model that comes with the package.
 DEMO = Path(__file__).parent / "demo"
@@ -45,7 +46,7 @@ class Decoder:
     params: DecodeParams
     pruner: Pruner | None
     max_length: int
-    loop: Literal["fused", "host"]
+    loop: Loop
 
     def __call__(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> Generation:
         """Continues token prompts, each int [n], by up to `max_new_tokens`.
@@ -137,7 +138,7 @@ class DartModel:
         sampling: Sampling | None = None,
         use_ngram: bool = True,
         search: SearchConfig | None = None,
-        loop: Literal["fused", "host"] = "fused",
+        loop: Loop = "fused",
     ) -> Decoder:
         """A decoder with trees of `nodes` nodes; 0 decodes plainly.
 

@@ -19,15 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.model import DEMO, DartModel, Decoder
+from dart_jax.model import DEMO, DartModel, Decoder, Loop
 from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
 from eval import report
 from eval.measure import Run, Summary, measure, summarize
 from eval.prompts import Prompt, demo_prompts, warm_up_prompts
 from eval.tree_size import LEVEL_DECAYS, SIZES, Tree, fastest
-
-Loop = Literal["fused", "host"]
 
 # Longest prompt taken into the demo benchmark.
 PROMPT_TOKENS = 128
