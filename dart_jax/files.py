@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces `path` in one step, so that a reader never sees a half-written file."""
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A path beside `path`, in a directory made if need be, that takes its place afterwards.
+
+    A reader of `path` never sees a half-written file. If the block raises, `path` is as before.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(data)
-            file.flush()
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    part = Path(name)
+    try:
+        yield part
+        with part.open("rb") as file:
             os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+        part.chmod(0o644)  # others may not read what mkstemp makes
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces `path` by `data` in one step."""
+    with atomic_path(path) as part:
+        part.write_bytes(data)

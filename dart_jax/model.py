@@ -18,6 +18,7 @@ from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.errors import UserError
 from dart_jax.loop import Generation, Prompts, generate_fused, generate_streaming
 from dart_jax.ngram import NgramModel
+from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.pruner import Pruner, SearchConfig
 from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig, DecodeParams
@@ -89,7 +90,7 @@ class DartModel:
         cls,
         target: PathLike = DEMO / "target",
         drafter: PathLike | None = DEMO / "drafter",
-        ngram: PathLike | None = DEMO / "ngram.safetensors",
+        ngram: PathLike | None = DEMO / "ngram.dng",
         dtype: DTypeLike | None = None,
     ) -> DartModel:
         """Reads local directories; without arguments the demo model.
@@ -121,13 +122,8 @@ class DartModel:
             check_fit(config, drafter_config)
             params["draft_ids"] = jnp.asarray(ids)
         ngram_model = None if ngram is None else NgramModel.load(ngram)
-        if ngram_model is not None and ngram_model.levels[0].token.max(initial=0) >= (
-            config.vocab_size
-        ):
-            raise UserError(
-                f"the n-gram model {ngram} holds tokens beyond the target's vocabulary of "
-                f"{config.vocab_size}; count one with the target's tokenizer"
-            )
+        if ngram_model is not None:
+            check_tokenizer(ngram_model, tokenizer, str(ngram))
         return cls(config, drafter_config, params, ngram_model, tokenizer, load_eos(target))
 
     def decoder(

@@ -1,14 +1,16 @@
 """The host's side of a step: candidates come in one packed array, a draft tree goes back.
 
-The same `Pruner` is called between two jitted steps, or as `jax.pure_callback` inside one jitted
-program, where jax hands it its arguments as arrays of its own. It computes in numpy only: running
-a JAX computation inside a callback can deadlock.
+The same `Pruner` is called between two jitted steps, or inside one jitted program: on the CPU XLA
+calls the C++ search itself, elsewhere `jax.pure_callback` leads to it. A callback computes in numpy
+only: running a JAX computation inside one can deadlock.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
+import os
+from functools import cache, partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,11 @@ class Handover:
     positions: int
     candidates: int
     path: int
+
+    @property
+    def first(self) -> int:
+        """Column of the first candidate; the context stands before it."""
+        return 1 + self.path + CONTEXT
 
     def pack(
         self,
@@ -70,32 +77,37 @@ class Handover:
         return bool((packed[:, self.path + CONTEXT] >= 0).any())
 
     def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k]."""
+        """Context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k], not copied."""
         shape = (len(packed), self.positions, self.candidates)
-        first = 1 + self.path + CONTEXT
-        middle = first + self.positions * self.candidates
-        context = np.ascontiguousarray(packed[:, first - CONTEXT : first])
-        ids = np.ascontiguousarray(packed[:, first:middle]).reshape(shape)
-        bits = np.ascontiguousarray(packed[:, middle:]).reshape(shape)
-        return context, ids, bits.view(np.float32)
+        middle = self.first + self.positions * self.candidates
+        context = packed[:, self.first - CONTEXT : self.first]
+        ids = packed[:, self.first : middle].reshape(shape)
+        logits = packed[:, middle:].view(np.float32).reshape(shape)
+        return context, ids, logits
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """The tree search's parameters (docs/method.md, section 3), with the paper's defaults."""
+    """The tree search's parameters (docs/method.md, section 3), with the paper's defaults.
+
+    Attributes:
+      beam: nodes of a level that are extended.
+      level_decay: exponent of the level weight.
+      logit_decay: base of the logit weight.
+      ngram_weight: of the n-gram model's log-probability.
+      ties: `first`, of equal scores the node created first; `compat`, what the reference's unstable
+        sorts make of them, many times slower.
+    """
 
     beam: int = 20
     level_decay: float = 0.7
     logit_decay: float = 0.9
     ngram_weight: float = 0.5
+    ties: Literal["first", "compat"] = "first"
 
 
 class Pruner:
-    """Packed candidates -> packed draft trees, int32 [B, 3, N + 1].
-
-    Attributes:
-      seconds: time spent searching since it was last set to 0.
-    """
+    """Packed candidates -> packed draft trees, int32 [B, 3, N + 1]."""
 
     def __init__(
         self,
@@ -105,25 +117,73 @@ class Pruner:
         ngram: NgramModel | None = None,
         eos: tuple[int, ...] = (),
         search: SearchConfig = SearchConfig(),
+        threads: int | None = None,
     ):
-        self.handover, self.nodes, self.seconds = handover, nodes, 0.0
+        """Prepares the search of trees of N = `nodes` nodes.
+
+        Args:
+          handover: layout of the packed candidates.
+          nodes: N, the root not counted.
+          ngram: None searches by the drafter alone.
+          eos: tokens that end a sequence.
+          search: parameters.
+          threads: rows of a batch searched at the same time; None takes all cores.
+
+        Raises:
+          ValueError: a parameter is out of range.
+        """
+        self.handover, self.nodes = handover, nodes
         self._search = _core.TreeSearch(
             ngram.core if ngram else None,
             nodes=nodes,
             eos=list(eos),
+            threads=threads or os.cpu_count() or 1,
             **dataclasses.asdict(search),
         )
 
+    @property
+    def seconds(self) -> float:
+        """Time spent searching since it was last set to 0."""
+        return self._search.seconds
+
+    @seconds.setter
+    def seconds(self, value: float) -> None:
+        self._search.seconds = value
+
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         """The trees of one step, on the host."""
-        start = time.perf_counter()
         packed = np.asarray(packed)
         trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
         self._search.search(*self.handover.candidates_of(packed), trees)
-        self.seconds += time.perf_counter() - start
         return trees
 
     def callback(self, packed: jax.Array) -> jax.Array:
-        """The same inside a jitted program."""
+        """The same inside a jitted program. The pruner must outlive the program."""
         shape = jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
-        return jax.pure_callback(self, shape, packed)
+        portable = partial(jax.pure_callback, self, shape)
+        if not _foreign_function():
+            return portable(packed)
+        native = partial(
+            jax.ffi.ffi_call(_FOREIGN_FUNCTION, shape),
+            search=np.int64(self._search.address),
+            context=np.int64(CONTEXT),
+            first=np.int64(self.handover.first),
+            levels=np.int64(self.handover.positions),
+            candidates=np.int64(self.handover.candidates),
+        )
+        return jax.lax.platform_dependent(packed, cpu=native, default=portable)
+
+
+_FOREIGN_FUNCTION = "dart_search"
+
+
+@cache
+def _foreign_function() -> bool:
+    """Makes the search known to XLA. False if it was built without, or for another jaxlib."""
+    if _core.ffi_handler is None:
+        return False
+    try:
+        jax.ffi.register_ffi_target(_FOREIGN_FUNCTION, _core.ffi_handler, platform="cpu")
+    except (jax.errors.JaxRuntimeError, ValueError):
+        return False
+    return True

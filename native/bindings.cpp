@@ -4,16 +4,26 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "dart/ngram_count.h"
+#include "dart/ngram_builder.h"
+#include "dart/ngram_file_writer.h"
+#include "dart/ngram_levels.h"
 #include "dart/ngram_model.h"
 #include "dart/tree_search.h"
+
+#ifdef DART_FFI
+#include "ffi.h"
+#endif
 
 namespace py = pybind11;
 
@@ -30,10 +40,10 @@ std::string shape_text(const std::vector<py::ssize_t>& shape) {
   return text + "]";
 }
 
-// Throws ValueError unless the array is an aligned, C-contiguous T of this shape.
+// Throws ValueError unless the array is an aligned T of this shape.
 template <class T>
-void check_array(const py::array& array, const std::string& name,
-                 const std::vector<py::ssize_t>& shape) {
+void check_type_and_shape(const py::array& array, const std::string& name,
+                          const std::vector<py::ssize_t>& shape) {
   const auto wanted = py::dtype::of<T>();
   if (!array.dtype().equal(wanted)) {
     throw py::value_error(name + " must be " + std::string(py::str(wanted)) + ", got " +
@@ -47,9 +57,18 @@ void check_array(const py::array& array, const std::string& name,
     throw py::value_error(name + " must have shape " + shape_text(shape) + ", got " +
                           shape_text(actual));
   }
-  if (!(array.flags() & py::array::c_style) ||
-      !(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_)) {
-    throw py::value_error(name + " must be C-contiguous and aligned");
+  if (!(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_)) {
+    throw py::value_error(name + " must be aligned");
+  }
+}
+
+// The same, and C-contiguous.
+template <class T>
+void check_array(const py::array& array, const std::string& name,
+                 const std::vector<py::ssize_t>& shape) {
+  check_type_and_shape<T>(array, name, shape);
+  if (!(array.flags() & py::array::c_style)) {
+    throw py::value_error(name + " must be C-contiguous");
   }
 }
 
@@ -76,6 +95,15 @@ py::array to_numpy(std::vector<T>&& values) {
 // A level's arrays as Python holds them: token, count, child_begin.
 using LevelArrays = std::tuple<py::array, py::array, py::array>;
 
+std::vector<LevelArrays> level_arrays(std::vector<dart::OwnedLevel>&& levels) {
+  std::vector<LevelArrays> arrays;
+  for (dart::OwnedLevel& level : levels) {
+    arrays.emplace_back(to_numpy(std::move(level.token)), to_numpy(std::move(level.count)),
+                        to_numpy(std::move(level.child_begin)));
+  }
+  return arrays;
+}
+
 std::vector<dart::NgramLevel> level_spans(const std::vector<LevelArrays>& levels) {
   std::vector<dart::NgramLevel> spans;
   for (const auto& [token, count, child_begin] : levels) {
@@ -86,14 +114,41 @@ std::vector<dart::NgramLevel> level_spans(const std::vector<LevelArrays>& levels
   return spans;
 }
 
-// The model together with the arrays it reads.
+// The model together with the bytes it reads.
 struct PyNgramModel {
-  explicit PyNgramModel(std::vector<LevelArrays> arrays)
-      : levels(std::move(arrays)), model(level_spans(levels)) {}
+  PyNgramModel(py::array array, bool checksums)
+      : file(std::move(array)), model(open(file, checksums)) {}
 
-  std::vector<LevelArrays> levels;
+  static dart::NgramModel open(const py::array& file, bool checksums) {
+    const auto span = vector_span<std::uint8_t>(file, "file");
+    py::gil_scoped_release release;
+    return dart::NgramModel(span, checksums);
+  }
+
+  py::array file;
   dart::NgramModel model;
 };
+
+py::dict header(const PyNgramModel& self) {
+  const dart::format::Header& header = self.model.header();
+  const auto by_length = [&](const std::uint64_t* values) {
+    return std::vector<std::uint64_t>(values, values + header.order);
+  };
+  py::dict fields;
+  fields["version"] = header.version;
+  fields["order"] = header.order;
+  fields["precision"] = header.precision;
+  fields["vocab_size"] = header.vocab_size;
+  fields["tokens"] = header.tokens;
+  fields["ngrams"] = by_length(header.ngrams);
+  fields["dropped"] = by_length(header.dropped);
+  fields["min_count"] = by_length(header.min_count);
+  fields["fingerprint"] =
+      py::bytes(reinterpret_cast<const char*>(header.fingerprint), sizeof header.fingerprint);
+  fields["list_bytes"] = header.lists.bytes;
+  fields["unigram_bytes"] = header.unigrams.bytes;
+  return fields;
+}
 
 py::array_t<float> probabilities(const PyNgramModel& self, const py::array& context,
                                  const py::array& candidates) {
@@ -107,44 +162,120 @@ py::array_t<float> probabilities(const PyNgramModel& self, const py::array& cont
   return out;
 }
 
-std::vector<LevelArrays> count_ngrams(const py::array& tokens, const py::array& offsets,
-                                      int order) {
-  const auto token_span = vector_span<std::int32_t>(tokens, "tokens");
-  const auto offset_span = vector_span<std::int64_t>(offsets, "offsets");
-  std::vector<dart::CountedLevel> counted;
+std::vector<LevelArrays> levels(const PyNgramModel& self) {
+  std::vector<dart::OwnedLevel> owned;
   {
     py::gil_scoped_release release;
-    counted = dart::count_ngrams(token_span, offset_span, order);
+    owned = self.model.levels();
   }
-  std::vector<LevelArrays> levels;
-  for (dart::CountedLevel& level : counted) {
-    levels.emplace_back(to_numpy(std::move(level.token)), to_numpy(std::move(level.count)),
-                        to_numpy(std::move(level.child_begin)));
+  return level_arrays(std::move(owned));
+}
+
+struct CloseFile {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+
+// Writes an n-gram file at the path.
+void write_file(const std::vector<dart::NgramLevel>& levels, const std::string& path,
+                std::uint64_t vocab_size, const std::string& fingerprint,
+                const std::vector<std::uint64_t>& min_counts, std::uint32_t precision,
+                const std::function<void()>& release_pages) {
+  dart::NgramFileOptions options;
+  options.vocab_size = vocab_size;
+  options.precision = precision;
+  if (fingerprint.size() != options.fingerprint.size()) {
+    throw py::value_error("fingerprint must be 32 bytes");
   }
-  return levels;
+  std::copy(fingerprint.begin(), fingerprint.end(), options.fingerprint.begin());
+  if (min_counts.size() > levels.size()) throw py::value_error("too many minimum counts");
+  std::copy(min_counts.begin(), min_counts.end(), options.min_count.begin());
+
+  py::gil_scoped_release release;
+  const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "wb"));
+  if (!file) throw std::runtime_error("cannot write " + path);
+  dart::write_ngram_file(levels, options, file.get(), release_pages);
+}
+
+void write_levels(const std::vector<LevelArrays>& arrays, const std::string& path,
+                  std::uint64_t vocab_size, const py::bytes& fingerprint,
+                  const std::vector<std::uint64_t>& min_counts, std::uint32_t precision) {
+  const auto spans = level_spans(arrays);
+  {
+    py::gil_scoped_release release;
+    dart::check_levels(spans, vocab_size);
+  }
+  write_file(spans, path, vocab_size, fingerprint, min_counts, precision, [] {});
+}
+
+void add_windows(dart::NgramBuilder& self, const py::array& windows, const py::array& counts) {
+  check_array<std::uint64_t>(windows, "windows", {kAny, py::ssize_t(self.words())});
+  check_array<std::int64_t>(counts, "counts", {windows.shape(0)});
+  const auto size = static_cast<std::size_t>(counts.size());
+  py::gil_scoped_release release;
+  self.add(data<std::uint64_t>(windows), data<std::int64_t>(counts), size);
+}
+
+void write_builder(dart::NgramBuilder& self, const std::string& path, const py::bytes& fingerprint,
+                   const std::vector<std::uint64_t>& min_counts, std::uint32_t precision) {
+  std::vector<dart::NgramLevel> levels;
+  {
+    py::gil_scoped_release release;
+    levels = self.finish();
+  }
+  write_file(levels, path, self.vocab_size(), fingerprint, min_counts, precision,
+             [&self] { self.release(); });
+}
+
+dart::Ties parse_ties(const std::string& ties) {
+  if (ties == "first") return dart::Ties::kFirst;
+  if (ties == "compat") return dart::Ties::kCompatible;
+  throw py::value_error("ties must be 'first' or 'compat', got '" + ties + "'");
 }
 
 std::unique_ptr<dart::TreeSearch> make_tree_search(const PyNgramModel* ngram, int nodes, int beam,
                                                    double level_decay, double logit_decay,
                                                    float ngram_weight, float eps,
-                                                   std::vector<std::int32_t> eos) {
+                                                   std::vector<std::int32_t> eos,
+                                                   const std::string& ties, int threads) {
   return std::make_unique<dart::TreeSearch>(
       ngram == nullptr ? nullptr : &ngram->model,
       dart::TreeSearchConfig{nodes, beam, level_decay, logit_decay, ngram_weight, eps,
-                             std::move(eos)});
+                             std::move(eos), parse_ties(ties), threads});
 }
 
-void search(const dart::TreeSearch& self, const py::array& context, const py::array& tokens,
-            const py::array& logits, py::array& out) {
-  check_array<std::int32_t>(context, "context", {kAny, kAny});
+// Checks an array whose first axis may have any stride. Returns it, in values.
+template <class T>
+std::size_t row_stride(const py::array& array, const std::string& name,
+                       const std::vector<py::ssize_t>& shape) {
+  check_type_and_shape<T>(array, name, shape);
+  py::ssize_t inner = sizeof(T);
+  for (py::ssize_t axis = array.ndim() - 1; axis > 0; --axis) {
+    if (array.shape(axis) > 1 && array.strides(axis) != inner) {
+      throw py::value_error(name + " must be contiguous within a row");
+    }
+    inner *= array.shape(axis);
+  }
+  const py::ssize_t stride = array.shape(0) > 1 ? array.strides(0) : inner;
+  if (stride < 0 || stride % py::ssize_t(sizeof(T)) != 0) {
+    throw py::value_error(name + " must be contiguous within a row");
+  }
+  return static_cast<std::size_t>(stride) / sizeof(T);
+}
+
+// Checks the arrays of a search and makes a batch of them.
+dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& context,
+                             const py::array& tokens, const py::array& logits,
+                             const py::array& out) {
+  dart::DraftBatch batch;
+  batch.context_stride = row_stride<std::int32_t>(context, "context", {kAny, kAny});
   const py::ssize_t rows = context.shape(0);
   if (context.shape(1) == 0) throw py::value_error("context must hold at least the root");
-  check_array<std::int32_t>(tokens, "tokens", {rows, kAny, kAny});
-  check_array<float>(logits, "logits", {rows, tokens.shape(1), tokens.shape(2)});
-  check_array<std::int32_t>(out, "out", {rows, 3, py::ssize_t(self.config().nodes) + 1});
+  batch.tokens_stride = row_stride<std::int32_t>(tokens, "tokens", {rows, kAny, kAny});
+  batch.logits_stride =
+      row_stride<float>(logits, "logits", {rows, tokens.shape(1), tokens.shape(2)});
+  check_array<std::int32_t>(out, "out", {rows, 3, py::ssize_t(search.config().nodes) + 1});
   if (!out.writeable()) throw py::value_error("out must be writeable");
 
-  dart::DraftBatch batch;
   batch.rows = static_cast<std::size_t>(rows);
   batch.context = static_cast<std::size_t>(context.shape(1));
   batch.levels = static_cast<std::size_t>(tokens.shape(1));
@@ -152,10 +283,40 @@ void search(const dart::TreeSearch& self, const py::array& context, const py::ar
   batch.context_tokens = data<std::int32_t>(context);
   batch.tokens = data<std::int32_t>(tokens);
   batch.logits = data<float>(logits);
-  auto* trees = static_cast<std::int32_t*>(out.mutable_data());
+  return batch;
+}
 
+void search(const dart::TreeSearch& self, const py::array& context, const py::array& tokens,
+            const py::array& logits, py::array& out) {
+  const dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out);
+  auto* trees = static_cast<std::int32_t*>(out.mutable_data());
   py::gil_scoped_release release;
   self.search(batch, trees);
+}
+
+// The same, one row after the other. Returns the seconds that each took.
+py::array_t<double> timed_search(const dart::TreeSearch& self, const py::array& context,
+                                 const py::array& tokens, const py::array& logits,
+                                 py::array& out) {
+  dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out);
+  py::array_t<double> seconds(static_cast<py::ssize_t>(batch.rows));
+  double* second = seconds.mutable_data();
+  auto* trees = static_cast<std::int32_t*>(out.mutable_data());
+  const std::size_t rows = batch.rows;
+  batch.rows = 1;
+
+  py::gil_scoped_release release;
+  for (std::size_t row = 0; row < rows; ++row) {
+    const auto start = std::chrono::steady_clock::now();
+    self.search(batch, trees);
+    second[row] =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    batch.context_tokens += batch.context_stride;
+    batch.tokens += batch.tokens_stride;
+    batch.logits += batch.logits_stride;
+    trees += 3 * (std::size_t(self.config().nodes) + 1);
+  }
+  return seconds;
 }
 
 }  // namespace
@@ -164,11 +325,23 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ core of dart_jax: n-gram model and draft tree search.";
 
   m.attr("MAX_ORDER") = dart::kMaxOrder;
-  m.def("count_ngrams", &count_ngrams, py::arg("tokens"), py::arg("offsets"), py::arg("order"));
+  m.attr("MAX_VOCABULARY") = dart::format::kMaxVocabulary;
+  m.def("write_levels", &write_levels, py::arg("levels"), py::arg("path"), py::kw_only(),
+        py::arg("vocab_size"), py::arg("fingerprint"), py::arg("min_counts"),
+        py::arg("precision"));
 
   py::class_<PyNgramModel>(m, "NgramModel")
-      .def(py::init<std::vector<LevelArrays>>(), py::arg("levels"))
+      .def(py::init<py::array, bool>(), py::arg("file"), py::arg("checksums") = true)
+      .def("header", &header)
+      .def("levels", &levels)
       .def("probabilities", &probabilities, py::arg("context"), py::arg("candidates"));
+
+  py::class_<dart::NgramBuilder>(m, "NgramBuilder")
+      .def(py::init<int, std::uint64_t, const std::string&>(), py::arg("order"),
+           py::arg("vocab_size"), py::arg("scratch") = "")
+      .def("add", &add_windows, py::arg("windows"), py::arg("counts"))
+      .def("write", &write_builder, py::arg("path"), py::kw_only(), py::arg("fingerprint"),
+           py::arg("min_counts"), py::arg("precision"));
 
   const dart::TreeSearchConfig defaults;
   py::class_<dart::TreeSearch>(m, "TreeSearch")
@@ -176,8 +349,22 @@ PYBIND11_MODULE(_core, m) {
            py::arg("beam") = defaults.beam, py::arg("level_decay") = defaults.level_decay,
            py::arg("logit_decay") = defaults.logit_decay,
            py::arg("ngram_weight") = defaults.ngram_weight, py::arg("eps") = defaults.eps,
-           py::arg("eos") = defaults.eos,
+           py::arg("eos") = defaults.eos, py::arg("ties") = "first",
+           py::arg("threads") = defaults.threads,
            py::keep_alive<1, 2>())  // the search reads the model
       .def("search", &search, py::arg("context"), py::arg("tokens"), py::arg("logits"),
-           py::arg("out"));
+           py::arg("out"))
+      .def_property_readonly("address",
+                             [](const dart::TreeSearch& self) {
+                               return reinterpret_cast<std::intptr_t>(&self);
+                             })
+      .def_property("seconds", &dart::TreeSearch::seconds, &dart::TreeSearch::set_seconds)
+      .def("timed_search", &timed_search, py::arg("context"), py::arg("tokens"),
+           py::arg("logits"), py::arg("out"));
+
+#ifdef DART_FFI
+  m.attr("ffi_handler") = py::capsule(dart_search_handler());
+#else
+  m.attr("ffi_handler") = py::none();
+#endif
 }

@@ -1,94 +1,169 @@
 #include "dart/ngram_model.h"
 
-#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <stdexcept>
 #include <string>
-#include <utility>
+
+#include "dart/xxh64.h"
 
 namespace dart {
 namespace {
 
 void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(std::string("n-gram model: ") + message);
+  if (!condition) throw std::invalid_argument(message);
 }
 
-// Siblings are the children of one node, or all of level 1.
-void check_siblings(const NgramLevel& level, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t i = begin; i < end; ++i) {
-    require(level.token[i] >= 0, "negative token");
-    require(i == begin || level.token[i - 1] < level.token[i], "siblings out of order");
-    require(level.count[i] >= 1, "count below 1");
-  }
-}
-
-void check_children(const NgramLevel& level, const NgramLevel& next) {
-  const auto& bound = level.child_begin;
-  const auto end = static_cast<std::int64_t>(next.token.size);
-  require(bound.size == level.token.size + 1, "child bounds of the wrong length");
-  require(bound[0] == 0 && bound[level.token.size] == end, "children do not cover the next level");
-  for (std::size_t node = 0; node < level.token.size; ++node) {
-    require(bound[node] <= bound[node + 1] && bound[node + 1] <= end, "child bounds out of order");
-    check_siblings(next, bound[node], bound[node + 1]);
-    // Subtracting, since a sum of hostile counts could overflow.
-    std::int64_t unclaimed = level.count[node];
-    for (std::int64_t i = bound[node]; i < bound[node + 1]; ++i) {
-      require(next.count[i] <= unclaimed, "children counted more often than their parent");
-      unclaimed -= next.count[i];
-    }
+void check_section(Span<std::uint8_t> file, const format::Section& section, std::uint64_t offset,
+                   std::uint64_t bits, bool checksum) {
+  require(section.offset == offset && bits / 8 <= file.size &&
+              section.bytes == format::section_bytes(bits),
+          "a section is not where it belongs");
+  require(section.bytes <= file.size && section.offset <= file.size - section.bytes,
+          "the file is cut off");
+  if (checksum) {
+    require(xxh64(file.data + section.offset, section.bytes) == section.checksum,
+            "its checksum does not match");
   }
 }
 
 }  // namespace
 
-NgramModel::NgramModel(std::vector<NgramLevel> levels) : levels_(std::move(levels)) {
-  require(!levels_.empty() && levels_.size() <= kMaxOrder, "order must be 1 to 5");
-  for (const NgramLevel& level : levels_) {
-    require(level.token.size == level.count.size, "as many counts as tokens are needed");
+NgramModel::NgramModel(Span<std::uint8_t> file, bool checksums) {
+  require(file.size >= sizeof header_.magic &&
+              std::memcmp(file.data, format::kMagic, sizeof header_.magic) == 0,
+          "it is not an n-gram file");
+  require(file.size >= sizeof header_, "the file is cut off");
+  std::memcpy(&header_, file.data, sizeof header_);
+  if (header_.version != format::kVersion) {
+    throw std::invalid_argument("it has format version " + std::to_string(header_.version) +
+                                ", this program reads version " +
+                                std::to_string(format::kVersion));
   }
-  check_siblings(levels_.front(), 0, static_cast<std::int64_t>(levels_.front().token.size));
-  for (std::size_t i = 0; i + 1 < levels_.size(); ++i) check_children(levels_[i], levels_[i + 1]);
-  require(levels_.back().child_begin.size == 0, "the last level has no children");
+  require(header_.bytes == sizeof header_ &&
+              xxh64(&header_, offsetof(format::Header, checksum)) == header_.checksum,
+          "its header is damaged");
+  require(header_.order >= 1 && header_.order <= kMaxOrder, "its order is not 1 to 5");
+  require(header_.vocab_size >= 1 && header_.vocab_size <= format::kMaxVocabulary,
+          "its vocabulary size is out of range");
+  require(header_.precision == format::kExact || (header_.precision >= format::kMinPrecision &&
+                                                  header_.precision <= format::kMaxPrecision),
+          "its precision is out of range");
+  require(header_.smallest <= 1, "its smallest count is out of range");
+  require(header_.unigram_count_bits <= kMaxFieldBits &&
+              header_.unigram_offset_bits <= kMaxFieldBits,
+          "its fields are too wide");
+  check_section(file, header_.lists, sizeof header_, header_.list_bits, checksums);
+  const std::uint64_t entry =
+      std::uint64_t{header_.unigram_count_bits} + header_.unigram_offset_bits;
+  check_section(file, header_.unigrams, header_.lists.offset + header_.lists.bytes,
+                (header_.vocab_size + 1) * entry, checksums);
+  require(file.size == header_.unigrams.offset + header_.unigrams.bytes,
+          "bytes follow behind its end");
+  lists_ = {file.data + header_.lists.offset, header_.list_bits, header_.precision,
+            header_.smallest};
+  unigrams_ = file.data + header_.unigrams.offset;
 }
 
 NgramState NgramModel::advance(const NgramState& state, std::int32_t token) const {
   NgramState next;
-  for (int n = 1; n < order(); ++n) {
-    // The suffix of n tokens is a child of the previous suffix of n - 1, or of the root.
-    const NgramLevel& level = levels_[n - 1];
-    const std::int32_t* first = level.token.begin();
-    const std::int32_t* last = level.token.end();
-    if (n > 1) {
-      const std::int64_t parent = state.node[n - 2];
-      if (parent == NgramState::kUnseen) continue;
-      last = first + levels_[n - 2].child_begin[parent + 1];
-      first += levels_[n - 2].child_begin[parent];
-    }
-    const std::int32_t* found = std::lower_bound(first, last, token);
-    if (found != last && *found == token) next.node[n - 1] = found - level.token.begin();
+  if (order() < 2) return next;
+  next.context[0] = unigram(token);
+  auto position = static_cast<std::uint64_t>(token);
+  std::uint64_t universe = header_.vocab_size;
+  for (int n = 1; n + 1 < order() && next.context[n - 1].code != 0; ++n) {
+    const NgramList list = this->list(state, n, universe);
+    NgramList::Entry entry;
+    if (!list.find(position, &entry)) break;
+    next.context[n] = list.child(entry);
+    position = entry.index;
+    universe = list.size();
   }
   return next;
 }
 
 void NgramModel::probabilities(const NgramState& state, Span<std::int32_t> tokens,
                                float* probability) const {
-  std::fill_n(probability, tokens.size, 0.0f);
-  for (int n = order() - 1; n >= 1; --n) {
-    const std::int64_t context = state.node[n - 1];
-    if (context == NgramState::kUnseen) continue;
-    const NgramLevel& level = levels_[n - 1];
-    const NgramLevel& next = levels_[n];
-    const float reciprocal = 1.0f / static_cast<float>(level.count[context]);
-    const std::int32_t* child = next.token.begin() + level.child_begin[context];
-    const std::int32_t* const last = next.token.begin() + level.child_begin[context + 1];
-    // Both sides ascend, so each search starts where the one before it ended.
-    for (std::size_t i = 0; i < tokens.size && child != last; ++i) {
-      if (probability[i] > 0.0f) continue;  // answered by a longer context
-      child = std::lower_bound(child, last, tokens[i]);
-      if (child == last || *child != tokens[i]) continue;
-      const std::int64_t count = next.count[child - next.token.begin()];
-      probability[i] = static_cast<float>(count) * reciprocal;
+  std::array<NgramList, kMaxOrder - 1> lists;
+  std::array<float, kMaxOrder - 1> reciprocal{};
+  int known = 0;
+  for (std::uint64_t universe = header_.vocab_size; known + 1 < order(); ++known) {
+    lists[known] = list(state, known + 1, universe);
+    if (lists[known].size() == 0) break;
+    reciprocal[known] = this->reciprocal(state.context[known]);
+    universe = lists[known].size();
+  }
+  for (std::size_t i = 0; i < tokens.size; ++i) {
+    probability[i] = 0.0f;
+    if (tokens[i] < 0) continue;
+    auto position = static_cast<std::uint64_t>(tokens[i]);
+    NgramList::Entry entry;
+    for (int n = 0; n < known && lists[n].find(position, &entry); ++n) {
+      if (entry.code > 0) {
+        probability[i] = static_cast<float>(count(entry.code)) * reciprocal[n];
+      }
+      position = entry.index;
     }
   }
+}
+
+std::vector<OwnedLevel> NgramModel::levels() const {
+  std::vector<OwnedLevel> levels(header_.order);
+  // Of each n-gram of the level that is complete: where its list lies, and the n-gram, one level
+  // up, that it becomes without its first token.
+  std::vector<NgramContext> contexts;
+  std::vector<std::int64_t> suffixes;
+  std::vector<std::int64_t> unigram_of(header_.vocab_size, -1);
+  for (std::uint64_t token = 0; token < header_.vocab_size; ++token) {
+    const NgramContext context = unigram(static_cast<std::int32_t>(token));
+    if (context.code == 0 && !context.has_list()) continue;
+    unigram_of[token] = static_cast<std::int64_t>(levels[0].token.size());
+    levels[0].token.push_back(static_cast<std::int32_t>(token));
+    levels[0].count.push_back(static_cast<std::int64_t>(count(context.code)));
+    contexts.push_back(context);
+  }
+  for (int n = 2; n <= order(); ++n) {
+    OwnedLevel& parents = levels[n - 2];
+    OwnedLevel& level = levels[n - 1];
+    const bool inner = n < order();
+    std::vector<NgramContext> next_contexts;
+    std::vector<std::int64_t> next_suffixes;
+    for (std::size_t parent = 0; parent < contexts.size(); ++parent) {
+      parents.child_begin.push_back(static_cast<std::int64_t>(level.token.size()));
+      std::uint64_t first = 0;  // of the universe, in the parents' level
+      std::uint64_t universe = header_.vocab_size;
+      if (n > 2) {
+        const auto& bound = levels[n - 3].child_begin;
+        first = static_cast<std::uint64_t>(bound[suffixes[parent]]);
+        universe = static_cast<std::uint64_t>(bound[suffixes[parent] + 1]) - first;
+      }
+      const NgramList list(lists_, contexts[parent], universe, inner);
+      require(list.size() > 0 || !contexts[parent].has_list(), "a list is damaged");
+      require(list.size() <= header_.ngrams[n - 1] - level.token.size(),
+              "there are more n-grams than its header says");
+      std::uint64_t next = 0;  // the smallest position that may follow
+      const bool whole = list.for_each([&](std::uint64_t position, const NgramList::Entry& entry) {
+        require(position >= next && position < universe, "a list is out of order");
+        next = position + 1;
+        const std::int64_t suffix =
+            n == 2 ? unigram_of[position] : static_cast<std::int64_t>(first + position);
+        require(suffix >= 0, "an n-gram lacks a shorter one that it ends in");
+        level.token.push_back(n == 2 ? static_cast<std::int32_t>(position) : parents.token[suffix]);
+        level.count.push_back(static_cast<std::int64_t>(count(entry.code)));
+        next_suffixes.push_back(suffix);
+        if (inner) next_contexts.push_back(list.child(entry));
+      });
+      require(whole, "a list is damaged");
+    }
+    parents.child_begin.push_back(static_cast<std::int64_t>(level.token.size()));
+    contexts.swap(next_contexts);
+    suffixes.swap(next_suffixes);
+  }
+  for (int n = 1; n <= order(); ++n) {
+    require(levels[n - 1].token.size() == header_.ngrams[n - 1],
+            "its n-grams are not as many as its header says");
+  }
+  return levels;
 }
 
 }  // namespace dart

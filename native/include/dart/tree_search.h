@@ -11,12 +11,18 @@
 // term is left out at level 0, and everywhere if there is no model. All in float32.
 //
 // A beam limits which nodes of a level are extended: those not ending in EOS first, then by score.
-// Every scored node competes for the tree, those outside the beam too; a node that is already behind
-// N others is not extended, which changes nothing but the time. No increment is positive,
-// and ties go to the node created first - the shallower one, then the one of the better-ranked
-// parent, then the smaller token - so a chosen node's parent is always chosen too.
+// Every scored node competes for the tree, those outside the beam too.
+//
+// Ties, by default: no increment is positive, and of equal scores the node created first is the
+// better one - the shallower, then the one of the better-ranked parent, then the smaller token. So a
+// chosen node's parent is always chosen too, and a node that is already behind N others can be
+// dropped together with all that would descend from it, which changes nothing but the time.
+//
+// Ties, compatible: what the reference's unstable sorts make of them (row_search.h). That depends
+// on the C++ library, and only with its own, libstdc++, are they the reference's.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -24,6 +30,8 @@
 #include "dart/ngram_model.h"
 
 namespace dart {
+
+enum class Ties { kFirst, kCompatible };
 
 struct TreeSearchConfig {
   int nodes = 59;  // N, the root not counted
@@ -33,9 +41,12 @@ struct TreeSearchConfig {
   float ngram_weight = 0.5f;
   float eps = 1e-10f;
   std::vector<std::int32_t> eos;
+  Ties ties = Ties::kFirst;
+  int threads = 1;  // rows searched at the same time
 };
 
-// What is drafted for a batch of sequences. All arrays are contiguous.
+// What is drafted for a batch of sequences. Inner axes are contiguous; from one row to the next are
+// `stride` values, so that a batch can be read where it was packed.
 struct DraftBatch {
   std::size_t rows = 0;        // B
   std::size_t context = 0;     // C >= 1
@@ -44,17 +55,20 @@ struct DraftBatch {
 
   // [B, C] the newest known tokens. The last one is the tree's root; -1, on the left, is none.
   const std::int32_t* context_tokens = nullptr;
+  std::size_t context_stride = 0;
   // [B, d, k] in any order. A candidate is left out if its token is negative or its logit is not
-  // finite; of one token given twice at a level, the higher logit counts.
+  // finite; of one token given twice at a level, the higher logit counts (but see Ties).
   const std::int32_t* tokens = nullptr;
+  std::size_t tokens_stride = 0;
   const float* logits = nullptr;
+  std::size_t logits_stride = 0;
 };
 
 class TreeSearch {
  public:
   // ngram may be null; otherwise it must outlive the search.
   // Throws std::invalid_argument unless nodes >= 0, beam >= 1, level_decay >= 0,
-  // 0 <= logit_decay <= 1, 0 <= ngram_weight <= 1e6 and 0 < eps < 1.
+  // 0 <= logit_decay <= 1, 0 <= ngram_weight <= 1e6, 0 < eps < 1 and threads >= 1.
   TreeSearch(const NgramModel* ngram, TreeSearchConfig config);
 
   const TreeSearchConfig& config() const { return config_; }
@@ -67,7 +81,12 @@ class TreeSearch {
   // Safe to call from several threads at once.
   void search(const DraftBatch& batch, std::int32_t* out) const;
 
+  // Wall time of all searches so far.
+  double seconds() const { return 1e-9 * static_cast<double>(nanoseconds_); }
+  void set_seconds(double seconds) { nanoseconds_ = static_cast<std::int64_t>(1e9 * seconds); }
+
  private:
+  mutable std::atomic<std::int64_t> nanoseconds_{0};
   const NgramModel* ngram_;
   TreeSearchConfig config_;
 };

@@ -1,0 +1,57 @@
+"""Tells whether an n-gram model was counted with a target's tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import TYPE_CHECKING, Protocol
+
+from dart_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from dart_jax.ngram.model import NgramModel
+
+# Stands in an n-gram file where the tokenizer is not known.
+UNKNOWN = bytes(32)
+
+
+class Vocabulary(Protocol):
+    """A `tokenizers.Tokenizer` or a tokenizer of transformers."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token and its id, added tokens included."""
+        ...
+
+
+def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
+    """32 bytes that agree exactly where the vocabularies do: every id means the same token.
+
+    SHA-256 over all tokens in ascending order of their ids, each as id (8 bytes), length in bytes
+    (8 bytes), both little-endian, and UTF-8.
+    """
+    digest = hashlib.sha256()
+    for id, token in sorted((id, token) for token, id in tokenizer.get_vocab().items()):
+        encoded = token.encode(errors="surrogatepass")
+        digest.update(struct.pack("<QQ", id, len(encoded)) + encoded)
+    return digest.digest()
+
+
+def check_tokenizer(ngram: NgramModel, tokenizer: Vocabulary, name: str) -> None:
+    """Checks that an n-gram model may serve a target with this tokenizer.
+
+    A model without a fingerprint, one converted from the reference's format say, passes if its
+    vocabulary is no larger than the tokenizer's.
+
+    Raises:
+      UserError: it was counted with another tokenizer.
+    """
+    known = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if ngram.fingerprint == UNKNOWN:
+        differs = ngram.vocab_size > known
+    else:
+        differs = ngram.fingerprint != tokenizer_fingerprint(tokenizer)
+    if differs:
+        raise UserError(
+            f"the n-gram model {name} was counted with another tokenizer than the target's "
+            f"({ngram.vocab_size} tokens, the target's has {known}); count one with the target's"
+        )

@@ -1,0 +1,218 @@
+"""The n-gram model, read in place from its file."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dart_jax import _core
+from dart_jax.errors import UserError
+from dart_jax.files import atomic_path
+from dart_jax.ngram.builder import NgramBuilder
+from dart_jax.ngram.windows import WindowLayout
+
+
+class Level(NamedTuple):
+    """All n-grams of one length, in lexicographic order of their tokens.
+
+    The children of an n-gram `i`, which are the longer n-grams that it is a prefix of, are
+    `child_begin[i]:child_begin[i + 1]` of the next level.
+    """
+
+    token: NDArray[np.int32]  # last token of each n-gram
+    count: NDArray[np.int64]
+    child_begin: NDArray[np.int64]  # [n + 1]; empty at the last level
+
+
+class NgramModel:
+    """Counts of all n-grams of 1 to `order` tokens of a corpus. Immutable.
+
+    Attributes:
+      core: what the tree search takes.
+      file: uint8 [n], the bytes of the file, usually mapped into memory and so shared with every
+        other process that reads it.
+    """
+
+    def __init__(self, file: NDArray[np.uint8], *, checksums: bool = True):
+        """Reads the bytes of an n-gram file, which must not change.
+
+        Raises:
+          ValueError: they are not those of a whole, undamaged n-gram file.
+        """
+        self.file = file
+        self.core = _core.NgramModel(file, checksums=checksums)
+        self.header: dict = self.core.header()
+
+    @classmethod
+    def count(
+        cls,
+        documents: Iterable[Sequence[int] | NDArray],
+        order: int = 3,
+        *,
+        vocab_size: int | None = None,
+        fingerprint: bytes = bytes(32),
+    ) -> Self:
+        """Counts the n-grams of token sequences; no n-gram spans two of them.
+
+        Everything happens in memory; `train.ngram` counts a corpus of any size.
+
+        Args:
+          documents: token sequences.
+          order: length of the longest n-grams, 1..5.
+          vocab_size: tokens are below it; None takes the smallest that fits.
+          fingerprint: see `fingerprint`.
+
+        Raises:
+          ValueError: tokens that are not integers in the vocabulary, or an order out of range.
+        """
+        arrays = [_token_array(document) for document in documents]
+        tokens = np.concatenate([np.empty(0, np.int32), *arrays])
+        offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+        if tokens.min(initial=0) < 0:
+            raise ValueError("tokens must not be negative")
+        layout = WindowLayout(order, vocab_size or int(tokens.max(initial=0)) + 1)
+        windows = layout.windows(tokens, offsets)
+        windows = windows[np.lexsort(windows.T[::-1])]
+        first = np.ones(len(windows), bool)
+        first[1:] = (windows[1:] != windows[:-1]).any(axis=1)
+        begin = np.flatnonzero(first)
+        builder = NgramBuilder(layout)
+        builder.add(windows[begin], np.diff(np.append(begin, len(windows))))
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "ngram"
+            builder.write(path, fingerprint=fingerprint)
+            return cls(np.fromfile(path, np.uint8))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, checksums: bool = True) -> Self:
+        """Maps a file that `NgramBuilder.write` or `save` wrote.
+
+        Args:
+          path: of the file. It must not be changed while the model is in use; replacing it, as
+            `save` and `write` do, is no change.
+          checksums: read all of the file once, to find damage and to have it in memory before the
+            first search needs it.
+
+        Raises:
+          UserError: the file is missing, damaged or another kind of file.
+        """
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size == 0:
+                    raise ValueError("it is empty")
+                return cls(_map(file.fileno(), size, populate=checksums), checksums=checksums)
+        except FileNotFoundError:
+            raise UserError(f"no n-gram model at {path}") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read n-gram model {path}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, which appears whole or not at all."""
+        with atomic_path(Path(path)) as part:
+            self.file.tofile(part)
+
+    @property
+    def order(self) -> int:
+        """The length of the longest n-grams; one token less is the longest context."""
+        return self.header["order"]
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens are below this."""
+        return self.header["vocab_size"]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of distinct n-grams of 1, 2, .. `order` tokens."""
+        return tuple(self.header["ngrams"])
+
+    @property
+    def exact(self) -> bool:
+        """Whether every n-gram is there with its exact count."""
+        return not self.header["precision"] and not any(self.header["dropped"])
+
+    @property
+    def fingerprint(self) -> bytes:
+        """`tokenizer_fingerprint` of the tokenizer it was counted with; zeros if unknown."""
+        return self.header["fingerprint"]
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """All n-grams, decoded into arrays: some 12 bytes an n-gram.
+
+        Raises:
+          ValueError: the file is damaged in a way that its checksums do not tell.
+        """
+        return tuple(Level(*level) for level in self.core.levels())
+
+    def probabilities(self, context: ArrayLike, candidates: ArrayLike) -> NDArray[np.float32]:
+        """Each candidate's count after the context, divided by the context's own count.
+
+        Decided, for each candidate by itself, by the longest suffix of the context, of at most
+        `order - 1` tokens, that the candidate was seen after; 0 where there is none.
+
+        Args:
+          context: integers [n], any n; -1 is a token that no n-gram has.
+          candidates: integers [k].
+
+        Returns:
+          float32 [k]. Not a distribution: there is no discounting.
+        """
+        return self.core.probabilities(_token_array(context), _token_array(candidates))
+
+    def lossy(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        min_counts: Sequence[int] = (),
+        precision: int | None = None,
+    ) -> None:
+        """Writes a smaller model, as `NgramBuilder.write` does with these arguments.
+
+        Raises:
+          UserError: as there.
+        """
+        write = {"vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
+        with atomic_path(Path(path)) as part:
+            try:
+                _core.write_levels(
+                    self.levels,
+                    str(part),
+                    min_counts=list(min_counts),
+                    precision=precision or 0,
+                    **write,
+                )
+            except ValueError as error:
+                raise UserError(str(error)) from error
+
+
+def _map(descriptor: int, size: int, populate: bool) -> NDArray[np.uint8]:
+    """The bytes of a file, shared with all that map it."""
+    if populate and sys.platform == "linux":
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ)
+    else:
+        mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def _token_array(tokens: ArrayLike) -> NDArray[np.int32]:
+    """The tokens as int32 [n], checked rather than wrapped where they do not fit."""
+    array = np.asarray(tokens)
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be integers [n], got {array.dtype} {list(array.shape)}")
+    limits = np.iinfo(np.int32)
+    if array.min() < limits.min or array.max() > limits.max:
+        raise ValueError("tokens must fit 32 bits")
+    return np.ascontiguousarray(array, np.int32)

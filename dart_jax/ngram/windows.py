@@ -1,0 +1,119 @@
+"""Windows: what a corpus is counted by.
+
+Every position of a document starts a window of `order` tokens; near the document's end it is
+shorter. The counts of all distinct windows determine the counts of all n-grams: an n-gram occurs as
+often as the windows that begin with it.
+
+A window travels as one row of unsigned 64-bit words, so that an engine which knows nothing of
+n-grams can sort and add them up: tokens are written as token + 1 in as many bits as the vocabulary
+needs, 0 fills what is missing at the end, the first token stands highest, and every word holds as
+many whole tokens as fit. Rows in ascending order are windows in lexicographic order, a shorter
+window before those it is a prefix of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dart_jax import _core
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowLayout:
+    """How windows of up to `order` tokens below `vocab_size` are written.
+
+    Raises:
+      ValueError: order not in 1..5, or vocab_size not in 1..2**24.
+    """
+
+    order: int
+    vocab_size: int
+
+    def __post_init__(self):
+        if not 1 <= self.order <= _core.MAX_ORDER:
+            raise ValueError(f"n-gram order must be 1 to {_core.MAX_ORDER}, got {self.order}")
+        if not 1 <= self.vocab_size <= _core.MAX_VOCABULARY:
+            raise ValueError(
+                f"vocabulary size must be 1 to {_core.MAX_VOCABULARY}, got {self.vocab_size}"
+            )
+
+    @property
+    def token_bits(self) -> int:
+        """Bits that hold any token + 1."""
+        return self.vocab_size.bit_length()
+
+    @property
+    def per_word(self) -> int:
+        """Tokens in one word."""
+        return min(self.order, 64 // self.token_bits)
+
+    @property
+    def words(self) -> int:
+        """Words in one window, W."""
+        return -(-self.order // self.per_word)
+
+    def pack(self, windows: NDArray[np.integer]) -> NDArray[np.uint64]:
+        """Windows int [n, order], -1 where a window has ended -> uint64 [n, W]."""
+        words = np.zeros((len(windows), self.words), np.uint64)
+        for i in range(self.order):
+            words[:, i // self.per_word] |= _code(windows[:, i]) << self._shift(i)
+        return words
+
+    def unpack(self, words: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """The inverse of `pack`."""
+        mask = np.uint64((1 << self.token_bits) - 1)
+        codes = [
+            (words[:, i // self.per_word] >> self._shift(i)) & mask for i in range(self.order)
+        ]
+        return np.stack(codes, axis=1).astype(np.int32) - 1
+
+    def windows(
+        self, tokens: NDArray[np.integer], offsets: NDArray[np.integer]
+    ) -> NDArray[np.uint64]:
+        """All windows of some documents, one per token, in the documents' order.
+
+        Args:
+          tokens: integers [n], the documents one after the other.
+          offsets: integers [documents + 1]; document i is `tokens[offsets[i]:offsets[i + 1]]`.
+
+        Returns:
+          uint64 [n, W].
+
+        Raises:
+          ValueError: a token is outside the vocabulary.
+        """
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
+            raise ValueError(f"tokens must be in 0..{self.vocab_size - 1}")
+        codes = np.zeros(len(tokens) + self.order - 1, np.uint64)
+        codes[: len(tokens)] = tokens
+        codes[: len(tokens)] += 1
+        words = np.zeros((len(tokens), self.words), np.uint64)
+        for i in range(self.order):
+            words[:, i // self.per_word] |= codes[i : i + len(tokens)] << self._shift(i)
+        # So far windows reach into the next document: those that begin `left` tokens before its
+        # end lose what is behind.
+        begin, end = np.asarray(offsets)[:-1], np.asarray(offsets)[1:]
+        for left in range(1, self.order):
+            short = (end - left)[end - left >= begin]
+            for word, mask in enumerate(self._first(left)):
+                words[short, word] &= mask
+        return words
+
+    def _first(self, n: int) -> list[np.uint64]:
+        """Masks, one a word, of a window's first n tokens."""
+        ones = (1 << self.token_bits) - 1
+        masks = [0] * self.words
+        for i in range(n):
+            masks[i // self.per_word] |= ones << int(self._shift(i))
+        return [np.uint64(mask) for mask in masks]
+
+    def _shift(self, i: int) -> np.uint64:
+        """Where token i stands in its word."""
+        return np.uint64((self.per_word - 1 - i % self.per_word) * self.token_bits)
+
+
+def _code(tokens: NDArray[np.integer]) -> NDArray[np.uint64]:
+    return (tokens.astype(np.int64) + 1).astype(np.uint64)

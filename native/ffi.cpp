@@ -1,0 +1,64 @@
+// The tree search as an XLA foreign function on the CPU: a jitted program calls it without Python.
+#include "ffi.h"
+
+#include <cstdint>
+#include <exception>
+
+#include "dart/tree_search.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Reads the packed array of dart_jax/pruner.py in place.
+//
+// Attributes: `search`, the address of a dart::TreeSearch that outlives the call; `context`, the
+// number of context tokens, the last of which stands before column `first`; `levels` and
+// `candidates`, d and k of the candidates that begin there.
+ffi::Error search(ffi::Buffer<ffi::S32> packed, ffi::Result<ffi::Buffer<ffi::S32>> trees,
+                  std::int64_t address, std::int64_t context, std::int64_t first,
+                  std::int64_t levels, std::int64_t candidates) {
+  const auto* tree_search = reinterpret_cast<const dart::TreeSearch*>(address);
+  const auto shape = packed.dimensions();
+  const std::int64_t size = levels * candidates;
+  if (shape.size() != 2 || context < 1 || first < context || shape[1] != first + 2 * size) {
+    return ffi::Error::InvalidArgument("dart_search: packed candidates of another layout");
+  }
+  const auto out = trees->dimensions();
+  if (out.size() != 3 || out[0] != shape[0] || out[1] != 3 ||
+      out[2] != std::int64_t{tree_search->config().nodes} + 1) {
+    return ffi::Error::InvalidArgument("dart_search: trees of another size");
+  }
+  const std::int32_t* row = packed.typed_data();
+  dart::DraftBatch batch;
+  batch.rows = static_cast<std::size_t>(shape[0]);
+  batch.context = static_cast<std::size_t>(context);
+  batch.levels = static_cast<std::size_t>(levels);
+  batch.candidates = static_cast<std::size_t>(candidates);
+  batch.context_tokens = row + first - context;
+  batch.tokens = row + first;
+  batch.logits = reinterpret_cast<const float*>(row + first + size);
+  batch.context_stride = batch.tokens_stride = batch.logits_stride =
+      static_cast<std::size_t>(shape[1]);
+  try {
+    tree_search->search(batch, trees->typed_data());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_search, search,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Attr<std::int64_t>("search")
+                                  .Attr<std::int64_t>("context")
+                                  .Attr<std::int64_t>("first")
+                                  .Attr<std::int64_t>("levels")
+                                  .Attr<std::int64_t>("candidates"));
+
+void* dart_search_handler() { return reinterpret_cast<void*>(dart_search); }

@@ -1,0 +1,84 @@
+// Bit strings: fields of 0 to 57 bits, one after the other, lowest bit first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "files are little endian and read in place: big-endian machines are not supported"
+#endif
+
+namespace dart {
+
+// The widest field that one 64-bit load can fetch from any bit position.
+constexpr unsigned kMaxFieldBits = 57;
+
+// The bits that hold any value up to this one: 0 for 0.
+inline unsigned bit_length(std::uint64_t value) {
+#if defined(__GNUC__)
+  return value == 0 ? 0 : 64u - static_cast<unsigned>(__builtin_clzll(value));
+#else
+  unsigned length = 0;
+  for (; value != 0; value >>= 1) ++length;
+  return length;
+#endif
+}
+
+// The field of `width` bits at bit `position`. Precondition: width <= kMaxFieldBits, and 8 bytes may
+// be read from where the field begins.
+inline std::uint64_t read_bits(const std::uint8_t* data, std::uint64_t position, unsigned width) {
+  std::uint64_t word;
+  std::memcpy(&word, data + (position >> 3), sizeof word);
+  return (word >> (position & 7)) & ((std::uint64_t{1} << width) - 1);
+}
+
+// A growing bit string.
+class BitWriter {
+ public:
+  std::uint64_t size() const { return 64 * words_.size() + used_; }
+
+  void clear() {
+    words_.clear();
+    current_ = 0;
+    used_ = 0;
+  }
+
+  // Precondition: value < 2^width, width <= 64.
+  void append(std::uint64_t value, unsigned width) {
+    if (width == 0) return;
+    current_ |= value << used_;
+    if (used_ + width < 64) {
+      used_ += width;
+      return;
+    }
+    words_.push_back(current_);
+    const unsigned written = 64 - used_;
+    current_ = written < 64 ? value >> written : 0;
+    used_ = width - written;
+  }
+
+  void append(const BitWriter& other) {
+    for (std::uint64_t word : other.words_) append(word, 64);
+    append(other.current_, other.used_);
+  }
+
+  // The whole words so far, which are forgotten: what follows continues behind them.
+  void take_words(std::vector<std::uint64_t>* words) {
+    words->clear();
+    words->swap(words_);
+  }
+
+  // Fills the last word up with zeros.
+  void align() {
+    if (used_ != 0) append(0, 64 - used_);
+  }
+
+ private:
+  std::vector<std::uint64_t> words_;
+  std::uint64_t current_ = 0;
+  unsigned used_ = 0;  // bits of current_, below 64
+};
+
+}  // namespace dart

@@ -1,0 +1,98 @@
+// From the sorted windows of a corpus to its n-grams.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dart/ngram_levels.h"
+#include "dart/span.h"
+
+namespace dart {
+
+// An array that grows at its end and is read once it is finished. With a path it lives in a file:
+// memory then holds only the newest part, and afterwards the pages being read.
+template <class T>
+class Column {
+ public:
+  explicit Column(const std::string& path = "");
+  ~Column();
+  Column(const Column&) = delete;
+  Column& operator=(const Column&) = delete;
+
+  std::uint64_t size() const { return stored_ + buffer_.size(); }
+  void push_back(T value) {
+    buffer_.push_back(value);
+    if (file_ != nullptr && buffer_.size() == kBuffered) flush();
+  }
+
+  // Ends the growth. The values are valid as long as the column.
+  Span<T> finish();
+
+  // Lets go of the pages read so far; they come back from the file when needed.
+  void release() const;
+
+ private:
+  static constexpr std::size_t kBuffered = std::size_t{1} << 18;
+
+  void flush();
+
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  std::uint64_t stored_ = 0;
+  std::vector<T> buffer_;
+  void* mapped_ = nullptr;
+};
+
+// Takes the distinct windows of a corpus in ascending order, as dart_jax/ngram/windows.py describes
+// them.
+class NgramBuilder {
+ public:
+  // Args:
+  //   order: 1 .. kMaxOrder.
+  //   scratch: directory for temporary files, which the caller removes; empty: all in memory.
+  // Throws std::invalid_argument for an order or a vocabulary size out of range.
+  NgramBuilder(int order, std::uint64_t vocab_size, const std::string& scratch);
+
+  std::uint64_t vocab_size() const { return vocab_size_; }
+  std::size_t words() const { return words_; }
+
+  // Takes `size` windows of words() words each.
+  // Throws std::invalid_argument for windows that do not ascend, or are none of the vocabulary's,
+  // and for negative counts.
+  void add(const std::uint64_t* windows, const std::int64_t* counts, std::size_t size);
+
+  // Ends the adding. The levels are valid as long as the builder.
+  std::vector<NgramLevel> finish();
+
+  // See Column.
+  void release() const;
+
+ private:
+  struct Level {
+    explicit Level(const std::string& path)
+        : token(path.empty() ? path : path + ".token"),
+          count(path.empty() ? path : path + ".count"),
+          child_begin(path.empty() ? path : path + ".child") {}
+    Column<std::int32_t> token;
+    Column<std::int64_t> count;
+    Column<std::int64_t> child_begin;
+    // The newest n-gram, whose count still grows.
+    std::int32_t open_token = -1;
+    std::int64_t open_count = 0;
+  };
+
+  void unpack(const std::uint64_t* window, std::int32_t* tokens) const;
+  void close(int from);
+
+  std::uint64_t vocab_size_;
+  unsigned token_bits_;
+  std::size_t per_word_;
+  std::size_t words_;
+  std::vector<std::unique_ptr<Level>> levels_;
+  bool finished_ = false;
+};
+
+}  // namespace dart

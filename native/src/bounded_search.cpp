@@ -1,0 +1,439 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "row_search.h"
+
+namespace dart {
+namespace {
+
+// At most 0, whatever eps, so that no child outscores its parent.
+float log_probability(float probability, float eps) {
+  return std::min(std::log(probability + eps), 0.0f);
+}
+
+// Orders nodes from the best to the worst as plain integers: the negated score, which is never
+// below 0 and so ascends like its bits, then the order of creation. No two nodes tie.
+using Key = std::uint64_t;
+constexpr Key kWorst = std::numeric_limits<Key>::max();
+
+std::uint32_t cost(float score) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &score, sizeof bits);
+  return bits & 0x7fffffffu;
+}
+
+Key make_key(float score, std::uint32_t creation) { return Key{cost(score)} << 32 | creation; }
+
+// A float as an integer of the same order, and back.
+std::uint32_t ascending(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+float from_ascending(std::uint32_t bits) {
+  bits = bits & 0x80000000u ? bits & 0x7fffffffu : ~bits;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The best N keys offered so far.
+class Best {
+ public:
+  explicit Best(std::size_t size) : size_(size) { heap_.reserve(size); }
+
+  void clear() {
+    heap_.clear();
+    limit_ = size_ == 0 ? 0 : kWorst;
+  }
+
+  // A key is among the best N only if it does not exceed this. Only ever falls.
+  Key limit() const { return limit_; }
+
+  // Precondition: key <= limit().
+  void offer(Key key) {
+    if (heap_.size() < size_) {
+      heap_.push_back(key);
+      if (heap_.size() == size_) {
+        std::make_heap(heap_.begin(), heap_.end());
+        limit_ = heap_.front();
+      }
+      return;
+    }
+    // Replaces the worst, and lets it sink.
+    std::size_t hole = 0;
+    for (std::size_t child; (child = 2 * hole + 1) < size_; hole = child) {
+      if (child + 1 < size_ && heap_[child + 1] > heap_[child]) ++child;
+      if (heap_[child] <= key) break;
+      heap_[hole] = heap_[child];
+    }
+    heap_[hole] = key;
+    limit_ = heap_.front();
+  }
+
+ private:
+  std::size_t size_;
+  Key limit_ = kWorst;
+  std::vector<Key> heap_;
+};
+
+// One token that may follow at the level being extended.
+struct Candidate {
+  std::int32_t token;
+  std::uint32_t rank;  // by ascending token
+  float log_p;         // under the drafter, weighted
+  bool eos;
+};
+
+// What the n-gram model says of a candidate after one token.
+struct Bigram {
+  enum Status : std::uint8_t { kUnknown, kLocated, kUnseen, kSeen } status = kUnknown;
+  NgramList::Entry entry{};  // once located, its chunk; once seen, all of it
+};
+
+// A scored node that was not ruled out at once.
+struct Node {
+  Key key;
+  float score;
+  std::int32_t token;
+  std::int32_t parent;  // place in the pool
+  std::int32_t depth;
+  std::uint32_t entry;      // place of the parent in the beam
+  std::uint32_t candidate;  // place in candidates_
+};
+
+// A node to extend.
+struct BeamEntry {
+  std::int32_t node;
+  float score;
+  std::uint32_t group;  // of entries that end in the same token
+  NgramState state;
+};
+
+class BoundedSearch final : public RowSearch {
+ public:
+  BoundedSearch(const NgramModel* ngram, const TreeSearchConfig& config, const DraftBatch& batch)
+      : ngram_(ngram),
+        config_(config),
+        batch_(batch),
+        log_unseen_(log_probability(0.0f, config.eps)),
+        best_(std::size_t(config.nodes)) {
+    const std::size_t k = batch.candidates;
+    const std::size_t beam = std::min(std::size_t(config.beam), max_pool_size(config, batch));
+    for (std::size_t l = 0; l < batch.levels; ++l) weights_.emplace_back(config, l);
+    pool_.reserve(512);
+    candidates_.reserve(k);
+    beam_.reserve(beam);
+    next_beam_.reserve(beam);
+  }
+
+  void run(const DraftRow& row, std::int32_t* out) override {
+    start(row);
+    for (std::size_t level = 0; level < batch_.levels && !beam_.empty(); ++level) {
+      read_candidates(row.tokens + level * batch_.candidates, row.logits + level * batch_.candidates,
+                      weights_[level]);
+      const auto first = static_cast<std::int32_t>(pool_.size());
+      extend(level);
+      if (level + 1 < batch_.levels) choose_beam(first);
+    }
+    write_tree(out);
+  }
+
+ private:
+  // The root is the only node, and the beam.
+  void start(const DraftRow& row) {
+    BeamEntry root{0, 0.0f, 0, {}};
+    if (ngram_ != nullptr) root.state = read_context(*ngram_, row, batch_.context);
+    beam_.assign(1, root);
+    groups_ = 1;
+    width_ = 1;
+    created_ = 1;
+    pool_.clear();
+    pool_.push_back({0, 0.0f, row.context[batch_.context - 1], 0, 0, 0, 0});
+    best_.clear();
+  }
+
+  // The level's candidates, the likeliest first.
+  void read_candidates(const std::int32_t* tokens, const float* logits,
+                       const LevelWeights& weights) {
+    candidates_.clear();
+    eos_ = 0;
+    // By ascending token, of equal ones the most likely first.
+    sorted_.clear();
+    float max = -std::numeric_limits<float>::infinity();
+    for (std::size_t i = 0; i < batch_.candidates; ++i) {
+      if (tokens[i] < 0 || !std::isfinite(logits[i])) continue;
+      max = std::max(max, logits[i]);
+      sorted_.push_back(Key{static_cast<std::uint32_t>(tokens[i])} << 32 |
+                        ~ascending(logits[i]));
+    }
+    std::sort(sorted_.begin(), sorted_.end());
+    const auto same_token = [](Key a, Key b) { return a >> 32 == b >> 32; };
+    sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), same_token), sorted_.end());
+
+    exponential_.clear();
+    float sum = 0.0f;
+    for (Key key : sorted_) {
+      exponential_.push_back(std::exp(from_ascending(~static_cast<std::uint32_t>(key)) - max));
+      sum += exponential_.back();
+    }
+    for (std::size_t rank = 0; rank < sorted_.size(); ++rank) {
+      const auto token = static_cast<std::int32_t>(sorted_[rank] >> 32);
+      const float log_p = log_probability(exponential_[rank] / sum, config_.eps);
+      const bool eos = is_eos(config_, token);
+      eos_ += eos;
+      candidates_.push_back(
+          {token, static_cast<std::uint32_t>(rank), log_p * weights.logit, eos});
+      if (ngram_ != nullptr) ngram_->prefetch_unigram(token);
+    }
+    std::sort(candidates_.begin(), candidates_.end(),
+              [](const Candidate& a, const Candidate& b) { return a.log_p > b.log_p; });
+  }
+
+  // Adds the children of all beam entries that can still be among the best.
+  void extend(std::size_t level) {
+    const bool with_ngram = ngram_ != nullptr && level > 0;
+    const float weight = weights_[level].level;
+    const std::size_t k = candidates_.size();
+    if (ngram_ != nullptr) {
+      bigrams_.assign(groups_ * k, {});
+      bigram_lists_.resize(groups_);
+      for (const BeamEntry& entry : beam_) {
+        bigram_lists_[entry.group] = ngram_->list(entry.state, 1, ngram_->header().vocab_size);
+      }
+    }
+    for (std::size_t e = 0; e < beam_.size(); ++e) {
+      const BeamEntry& entry = beam_[e];
+      const auto creation = static_cast<std::uint32_t>(created_ + e * k);
+      Longer longer(*this, entry);
+      std::size_t ahead = 0;
+      for (std::size_t c = 0; c < k; ++c) {
+        const Candidate& candidate = candidates_[c];
+        // With an n-gram probability of 1; the true score is not above it, rounding included.
+        float score = entry.score + weight * candidate.log_p;
+        if (cost(score) > best_.limit() >> 32) break;  // as are those less likely
+        Key key = make_key(score, creation + candidate.rank);
+        if (key > best_.limit()) continue;
+        if (with_ngram) {
+          for (; ahead < k && ahead <= c + kAhead; ++ahead) {
+            if (cost(entry.score + weight * candidates_[ahead].log_p) > best_.limit() >> 32) break;
+            locate(entry.group, ahead);
+          }
+          const float q = longer.probability(static_cast<std::uint32_t>(c));
+          const float log_q = q > 0.0f ? log_probability(q, config_.eps) : log_unseen_;
+          score = entry.score + weight * (candidate.log_p + log_q * config_.ngram_weight);
+          key = make_key(score, creation + candidate.rank);
+          if (key > best_.limit()) continue;
+        }
+        best_.offer(key);
+        pool_.push_back({key, score, candidate.token, entry.node,
+                         static_cast<std::int32_t>(level) + 1, static_cast<std::uint32_t>(e),
+                         static_cast<std::uint32_t>(c)});
+      }
+    }
+    created_ += beam_.size() * k;
+  }
+
+  // The n-gram probabilities after one beam entry, with what entries share looked up once.
+  class Longer {
+   public:
+    Longer(BoundedSearch& search, const BeamEntry& entry) : search_(search), entry_(entry) {}
+
+    float probability(std::uint32_t c) {
+      const Bigram& bigram = search_.bigram(entry_.group, c);
+      if (bigram.status == Bigram::kUnseen) return 0.0f;
+      if (!opened_) open();
+      NgramList::Entry found = bigram.entry;
+      std::uint64_t code = found.code;
+      float reciprocal = reciprocal_[0];
+      for (int n = 0; n < longer_ && lists_[n].find(found.index, &found); ++n) {
+        if (found.code == 0) continue;
+        code = found.code;
+        reciprocal = reciprocal_[n + 1];
+      }
+      return static_cast<float>(search_.ngram_->count(code)) * reciprocal;
+    }
+
+   private:
+    void open() {
+      const NgramModel& ngram = *search_.ngram_;
+      opened_ = true;
+      reciprocal_[0] = ngram.reciprocal(entry_.state.context[0]);
+      std::uint64_t universe = search_.bigram_lists_[entry_.group].size();
+      for (longer_ = 0; longer_ + 2 < ngram.order();) {
+        lists_[longer_] = ngram.list(entry_.state, longer_ + 2, universe);
+        if (lists_[longer_].size() == 0) break;
+        universe = lists_[longer_].size();
+        ++longer_;
+        reciprocal_[longer_] = ngram.reciprocal(entry_.state.context[longer_]);
+      }
+    }
+
+    BoundedSearch& search_;
+    const BeamEntry& entry_;
+    bool opened_ = false;
+    int longer_ = 0;  // lists of contexts longer than one token
+    std::array<NgramList, kMaxOrder - 2> lists_;
+    std::array<float, kMaxOrder - 1> reciprocal_{};
+  };
+
+  // Finds out where candidate c must be if it was seen after the group's token, and has it fetched.
+  void locate(std::uint32_t group, std::size_t c) {
+    Bigram& bigram = bigrams_[group * candidates_.size() + c];
+    const NgramList& list = bigram_lists_[group];
+    if (bigram.status != Bigram::kUnknown || list.size() == 0) return;
+    bigram.entry.chunk = list.locate(static_cast<std::uint64_t>(candidates_[c].token));
+    list.prefetch(bigram.entry.chunk);
+    bigram.status = Bigram::kLocated;
+  }
+
+  const Bigram& bigram(std::uint32_t group, std::size_t c) {
+    locate(group, c);
+    Bigram& bigram = bigrams_[group * candidates_.size() + c];
+    if (bigram.status == Bigram::kLocated) {
+      const auto token = static_cast<std::uint64_t>(candidates_[c].token);
+      const bool seen = bigram_lists_[group].find_in(bigram.entry.chunk, token, &bigram.entry);
+      bigram.status = seen ? Bigram::kSeen : Bigram::kUnseen;
+    } else if (bigram.status == Bigram::kUnknown) {
+      bigram.status = Bigram::kUnseen;
+    }
+    return bigram;
+  }
+
+  // Replaces the beam by the best nodes of the level just added, which begins at `first`. Those not
+  // among the best N so far are left out: their descendants, which are worse still, could never
+  // enter the tree. They count in the beam all the same, since its places go to nodes that do not
+  // end in EOS first.
+  void choose_beam(std::int32_t first) {
+    const std::size_t beam = std::size_t(config_.beam);
+    const std::size_t places = std::min(beam, width_ * (candidates_.size() - eos_));
+    const std::size_t eos_places = std::min(beam - places, width_ * eos_);
+    width_ = places + eos_places;
+
+    order_.clear();
+    for (std::size_t i = std::size_t(first); i < pool_.size(); ++i) {
+      if (pool_[i].key <= best_.limit()) {
+        order_.emplace_back(pool_[i].key, static_cast<std::int32_t>(i));
+      }
+    }
+    const auto eos_begin = std::partition(order_.begin(), order_.end(), [this](const auto& node) {
+      return !candidates_[pool_[std::size_t(node.second)].candidate].eos;
+    });
+    next_beam_.clear();
+    group_of_.assign(candidates_.size(), kNoGroup);
+    groups_ = 0;
+    take(order_.begin(), eos_begin, places);
+    take(eos_begin, order_.end(), eos_places);
+    std::swap(beam_, next_beam_);
+  }
+
+  using Order = std::vector<std::pair<Key, std::int32_t>>;
+
+  // Moves the best `places` of some nodes to the next beam.
+  void take(Order::iterator begin, Order::iterator end, std::size_t places) {
+    if (static_cast<std::size_t>(end - begin) > places) {
+      const auto cut = begin + static_cast<std::ptrdiff_t>(places);
+      std::nth_element(begin, cut, end);
+      end = cut;
+    }
+    std::sort(begin, end);
+    for (; begin != end; ++begin) {
+      const Node& node = pool_[std::size_t(begin->second)];
+      std::uint32_t& group = group_of_[node.candidate];
+      if (group == kNoGroup) group = groups_++;
+      next_beam_.push_back({begin->second, node.score, group, {}});
+      if (ngram_ != nullptr) {
+        next_beam_.back().state = advance(beam_[node.entry], node.candidate);
+        ngram_->prefetch(next_beam_.back().state);
+      }
+    }
+  }
+
+  // As NgramModel::advance, with what is known of the candidate.
+  NgramState advance(const BeamEntry& entry, std::uint32_t c) {
+    NgramState state;
+    if (ngram_->order() < 2) return state;
+    state.context[0] = ngram_->unigram(candidates_[c].token);
+    if (ngram_->order() < 3) return state;
+    const Bigram& bigram = this->bigram(entry.group, c);
+    if (bigram.status == Bigram::kUnseen) return state;
+    NgramList::Entry found = bigram.entry;
+    state.context[1] = bigram_lists_[entry.group].child(found);
+    std::uint64_t universe = bigram_lists_[entry.group].size();
+    for (int n = 2; n + 1 < ngram_->order(); ++n) {
+      const NgramList list = ngram_->list(entry.state, n, universe);
+      if (!list.find(found.index, &found)) break;
+      state.context[n] = list.child(found);
+      universe = list.size();
+    }
+    return state;
+  }
+
+  void write_tree(std::int32_t* out) {
+    const std::size_t places = std::size_t(config_.nodes) + 1;
+    order_.clear();
+    for (std::size_t i = 1; i < pool_.size(); ++i) {
+      if (pool_[i].key <= best_.limit()) {
+        order_.emplace_back(pool_[i].key, static_cast<std::int32_t>(i));
+      }
+    }
+    std::sort(order_.begin(), order_.end(), [this](const auto& a, const auto& b) {
+      const std::int32_t depth_a = pool_[std::size_t(a.second)].depth;
+      const std::int32_t depth_b = pool_[std::size_t(b.second)].depth;
+      return depth_a != depth_b ? depth_a < depth_b : a.first < b.first;
+    });
+    place_.resize(pool_.size());
+    out[0] = pool_[0].token;
+    place_[0] = 0;
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      const auto index = std::size_t(order_[i].second);
+      const Node& node = pool_[index];
+      place_[index] = static_cast<std::int32_t>(i) + 1;
+      out[i + 1] = node.token;
+      out[places + i + 1] = place_[std::size_t(node.parent)];  // of less depth: placed already
+      out[2 * places + i + 1] = node.depth;
+    }
+  }
+
+  static constexpr std::size_t kAhead = 2;
+  static constexpr std::uint32_t kNoGroup = std::numeric_limits<std::uint32_t>::max();
+
+  const NgramModel* ngram_;
+  const TreeSearchConfig& config_;
+  const DraftBatch& batch_;
+  const float log_unseen_;
+  std::vector<LevelWeights> weights_;
+
+  Best best_;
+  std::vector<Node> pool_;   // parents before their children
+  std::size_t created_ = 1;  // nodes scored so far, those ruled out included
+  std::vector<BeamEntry> beam_;
+  std::vector<BeamEntry> next_beam_;
+  std::size_t width_ = 1;  // the beam's size, counting what is left out of it
+  std::vector<Candidate> candidates_;
+  std::size_t eos_ = 0;  // candidates that are EOS
+  std::vector<Key> sorted_;
+  std::vector<float> exponential_;
+  std::uint32_t groups_ = 1;
+  std::vector<std::uint32_t> group_of_;   // by candidate
+  std::vector<NgramList> bigram_lists_;   // by group
+  std::vector<Bigram> bigrams_;           // by group and candidate
+  Order order_;
+  std::vector<std::int32_t> place_;  // pool -> tree
+};
+
+}  // namespace
+
+std::unique_ptr<RowSearch> make_bounded_search(const NgramModel* ngram,
+                                               const TreeSearchConfig& config,
+                                               const DraftBatch& batch) {
+  return std::make_unique<BoundedSearch>(ngram, config, batch);
+}
+
+}  // namespace dart
