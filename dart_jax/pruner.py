@@ -159,19 +159,24 @@ class Pruner:
 
     def callback(self, packed: jax.Array) -> jax.Array:
         """The same inside a jitted program. The pruner must outlive the program."""
-        shape = jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
-        portable = partial(jax.pure_callback, self, shape)
         if not _foreign_function():
-            return portable(packed)
+            return self.python_callback(packed)
         native = partial(
-            jax.ffi.ffi_call(_FOREIGN_FUNCTION, shape),
+            jax.ffi.ffi_call(_FOREIGN_FUNCTION, self._shape(packed)),
             search=np.int64(self._search.address),
             context=np.int64(CONTEXT),
             first=np.int64(self.handover.first),
             levels=np.int64(self.handover.positions),
             candidates=np.int64(self.handover.candidates),
         )
-        return jax.lax.platform_dependent(packed, cpu=native, default=portable)
+        return jax.lax.platform_dependent(packed, cpu=native, default=self.python_callback)
+
+    def python_callback(self, packed: jax.Array) -> jax.Array:
+        """The same through Python, which works on every platform."""
+        return jax.pure_callback(self, self._shape(packed), packed)
+
+    def _shape(self, packed: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
 
 
 _FOREIGN_FUNCTION = "dart_search"

@@ -39,7 +39,7 @@ class SpeedupConfig:
     """Hugging Face directory of the target, with its tokenizer."""
     drafter: Path = DEMO / "drafter"
     """Directory of the drafter, in the reference's layout."""
-    ngram: Path = DEMO / "ngram.safetensors"
+    ngram: Path = DEMO / "ngram.dng"
     """N-gram model file."""
     no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Search by the drafter alone."""

@@ -162,6 +162,21 @@ py::array_t<float> probabilities(const PyNgramModel& self, const py::array& cont
   return out;
 }
 
+// Of every known suffix of the context, the shortest first: its count, tokens and their counts.
+std::vector<std::tuple<std::uint64_t, py::array, py::array>> continuations(
+    const PyNgramModel& self, const py::array& context) {
+  dart::NgramState state;
+  for (std::int32_t token : vector_span<std::int32_t>(context, "context")) {
+    state = self.model.advance(state, token);
+  }
+  std::vector<std::tuple<std::uint64_t, py::array, py::array>> all;
+  for (dart::Continuations& found : self.model.continuations(state)) {
+    all.emplace_back(found.count, to_numpy(std::move(found.token)),
+                     to_numpy(std::move(found.counts)));
+  }
+  return all;
+}
+
 std::vector<LevelArrays> levels(const PyNgramModel& self) {
   std::vector<dart::OwnedLevel> owned;
   {
@@ -334,6 +349,7 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init<py::array, bool>(), py::arg("file"), py::arg("checksums") = true)
       .def("header", &header)
       .def("levels", &levels)
+      .def("continuations", &continuations, py::arg("context"))
       .def("probabilities", &probabilities, py::arg("context"), py::arg("candidates"));
 
   py::class_<dart::NgramBuilder>(m, "NgramBuilder")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tiny_model
 
+from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.ngram import NgramModel
+from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.sampling import Sampling
 from eval.prompts import demo_prompts
 
@@ -114,13 +115,22 @@ def test_a_drafter_of_another_target(tiny, tmp_path, change, message):
         DartModel.load(tiny.target, tmp_path, None)
 
 
-def test_an_ngram_model_of_another_vocabulary(tiny, tmp_path):
+def test_an_ngram_model_of_another_tokenizer(tiny, tmp_path):
+    """Known by its fingerprint; one without passes unless its vocabulary is too large."""
     path = tmp_path / "ngram"
-    NgramModel.count([np.array([1, 299])]).save(path)
-    DartModel.load(tiny.target, tiny.drafter, path)
-    NgramModel.count([np.array([1, 300])]).save(path)
-    with pytest.raises(UserError, match="tokens beyond the target's vocabulary of 300"):
-        DartModel.load(tiny.target, tiny.drafter, path)
+    unknown, other = bytes(32), bytes(range(32))
+    for vocab_size, fingerprint, fits in [
+        (300, unknown, True),
+        (301, unknown, False),
+        (300, other, False),
+        (300, tokenizer_fingerprint(load_tokenizer(tiny.target)), True),
+    ]:
+        NgramModel.count([[1, 2]], vocab_size=vocab_size, fingerprint=fingerprint).save(path)
+        if fits:
+            DartModel.load(tiny.target, tiny.drafter, path)
+            continue
+        with pytest.raises(UserError, match="another tokenizer than the target's"):
+            DartModel.load(tiny.target, tiny.drafter, path)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut off"])

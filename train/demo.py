@@ -24,7 +24,7 @@ from dart_jax.checkpoint import load_drafter, load_eos, load_target, save_drafte
 from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import write_atomically
-from dart_jax.ngram import NgramModel
+from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.pure import Params, init_params
 from dart_jax.sampling import Sampling
 from train.corpus import HELD_OUT, function_prompts, held_out_files, read, training_files
@@ -234,7 +234,7 @@ def export(config: DemoConfig, directory: Path) -> None:
     save_target(directory / "target", target, half(params), eos)
     drafter, params, ids = load_drafter(config.work / "drafter")
     save_drafter(directory / "drafter", drafter, half(params), ids)
-    for name in ("target/tokenizer.json", "ngram.safetensors"):
+    for name in ("target/tokenizer.json", "ngram.dng"):
         write_atomically(directory / name, (config.work / name).read_bytes())
 
 
@@ -255,7 +255,12 @@ def main(config: DemoConfig) -> None:
     sequences = make_sequences(config, tokenizer, training=True)
     train_drafter(config, sequences, make_sequences(config, tokenizer, training=False))
     made = [row[:n] for row, n in zip(sequences.tokens, sequences.length, strict=True)]
-    NgramModel.count([*documents, *made]).save(config.work / "ngram.safetensors")
+    ngram = NgramModel.count(
+        [*documents, *made],
+        vocab_size=tokenizer.get_vocab_size(),
+        fingerprint=tokenizer_fingerprint(tokenizer),
+    )
+    ngram.save(config.work / "ngram.dng")
     if config.export is not None:
         export(config, config.export)
 

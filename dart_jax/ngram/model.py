@@ -32,6 +32,15 @@ class Level(NamedTuple):
     child_begin: NDArray[np.int64]  # [n + 1]; empty at the last level
 
 
+class Continuations(NamedTuple):
+    """What followed one context."""
+
+    context: tuple[int, ...]
+    count: int  # of the context
+    token: NDArray[np.int32]  # [n], ascending
+    counts: NDArray[np.int64]  # [n], of the context with the token behind it
+
+
 class NgramModel:
     """Counts of all n-grams of 1 to `order` tokens of a corpus. Immutable.
 
@@ -168,6 +177,17 @@ class NgramModel:
           float32 [k]. Not a distribution: there is no discounting.
         """
         return self.core.probabilities(_token_array(context), _token_array(candidates))
+
+    def continuations(self, context: ArrayLike) -> list[Continuations]:
+        """All that followed the suffixes of a context, integers [n], the shortest suffix first.
+
+        At most `order - 1` of them; those that were never seen are left out.
+        """
+        tokens = _token_array(context)
+        return [
+            Continuations(tuple(tokens[-n:].tolist()), *found)
+            for n, found in enumerate(self.core.continuations(tokens), start=1)
+        ]
 
     def lossy(
         self,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "dart/xxh64.h"
 
@@ -105,6 +106,26 @@ void NgramModel::probabilities(const NgramState& state, Span<std::int32_t> token
       position = entry.index;
     }
   }
+}
+
+std::vector<Continuations> NgramModel::continuations(const NgramState& state) const {
+  std::vector<Continuations> all;
+  std::uint64_t universe = header_.vocab_size;
+  for (int n = 1; n < order() && state.context[n - 1].code != 0; ++n) {
+    Continuations found;
+    found.count = count(state.context[n - 1].code);
+    const NgramList list = this->list(state, n, universe);
+    const bool whole = list.for_each([&](std::uint64_t position, const NgramList::Entry& entry) {
+      require(position < universe, "a list is out of order");
+      found.token.push_back(n == 1 ? static_cast<std::int32_t>(position)
+                                   : all.back().token[position]);
+      found.counts.push_back(static_cast<std::int64_t>(count(entry.code)));
+    });
+    require(whole, "a list is damaged");
+    universe = found.token.size();
+    all.push_back(std::move(found));
+  }
+  return all;
 }
 
 std::vector<OwnedLevel> NgramModel::levels() const {

@@ -24,6 +24,13 @@ struct OwnedLevel {
   std::vector<std::int64_t> child_begin;
 };
 
+// What followed one context.
+struct Continuations {
+  std::uint64_t count = 0;            // of the context
+  std::vector<std::int32_t> token;    // ascending
+  std::vector<std::int64_t> counts;   // of the context with the token behind it
+};
+
 class NgramModel {
  public:
   // Reads but does not own the file's bytes: they must outlive the model and must not change.
@@ -85,6 +92,10 @@ class NgramModel {
   // Not a distribution: there is neither discounting nor a unigram fallback (docs/method.md, section 3).
   // probability has room for tokens.size values.
   void probabilities(const NgramState& state, Span<std::int32_t> tokens, float* probability) const;
+
+  // What followed the last 1, 2, .. order() - 1 tokens of a state, as far as they were seen.
+  // Throws std::invalid_argument if a list is damaged.
+  std::vector<Continuations> continuations(const NgramState& state) const;
 
   // All n-grams as sorted arrays. Throws std::invalid_argument if a list is damaged, or the n-grams
   // are not as many as the header says: so this is also the thorough check of a file.

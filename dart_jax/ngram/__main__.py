@@ -1,0 +1,152 @@
+"""Looks into n-gram files, converts them, and measures them.
+
+python -m dart_jax.ngram info model.dng
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tokenizers
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dart_jax.checkpoint import load_tokenizer
+from dart_jax.errors import UserError, one_line_errors
+from dart_jax.model import DEMO
+from dart_jax.ngram.bench import BenchConfig, bench
+from dart_jax.ngram.convert import ConvertConfig, convert
+from dart_jax.ngram.fingerprint import UNKNOWN, check_tokenizer
+from dart_jax.ngram.model import NgramModel
+
+
+@dataclasses.dataclass(frozen=True)
+class InfoConfig:
+    """Print what a file holds."""
+
+    file: Annotated[Path, tyro.conf.Positional] = DEMO / "ngram.dng"
+    """N-gram file."""
+    check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Decode every list as well: finds what checksums cannot, a file that was made wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryConfig:
+    """Print what followed a context, and how often."""
+
+    context: Annotated[str, tyro.conf.Positional]
+    """Text; its last `order - 1` tokens count."""
+    file: Path = DEMO / "ngram.dng"
+    """N-gram file."""
+    tokenizer: Path = DEMO / "target"
+    """Directory with the tokenizer.json that the file was counted with, or that file."""
+    top: int = 20
+    """Continuations to print."""
+
+
+def info(config: InfoConfig, console: Console) -> None:
+    """Prints the header of a file as a table."""
+    model = NgramModel.load(config.file)
+    header = model.header
+    size = config.file.stat().st_size
+    table = Table("n-gram length", "n-grams", "left out", "minimum count", box=box.SIMPLE)
+    rows = zip(header["ngrams"], header["dropped"], header["min_count"], strict=True)
+    for n, (ngrams, dropped, least) in enumerate(rows, start=1):
+        table.add_row(str(n), f"{ngrams:,}", f"{dropped:,}", str(least or "-"))
+    precision = header["precision"]
+    console.print(f"{config.file}: n-gram file, version {header['version']}, order {model.order}")
+    console.print(f"counted from {header['tokens']:,} tokens of a vocabulary of {model.vocab_size:,}")
+    console.print("counts: " + (f"rounded to {precision} bits" if precision else "exact"))
+    known = model.fingerprint != UNKNOWN
+    console.print(f"tokenizer: {model.fingerprint.hex() if known else 'unknown'}", highlight=False)
+    console.print(table)
+    ratio = f", {size / sum(model.sizes):.2f} an n-gram" if any(model.sizes) else ""
+    console.print(f"{size:,} bytes{ratio}; checksums match")
+    if config.check:
+        try:
+            total = sum(len(level.token) for level in model.levels)
+        except ValueError as error:
+            raise UserError(f"{config.file}: {error}") from error
+        console.print(f"all {total:,} n-grams decoded")
+
+
+def query(config: QueryConfig, console: Console) -> None:
+    """Prints the continuations of a context, the likeliest first."""
+    model = NgramModel.load(config.file)
+    tokenizer = open_tokenizer(config.tokenizer)
+    check_tokenizer(model, tokenizer, str(config.file))
+    context = tokenizer.encode(config.context, add_special_tokens=False).ids
+
+    def text(*ids: int) -> str:
+        return repr(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    known = model.continuations(np.array(context, np.int32))
+    if not known:
+        console.print(f"nothing is known of {text(*context[-1:])}", markup=False)
+        return
+    tokens = known[0].token  # whatever followed a longer context followed the shortest as well
+    shares = model.probabilities(context, tokens)
+    title = "after " + ", ".join(f"{text(*found.context)} ({found.count:,}x)" for found in known)
+    table = Table("token", "id", "probability", box=box.SIMPLE)
+    for found in known:
+        table.add_column(f"after {text(*found.context)}", justify="right")
+    for place in np.argsort(-shares, kind="stable")[: config.top]:
+        token = int(tokens[place])
+        counts = [_count(found.token, found.counts, token) for found in known]
+        table.add_row(text(token), str(token), f"{shares[place]:.4f}", *counts)
+    console.print(title, table, sep="\n", markup=False)
+    if len(tokens) > config.top:
+        console.print(f"and {len(tokens) - config.top:,} more")
+
+
+def _count(tokens: np.ndarray, counts: np.ndarray, token: int) -> str:
+    place = np.searchsorted(tokens, token)
+    found = place < len(tokens) and tokens[place] == token
+    return f"{counts[place]:,}" if found else "-"
+
+
+def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a directory, or of its tokenizer.json.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    return load_tokenizer(path.parent if path.name == "tokenizer.json" else path)
+
+
+Command = (
+    Annotated[ConvertConfig, tyro.conf.subcommand("convert")]
+    | Annotated[InfoConfig, tyro.conf.subcommand("info")]
+    | Annotated[QueryConfig, tyro.conf.subcommand("query")]
+    | Annotated[BenchConfig, tyro.conf.subcommand("bench")]
+)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line: bad input ends in one line and exit status 2."""
+    console = Console()
+    with one_line_errors():
+        config = tyro.cli(Command, args=args, description=__doc__)
+        if isinstance(config, ConvertConfig):
+            convert(config, console)
+        elif isinstance(config, InfoConfig):
+            info(config, console)
+        elif isinstance(config, QueryConfig):
+            query(config, console)
+        else:
+            bench(config, console)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

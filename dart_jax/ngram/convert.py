@@ -1,0 +1,90 @@
+"""The command that turns other n-gram files into ours, or ours into smaller ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from dart_jax.checkpoint import load_tokenizer
+from dart_jax.errors import UserError
+from dart_jax.memory import parse_memory
+from dart_jax.ngram.fingerprint import tokenizer_fingerprint
+from dart_jax.ngram.model import NgramModel
+from dart_jax.ngram.reference import convert_reference
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvertConfig:
+    """Turn a trie of the reference (small.trie, full.trie) into an n-gram file, or make an n-gram
+    file smaller by dropping what is rare and rounding counts."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """Trie, or n-gram file."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """N-gram file to write."""
+    tokenizer: Path | None = None
+    """Directory with the tokenizer.json that a trie was counted with; the file then remembers it.
+    Without, give --vocab-size."""
+    vocab_size: int | None = None
+    """Tokens of that tokenizer."""
+    min_counts: tuple[int, ...] = ()
+    """For 1, 2, .. order tokens: n-grams seen less often are dropped."""
+    precision: int | None = None
+    """Significant bits kept of a count, 2 to 16; all without it."""
+    memory: str = "4GB"
+    """To work in, when converting a trie."""
+    scratch: Path | None = None
+    """Directory for temporary files of up to one and a half times the trie; by default beside the
+    output."""
+
+
+def convert(config: ConvertConfig, console: Console) -> None:
+    """Runs the command.
+
+    Raises:
+      UserError: as `convert_reference` and `NgramModel.lossy`.
+    """
+    if not config.source.is_file():
+        raise UserError(f"no file {config.source}")
+    if _is_ngram_file(config.source):
+        if not config.min_counts and config.precision is None:
+            raise UserError(
+                f"{config.source} is an n-gram file already; "
+                "give --min-counts or --precision to make a smaller one"
+            )
+        model = NgramModel.load(config.source)
+        model.lossy(config.out, min_counts=config.min_counts, precision=config.precision)
+    else:
+        if config.tokenizer is not None:
+            tokenizer = load_tokenizer(config.tokenizer)
+            vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
+            fingerprint = tokenizer_fingerprint(tokenizer)
+        elif config.vocab_size is not None:
+            vocab_size, fingerprint = config.vocab_size, bytes(32)
+        else:
+            raise UserError("a trie does not tell its tokenizer: give --tokenizer or --vocab-size")
+        convert_reference(
+            config.source,
+            config.out,
+            vocab_size=vocab_size,
+            fingerprint=fingerprint,
+            min_counts=config.min_counts or None,
+            precision=config.precision,
+            memory=parse_memory(config.memory),
+            scratch=config.scratch,
+        )
+    sizes = NgramModel.load(config.out).sizes
+    before, after = config.source.stat().st_size, config.out.stat().st_size
+    console.print(
+        f"{config.out}: {sum(sizes):,} n-grams, {after:,} bytes "
+        f"({after / max(1, sum(sizes)):.2f} an n-gram); {config.source} has {before:,} bytes"
+    )
+
+
+def _is_ngram_file(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(8) == b"dartngm\n"
