@@ -29,6 +29,32 @@ class NgramModel:
     def probabilities(self, context: _Int32, candidates: _Int32) -> _Float32:
         """The candidates' probabilities after the context; the candidates must ascend."""
 
+class ReferenceTrieParser:
+    """Reads a trie of the reference (see native/include/dart/reference_trie.h).
+
+    Every `ValueError` continues "<file> ..".
+    """
+
+    def __init__(self, header: NDArray[np.uint8], file_size: int, vocab_size: int) -> None:
+        """`header`: [16] the first bytes, fewer where the file has fewer."""
+
+    @property
+    def order(self) -> int: ...
+    @property
+    def nodes(self) -> int:
+        """Of the whole file, the root included."""
+
+    def feed(self, bytes: NDArray[np.uint8]) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """Take the next bytes [n], without holding the GIL, and give the nodes they complete.
+
+        Returns:
+          Columns, each [nodes], of leaves and of nodes with children, but for the root: parent
+          uint64, token int32, count int32, and for nodes with children id uint64.
+        """
+
+    def finish(self) -> None:
+        """Check the file as a whole, after its last byte."""
+
 class TreeSearch:
     """The draft tree's search (see native/include/dart/tree_search.h); keeps `ngram` alive."""
 

@@ -19,6 +19,7 @@
 #include "dart/ngram_file_writer.h"
 #include "dart/ngram_levels.h"
 #include "dart/ngram_model.h"
+#include "dart/reference_trie.h"
 #include "dart/tree_search.h"
 
 #ifdef DART_FFI
@@ -247,6 +248,33 @@ dart::Ties parse_ties(const std::string& ties) {
   throw py::value_error("ties must be 'first' or 'compat', got '" + ties + "'");
 }
 
+std::unique_ptr<dart::ReferenceTrieParser> make_reference_trie_parser(const py::array& header,
+                                                                      std::uint64_t file_size,
+                                                                      std::int32_t vocab_size) {
+  return std::make_unique<dart::ReferenceTrieParser>(vector_span<std::uint8_t>(header, "header"),
+                                                     file_size, vocab_size);
+}
+
+// Columns by name; without ids for leaves.
+py::dict node_columns(dart::ReferenceNodes&& nodes) {
+  py::dict columns;
+  if (!nodes.id.empty()) columns["id"] = to_numpy(std::move(nodes.id));
+  columns["parent"] = to_numpy(std::move(nodes.parent));
+  columns["token"] = to_numpy(std::move(nodes.token));
+  columns["count"] = to_numpy(std::move(nodes.count));
+  return columns;
+}
+
+py::tuple feed(dart::ReferenceTrieParser& self, const py::array& bytes) {
+  const auto span = vector_span<std::uint8_t>(bytes, "bytes");
+  dart::ReferenceNodes leaves, inner;
+  {
+    py::gil_scoped_release release;
+    self.feed(span, &leaves, &inner);
+  }
+  return py::make_tuple(node_columns(std::move(leaves)), node_columns(std::move(inner)));
+}
+
 std::unique_ptr<dart::TreeSearch> make_tree_search(const PyNgramModel* ngram, int nodes, int beam,
                                                    double level_decay, double logit_decay,
                                                    float ngram_weight, float eps,
@@ -358,6 +386,14 @@ PYBIND11_MODULE(_core, m) {
       .def("add", &add_windows, py::arg("windows"), py::arg("counts"))
       .def("write", &write_builder, py::arg("path"), py::kw_only(), py::arg("fingerprint"),
            py::arg("min_counts"), py::arg("precision"));
+
+  py::class_<dart::ReferenceTrieParser>(m, "ReferenceTrieParser")
+      .def(py::init(&make_reference_trie_parser), py::arg("header"), py::arg("file_size"),
+           py::arg("vocab_size"))
+      .def_property_readonly("order", &dart::ReferenceTrieParser::order)
+      .def_property_readonly("nodes", &dart::ReferenceTrieParser::nodes)
+      .def("feed", &feed, py::arg("bytes"))
+      .def("finish", &dart::ReferenceTrieParser::finish);
 
   const dart::TreeSearchConfig defaults;
   py::class_<dart::TreeSearch>(m, "TreeSearch")

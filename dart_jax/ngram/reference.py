@@ -1,0 +1,321 @@
+"""The n-gram tries of the reference implementation, turned into n-gram files.
+
+A trie of 1.3 billion nodes is far larger than memory, and its nodes come in any order. So they go
+into a database on disk: the paths of the inner nodes, level by level from the root, then all
+windows, sorted. Nothing here grows with the trie except files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from dart_jax import _core
+from dart_jax.errors import UserError
+from dart_jax.ngram.builder import NgramBuilder
+from dart_jax.ngram.windows import WindowLayout
+
+_HEADER_BYTES = 16
+_READ_BYTES = 1 << 24
+_SLICE_ROWS = 1 << 20
+
+# Memory, in bytes: of this process without the database, and the least that a thread of the
+# database works well with.
+_OWN = 200 * 10**6
+_THREAD = 50 * 10**6
+
+
+def convert_reference(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    vocab_size: int,
+    fingerprint: bytes = bytes(32),
+    min_counts: Sequence[int] | None = None,
+    precision: int | None = None,
+    memory: int = 4 * 10**9,
+    scratch: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> None:
+    """Writes the n-grams of a trie (`small.trie`, `full.trie`) to an n-gram file.
+
+    Args:
+      source: the trie.
+      out: the file to write, which appears whole or not at all.
+      vocab_size: tokens of the tokenizer that the trie was counted with.
+      fingerprint: 32 bytes, `tokenizer_fingerprint` of that tokenizer; zeros if unknown.
+      min_counts: see `NgramBuilder.write`.
+      precision: see `NgramBuilder.write`.
+      memory: bytes that the process may take, at least 250 MB.
+      scratch: directory for temporary files, which take up to one and a half times the size of the
+        trie; None: beside `out`.
+      progress: show a progress bar.
+
+    Raises:
+      UserError: the trie is missing, damaged or of an order other than 2 to 5, its tokens are
+        outside the vocabulary, or memory or disk do not suffice.
+    """
+    scratch = Path(out).parent if scratch is None else Path(scratch)
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make directory {scratch}: {error.strerror}") from error
+    with (
+        _progress_bar(progress) as bar,
+        tempfile.TemporaryDirectory(dir=scratch, prefix=".dart-ngram-") as directory,
+    ):
+        reading = reference_windows(
+            source, vocab_size=vocab_size, memory=memory, directory=directory, bar=bar
+        )
+        with reading as (layout, windows):
+            builder = NgramBuilder(layout, directory)
+            for words, counts in windows:
+                builder.add(words, counts)
+        with _stage(bar, "writing"):
+            builder.write(out, fingerprint=fingerprint, min_counts=min_counts, precision=precision)
+
+
+@contextlib.contextmanager
+def reference_windows(
+    source: str | os.PathLike[str],
+    *,
+    vocab_size: int,
+    memory: int,
+    directory: str | os.PathLike[str],
+    bar: Progress | None = None,
+) -> Iterator[tuple[WindowLayout, Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]]]:
+    """The windows of a trie in ascending order, as `NgramBuilder.add` takes them.
+
+    Args:
+      source: the trie.
+      vocab_size: tokens of its tokenizer.
+      memory: bytes that the process may take.
+      directory: for the database; everything put there is for the caller to remove.
+      bar: shows the progress.
+
+    Yields:
+      Their layout, and slices of words, uint64 [n, W], with counts, int64 [n].
+
+    Raises:
+      UserError: see `convert_reference`.
+    """
+    if memory < _OWN + _THREAD:
+        raise UserError(
+            f"{memory // 10**6} MB of memory are too little to convert a trie: "
+            f"give at least {(_OWN + _THREAD) // 10**6} MB"
+        )
+    bar = bar or _progress_bar(False)
+    config = {
+        "memory_limit": f"{(memory - _OWN) // 1000}KB",
+        "threads": min(os.cpu_count() or 1, (memory - _OWN) // _THREAD),
+        "temp_directory": str(Path(directory) / "spilled"),
+        "autoinstall_known_extensions": False,
+    }
+    try:
+        with _open(source) as file:
+            parser = _parser(file, vocab_size)
+            layout = WindowLayout(parser.order, vocab_size)
+            with duckdb.connect(str(Path(directory) / "nodes.duckdb"), config=config) as database:
+                trie = _Trie(database, layout, bar)
+                trie.load(file, parser)
+                trie.find_paths()
+                trie.sort_windows()
+                yield layout, trie.windows()
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":  # the database's word for ctrl-C
+            raise KeyboardInterrupt from error
+        raise
+    except _Damaged as error:
+        raise UserError(f"{source} {error}") from error
+    except duckdb.Error as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"cannot convert {source} with {memory // 10**6} MB of memory and temporary files in "
+            f"{Path(directory).parent}: {reason}"
+        ) from error
+
+
+class _Damaged(Exception):
+    """What is wrong with a trie, to be told behind its name."""
+
+
+class _Trie:
+    """A trie's nodes in a database, on their way to sorted windows.
+
+    Tables, as they come into being:
+      leaves: parent, token, count of each node without children.
+      inner_nodes: id, parent, token, count of the others, but for the root.
+      paths: id, depth, words w0, w1, .. and rest of each inner node and the root. The words are its
+        tokens' as `WindowLayout` writes them; the rest is how often the corpus ended behind it:
+        its count less those of its children.
+      windows: words and count, sorted.
+    """
+
+    def __init__(self, database: duckdb.DuckDBPyConnection, layout: WindowLayout, bar: Progress):
+        self.database, self.layout, self.bar = database, layout, bar
+        self.words = [f"w{w}" for w in range(layout.words)]
+        # [i, w] is what a token + 1 of 1 at place i of a window adds to its word w.
+        units = layout.pack(np.where(np.eye(layout.order, dtype=bool), 0, -1)).tolist()
+        self.extended = ", ".join(
+            f"paths.w{w} + (token + 1)::ubigint * (case depth "
+            + " ".join(f"when {i} then {unit[w]}::ubigint" for i, unit in enumerate(units))
+            + f" end) as w{w}"
+            for w in range(layout.words)
+        )
+
+    def load(self, file: io.FileIO, parser: _core.ReferenceTrieParser) -> None:
+        """Reads all nodes."""
+        sql = self.database.execute
+        tables = ("leaves", "inner_nodes")
+        sql("create table leaves(parent ubigint, token integer, count integer)")
+        sql("create table inner_nodes(id ubigint, parent ubigint, token integer, count integer)")
+        sql("set preserve_insertion_order = false")  # several threads may write
+        sql("begin")
+        buffer = bytearray(_READ_BYTES)
+        chunk = np.frombuffer(buffer, np.uint8)
+        total = os.fstat(file.fileno()).st_size
+        task = self.bar.add_task("reading", total=total, completed=_HEADER_BYTES)
+        with _damage_told():
+            while size := file.readinto(buffer):
+                for table, nodes in zip(tables, parser.feed(chunk[:size]), strict=True):
+                    if len(nodes["token"]):
+                        sql(f"insert into {table} from nodes")  # the variable of that name
+                self.bar.advance(task, size)
+            parser.finish()
+        sql("commit")
+        sql("set preserve_insertion_order = true")
+
+    def find_paths(self) -> None:
+        """From the root downwards: ids say nothing of depth."""
+        sql = self.database.execute
+        with _stage(self.bar, "adding up"):
+            sql("""
+                create table rests as
+                select id, parent, token, count - total as rest
+                from inner_nodes join (
+                    select parent as id, sum(count)::bigint as total
+                    from (select parent, count from leaves
+                          union all select parent, count from inner_nodes)
+                    group by parent
+                ) using (id)
+            """)
+            sql("drop table inner_nodes")
+
+        with _stage(self.bar, "finding paths"):
+            columns = ", ".join(f"{word} ubigint" for word in self.words)
+            sql(f"create table paths(id ubigint, depth utinyint, {columns}, rest bigint)")
+            sql(f"insert into paths values (0, 0, {', '.join('0' for _ in self.words)}, 0)")
+            for depth in range(self.layout.order - 1):
+                sql(f"""
+                    insert into paths select rests.id, {depth + 1}, {self.extended}, rests.rest
+                    from rests join paths on rests.parent = paths.id where depth = {depth}
+                """)
+        self._check_paths()
+        sql("drop table rests")
+
+    def _check_paths(self) -> None:
+        lost = 1 + self._number("select count(*) from rests")
+        lost -= self._number("select count(*) from paths")
+        if lost:
+            order = self.layout.order
+            deeper = self._number(
+                "select count(*) from rests join paths on rests.parent = paths.id "
+                f"where depth = {order - 1}"
+            )
+            raise _Damaged(
+                f"is damaged: it has n-grams of more than {order} tokens, which is its order"
+                if deeper
+                else f"is damaged: its root does not reach {lost} of the nodes with children"
+            )
+        columns = ", ".join([*self.words, "rest"])
+        negative = self.database.execute(
+            f"select {columns} from paths where rest < 0 order by all limit 1"
+        ).fetchall()
+        if negative:
+            *words, rest = negative[0]
+            ngram = self.layout.unpack(np.array([words], np.uint64))[0]
+            raise _Damaged(
+                f"is damaged: it counts the n-gram {ngram[ngram >= 0].tolist()} {-rest} times less "
+                "often than what begins with it"
+            )
+
+    def sort_windows(self) -> None:
+        """Every leaf is a window, and so is an inner node that the corpus ended behind."""
+        with _stage(self.bar, "sorting"):
+            words = ", ".join(self.words)
+            self.database.execute(f"""
+                create table windows as
+                select {self.extended}, count::bigint as count
+                from leaves join paths on leaves.parent = paths.id
+                union all
+                select {words}, rest as count from paths where rest > 0
+                order by {words}
+            """)
+            self.database.execute("drop table leaves")
+            self.database.execute("drop table paths")
+
+    def windows(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+        """What `sort_windows` made, in slices."""
+        rows = self._number("select count(*) from windows")
+        task = self.bar.add_task("packing", total=rows)
+        for begin in range(0, rows, _SLICE_ROWS):
+            columns = self.database.execute(
+                "from windows where rowid >= ? and rowid < ?", [begin, begin + _SLICE_ROWS]
+            ).fetchnumpy()
+            yield np.stack([columns[word] for word in self.words], axis=1), columns["count"]
+            self.bar.advance(task, len(columns["count"]))
+
+    def _number(self, query: str) -> int:
+        row = self.database.execute(query).fetchone()
+        assert row is not None
+        return row[0]
+
+
+def _open(source: str | os.PathLike[str]) -> io.FileIO:
+    try:
+        return open(source, "rb", buffering=0)
+    except OSError as error:
+        raise UserError(f"cannot read n-gram trie {source}: {error.strerror}") from error
+
+
+def _parser(file: io.FileIO, vocab_size: int) -> _core.ReferenceTrieParser:
+    header = np.frombuffer(file.read(_HEADER_BYTES), np.uint8)
+    with _damage_told():
+        return _core.ReferenceTrieParser(header, os.fstat(file.fileno()).st_size, vocab_size)
+
+
+@contextlib.contextmanager
+def _damage_told() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise _Damaged(str(error)) from error
+
+
+def _progress_bar(show: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not show,
+    )
+
+
+@contextlib.contextmanager
+def _stage(bar: Progress, name: str) -> Iterator[None]:
+    """A part of the work that cannot tell how far it has got."""
+    task = bar.add_task(name, total=None)
+    yield
+    bar.update(task, total=1, completed=1)
