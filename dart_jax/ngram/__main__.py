@@ -62,7 +62,9 @@ def info(config: InfoConfig, console: Console) -> None:
         table.add_row(str(n), f"{ngrams:,}", f"{dropped:,}", str(least or "-"))
     precision = header["precision"]
     console.print(f"{config.file}: n-gram file, version {header['version']}, order {model.order}")
-    console.print(f"counted from {header['tokens']:,} tokens of a vocabulary of {model.vocab_size:,}")
+    console.print(
+        f"counted from {header['tokens']:,} tokens of a vocabulary of {model.vocab_size:,}"
+    )
     console.print("counts: " + (f"rounded to {precision} bits" if precision else "exact"))
     known = model.fingerprint != UNKNOWN
     console.print(f"tokenizer: {model.fingerprint.hex() if known else 'unknown'}", highlight=False)
@@ -131,7 +133,7 @@ Command = (
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
-    console = Console()
+    console = Console(soft_wrap=True)
     with one_line_errors():
         config = tyro.cli(Command, args=args, description=__doc__)
         if isinstance(config, ConvertConfig):

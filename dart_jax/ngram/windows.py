@@ -65,9 +65,7 @@ class WindowLayout:
     def unpack(self, words: NDArray[np.uint64]) -> NDArray[np.int32]:
         """The inverse of `pack`."""
         mask = np.uint64((1 << self.token_bits) - 1)
-        codes = [
-            (words[:, i // self.per_word] >> self._shift(i)) & mask for i in range(self.order)
-        ]
+        codes = [(words[:, i // self.per_word] >> self._shift(i)) & mask for i in range(self.order)]
         return np.stack(codes, axis=1).astype(np.int32) - 1
 
     def windows(

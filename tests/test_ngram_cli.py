@@ -1,0 +1,163 @@
+"""`python -m dart_jax.ngram`: what a person types, and what is printed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dart_jax.checkpoint import load_tokenizer
+from dart_jax.model import DEMO
+from dart_jax.ngram import NgramModel, tokenizer_fingerprint
+from dart_jax.ngram.__main__ import main
+from dart_jax.ngram.workload import generate, make_drafts
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command; gives what it printed."""
+
+    def run(*args):
+        main([str(arg) for arg in args])
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs a command that must fail; gives its one line."""
+
+    def fails(*args):
+        with pytest.raises(SystemExit) as exit:
+            main([str(arg) for arg in args])
+        assert exit.value.code == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[-1].startswith("error: ")
+        return lines[-1]
+
+    return fails
+
+
+def test_info_prints_the_header(run, tmp_path):
+    documents = np.load(GOLDEN / "qwen3-tied" / "ngram_corpus.npy")
+    model = NgramModel.count(documents, vocab_size=512)
+    model.save(tmp_path / "exact.dng")
+    text = run("info", tmp_path / "exact.dng", "--check")
+    assert f"counted from {documents.size:,} tokens of a vocabulary of 512" in text
+    assert "counts: exact" in text
+    assert all(f"{size:,}" in text for size in model.sizes)
+    assert f"all {sum(model.sizes):,} n-grams decoded" in text
+
+    model.lossy(tmp_path / "lossy.dng", min_counts=(1, 1, 2), precision=3)
+    text = run("info", tmp_path / "lossy.dng")
+    dropped = np.count_nonzero(model.levels[2].count < 2)
+    assert "counts: rounded to 3 bits" in text
+    assert f"{dropped:,}" in text
+
+
+def test_query_prints_what_followed(run):
+    model = NgramModel.load(DEMO / "ngram.dng")
+    tokenizer = load_tokenizer(DEMO / "target")
+    text = run("query", "    def __init__(", "--top", "3")
+    context = tokenizer.encode("    def __init__(", add_special_tokens=False).ids
+    short, long = model.continuations(np.array(context, np.int32))
+    best = long.token[long.counts.argmax()]
+    assert repr(tokenizer.decode([int(best)])) in text.splitlines()[4]
+    assert f"{long.counts.max():,}" in text.splitlines()[4]
+    assert f"{long.counts.max() / long.count:.4f}" in text.splitlines()[4]
+    assert f"and {len(short.token) - 3:,} more" in text
+
+
+def test_query_of_what_was_never_seen(run, tmp_path):
+    tokenizer = load_tokenizer(DEMO / "target")
+    size, fingerprint = tokenizer.get_vocab_size(), tokenizer_fingerprint(tokenizer)
+    NgramModel.count([[1, 2]], vocab_size=size, fingerprint=fingerprint).save(tmp_path / "a.dng")
+    assert "nothing is known of 'x'" in run("query", "x", "--file", tmp_path / "a.dng")
+
+
+def test_convert_a_trie(run, tmp_path):
+    golden = GOLDEN / "qwen3-tied"
+    run("convert", golden / "ngram/small.trie", tmp_path / "a.dng", "--vocab-size", 512)
+    counted = NgramModel.count(np.load(golden / "ngram_corpus.npy"), vocab_size=512)
+    assert (tmp_path / "a.dng").read_bytes() == counted.file.tobytes()
+
+
+def test_convert_to_a_smaller_file(run, tmp_path):
+    text = run("convert", DEMO / "ngram.dng", tmp_path / "a.dng", "--min-counts", 1, 2, 2)
+    smaller, whole = NgramModel.load(tmp_path / "a.dng"), NgramModel.load(DEMO / "ngram.dng")
+    assert not smaller.exact
+    assert smaller.fingerprint == whole.fingerprint
+    assert smaller.sizes == tuple(
+        int(np.count_nonzero(level.count >= least))
+        for level, least in zip(whole.levels, (1, 2, 2), strict=True)
+    )
+    assert f"{sum(smaller.sizes):,} n-grams" in text
+
+
+def test_bad_input_is_one_line(fails, tmp_path):
+    trie, demo = GOLDEN / "qwen3-tied/ngram/small.trie", DEMO / "ngram.dng"
+    other = shutil.copytree(DEMO / "target", tmp_path / "target")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["Ġfor"], vocab["Ġin"] = vocab["Ġin"], vocab["Ġfor"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    out = tmp_path / "out.dng"
+    assert "no n-gram model at" in fails("info", tmp_path / "none")
+    assert "it is not an n-gram file" in fails("info", trie)
+    assert "another tokenizer" in fails("query", "x", "--tokenizer", other)
+    assert "no file" in fails("query", "x", "--tokenizer", tmp_path)
+    assert "no file" in fails("convert", tmp_path / "none", out)
+    assert "give --tokenizer or --vocab-size" in fails("convert", trie, out)
+    assert "give --min-counts or --precision" in fails("convert", demo, out)
+    assert "must not descend" in fails("convert", demo, out, "--min-counts", 2, 1, 1)
+    assert "precision must be 2 to 16" in fails("convert", demo, out, "--precision", 1)
+    assert "memory is given like" in fails(
+        "convert", trie, out, "--vocab-size", 512, "--memory", "much"
+    )
+    assert "too little text" in fails("bench", "--data", DEMO / "README.md")
+    assert "no file or directory" in fails("bench", "--data", tmp_path / "none")
+    assert not out.exists()
+
+
+def test_bench_measures_everything(run, tmp_path):
+    sources = Path(json.__file__).parents[1]
+    data = [path for path in sorted(sources.glob("*.py")) if path.stat().st_size < 50_000]
+    run(
+        *("bench", "--data", *data, "--queries", 100, "--json", tmp_path / "a.json"),
+        *("--memory", "2GB", "--engines", "--generate", 20_000, "--work", tmp_path),
+    )
+    rows = {row["what"]: row["value"] for row in json.loads((tmp_path / "a.json").read_text())}
+    model = NgramModel.load(tmp_path / "model.dng")
+    assert rows["n-grams"] == sum(model.sizes)
+    assert rows["file"] == (tmp_path / "model.dng").stat().st_size
+    assert rows["tokens"] == model.header["tokens"]
+    assert model.exact
+    assert 0 < rows["search, C++"] < rows["search, C++, 99 %"]
+    assert rows["memory of two processes"] < rows["file"]
+    assert {"grouping by numpy", "grouping by duckdb", "made up: search, C++"} < set(rows)
+
+
+def test_generated_models_are_whole(tmp_path):
+    """Every list decodes, and both lengths have about the n-grams asked for."""
+    rng = np.random.default_rng(0)
+    generate(tmp_path / "a.dng", tmp_path, 200_000, 2000, rng)
+    model = NgramModel.load(tmp_path / "a.dng")
+    bigrams, trigrams = (len(level.token) for level in model.levels[1:])
+    assert bigrams == pytest.approx(200_000 / 6, rel=0.1)
+    assert trigrams == pytest.approx(200_000 * 5 / 6, rel=0.2)
+
+
+def test_drafts_hold_the_text(tmp_path):
+    """The token that follows is among the candidates, most often in front."""
+    tokens = np.tile(np.arange(40, dtype=np.int32), 50)
+    model = NgramModel.count([tokens])
+    context, ids, logits = make_drafts(model, tokens, 300, np.random.default_rng(0))
+    following = (context[:, -1:] + np.arange(1, 9)) % 40
+    present = (ids == following[..., None]).any(axis=-1)
+    assert present.all()
+    assert (ids[:, 0, 0] == following[:, 0]).mean() > 0.5
+    assert (np.diff(logits) <= 0).all()

@@ -1,0 +1,679 @@
+"""Counting an n-gram model: formats, the same bytes whatever the machine does, bad input."""
+
+import bz2
+import collections
+import gzip
+import itertools
+import json
+import lzma
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import duckdb
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+from tokenizers import models, pre_tokenizers, processors
+
+from dart_jax.errors import UserError
+from dart_jax.memory import parse_memory
+from dart_jax.ngram import NgramModel, WindowLayout, runs
+from dart_jax.ngram.fingerprint import tokenizer_fingerprint
+from train import counting, documents, executors, ngram, text_tokenizer
+from train.documents import Corpus, Document, Position, find_files
+from train.executors import Executor, _measured
+from train.ngram import NgramConfig, main
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+CHAT = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so."}]
+
+
+class Here(Executor):
+    """Runs tasks in this process."""
+
+    def _submit(self, function, *arguments):
+        return _measured(function, *arguments)
+
+    def _result(self, submitted):
+        return submitted
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One token a byte, `<s>` before a text, and `</s>` for its end."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE({c: n for n, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer_directory(tokenizer, tmp_path_factory):
+    """The tokenizer as transformers keeps it, with a chat template, padding and truncation."""
+    padded = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    padded.enable_padding(pad_id=tokenizer.token_to_id("</s>"), pad_token="</s>", length=7)
+    padded.enable_truncation(5)
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=padded, eos_token="</s>")
+    wrapped.chat_template = TEMPLATE
+    directory = tmp_path_factory.mktemp("tokenizer")
+    wrapped.save_pretrained(directory)
+    padded.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture
+def count(tokenizer_directory, tmp_path, monkeypatch):
+    """Counts in this process, and gives the model's path."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(ngram, "make_executor", lambda config: Here(config.workers or 1))
+    counting._load.cache_clear()
+
+    def count(*data, out="model.dng", **options):
+        options = {"tokenizer": str(tokenizer_directory), "memory": "2GB"} | options
+        main(NgramConfig(tuple(map(str, data)), out=tmp_path / out, **options))
+        return tmp_path / out
+
+    return count
+
+
+def ngrams(documents, order):
+    """All n-grams of token lists, counted one by one."""
+    counter = collections.Counter()
+    for tokens in documents:
+        for n, i in itertools.product(range(1, order + 1), range(len(tokens))):
+            if i + n <= len(tokens):
+                counter[tuple(tokens[i : i + n])] += 1
+    return counter
+
+
+def decoded(path):
+    """All n-grams of a file."""
+    counter, prefixes = {}, [()]
+    for level in NgramModel.load(path).levels:
+        begin = counter.get("begin", [0, len(level.token)])
+        owner = np.repeat(np.arange(len(prefixes)), np.diff(begin))
+        prefixes = [(*prefixes[i], int(t)) for i, t in zip(owner, level.token, strict=True)]
+        counter |= dict(zip(prefixes, level.count.tolist(), strict=True))
+        counter["begin"] = level.child_begin
+    del counter["begin"]
+    return counter
+
+
+@pytest.fixture
+def encode(tokenizer):
+    """Token lists of texts, each closed by `</s>`."""
+    end = tokenizer.token_to_id("</s>")
+    return lambda texts: [[*tokenizer.encode(text).ids, end] for text in texts]
+
+
+def write(path, data):
+    """Writes text or bytes, compressed as the name says."""
+    data = data.encode() if isinstance(data, str) else data
+    if path.suffix == ".zst":
+        data = pytest.importorskip("zstandard").ZstdCompressor().compress(data)
+    compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(compress.get(path.suffix, lambda data: data)(data))
+    return path
+
+
+def texts_of(*files, **options):
+    """The texts of all documents."""
+    corpus = Corpus(tuple(files), **options)
+    return [document.text.decode() for document, _ in corpus.documents()]
+
+
+def lines(texts, field="text"):
+    return "".join(json.dumps({"id": 1, field: text}) + "\n" for text in texts)
+
+
+def words(seed, documents=40, length=60):
+    """Random documents in which n-grams repeat."""
+    rng = np.random.default_rng(seed)
+    lexicon = np.array(["the ", "of ", "é", "n-gram ", "\n", "counts ", "日本", "a"])
+    return ["".join(rng.choice(lexicon, rng.integers(1, length))) for _ in range(documents)]
+
+
+# Reading
+
+TEXTS = ["one\r\ntwo", "drei — vier", 'five "six"\\', "[7, {8}]"]
+
+
+@pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", lines(TEXTS)),
+        ("a.ndjson", "\n" + lines(TEXTS).replace("\n", "\r\n\r\n")[:-2]),
+        ("a.json", json.dumps([{"text": text} for text in TEXTS], indent=1)),
+        ("a.json", " " + json.dumps(TEXTS, ensure_ascii=False)),
+        ("a.json", lines(TEXTS)),
+        ("a.json", "\ufeff" + lines(TEXTS)),
+    ],
+)
+def test_records(tmp_path, name, data, compression):
+    assert texts_of(write(tmp_path / (name + compression), data)) == TEXTS
+
+
+@pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("name", ["a.txt", "a.py", "noending"])
+def test_plain_text_is_one_document(tmp_path, name, compression):
+    assert texts_of(write(tmp_path / (name + compression), "1\n\r\n2 ü")) == ["1\n\r\n2 ü"]
+
+
+def test_parquet(tmp_path):
+    path = tmp_path / "it's [a].parquet"
+    with duckdb.connect() as database:
+        database.execute(
+            f"""copy (select i, 'text ' || i as text, case when i % 2 = 0 then '' else 'b' end as
+            "a ""b" from range(1000) t(i)) to '{str(path).replace("'", "''")}'"""
+        )
+    assert texts_of(path) == [f"text {i}" for i in range(1000)]
+    assert texts_of(path, field='a "b') == ["b"] * 500
+    with pytest.raises(UserError, match=r"no field 'body'; name one with --field \(it has i, text"):
+        texts_of(path, field="body")
+    with pytest.raises(UserError, match=r"row 1: neither a text nor a list of messages, but 0"):
+        texts_of(path, field="i")
+
+
+def test_chats(tmp_path, tokenizer_directory):
+    template = text_tokenizer.load(str(tokenizer_directory)).template
+    rendered = "<s>user: how?\n<s>assistant: so.\n"
+    jsonl = write(tmp_path / "a.jsonl", lines([CHAT, CHAT[:1]], "messages") + lines(["plain"]))
+    with duckdb.connect() as database:
+        database.execute(
+            f"copy (select messages from read_json('{jsonl}') where messages is not null) to "
+            f"'{tmp_path}/a.parquet'"
+        )
+    found = [document for document, _ in Corpus((jsonl,), template=template).documents()]
+    assert found == [
+        Document(rendered.encode(), True),
+        Document(b"<s>user: how?\n", True),
+        Document(b"plain", False),
+    ]
+    assert texts_of(tmp_path / "a.parquet", template=template) == [rendered, "<s>user: how?\n"]
+
+
+def test_large_json_values_and_records_between_reads(tmp_path, monkeypatch):
+    texts = words(0, 30, 200)
+    path = write(tmp_path / "a.json", json.dumps([{"text": text} for text in texts]))
+    for chunk in (1, 7, 64, 1000):
+        monkeypatch.setattr(documents, "_CHUNK", chunk)
+        assert texts_of(path) == texts
+
+
+def test_long_texts_are_cut_at_line_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "LONGEST", 16)
+    text = "0123456\nabc\nde\n" * 9 + "x" * 40
+    path = write(tmp_path / "a.txt", text)
+    pieces = [document for document, _ in Corpus((path,)).documents()]
+    assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    plain = texts_of(path)
+    assert plain == texts_of(write(tmp_path / "a.jsonl", lines([text])))
+    assert "".join(plain) == text
+    assert max(map(len, plain)) == 16
+    assert all(piece.endswith("\n") for piece in plain[:9])
+
+
+def test_empty_documents_are_left_out(tmp_path):
+    assert texts_of(write(tmp_path / "a.jsonl", lines(["", "a", None]))) == ["a"]
+    assert texts_of(write(tmp_path / "a.txt", "")) == []
+
+
+def test_halves_of_surrogate_pairs_are_replaced(tmp_path):
+    assert texts_of(write(tmp_path / "a.jsonl", '{"text": "a\\ud800b"}')) == ["a?b"]
+
+
+def test_find_files(tmp_path):
+    for name in ("b/2.jsonl", "b/c/1.txt.gz", "b/c/x.py", "a.jsonl"):
+        write(tmp_path / name, "")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+
+    def names(*patterns):
+        found = find_files([str(tmp_path / pattern) for pattern in patterns])
+        return [str(path.relative_to(tmp_path.resolve())) for path in found]
+
+    assert names("b", "a.jsonl", "b/2.jsonl") == ["a.jsonl", "b/2.jsonl", "b/c/1.txt.gz"]
+    assert names("**/*.py", "*.jsonl") == ["a.jsonl", "b/c/x.py"]
+    assert names("link.jsonl") == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("size", [1, 200, 10**9])
+def test_units_can_begin_anywhere(tmp_path, size):
+    files = tuple(
+        write(tmp_path / name, lines(words(i, 7))) for i, name in enumerate(("a.jsonl", "b.jsonl"))
+    )
+    corpus = Corpus(files)
+    units = list(corpus.units(size))
+    assert [unit.number for unit in units] == list(range(len(units)))
+    assert [*itertools.chain(*[unit.documents for unit in units])] == [
+        d for d, _ in corpus.documents()
+    ]
+    for before, unit in enumerate(units[1:]):
+        again = corpus.units(size, start=units[before].end, first=before + 1)
+        assert next(again) == unit
+    assert units[-1].end == Position(1, 7, corpus.size)
+    limited = [len(unit.documents) for unit in corpus.units(size, limit=5)]
+    assert sum(limited) == 5
+    assert list(corpus.units(size, limit=0)) == []
+
+
+# Counting
+
+
+@pytest.mark.parametrize("order", [2, 3, 4, 5])
+def test_counts_are_those_of_brute_force(tmp_path, count, encode, order):
+    texts = words(order)
+    write(tmp_path / "data/a.jsonl.gz", lines(texts[:10]))
+    write(tmp_path / "data/b.json", json.dumps(texts[10:20]))
+    write(tmp_path / "data/c.jsonl.zst", lines(texts[20:30]))
+    for i, text in enumerate(texts[30:]):
+        write(tmp_path / f"data/d/{i}.txt", text)
+    path = count(tmp_path / "data", order=order)
+    assert decoded(path) == ngrams(encode(texts), order)
+    assert sorted(os.listdir(tmp_path)) == ["data", path.name]
+
+
+def test_two_words_a_window(tmp_path, encode):
+    # A vocabulary so large that four tokens need two words.
+    layout = WindowLayout(4, 200_000)
+    assert layout.words == 2
+    documents = [np.array(tokens) * 700 for tokens in encode(words(1))]
+    batches = [(tokens, np.array([0, len(tokens)])) for tokens in documents]
+    path = tmp_path / "run.parquet"
+    stats = runs.write_run(batches, layout, path, 64 * 10**6)
+    assert stats == runs.Stats(len(documents), sum(map(len, documents)))
+    windows, counts = runs.read_run(path, layout)
+    expected = collections.Counter(
+        tuple([*tokens[i : i + 4].tolist(), -1, -1, -1][:4])
+        for tokens in documents
+        for i in range(len(tokens))
+    )
+    found = map(tuple, layout.unpack(windows).tolist())
+    assert dict(zip(found, counts.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("order", [3, 4])
+def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch, order):
+    monkeypatch.setattr(counting, "PART", 3000)
+    monkeypatch.setattr(runs, "ROW_GROUP", 2048)
+    layout = WindowLayout(order, 2**20)
+    assert layout.words == order - 2
+    rng = np.random.default_rng(order)
+    documents = [rng.integers(0, 20, n) * 50_000 for n in rng.integers(0, 200, 400)]
+    offsets = np.cumsum([0, *map(len, documents)])
+    whole = layout.windows(np.concatenate(documents), offsets)
+    expected = np.unique(whole, axis=0, return_counts=True)
+    for name, fan_in, slice_bytes in (("a", 100, 64), ("b", 2, 64 * 10**6 // 100)):
+        monkeypatch.setattr(runs, "SLICE", slice_bytes)
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            batches = [(tokens, np.array([0, len(tokens)])) for tokens in documents[number::5]]
+            runs.write_run(batches, layout, runs.run_path(tmp_path / name, number), 64 * 10**6)
+        with counting.progress_bars() as progress:
+            job = counting.Counting(
+                tmp_path / name, layout, 64 * 10**6, Here(2), progress, fan_in=fan_in
+            )
+            parts = [runs.read_run(part, layout) for part in job.merge(5)]
+        assert len(parts) > 1
+        np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), expected[0])
+        np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), expected[1])
+        assert len(list((tmp_path / name).glob("merged-*"))) == (5 if fan_in == 2 else 0)
+
+
+def test_documents_are_never_joined(tmp_path, count, tokenizer):
+    write(tmp_path / "a.jsonl", lines(["xy", "xy"]))
+    path = count(tmp_path / "a.jsonl", eos=False, tokenizer=str(bare(tmp_path, tokenizer)))
+    x, y = tokenizer.encode("xy", add_special_tokens=False).ids
+    assert decoded(path) == {(x,): 2, (y,): 2, (x, y): 2}
+
+
+def bare(directory, tokenizer):
+    """A tokenizer.json without special tokens around a text."""
+    copy = json.loads(tokenizer.to_str())
+    path = directory / "bare.json"
+    path.write_text(json.dumps({**copy, "post_processor": None}))
+    return path
+
+
+def test_chats_have_the_special_tokens_of_their_template(tmp_path, count, tokenizer):
+    write(tmp_path / "a.jsonl", lines([CHAT], "messages"))
+    path = count(tmp_path / "a.jsonl")
+    rendered = "<s>user: how?\n<s>assistant: so.\n</s>"
+    tokens = tokenizer.encode(rendered, add_special_tokens=False).ids
+    assert decoded(path) == ngrams([tokens], 3)
+
+
+def test_the_end_is_written_once(tmp_path, count, tokenizer):
+    write(tmp_path / "a.jsonl", lines(["a</s>", "a"]))
+    end = (tokenizer.token_to_id("</s>"),)
+    assert decoded(count(tmp_path / "a.jsonl"))[end] == 2
+    begin = (tokenizer.token_to_id("<s>"),)
+    named = decoded(count(tmp_path / "a.jsonl", eos_token="<s>", out="named"))
+    assert (named[begin], named[end]) == (4, 1)
+    assert decoded(count(tmp_path / "a.jsonl", eos=False, out="none"))[end] == 1
+
+
+def test_eos_of_the_generation_config(tmp_path, tokenizer):
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 256]}')
+    assert text_tokenizer.load(str(tmp_path)).eos_named(None) == 257
+
+
+def test_local_tokenizers_do_not_touch_the_network(tokenizer_directory, monkeypatch):
+    def refuse(*address):
+        raise AssertionError("the network was touched")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for source in (tokenizer_directory, tokenizer_directory / "tokenizer.json"):
+        assert text_tokenizer.load(str(source)).vocab_size == 258
+
+
+def test_a_directory_without_tokenizer_json(tmp_path):
+    vocab = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    tokenizer = text_tokenizer.load(str(tmp_path))
+    assert tokenizer.backend.encode("aab").ids == [0, 2]
+    assert tokenizer.eos == 3
+
+
+def test_options_reach_the_file(tmp_path, count, encode, tokenizer):
+    texts = words(3)
+    write(tmp_path / "a.jsonl", lines(texts))
+    exact = ngrams(encode(texts[:25]), 3)
+    model = count(tmp_path / "a.jsonl", limit=25, min_counts=(1, 2, 3))
+    expected = {
+        g: n
+        for g, n in exact.items()
+        if n >= len(g) and all(exact[g[:k]] >= k for k in range(1, len(g)))
+    }
+    found = decoded(model)
+    assert found == expected
+    assert NgramModel.load(model).fingerprint == tokenizer_fingerprint(tokenizer)
+    rounded = decoded(count(tmp_path / "a.jsonl", limit=25, precision=2, out="rounded"))
+    assert rounded.keys() == exact.keys()
+    assert rounded != exact
+
+
+def test_the_fingerprint_is_of_the_vocabulary(tokenizer, tokenizer_directory):
+    wrapped = transformers.PreTrainedTokenizerFast.from_pretrained(tokenizer_directory)
+    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(wrapped)
+    assert len(tokenizer_fingerprint(tokenizer)) == 32
+    other = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    other.add_tokens(["more"])
+    assert tokenizer_fingerprint(other) != tokenizer_fingerprint(tokenizer)
+
+
+# The same bytes, whatever happens
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Two files of together some 300 kB."""
+    write(tmp_path / "data/a.jsonl", lines(words(5, 1500)))
+    write(tmp_path / "data/b.jsonl.gz", lines(words(6, 500)))
+    return tmp_path / "data"
+
+
+def program(corpus, out, tokenizer, *options, unit=20_000):
+    """The command, with small units."""
+    code = f"""
+        if __name__ == "__main__":
+            import sys, tyro
+            from dart_jax.errors import one_line_errors
+            from train import counting, ngram
+            counting.SMALLEST, counting.PART = {unit}, 3000
+            counting.LARGEST = {unit}
+            with one_line_errors():
+                print(ngram.main(tyro.cli(ngram.NgramConfig)))
+    """
+    return [
+        *(sys.executable, "-c", textwrap.dedent(code), "--data", str(corpus)),
+        *("--tokenizer", str(tokenizer), "--out", str(out), *options),
+    ]
+
+
+def test_workers_and_memory_change_nothing(corpus, count, tmp_path, tokenizer_directory):
+    expected = count(corpus).read_bytes()
+    for workers, memory, unit in (("1", "1.2GB", 50_000), ("3", "2300MB", 17_000)):
+        out = tmp_path / f"model-{workers}.dng"
+        options = ("--workers", workers, "--memory", memory)
+        command = program(corpus, out, tokenizer_directory, *options, unit=unit)
+        made = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert made.returncode == 0, made.stderr
+        assert "2,000 documents" in made.stdout
+        assert out.read_bytes() == expected
+
+
+def test_kill_and_resume(corpus, count, tmp_path, tokenizer_directory):
+    expected = count(corpus).read_bytes()
+    out, work = tmp_path / "killed.dng", tmp_path / "killed.dng.work"
+    command = program(corpus, out, tokenizer_directory, "--memory", "2GB", "--keep-work", unit=8000)
+
+    def run(*options, until=None):
+        """Runs; kills as soon as so many more files are done. Returns whether it ended itself."""
+        before = len(finished())
+        process = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            if until is not None and len(finished()) >= before + until:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                return False
+            time.sleep(0.002)
+        assert process.returncode == 0
+        return True
+
+    def finished():
+        return {path.name: path.stat().st_ino for path in sorted(work.glob("*-*.parquet"))}
+
+    ended = []
+    for workers, until in (("1", 1), ("2", 2), ("1", 5)):
+        kept = finished()
+        ended.append(run("--workers", workers, until=until))
+        assert kept.items() <= finished().items()
+    kept = finished()
+    assert not all(ended)
+    assert run("--workers", "2")
+    assert kept.items() <= finished().items()
+    assert out.read_bytes() == expected
+    # Everything is there: nothing is made again, whatever is done with the counts.
+    kept = finished()
+    assert run("--workers", "1", "--precision", "4")
+    assert finished() == kept
+    assert out.read_bytes() != expected
+
+
+def test_no_ray_cluster():
+    pytest.importorskip("ray", reason="pip install 'dart-jax[ray]'")
+    for address in ("127.0.0.1:1", "nowhere"):
+        with pytest.raises(UserError, match=f"cannot reach a Ray cluster at {address}: "):
+            executors.RayExecutor(address, 1)
+
+
+def test_ray(corpus, count, tmp_path, tokenizer_directory):
+    pytest.importorskip("ray", reason="pip install 'dart-jax[ray]'")
+    expected = count(corpus).read_bytes()
+    out = tmp_path / "ray.dng"
+    command = program(corpus, out, tokenizer_directory, "--ray", "--workers", "2")
+    made = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert made.returncode == 0, made.stderr
+    assert out.read_bytes() == expected
+
+
+def test_work_directories_are_not_mixed(tmp_path, count):
+    data = write(tmp_path / "a.jsonl", lines(words(7)))
+    work = tmp_path / "work"
+    count(data, work=work, keep_work=True)
+    with pytest.raises(UserError, match=r"begun with another --order, --limit; delete it or pass"):
+        count(data, work=work, order=2, limit=3)
+    write(data, lines(words(8)))
+    with pytest.raises(UserError, match="begun with another --data;"):
+        count(data, work=work)
+    with pytest.raises(UserError, match="holds other files"):
+        count(data, work=tmp_path)
+
+
+def test_units_of_another_memory(tmp_path, count, monkeypatch):
+    data = write(tmp_path / "a.jsonl", lines(words(7, 3000)))
+    monkeypatch.setattr(counting, "SMALLEST", 10**8)
+    options = {"work": tmp_path / "work", "keep_work": True}
+    expected = count(data, memory="20GB", **options).read_bytes()
+    with pytest.raises(UserError, match=r"1 workers need --memory 1536MB to go on"):
+        count(data, memory="1200MB", **options)
+    assert count(data, memory="1600MB", **options).read_bytes() == expected
+
+
+def test_a_work_directory_has_one_master(tmp_path, count):
+    data = write(tmp_path / "a.jsonl", lines(words(7)))
+    with (
+        ngram.work_directory.locked(tmp_path / "work"),
+        pytest.raises(UserError, match="another process is at work in"),
+    ):
+        count(data, work=tmp_path / "work")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", '{"text": "a"}\n\n{"text": ', r"a\.jsonl:3: broken JSON"),
+        ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: no field 'text'; .*it has body"),
+        ("a.jsonl", '{"text": 3}', r"a\.jsonl:1: neither a text nor a list of messages, but 3"),
+        ("a.jsonl", "[3]", r"a\.jsonl:1: a record must be an object, not an array"),
+        ("a.jsonl", lines([CHAT], "messages"), r"a\.jsonl:1: messages need a chat template"),
+        ("a.json", '[{"text": "a"},\n{"text": "b" "c"}]', r"a\.json:2: broken JSON"),
+        ("a.json", '[{"text": "a"},\n', r"a\.json:2: broken JSON: the array does not end"),
+        ("a.json", '[{"text": "a"},\n{"text": "b', r"a\.json:2: broken JSON"),
+        ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1: broken JSON: .*utf-8"),
+        ("a.txt", b"\xff\xfe", r"a\.txt is not UTF-8 text"),
+        ("a.parquet", b"PAR1", r"cannot read .*a\.parquet: "),
+    ],
+)
+def test_bad_data(tmp_path, name, data, message):
+    with pytest.raises(UserError, match=message) as raised:
+        texts_of(write(tmp_path / name, data))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("damage", ["short", "other"])
+def test_damaged_compressed_files(tmp_path, compression, damage):
+    path = write(tmp_path / f"a.jsonl{compression}", lines(words(9)))
+    path.write_bytes(path.read_bytes()[:-20] if damage == "short" else b"something else" * 9)
+    with pytest.raises(UserError, match=rf"cannot read .*a\.jsonl{compression}: "):
+        texts_of(path)
+
+
+def test_packages_that_are_missing(tmp_path, count, monkeypatch):
+    path = write(tmp_path / "a.jsonl.zst", lines(["a"]))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UserError, match=r"a\.jsonl\.zst needs a package: pip install zstandard"):
+        count(path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"--ray needs a package: pip install 'dart-jax\[ray\]'"):
+        executors.RayExecutor(None, 1)
+
+
+def test_bad_chats(tmp_path, tokenizer_directory):
+    template = text_tokenizer.load(str(tokenizer_directory)).template
+    path = write(tmp_path / "a.jsonl", lines([[{"content": "a"}]], "messages"))
+    with pytest.raises(UserError, match=r"a\.jsonl:1: every message must be an object with a role"):
+        texts_of(path, template=template)
+
+    def refuse(messages):
+        raise ValueError("roles must alternate")
+
+    write(path, lines([CHAT], "messages"))
+    with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template refuses .*must alternate"):
+        texts_of(path, template=refuse)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": 1}, "--order must be 2 to 5, got 1"),
+        ({"order": 6}, "--order must be 2 to 5, got 6"),
+        ({"min_counts": (1, 2)}, "--min-counts takes 3 numbers from 1 up .* got 1 2"),
+        ({"min_counts": (1, 3, 2)}, "do not descend"),
+        ({"precision": 1}, "--precision must be 2 to 16"),
+        ({"limit": 0}, "--limit must be at least 1"),
+        ({"workers": 0}, "--workers must be at least 1"),
+        ({"memory": "lots"}, "memory is given like 4GB or 800MB, got 'lots'"),
+        ({"memory": "1GB", "workers": 4}, r"1000MB is too little: 4 workers need 2432MB, one need"),
+        ({"tokenizer": "/no/such/place"}, "no tokenizer /no/such/place"),
+        ({"eos_token": "<end>"}, "the tokenizer has no token '<end>'"),
+        ({"out": "no/model.dng"}, "no directory .*/no for --out; make it first"),
+        ({"out": "."}, "is a directory; name a file"),
+        ({"field": "body"}, r"a\.jsonl:1: no field 'body'"),
+    ],
+)
+def test_bad_options(tmp_path, count, options, message):
+    data = write(tmp_path / "a.jsonl", lines(["a"]))
+    with pytest.raises(UserError, match=message) as raised:
+        count(data, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_tokenizers(tmp_path, count, tokenizer):
+    data = write(tmp_path / "a.jsonl", lines(["a"]))
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    with pytest.raises(UserError, match="names no token that ends a document; pass --eos-token"):
+        count(data, tokenizer=str(path))
+    path.write_text("{}")
+    for source in (path, tmp_path):
+        with pytest.raises(UserError, match="cannot read") as raised:
+            count(data, tokenizer=str(source))
+        assert "\n" not in str(raised.value)
+
+
+def test_no_data(tmp_path, count):
+    (tmp_path / "empty").mkdir()
+    for pattern, message in (
+        ("missing", "no file or directory .*missing"),
+        ("*.none", r"no file is .*\*\.none"),
+        ("empty", r"no .*\.jsonl.* files in .*empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            count(tmp_path / pattern)
+    with pytest.raises(UserError, match="the data hold no text"):
+        count(write(tmp_path / "a.jsonl", lines(["", ""])))
+
+
+def test_errors_of_the_program_are_one_line(tmp_path, tokenizer_directory):
+    data = write(tmp_path / "a.jsonl", '{"text": "a"}\n{}\n')
+    command = [
+        *(sys.executable, "-m", "train.ngram", "--data", str(data), "--memory", "2GB"),
+        *("--tokenizer", str(tokenizer_directory), "--out", str(tmp_path / "model")),
+    ]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert made.returncode == 2
+    assert made.stderr.splitlines()[-1].startswith(f"error: {data}:2: no field 'text'")
+    assert "Traceback" not in made.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GB", 4 * 10**9), ("1.5 GiB", 3 * 2**29), ("800m", 8 * 10**8), ("123", 123)],
+)
+def test_memory(text, size):
+    assert parse_memory(text) == size

@@ -1,0 +1,209 @@
+"""Counts the n-gram model of a corpus.
+
+    python -m train.ngram --data 'corpus/**/*.jsonl.gz' --tokenizer path/to/target --out model.dng
+
+Data: .jsonl, .ndjson, .json and .parquet files of texts or chats, and plain text, one document a
+file; compressed with .gz, .bz2, .xz or .zst or not. An interrupted run goes on where it was when
+the same command runs again. The file does not depend on workers, memory or interruptions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import tyro
+
+from dart_jax.errors import UserError, one_line_errors
+from dart_jax.files import write_atomically
+from dart_jax.memory import parse_memory, peak_memory
+from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
+from train import text_tokenizer, work_directory
+from train.counting import DRIVER, LEAST, MB, Budget, Counted, Counting, progress_bars
+from train.documents import Corpus, find_files
+from train.executors import Executor, LocalExecutor, RayExecutor
+
+_VERSION = 1  # of what work directories hold
+
+
+@dataclasses.dataclass(frozen=True)
+class NgramConfig:
+    """What is counted, and with what."""
+
+    data: tuple[str, ...]
+    """Files, directories or globs (quoted; ** for any depth)."""
+    tokenizer: str
+    """The target's directory, a tokenizer.json, or a repository of the Hugging Face hub."""
+    out: Path
+    """The file to write."""
+    field: str | None = None
+    """Field or column with the text or the chat; without it `messages`, else `text`."""
+    eos: bool = True
+    """Whether every document ends with the end-of-sequence token."""
+    eos_token: str | None = None
+    """That token, where the tokenizer names none or another."""
+    order: int = 3
+    """Tokens in the longest n-grams, 2 to 5."""
+    min_counts: tuple[int, ...] = ()
+    """For 1, 2, .. `order` tokens: n-grams seen less often are dropped."""
+    precision: int | None = None
+    """Significant bits kept of a count, 2 to 16; all without it."""
+    limit: int | None = None
+    """Documents to read at most."""
+    workers: int | None = None
+    """Processes; by default one a core, as far as the memory goes."""
+    memory: str | None = None
+    """For all processes together, as 4GB or 800MB; by default half of the machine's, and with Ray
+    2GB a worker."""
+    work: Path | None = None
+    """Directory for what is kept between steps; by default beside the output. With Ray on several
+    machines it must be on storage that all of them see."""
+    keep_work: bool = False
+    """Leave that directory there at the end."""
+    ray: bool = False
+    """Run on a Ray cluster, started here unless there is an address."""
+    ray_address: str | None = None
+    """Of a running cluster, or `auto`."""
+
+
+class Summary(NamedTuple):
+    """What was done.
+
+    Attributes:
+      counted: documents and tokens.
+      sizes: distinct n-grams of 1, 2, .. tokens in the file.
+      file_size: of the model, in bytes.
+      seconds: from the program's start to its end.
+      memory: the peaks of all processes together, in bytes.
+    """
+
+    counted: Counted
+    sizes: tuple[int, ...]
+    file_size: int
+    seconds: float
+    memory: int
+
+    def __str__(self) -> str:
+        sizes = " + ".join(f"{size:,}" for size in self.sizes)
+        each = self.file_size / max(1, sum(self.sizes))
+        return (
+            f"{self.counted.documents:,} documents, {self.counted.tokens:,} tokens, "
+            f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} an n-gram), "
+            f"{self.seconds:.1f} s, {self.counted.new / self.seconds:,.0f} tokens/s, "
+            f"peak memory {self.memory / MB:,.0f} MB"
+        )
+
+
+def main(config: NgramConfig) -> Summary:
+    """Counts and writes the file.
+
+    Raises:
+      UserError: a setting or the data cannot be used.
+    """
+    began = time.perf_counter()
+    check(config)
+    tokenizer = text_tokenizer.load(config.tokenizer)
+    corpus = Corpus(find_files(config.data), config.field, tokenizer.template)
+    eos = tokenizer.eos_named(config.eos_token) if config.eos else None
+    layout = WindowLayout(config.order, tokenizer.vocab_size)
+    work = config.work or config.out.with_name(config.out.name + ".work")
+    work = work.absolute()  # workers may be elsewhere
+    encoder = tokenizer.backend.to_str().encode()
+    settings = {
+        "version": _VERSION,
+        "--data": corpus.fingerprint(),
+        "--tokenizer": hashlib.sha256(encoder + tokenizer.template_text.encode()).hexdigest(),
+        "--field": config.field,
+        "--eos": eos,
+        "--order": config.order,
+        "--limit": config.limit,
+    }
+    with (
+        make_executor(config) as executor,
+        work_directory.locked(work),
+        progress_bars() as progress,
+    ):
+        budget = Budget.of(memory_of(config, executor.workers), executor.workers)
+        # What is there stays usable under another memory.
+        kept = work_directory.claim(work, settings, {"unit": budget.unit(corpus.size)})
+        budget.check(kept["unit"])
+        write_atomically(work / "tokenizer.json", encoder)
+        counting = Counting(work, layout, budget.sort, executor, progress)
+        counted = counting.count(corpus, eos, kept["unit"], config.limit)
+        with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
+            builder = NgramBuilder(layout, scratch)
+            for part in counting.merge(counted.units):
+                builder.add(*runs.read_run(part, layout))
+            builder.write(
+                config.out,
+                fingerprint=tokenizer_fingerprint(tokenizer.backend),
+                min_counts=config.min_counts or None,
+                precision=config.precision,
+            )
+        if not config.keep_work:
+            work_directory.remove(work)
+    return Summary(
+        counted=counted,
+        sizes=NgramModel.load(config.out).sizes,
+        file_size=config.out.stat().st_size,
+        seconds=time.perf_counter() - began,
+        memory=peak_memory() + sum(executor.peaks.values()),
+    )
+
+
+def check(config: NgramConfig) -> None:
+    """Finds settings that cannot be, before anything is read."""
+    if not 2 <= config.order <= 5:
+        raise UserError(f"--order must be 2 to 5, got {config.order}")
+    least = config.min_counts
+    if least and (len(least) != config.order or min(least) < 1 or list(least) != sorted(least)):
+        raise UserError(
+            f"--min-counts takes {config.order} numbers from 1 up that do not descend, "
+            f"got {' '.join(map(str, least))}"
+        )
+    if config.precision is not None and not 2 <= config.precision <= 16:
+        raise UserError(f"--precision must be 2 to 16, got {config.precision}")
+    for name in ("limit", "workers"):
+        if (value := getattr(config, name)) is not None and value < 1:
+            raise UserError(f"--{name} must be at least 1, got {value}")
+    if not config.out.parent.is_dir():
+        raise UserError(f"no directory {config.out.parent} for --out; make it first")
+    if config.out.is_dir():
+        raise UserError(f"--out {config.out} is a directory; name a file")
+
+
+def memory_of(config: NgramConfig, workers: int) -> int:
+    """Bytes for all processes."""
+    if config.memory is not None:
+        return parse_memory(config.memory)
+    if config.ray or config.ray_address:
+        return DRIVER + workers * 2000 * MB
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
+        memory = min(memory, int(text))
+    return memory // 2
+
+
+def make_executor(config: NgramConfig) -> Executor:
+    """Where the tasks run: by default on every core that the memory has room for."""
+    if config.ray or config.ray_address:
+        return RayExecutor(config.ray_address, config.workers)
+    cores = os.cpu_count() or 1
+    fitting = max(1, (memory_of(config, cores) - DRIVER) // LEAST)
+    return LocalExecutor(config.workers or min(cores, fitting))
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        try:
+            print(main(tyro.cli(NgramConfig, description=__doc__)))
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on from here", file=sys.stderr)
+            sys.exit(130)
