@@ -376,6 +376,9 @@ PYBIND11_MODULE(_core, m) {
   py::class_<PyNgramModel>(m, "NgramModel")
       .def(py::init<py::array, bool>(), py::arg("file"), py::arg("checksums") = true)
       .def("header", &header)
+      .def(
+          "check", [](const PyNgramModel& self) { self.model.check(); },
+          py::call_guard<py::gil_scoped_release>())
       .def("levels", &levels)
       .def("continuations", &continuations, py::arg("context"))
       .def("probabilities", &probabilities, py::arg("context"), py::arg("candidates"));

@@ -1,18 +1,26 @@
 """The tree search against the reference's trees, a literal transcription, and its invariants."""
 
+import ctypes
+import ctypes.util
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from ngram_corpora import random_documents
 from safetensors.numpy import load_file
 
 from dart_jax import _core
 from dart_jax.ngram import NgramModel
 
 GOLDEN = Path(__file__).parent / "golden"
-EOS = 3
+VOCAB = 60  # of the models here; frequent tokens are below 12
+EOS = (3, 50)
+
+f32 = np.float32
+TIES = pytest.mark.parametrize("ties", ["first", "compat"])
 
 
 def search(model, context, tokens, logits, **config):
@@ -32,58 +40,143 @@ def paths(tree):
     return found
 
 
-def transcribed_paths(model, context, tokens, logits, *, nodes, beam=20, eos=()):
-    """One row by the formula of docs/method.md, in float32 and without any cleverness."""
-    f32 = np.float32
-    eps = f32(1e-10)
+# The core's own logarithm and exponential, so that nothing is left to rounding.
+_libm = ctypes.CDLL(ctypes.util.find_library("m"))
+_libm.logf.argtypes = _libm.expf.argtypes = [ctypes.c_float]
+_libm.logf.restype = _libm.expf.restype = ctypes.c_float
+
+
+@functools.cache
+def logf(x):
+    return f32(_libm.logf(x))
+
+
+@functools.cache
+def expf(x):
+    return f32(_libm.expf(x))
+
+
+def softmax(logits):
+    unnormalised = [expf(logit - max(logits)) for logit in logits]
+    total = f32(0)
+    for x in unnormalised:  # one after the other, as the core sums
+        total += x
+    return [x / total for x in unnormalised]
+
+
+def transcribe(
+    model,
+    context,
+    tokens,
+    logits,
+    *,
+    nodes,
+    beam=20,
+    eos=(),
+    level_decay=0.7,
+    logit_decay=0.9,
+    ngram_weight=0.5,
+    eps=1e-10,
+    ties="first",
+):
+    """One row's tree by the formula of docs/method.md, in float32 and without any cleverness.
+
+    Returns the paths, and the scores of all nodes.
+    """
+    eps, ngram_weight = f32(eps), f32(ngram_weight)
     root = (int(context[-1]),)
     pool = []  # (score, path), in order of creation
     entries = [(f32(0), root)]
     for level, (level_tokens, level_logits) in enumerate(zip(tokens, logits, strict=True)):
-        level_weight, logit_weight = f32((level + 1.0) ** -0.7), f32(0.9**level)
-        ascending = np.argsort(level_tokens)
-        level_tokens, level_logits = level_tokens[ascending], level_logits[ascending]
-        unnormalised = np.exp(level_logits - level_logits.max())
-        total = f32(0)
-        for x in unnormalised:  # one after the other, as the core sums
-            total += x
-        p = unnormalised / total
+        level_weight, logit_weight = f32((level + 1.0) ** -level_decay), f32(logit_decay**level)
+        usable = [
+            (t, x)
+            for t, x in zip(level_tokens.tolist(), level_logits, strict=True)
+            if t >= 0 and np.isfinite(x)
+        ]
+        if ties == "first":  # of one token the highest logit, by ascending token
+            usable = sorted(dict(sorted(usable)).items())
+        p = softmax([x for _, x in usable])
         children = []
         for score, path in entries:
-            increments = np.log(p + eps) * logit_weight
+            seen = [f32(0)] * len(usable)
             if model is not None and level > 0:
-                q = model.probabilities([*context[:-1], *path], level_tokens)
-                increments += np.log(q + eps) * f32(0.5)
-            children += [
-                (score + level_weight * increment, (*path, int(token)))
-                for token, increment in zip(level_tokens, increments, strict=True)
-            ]
+                seen = model.probabilities([*context[:-1], *path], [t for t, _ in usable])
+            for (token, _), likely, q in zip(usable, p, seen, strict=True):
+                increment = min(logf(likely + eps), f32(0)) * logit_weight
+                if model is not None and level > 0:
+                    increment += min(logf(q + eps), f32(0)) * ngram_weight
+                children.append((score + level_weight * increment, (*path, token)))
         pool += children
         entries = sorted(children, key=lambda child: (child[1][-1] in eos, -child[0]))[:beam]
     chosen = sorted(pool, key=lambda child: -child[0])[:nodes]
-    return [root, *(path for _, path in sorted(chosen, key=lambda c: (len(c[1]), -c[0])))]
+    in_order = sorted(chosen, key=lambda child: (len(child[1]), -child[0]))
+    return [root, *(path for _, path in in_order)], [score for score, _ in pool]
 
 
-@pytest.fixture(scope="module")
-def model():
-    rng = np.random.default_rng(0)
-    return NgramModel.count(rng.integers(0, 12, (40, 30)), order=3)
+@functools.cache
+def ngram_model(order):
+    """Few frequent tokens, and with them long lists at every length."""
+    rng = np.random.default_rng(order)
+    frequent = rng.integers(0, 12, (40, 30)).tolist()
+    mixed = random_documents(order, VOCAB, documents=6, length=800)
+    return NgramModel.count([*frequent, *mixed], order, vocab_size=VOCAB)
 
 
-def draw_drafts(seed, rows=3, levels=5, candidates=7, step=0.0):
-    """Random drafts over 12 tokens; with a step, logits are its multiples and so tie often."""
+def draw_drafts(seed, rows=3, levels=5, candidates=7, step=0.0, context=2, vocab=12, repeat=0.0):
+    """Random drafts; with a step, logits are its multiples and so tie often; with a share
+    `repeat`, tokens occur twice at a level."""
     rng = np.random.default_rng(seed)
-    tokens = rng.permuted(np.broadcast_to(np.arange(12), (rows, levels, 12)), axis=-1)
-    logits = rng.normal(0, 2, (rows, levels, candidates))
+    tokens = rng.permuted(np.broadcast_to(np.arange(vocab), (rows, levels, vocab)), axis=-1)
+    tokens = tokens[..., :candidates].copy()
+    again = rng.random(tokens.shape) < repeat
+    tokens[again] = rng.integers(0, vocab, np.count_nonzero(again))
+    logits = rng.normal(0, 2, tokens.shape)
     if step:
         logits = np.round(logits / step) * step
-    context = rng.integers(0, 12, (rows, 2))
-    context[rng.random(rows) < 0.3, 0] = -1
-    return (
-        context.astype(np.int32),
-        np.ascontiguousarray(tokens[..., :candidates], np.int32),
-        logits.astype(np.float32),
+    known = rng.integers(0, vocab, (rows, context))
+    missing = rng.integers(0, context, rows)
+    missing[rng.random(rows) < 0.5] = 0
+    known[np.arange(context)[None] < missing[:, None]] = -1
+    return known.astype(np.int32), tokens.astype(np.int32), logits.astype(np.float32)
+
+
+def ascending(tokens, logits):
+    """The same candidates by ascending token."""
+    order = np.argsort(tokens, axis=-1, kind="stable")
+    return [np.take_along_axis(array, order, axis=-1) for array in (tokens, logits)]
+
+
+def random_case(seed, *, ties, step, repeat=0.0, rows=1):
+    """A model or None, drafts and parameters of every kind, some at the ends of their ranges."""
+    rng = np.random.default_rng(seed)
+
+    def one_of(*values):
+        return values[rng.integers(len(values))]
+
+    drafts = draw_drafts(
+        seed,
+        rows,
+        levels=int(one_of(*range(9), *range(4, 9))),
+        candidates=int(one_of(1, 2, *range(3, 41, 4))),
+        step=step,
+        context=int(one_of(*range(1, 8))),
+        vocab=VOCAB,
+        repeat=one_of(0.0, repeat),
     )
+    config = {
+        "nodes": int(one_of(0, 1, 4000, *rng.integers(2, 80, 6))),
+        "beam": int(one_of(1, *rng.integers(2, 26, 6))),
+        "eos": one_of((), (99,), EOS, EOS, tuple(range(0, VOCAB, 2)), tuple(range(VOCAB))),
+        "ties": ties,
+    }
+    # Values that float32 holds. With large eps the reference does not keep log(p + eps) below 0.
+    if rng.random() < 0.5:
+        config["ngram_weight"] = one_of(0.0, 1.0, 3.0, 1e6)
+        config["level_decay"] = one_of(0.0, 0.5, 40.0)
+        config["logit_decay"] = one_of(0.0, 0.5, 1.0)
+        config["eps"] = one_of(2.0**-40, 2.0**-30 if ties == "compat" else 2.0**-2)
+    return model_of(one_of(None, *range(1, _core.MAX_ORDER + 1))), drafts, config
 
 
 seeds = st.integers(0, 2**32 - 1)
@@ -92,10 +185,32 @@ beams = st.integers(1, 25)
 steps = st.sampled_from([0.0, 1.0])
 
 
+def model_of(order):
+    return None if order is None else ngram_model(order)
+
+
+def check_tree(tree, root, row_tokens, *, distinct=True):
+    """What holds for every tree. Returns its number of nodes."""
+    token, parent, depth = tree
+    size = np.count_nonzero(depth) + 1
+    places = np.arange(1, size)
+    assert (token[0], parent[0], depth[0]) == (root, 0, 0)
+    assert not tree[:, size:].any()
+    assert (parent[places] >= 0).all()
+    assert (parent[places] < places).all()
+    assert (depth[places] == depth[parent[places]] + 1).all()
+    assert (np.diff(depth[:size]) >= 0).all()
+    assert all(token[i] in row_tokens[depth[i] - 1] for i in places)
+    if distinct:
+        assert len(set(paths(tree))) == size  # siblings differ
+    return size - 1
+
+
+@TIES
 @pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-draft-vocab"])
 @pytest.mark.parametrize("prompt", range(4))
 @pytest.mark.parametrize("step", range(4))
-def test_trees_are_those_of_the_reference(name, prompt, step):
+def test_trees_are_those_of_the_reference(name, prompt, step, ties):
     golden = np.load(GOLDEN / name / "golden.npz")
     draft_to_target = load_file(GOLDEN / name / "drafter" / "model.safetensors")["d2t"]
     model = NgramModel.count(np.load(GOLDEN / name / "ngram_corpus.npy"), order=3)
@@ -105,7 +220,8 @@ def test_trees_are_those_of_the_reference(name, prompt, step):
     tokens = (top + draft_to_target[top]).astype(np.int32)
     logits = np.take_along_axis(draft_logits, top, axis=-1)
     context = golden[f"preceding_{prompt}_{step}"][-2:].astype(np.int32)
-    [tree] = search(model, context[None], tokens[None], logits[None], nodes=59, eos=[511])
+    config = {"nodes": 59, "eos": [511], "ties": ties}
+    [tree] = search(model, context[None], tokens[None], logits[None], **config)
 
     node_tokens = golden[f"draft_tokens_{prompt}_{step}"]
     expected = set()
@@ -116,83 +232,295 @@ def test_trees_are_those_of_the_reference(name, prompt, step):
     assert set(paths(tree)) == expected
 
 
-# The same examples every time: NumPy's log and exp may round the last bit another way than the
-# core's, which decides a near-tie once in many thousand trees.
-@settings(derandomize=True)
-@given(seeds, sizes, beams, steps, st.booleans())
-def test_trees_are_those_of_the_transcription(model, seed, nodes, beam, step, with_model):
-    drafts = draw_drafts(seed, step=step)
-    used = model if with_model else None
-    trees = search(used, *drafts, nodes=nodes, beam=beam, eos=[EOS])
-    for tree, *row in zip(trees, *drafts, strict=True):
-        assert paths(tree) == transcribed_paths(used, *row, nodes=nodes, beam=beam, eos=[EOS])
+# The default: ties to the node created first
+
+
+@settings(max_examples=600)
+@given(seeds, steps, st.sampled_from([0.0, 0.3]))
+def test_trees_are_those_of_the_transcription(seed, step, repeat):
+    model, drafts, config = random_case(seed, ties="first", step=step, repeat=repeat)
+    [tree] = search(model, *drafts, **config)
+    context, tokens, logits = (array[0] for array in drafts)
+    check_tree(tree, context[-1], tokens)
+    assert paths(tree) == transcribe(model, context, tokens, logits, **config)[0]
+
+
+@settings(max_examples=25)
+@given(seeds, st.integers(2, 5), steps)
+def test_trees_of_the_usual_size_are_those_of_the_transcription(seed, order, step):
+    drafts = draw_drafts(seed, 1, 8, 25, step, context=4, vocab=VOCAB)
+    config = {"nodes": 59, "eos": EOS}
+    [tree] = search(ngram_model(order), *drafts, **config)
+    row = [array[0] for array in drafts]
+    assert paths(tree) == transcribe(ngram_model(order), *row, **config)[0]
+
+
+def test_scores_that_all_tie_go_to_those_created_first():
+    """All logits equal: level by level the smallest tokens under the smallest parents."""
+    context, tokens, logits = draw_drafts(0, rows=1, levels=3, candidates=4)
+    config = {"nodes": 12, "beam": 2, "level_decay": 0.0, "logit_decay": 1.0}
+    [tree] = search(None, context, tokens, np.zeros_like(logits), **config)
+    assert paths(tree) == transcribe(None, context[0], tokens[0], 0 * logits[0], **config)[0]
+    first, second, _ = np.sort(tokens[0], axis=-1)
+    # All of level 1 are better than any of level 2, and those are the children of the beam of two.
+    expected = [(first_token,) for first_token in first]
+    expected += [(parent, child) for parent in first[:2] for child in second]
+    assert [path[1:] for path in paths(tree)[1:]] == expected
 
 
 @given(seeds, sizes, beams, steps)
-def test_every_output_is_a_tree(model, seed, nodes, beam, step):
-    context, tokens, logits = draw_drafts(seed, step=step)
-    trees = search(model, context, tokens, logits, nodes=nodes, beam=beam, eos=[EOS])
-    for tree, root, row_tokens in zip(trees, context[:, -1], tokens, strict=True):
-        token, parent, depth = tree
-        size = np.count_nonzero(depth) + 1
-        places = np.arange(1, size)
-        assert (token[0], parent[0], depth[0]) == (root, 0, 0)
-        assert not tree[:, size:].any()
-        assert (parent[places] < places).all()
-        assert (depth[places] == depth[parent[places]] + 1).all()
-        assert (np.diff(depth[:size]) >= 0).all()
-        assert all(token[i] in row_tokens[depth[i] - 1] for i in places)
-        assert len(set(paths(tree))) == size  # siblings differ
-
-
-@given(seeds, sizes, beams, steps)
-def test_rows_do_not_depend_on_one_another(model, seed, nodes, beam, step):
-    drafts = draw_drafts(seed, step=step)
-    config = {"nodes": nodes, "beam": beam, "eos": [EOS]}
-    trees = search(model, *drafts, **config)
-    order = np.random.default_rng(seed).permutation(len(trees))
-    permuted = [np.ascontiguousarray(array[order]) for array in drafts]
-    np.testing.assert_array_equal(search(model, *permuted, **config), trees[order])
-
-
-@given(seeds, sizes, beams, steps)
-def test_order_of_candidates_does_not_matter(model, seed, nodes, beam, step):
-    context, tokens, logits = draw_drafts(seed, step=step)
-    config = {"nodes": nodes, "beam": beam, "eos": [EOS]}
-    trees = search(model, context, tokens, logits, **config)
+def test_order_of_candidates_does_not_matter(seed, nodes, beam, step):
+    context, tokens, logits = draw_drafts(seed, step=step, repeat=0.2)
+    config = {"nodes": nodes, "beam": beam, "eos": EOS}
+    trees = search(ngram_model(3), context, tokens, logits, **config)
     order = np.random.default_rng(seed).permutation(tokens.shape[-1])
     shuffled = [np.ascontiguousarray(array[..., order]) for array in (tokens, logits)]
-    np.testing.assert_array_equal(search(model, context, *shuffled, **config), trees)
+    np.testing.assert_array_equal(search(ngram_model(3), context, *shuffled, **config), trees)
 
 
-def test_places_beyond_all_candidates_are_padding(model):
+def test_of_a_token_given_twice_the_higher_logit_counts():
+    context, tokens, logits = draw_drafts(0, rows=1, candidates=5)
+    doubled = np.concatenate([tokens, tokens[..., :2]], axis=-1)
+    worse = np.concatenate([logits, logits[..., :2] - 1], axis=-1)
+    np.testing.assert_array_equal(
+        search(None, context, doubled, worse, nodes=40),
+        search(None, context, tokens, logits, nodes=40),
+    )
+
+
+# Compatible ties: as the reference
+
+
+@settings(max_examples=500)
+@given(seeds, st.sampled_from([0.0, 0.3]))
+def test_compatible_trees_are_those_of_the_reference_where_nothing_ties(seed, repeat):
+    """Duplicates stay, and the softmax is summed up in the order given. Scores that tie, which the
+    reference leaves to its sorts, are left out here."""
+    model, drafts, config = random_case(seed, ties="compat", step=0.0, repeat=repeat)
+    context, tokens, logits = (array[0] for array in drafts)
+    expected, scores = transcribe(model, context, tokens, logits, **config)
+    assume(len(set(scores)) == len(scores))
+    [tree] = search(model, *drafts, **config)
+    check_tree(tree, context[-1], tokens, distinct=not repeat)
+    assert sorted(paths(tree)) == sorted(expected)  # the order within a depth is the sort's
+
+
+@settings(max_examples=400)
+@given(seeds)
+def test_both_rules_agree_where_nothing_ties(seed):
+    model, (context, tokens, logits), config = random_case(seed, ties="compat", step=0.0)
+    tokens, logits = ascending(tokens, logits)  # in which the default sums up
+    _, scores = transcribe(model, context[0], tokens[0], logits[0], **config)
+    assume(len(set(scores)) == len(scores))
+    first, compatible = (
+        paths(*search(model, context, tokens, logits, **config | {"ties": ties}))
+        for ties in ("first", "compat")
+    )
+    assert set(first) == set(compatible)
+    assert len(first) == len(compatible)
+
+
+@given(seeds, sizes, beams)
+def test_duplicates_are_nodes_of_their_own_in_compatible_trees(seed, nodes, beam):
+    context, tokens, logits = draw_drafts(seed, rows=2, levels=3, candidates=6, repeat=0.5)
+    config = {"nodes": 4000, "beam": 4000, "ties": "compat"}
+    trees = search(ngram_model(3), context, tokens, logits, **config)
+    for tree, root, row_tokens in zip(trees, context[:, -1], tokens, strict=True):
+        assert check_tree(tree, root, row_tokens, distinct=False) == 6 + 6**2 + 6**3
+        firsts = sorted(path[1] for path in paths(tree) if len(path) == 2)
+        assert firsts == sorted(row_tokens[0].tolist())
+    few = search(ngram_model(3), context, tokens, logits, **config | {"nodes": nodes, "beam": beam})
+    for tree, root, row_tokens in zip(few, context[:, -1], tokens, strict=True):
+        check_tree(tree, root, row_tokens, distinct=False)
+
+
+@pytest.mark.parametrize("levels", [2, 8, 20, 40])
+@pytest.mark.parametrize("candidates", [1, 2, 25])
+@pytest.mark.parametrize("order", [None, 2, 5])
+def test_children_that_tie_their_parents(levels, candidates, order):
+    """Each level's first token is certain, and always followed the one before: p = q = 1.
+
+    The reference's cut may keep such a child and drop its parent. Neither rule may do so.
+    """
+    chain = tuple(range(levels + 1))
+    model = None if order is None else NgramModel.count([[*chain, levels + 1]], order)
+    tokens = np.arange(candidates) * 100 + np.arange(1, levels + 1)[:, None]
+    tokens = tokens[None].astype(np.int32)
+    logits = np.where(np.arange(candidates) == 0, f32(0), f32(-200)) + np.zeros(tokens.shape, f32)
+    drafts = (np.zeros((1, 1), np.int32), tokens, logits)
+    full = size_of_full_tree(levels, candidates)
+    for nodes in (1, 3, levels - 1, levels, levels + 3, 59):
+        [tree] = search(model, *drafts, nodes=nodes)
+        assert check_tree(tree, 0, tokens[0]) == min(nodes, full)
+        expected = [chain[: n + 1] for n in range(min(nodes, levels) + 1)]
+        assert [path for path in paths(tree) if path in expected] == expected
+        [tree] = search(model, *drafts, nodes=nodes, ties="compat")
+        assert check_tree(tree, 0, tokens[0]) <= min(nodes, full)
+
+
+def size_of_full_tree(levels, candidates, beam=20):
+    size, width = 0, 1
+    for _ in range(levels):
+        size += width * candidates
+        width = min(beam, width * candidates)
+    return size
+
+
+@TIES
+@settings(max_examples=200)
+@given(seed=seeds)
+def test_every_output_is_a_tree(ties, seed):
+    """With many ties: logits are multiples of 4, and most probabilities of the corpus 0."""
+    model, (context, tokens, logits), config = random_case(seed, ties=ties, step=4.0, rows=3)
+    trees = search(model, context, tokens, logits, **config)
+    _, levels, candidates = tokens.shape
+    most = min(config["nodes"], size_of_full_tree(levels, candidates, config["beam"]))
+    for tree, root, row_tokens in zip(trees, context[:, -1], tokens, strict=True):
+        size = check_tree(tree, root, row_tokens)
+        assert size == most or (ties == "compat" and size < most)
+
+
+# Batches
+
+
+@TIES
+@settings(max_examples=60)
+@given(seed=seeds, rows=st.integers(0, 40), step=steps)
+def test_threads_do_not_matter(ties, seed, rows, step):
+    model, drafts, config = random_case(seed, ties=ties, step=step, repeat=0.1, rows=rows)
+    config["nodes"] %= 100
+    alone = [search(model, *(array[i : i + 1] for array in drafts), **config) for i in range(rows)]
+    expected = np.concatenate([np.zeros((0, 3, config["nodes"] + 1), np.int32), *alone])
+    for threads in (1, 2, 5):
+        trees = search(model, *drafts, threads=threads, **config)
+        np.testing.assert_array_equal(trees, expected)
+
+
+@given(seeds, st.integers(1, 9), st.integers(1, 5), st.integers(1, 30), st.integers(0, 5))
+def test_rows_are_read_where_they_were_packed(seed, rows, levels, candidates, gap):
+    drafts = draw_drafts(seed, rows, levels, candidates, context=4, vocab=VOCAB)
+    context, tokens, logits = (
+        array.reshape(rows, array[0].size).view(np.int32) for array in drafts
+    )
+    filler = np.full((rows, gap), -9, np.int32)
+    packed = np.concatenate([filler, context, filler, tokens, logits, filler], axis=1)
+    places = np.cumsum([0, gap, 4, gap, tokens.shape[1], logits.shape[1]])
+    strided = (
+        packed[:, places[1] : places[2]],
+        packed[:, places[3] : places[4]].reshape(drafts[1].shape),
+        packed[:, places[4] : places[5]].view(np.float32).reshape(drafts[2].shape),
+    )
+    for view, array in zip(strided, drafts, strict=True):
+        assert np.shares_memory(view, packed)
+        np.testing.assert_array_equal(view, array)
+    config = {"nodes": 30, "eos": EOS, "threads": 2}
+    np.testing.assert_array_equal(
+        search(ngram_model(3), *strided, **config), search(ngram_model(3), *drafts, **config)
+    )
+
+
+def test_rows_may_all_be_the_same_one():
+    """A stride of 0."""
+    drafts = draw_drafts(0, rows=1)
+    repeated = [np.broadcast_to(array, (3, *array.shape[1:])) for array in drafts]
+    trees = search(ngram_model(3), *repeated, nodes=20)
+    np.testing.assert_array_equal(trees, np.repeat(trees[:1], 3, axis=0))
+    np.testing.assert_array_equal(trees[:1], search(ngram_model(3), *drafts, nodes=20))
+
+
+@TIES
+def test_timed_search_equals_search(ties):
+    drafts = draw_drafts(0, rows=9)
+    tree_search = _core.TreeSearch(ngram_model(3).core, nodes=30, eos=EOS, ties=ties, threads=2)
+    trees = np.full((9, 3, 31), -7, np.int32)
+    seconds = tree_search.timed_search(*drafts, trees)
+    assert (seconds.dtype, seconds.shape) == (np.float64, (9,))
+    assert (seconds > 0).all()
+    assert tree_search.seconds <= seconds.sum()
+    expected = search(ngram_model(3), *drafts, nodes=30, eos=EOS, ties=ties)
+    np.testing.assert_array_equal(trees, expected)
+
+
+def test_seconds_add_up_and_can_be_set():
+    drafts = draw_drafts(0)
+    tree_search = _core.TreeSearch(None, nodes=30)
+    assert tree_search.seconds == 0
+    out = np.zeros((3, 3, 31), np.int32)
+    tree_search.search(*drafts, out)
+    first = tree_search.seconds
+    assert first > 0
+    tree_search.search(*drafts, out)
+    assert tree_search.seconds > first
+    tree_search.seconds = 1.5
+    assert tree_search.seconds == 1.5
+
+
+@TIES
+@pytest.mark.parametrize(("levels", "candidates"), [(0, 5), (0, 0), (3, 0)])
+def test_nothing_was_drafted(ties, levels, candidates):
+    context = np.array([[1, 2], [3, -1]], np.int32)
+    shape = (2, levels, candidates)
+    drafts = (context, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+    trees = search(ngram_model(3), *drafts, nodes=5, ties=ties)
+    expected = np.zeros((2, 3, 6), np.int32)
+    expected[0, 0, 0] = 2
+    np.testing.assert_array_equal(trees, expected)
+
+
+@TIES
+def test_places_beyond_all_candidates_are_padding(ties):
     context, tokens, logits = draw_drafts(0, levels=2, candidates=2)
-    trees = search(model, context, tokens, logits, nodes=100)
+    trees = search(ngram_model(3), context, tokens, logits, nodes=100, ties=ties)
     assert (np.count_nonzero(trees[:, 2], axis=-1) == 2 + 4).all()
     assert not trees[:, :, 7:].any()
 
 
-def test_finished_rows_are_empty(model):
+@TIES
+def test_finished_rows_are_empty(ties):
     context, tokens, logits = draw_drafts(0)
-    unfinished = search(model, context, tokens, logits, nodes=20)
+    unfinished = search(ngram_model(3), context, tokens, logits, nodes=20, ties=ties)
     context[1, -1] = -1
-    trees = search(model, context, tokens, logits, nodes=20)
+    trees = search(ngram_model(3), context, tokens, logits, nodes=20, ties=ties)
     assert not trees[1].any()
     np.testing.assert_array_equal(trees[[0, 2]], unfinished[[0, 2]])
 
 
-@given(seeds, st.floats(0, 1))
-def test_unusable_candidates_are_as_if_not_there(model, seed, share):
+@TIES
+@given(seed=seeds, share=st.floats(0, 1))
+def test_unusable_candidates_are_as_if_not_there(ties, seed, share):
     """NaN and infinite logits and negative tokens, anywhere."""
     rng = np.random.default_rng(seed)
     context, tokens, logits = draw_drafts(seed, rows=1)
     bad = rng.random(tokens.shape) < share
     logits[bad] = rng.choice(np.float32([np.nan, np.inf, -np.inf, 1]), bad.sum())
     tokens[bad & (logits == 1)] = -1
-    tree = paths(*search(model, context, tokens, logits, nodes=30))
-    usable = [set(level[~skip].tolist()) for level, skip in zip(tokens[0], bad[0], strict=True)]
-    assert all(path[-1] in usable[len(path) - 2] for path in tree[1:])
-    assert len(tree) == 1 or usable[0]
+    config = {"nodes": 30, "ties": ties}
+    [tree] = search(ngram_model(3), context, tokens, logits, **config)
+    assume(ties == "first" or not bad[0].all(axis=-1).any())
+    row = (context[0], tokens[0], logits[0])
+    expected, scores = transcribe(ngram_model(3), *row, **config)
+    assume(ties == "first" or len(set(scores)) == len(scores))
+    assert set(paths(tree)) == set(expected)
+
+
+@TIES
+def test_a_level_without_candidates_ends_the_tree(ties):
+    context, tokens, logits = draw_drafts(0, rows=1)
+    tokens[0, 2] = -1
+    [tree] = search(ngram_model(3), context, tokens, logits, nodes=1000, ties=ties)
+    assert tree[2].max() == 2
+    assert np.count_nonzero(tree[2]) == 7 + 7 * 7
+
+
+def test_tokens_beyond_the_models_vocabulary_are_unseen():
+    context, tokens, logits = draw_drafts(0, rows=1)
+    tokens += VOCAB
+    tokens[0, :, 0] = 2**31 - 1
+    with_model, without = (
+        search(model, context, tokens, logits, nodes=20, ngram_weight=0.0)
+        for model in (ngram_model(5), None)
+    )
+    np.testing.assert_array_equal(with_model, without)
 
 
 def test_model_is_kept_alive_by_the_search():
@@ -215,20 +543,32 @@ def test_model_is_kept_alive_by_the_search():
         ("context", lambda a: a.astype(np.int64), r"context must be int32, got int64"),
         ("context", lambda a: a[0], r"context must have shape \[\*, \*\], got \[2\]"),
         ("context", lambda a: a[:, :0].copy(), r"context must hold at least the root"),
+        ("context", lambda a: a[:, ::-1], r"context must be contiguous within a row"),
+        ("context", lambda a: a[::-1], r"context must be contiguous within a row"),
+        ("context", lambda a: np.asfortranarray(a), r"context must be contiguous within a row"),
         ("tokens", lambda a: a[:2], r"tokens must have shape \[3, \*, \*\], got \[2, 5, 7\]"),
-        ("tokens", lambda a: a[..., ::2], r"tokens must be C-contiguous"),
+        ("tokens", lambda a: a[..., ::2], r"tokens must be contiguous within a row"),
+        ("tokens", lambda a: a[:, ::2], r"tokens must be contiguous within a row"),
         ("logits", lambda a: a.astype(np.float16), r"logits must be float32, got float16"),
         ("logits", lambda a: a[:, :4], r"logits must have shape \[3, 5, 7\], got \[3, 4, 7\]"),
         ("out", lambda a: a[..., :-1], r"out must have shape \[3, 3, 21\], got \[3, 3, 20\]"),
         ("out", lambda a: np.broadcast_to(a[:1], a.shape), r"out must be C-contiguous"),
+        (
+            "logits",
+            lambda a: (
+                np.frombuffer(b"." + a.tobytes(), np.uint8)[1:].view(np.float32).reshape(a.shape)
+            ),
+            r"logits must be aligned",
+        ),
     ],
 )
-def test_wrong_buffers_are_named(name, damage, message):
+@pytest.mark.parametrize("method", ["search", "timed_search"])
+def test_wrong_buffers_are_named(method, name, damage, message):
     arrays = dict(zip(("context", "tokens", "logits"), draw_drafts(0), strict=True))
     arrays["out"] = np.zeros((3, 3, 21), np.int32)
     arrays[name] = damage(arrays[name])
     with pytest.raises(ValueError, match=message):
-        _core.TreeSearch(None, nodes=20).search(**arrays)
+        getattr(_core.TreeSearch(None, nodes=20), method)(**arrays)
 
 
 def test_output_must_be_writeable():
@@ -238,8 +578,30 @@ def test_output_must_be_writeable():
         _core.TreeSearch(None, nodes=20).search(*draw_drafts(0), out)
 
 
+@TIES
+def test_too_much_to_score_is_refused(ties):
+    shape = (1, 3, 50_000)
+    drafts = (np.ones((1, 1), np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+    with pytest.raises(ValueError, match="beam times candidates is too large"):
+        search(None, *drafts, nodes=1, beam=2**31 - 1, ties=ties)
+
+
 @pytest.mark.parametrize(
-    "config", [{"nodes": -1}, {"beam": 0}, {"eps": 0.0}, {"level_decay": -1.0}, {"logit_decay": 2}]
+    "config",
+    [
+        {"nodes": -1},
+        {"beam": 0},
+        {"eps": 0.0},
+        {"eps": 1.0},
+        {"level_decay": -1.0},
+        {"level_decay": np.nan},
+        {"logit_decay": 2},
+        {"logit_decay": -0.1},
+        {"ngram_weight": -1.0},
+        {"ngram_weight": np.inf},
+        {"threads": 0},
+        {"ties": "last"},
+    ],
 )
 def test_wrong_parameters_are_rejected(config):
     with pytest.raises(ValueError, match=next(iter(config))):

@@ -1,4 +1,4 @@
-"""Measures the n-gram engine: building, size, opening, memory and search.
+"""Measures the n-gram engine: building, size, opening, memory, search, and calls from XLA.
 
 Figures of the reference implementation stand beside ours. They were measured once, with its own
 sources and on 2 cores of an AMD EPYC (Zen 4): 47.8 M tokens of text and 12.3 M n-grams.
@@ -15,11 +15,12 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import duckdb
+import jax
 import numpy as np
 import tyro
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from dart_jax.ngram.builder import NgramBuilder
 from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.windows import WindowLayout
 from dart_jax.ngram.workload import Drafts, generate, make_drafts
+from dart_jax.pruner import Handover, Pruner
 
 VOCABULARY = 151_936  # of the made-up model: Qwen3's
 
@@ -133,6 +135,7 @@ def bench(config: BenchConfig, console: Console) -> None:
         loaded = NgramModel.load(model)
         drafts = make_drafts(loaded, held_out, config.queries, rng)
         measure_search(loaded, drafts, config.nodes, results, bars=(60e-6, 120e-6, 75e-6))
+        measure_calls(loaded, drafts, config.nodes, results)
         if config.generate:
             measure_generated(config, work, held_out, results, console, rng)
     console.print(results.table())
@@ -381,6 +384,40 @@ def measure_search(
     add("search, C++", float(np.median(seconds)), median)
     add("search, C++, 99 %", float(np.percentile(seconds, 99)), p99)
     add("search, Python", float(np.median(python)), through_python)
+
+
+def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Results) -> None:
+    """Time of the same search inside a jitted loop, called by XLA itself and through Python."""
+    handover = Handover(*drafts.ids.shape[1:], path=1)
+    pruner = Pruner(handover, nodes, ngram=model)
+    queries = len(drafts.context)
+    zeros = np.zeros((queries, 2), np.int32)
+    bits = drafts.logits.view(np.int32).reshape(queries, -1)
+    packed = np.concatenate([zeros, drafts.context, drafts.ids.reshape(queries, -1), bits], axis=1)
+
+    def seconds(callback: Callable[[jax.Array], jax.Array]) -> float:
+        @jax.jit
+        def search_all(packed: jax.Array) -> jax.Array:
+            def one(query: jax.Array, total: jax.Array) -> jax.Array:
+                row = jax.lax.dynamic_slice_in_dim(packed, query, 1)
+                return total + callback(row).sum()
+
+            return jax.lax.fori_loop(0, queries, one, 0)
+
+        search_all(packed).block_until_ready()
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            search_all(packed).block_until_ready()
+            times.append(time.perf_counter() - began)
+        return min(times) / queries
+
+    for name, callback in (
+        ("search in a jitted loop", pruner.callback),
+        ("the same through Python", pruner.python_callback),
+    ):
+        took = seconds(callback)
+        results.add(name, took, f"{1e6 * took:.1f} us, mean")
 
 
 def measure_generated(

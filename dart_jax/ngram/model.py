@@ -163,6 +163,16 @@ class NgramModel:
         """
         return tuple(Level(*level) for level in self.core.levels())
 
+    def check(self) -> None:
+        """Reads every list, to find what checksums cannot: a file that was made wrong.
+
+        Searching such a file is safe, but gives nonsense.
+
+        Raises:
+          ValueError: the file contradicts itself.
+        """
+        self.core.check()
+
     def probabilities(self, context: ArrayLike, candidates: ArrayLike) -> NDArray[np.float32]:
         """Each candidate's count after the context, divided by the context's own count.
 

@@ -5,12 +5,10 @@
 #include <vector>
 
 #include "check.h"
-#include "dart/ngram_count.h"
 #include "dart/tree_search.h"
+#include "ngram_file.h"
 
 namespace {
-
-using Tokens = std::vector<std::int32_t>;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -69,14 +67,9 @@ void test_eos_leaves_the_beam_first() {
 
 void test_ngram_term() {
   // Equally likely candidates, told apart by the corpus: 20 follows 10, and 21 follows 11.
-  const Tokens corpus{2, 10, 20, 11, 21};
-  const std::vector<std::int64_t> offsets{0, 3, 5};
-  const std::vector<dart::CountedLevel> counted = dart::count_ngrams(corpus, offsets, 3);
-  std::vector<dart::NgramLevel> levels;
-  for (const dart::CountedLevel& l : counted) levels.push_back({l.token, l.count, l.child_begin});
-  const dart::NgramModel model(levels);
+  const OwnedModel owned({{2, 10, 20}, {11, 21}}, 3, 30);
   const Drafts drafts{{-1, 2}, 2, {10, 11, 20, 21}, {0, 0, 0, 0}};
-  CHECK((search({&model, config(4)}, drafts) ==
+  CHECK((search({&owned.model, config(4)}, drafts) ==
          Tokens{2, 10, 11, 20, 21, 0, 0, 0, 1, 2, 0, 1, 1, 2, 2}));
 }
 

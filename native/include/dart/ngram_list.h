@@ -78,7 +78,7 @@ class NgramList {
   void prefetch(std::uint32_t chunk) const {
 #if defined(__GNUC__)
     if (chunks_ == 0) return;
-    const std::uint64_t at = begin_ + field(record_at(chunk) + index_bits_, offset_bits_);
+    const std::uint64_t at = chunk_begin(chunk);
     if (at < end_) __builtin_prefetch(file_->data + (at >> 3));
 #else
     (void)chunk;
@@ -127,6 +127,36 @@ class NgramList {
     return context;
   }
 
+  // The entry of a rank below size(), and its position. False if the list is damaged.
+  bool at(std::uint32_t rank, std::uint64_t* position, Entry* entry) const {
+    const std::uint32_t number = rank / format::kChunk;
+    Chunk chunk;
+    if (!open_chunk(number, &chunk)) return false;
+    const std::uint32_t i = rank % format::kChunk;
+    *position = chunk.first + index_in(chunk, i);
+    *entry = {code_in(chunk, i), rank, i, number};
+    return true;
+  }
+
+  // Whether the list and, behind it, those of its entries fill the region without a gap.
+  bool fills_region() const {
+    std::uint64_t end = begin_;
+    if (chunks_ > 0) end = record_at(chunks_);
+    for (std::uint32_t number = 0; number == 0 || number < chunks_; ++number) {
+      Chunk chunk;
+      if (!open_chunk(number, &chunk)) return false;
+      if (chunks_ > 0 && chunk_begin(number) != end) return false;
+      const bool rest = chunk.length_bits == kRest;
+      end = chunk.length_at + (rest ? 0 : std::uint64_t{chunk.size} * chunk.length_bits);
+    }
+    if (!inner_) return end == end_;
+    const bool whole = for_each([&](std::uint64_t, const Entry& entry) {
+      const NgramContext context = child(entry);
+      end = context.begin == end ? context.end : end_ + 1;
+    });
+    return whole && end == end_;
+  }
+
   // Calls f(position, entry) for all entries in ascending order; false if the list is damaged.
   template <class F>
   bool for_each(F f) const {
@@ -168,6 +198,10 @@ class NgramList {
     return directory_at_ + std::uint64_t{chunk} * record_bits_;
   }
   std::uint64_t first_of(std::uint32_t chunk) const { return field(record_at(chunk), index_bits_); }
+
+  std::uint64_t chunk_begin(std::uint32_t chunk) const {
+    return begin_ + field(record_at(chunk) + index_bits_, offset_bits_);
+  }
 
   std::uint64_t index_in(const Chunk& chunk, std::uint32_t i) const {
     if (i < chunk.implied) return 0;
@@ -241,11 +275,10 @@ class NgramList {
       return true;
     }
     if (number >= chunks_) return false;
-    const std::uint64_t record = record_at(number);
-    std::uint64_t at = begin_ + field(record + index_bits_, offset_bits_);
+    std::uint64_t at = chunk_begin(number);
     const unsigned code_field = width_bits();
     if (at + 5 + code_field + (inner_ ? 6 : 0) > end_) return false;
-    chunk->first = field(record, index_bits_);
+    chunk->first = first_of(number);
     chunk->implied = 1;
     chunk->size = number + 1 < chunks_ ? format::kChunk : size_ - number * format::kChunk;
     chunk->index_bits = static_cast<unsigned>(field(at, 5));

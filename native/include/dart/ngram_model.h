@@ -97,8 +97,12 @@ class NgramModel {
   // Throws std::invalid_argument if a list is damaged.
   std::vector<Continuations> continuations(const NgramState& state) const;
 
-  // All n-grams as sorted arrays. Throws std::invalid_argument if a list is damaged, or the n-grams
-  // are not as many as the header says: so this is also the thorough check of a file.
+  // Reads every list. Throws std::invalid_argument if one is damaged: if it does not fill its place
+  // in the file, its entries do not ascend, are not those of a shorter context, or are counted more
+  // often than the context; or if the n-grams are not as many as the header says.
+  void check() const;
+
+  // All n-grams as sorted arrays. Throws std::invalid_argument if a list is damaged.
   std::vector<OwnedLevel> levels() const;
 
  private:

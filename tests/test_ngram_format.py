@@ -1,0 +1,434 @@
+"""The n-gram file against a reader of its own, written from docs/ngram-format.md alone, and what
+the real reader makes of damaged files."""
+
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ngram_corpora import (
+    brute_force_windows,
+    build,
+    corpora,
+    counts_of,
+    forget,
+    orders,
+    random_documents,
+    seeds,
+)
+
+from dart_jax import _core
+from dart_jax.errors import UserError
+from dart_jax.ngram import NgramModel
+
+HEADER = struct.Struct("<8s4I3Q5Q5Q5Q32s2IQ3Q3QQ")
+CHUNK = 16
+
+
+class Bits:
+    """A bit string, lowest bit first, that is read field by field."""
+
+    def __init__(self, data: bytes):
+        self.bits, self.at = int.from_bytes(data, "little"), 0
+
+    def read(self, width: int) -> int:
+        field = self.bits >> self.at & ((1 << width) - 1)
+        self.at += width
+        return field
+
+    def fields(self, count: int, width: int) -> list[int]:
+        return [self.read(width) for _ in range(count)]
+
+
+class Reader:
+    """Reads a file as its documentation says, in no hurry."""
+
+    def __init__(self, data: bytes):
+        fields = list(HEADER.unpack_from(data))
+
+        def take(n):
+            return [fields.pop(0) for _ in range(n)]
+
+        self.magic, self.version, self.bytes, self.order, self.precision = take(5)
+        self.vocab_size, self.smallest, self.tokens = take(3)
+        self.ngrams, self.dropped, self.min_count = take(5), take(5), take(5)
+        self.fingerprint, count_bits, offset_bits, self.list_bits = take(4)
+        self.lists, self.unigrams, self.checksum = take(3), take(3), take(1)[0]
+        self.sections = [
+            data[offset : offset + size] for offset, size, _ in (self.lists, self.unigrams)
+        ]
+        self.bits, table = Bits(self.sections[0]), Bits(self.sections[1])
+        entries = [
+            (table.read(count_bits), table.read(offset_bits)) for _ in range(self.vocab_size)
+        ]
+        self.codes = [code for code, _ in entries]
+        self.end = (table.read(count_bits), table.read(offset_bits))
+        self.begins = [begin for _, begin in entries] + [self.end[1]]
+        self.table_bits = table.at
+
+    def counts(self) -> dict[tuple[int, ...], int]:
+        """Every n-gram with its count; tokens that do not occur have count 0."""
+        self.found = {}
+        self.followers = {}  # of every context, in order
+        # Shortest contexts first: their lists are the universes of longer ones.
+        pending = []
+        for token, code in enumerate(self.codes):
+            self.found[(token,)] = self.count(code)
+            pending.append(((token,), code, self.begins[token], self.begins[token + 1]))
+        for _ in range(self.order - 1):
+            pending = [child for context in pending for child in self.list(*context)]
+        return self.found
+
+    def count(self, code: int) -> int:
+        p = self.precision
+        if p == 0 or code < 1 << p:
+            return code
+        exponent = (code >> (p - 1)) - 1
+        return (code % (1 << (p - 1)) + (1 << (p - 1))) << exponent
+
+    def list(self, context, code, begin, end):
+        """Reads the list of a context. Returns its entries with where their own lists lie."""
+        shorter = range(self.vocab_size) if len(context) == 1 else self.followers[context[1:]]
+        inner = len(context) < self.order - 1
+        self.followers[context] = []
+        if begin == end:
+            return []
+        read, fields = self.bits.read, self.bits.fields
+        self.bits.at = begin
+        bound = code - self.smallest
+        position_bits = max(1, (len(shorter) - 1).bit_length())
+        width_bits = bound.bit_length().bit_length()
+
+        if bound == 0 and self.smallest == 1:
+            positions, codes = [read(position_bits)], [0]
+            lengths, bases = [end - self.bits.at], [self.bits.at]
+        elif read(1) == 0:
+            code_bits = read(width_bits)
+            size, length_bits = (read(4) + 1, read(6)) if inner else (None, 0)
+            if size is None:
+                size, rest = divmod(end - self.bits.at, position_bits + code_bits)
+                assert rest == 0
+                assert size <= CHUNK
+            positions, codes = fields(size, position_bits), fields(size, code_bits)
+            lengths = fields(size, length_bits)
+            bases = [self.bits.at]
+        else:
+            size = read(len(shorter).bit_length())
+            assert size > CHUNK
+            offset_bits = read(6)
+            base_bits = read(6) if inner else 0
+            chunks = range(-(-size // CHUNK))
+            directory = [(read(position_bits), read(offset_bits), read(base_bits)) for _ in chunks]
+            positions, codes, lengths, bases = [], [], [], []
+            for i, (first, offset, base) in enumerate(directory):
+                assert self.bits.at == begin + offset  # chunks follow without gaps
+                members = min(CHUNK, size - i * CHUNK)
+                chunk_bits, code_bits = read(5), read(width_bits)
+                length_bits = read(6) if inner else 0
+                positions += [first] + [first + p for p in fields(members - 1, chunk_bits)]
+                codes += fields(members, code_bits)
+                lengths += fields(members, length_bits)
+                bases.append(begin + base)
+
+        # The entries' regions follow without gaps, up to the end of this one.
+        at = self.bits.at
+        assert not inner or bases[0] == at
+        children = []
+        for i, (position, code) in enumerate(zip(positions, codes, strict=True)):
+            assert code <= bound
+            if inner and len(bases) > 1 and i % CHUNK == 0:
+                assert at == bases[i // CHUNK]
+            gram = (*context, shorter[position])
+            self.followers[context].append(gram[-1])
+            self.found[gram] = self.count(code + self.smallest)
+            children.append((gram, code + self.smallest, at, at + lengths[i]))
+            at += lengths[i] if inner else 0
+        assert at == end
+        assert positions == sorted(set(positions))
+        return children if inner else []
+
+
+def same_counts(data: bytes, model: NgramModel) -> None:
+    model.check()
+    reader = Reader(data)
+    counts = counts_of(model)
+    found = reader.counts()
+    assert {g: c for g, c in found.items() if c or len(g) > 1} == {
+        g: c for g, c in counts.items() if c or len(g) > 1
+    }
+    assert found.keys() >= counts.keys()  # tokens counted 0 times that others need
+
+    header = model.header
+    assert reader.magic == b"dartngm\n"
+    assert (reader.version, reader.bytes) == (1, HEADER.size) == (header["version"], 272)
+    assert (reader.order, reader.precision) == (model.order, header["precision"])
+    assert (reader.vocab_size, reader.tokens) == (model.vocab_size, header["tokens"])
+    assert reader.smallest == (0 if any(not c and len(g) > 1 for g, c in counts.items()) else 1)
+    assert reader.fingerprint == model.fingerprint
+    for n in range(5):
+        expected = (
+            [header[name][n] for name in ("ngrams", "dropped", "min_count")]
+            if n < model.order
+            else [0, 0, 0]
+        )
+        assert [reader.ngrams[n], reader.dropped[n], reader.min_count[n]] == expected
+    assert list(model.sizes) == [
+        sum(len(gram) == n for gram in counts) for n in range(1, model.order + 1)
+    ]
+
+    # Nothing between the parts; what fills a section up is zero; all checksums.
+    assert reader.lists[0] == HEADER.size
+    assert reader.unigrams[0] == HEADER.size + reader.lists[1]
+    assert len(data) == reader.unigrams[0] + reader.unigrams[1]
+    bits = [reader.list_bits, reader.table_bits]
+    for section, used, (_, size, checksum) in zip(
+        reader.sections, bits, (reader.lists, reader.unigrams), strict=True
+    ):
+        assert size == -(-used // 64) * 8 + 8
+        assert int.from_bytes(section, "little") >> used == 0
+        assert xxhash.xxh64_intdigest(section) == checksum
+    assert xxhash.xxh64_intdigest(data[: HEADER.size - 8]) == reader.checksum
+    assert reader.end == (0, reader.list_bits)
+
+
+@pytest.fixture(scope="module")
+def directory():
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+@settings(max_examples=60)
+@given(corpora(), orders, st.sampled_from([None, 2, 5, 16]), st.sampled_from([0, 3]))
+def test_another_reader_finds_the_same(directory, corpus, order, precision, least):
+    documents, vocab_size = corpus
+    options = {"precision": precision, "min_counts": [least] * order, "fingerprint": b"?" * 32}
+    windows = brute_force_windows(documents, order)
+    model = build(directory / "model", windows, order, vocab_size, **options)
+    same_counts(model.file.tobytes(), model)
+
+
+@settings(max_examples=40)
+@given(corpora(), orders, seeds, st.sampled_from([0.2, 1.0]))
+def test_another_reader_finds_the_same_zeros(directory, corpus, order, seed, share):
+    documents, vocab_size = corpus
+    windows = forget(brute_force_windows(documents, order), seed, share)
+    model = build(directory / "zeros", windows, order, vocab_size)
+    same_counts(model.file.tobytes(), model)
+
+
+@pytest.mark.parametrize("order", [2, 3, 5])
+def test_another_reader_reads_long_lists(order):
+    documents = random_documents(1, 3000, documents=8, length=1500)
+    model = NgramModel.count(documents, order, vocab_size=3000)
+    same_counts(model.file.tobytes(), model)
+
+
+# Damage
+
+
+def load_bytes(data, *, checksums=True):
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "damaged.dng"
+        path.write_bytes(data)
+        return NgramModel.load(path, checksums=checksums)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return NgramModel.count([[1, 2, 3, 1, 2, 4], [30, 2]]).file.tobytes()
+
+
+@pytest.fixture(scope="module", params=range(1, _core.MAX_ORDER + 1))
+def large(request):
+    """With long lists, of each order."""
+    documents = random_documents(request.param, 60, documents=4, length=500)
+    return NgramModel.count(documents, request.param).file.tobytes()
+
+
+def test_every_truncation_is_reported(small):
+    for size in range(len(small)):
+        with pytest.raises(UserError, match=r"cannot read n-gram model .*damaged\.dng: "):
+            load_bytes(small[:size])
+    # That is seen without reading all of it.
+    for size in range(len(small)):
+        with pytest.raises(UserError, match=r"damaged\.dng"):
+            load_bytes(small[:size], checksums=False)
+
+
+@pytest.mark.parametrize("more", [1, 8, 300])
+def test_bytes_behind_the_end_are_reported(small, more):
+    with pytest.raises(UserError, match="bytes follow behind its end"):
+        load_bytes(small + bytes(more))
+
+
+def flip(data, bit):
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def test_every_flipped_bit_is_reported(small):
+    for bit in range(8 * len(small)):
+        with pytest.raises(UserError, match=r"cannot read n-gram model .*damaged\.dng: "):
+            load_bytes(flip(small, bit))
+
+
+@settings(max_examples=300)
+@given(st.floats(0, 1, exclude_max=True))
+def test_a_flipped_bit_is_reported(large, place):
+    with pytest.raises(UserError, match=r"damaged\.dng"):
+        load_bytes(flip(large, int(place * 8 * len(large))))
+
+
+def test_a_damaged_header_is_reported_without_checksums(small):
+    for bit in range(8 * HEADER.size):
+        with pytest.raises(UserError, match=r"damaged\.dng"):
+            load_bytes(flip(small, bit), checksums=False)
+
+
+def test_another_version_is_reported(small):
+    data = bytearray(small)
+    data[8] = 2
+    with pytest.raises(UserError, match="it has format version 2, this program reads version 1"):
+        load_bytes(data)
+
+
+def with_checksums(data):
+    """The same bytes with checksums that fit what they say."""
+    data = bytearray(data)
+    for field in (216, 240):
+        offset, size = struct.unpack_from("<2Q", data, field)
+        part = bytes(data[offset : offset + size])
+        struct.pack_into("<Q", data, field + 16, xxhash.xxh64_intdigest(part))
+    struct.pack_into("<Q", data, 264, xxhash.xxh64_intdigest(bytes(data[:264])))
+    return bytes(data)
+
+
+def test_checksums_of_a_good_file_stay_as_they_are(small, large):
+    assert with_checksums(small) == small
+    assert with_checksums(large) == large
+
+
+@pytest.mark.parametrize(
+    ("offset", "layout", "value", "message"),
+    [
+        (12, "<I", 280, "its header is damaged"),
+        (16, "<I", 0, "its order is not 1 to 5"),
+        (16, "<I", 6, "its order is not 1 to 5"),
+        (20, "<I", 1, "its precision is out of range"),
+        (20, "<I", 17, "its precision is out of range"),
+        (24, "<Q", 0, "its vocabulary size is out of range"),
+        (24, "<Q", 2**24 + 1, "its vocabulary size is out of range"),
+        (32, "<Q", 2, "its smallest count is out of range"),
+        (200, "<I", 58, "its fields are too wide"),
+        (204, "<I", 2**32 - 1, "its fields are too wide"),
+        (208, "<Q", 2**64 - 1, "a section is not where it belongs"),
+        (216, "<Q", 280, "a section is not where it belongs"),
+        (224, "<Q", 2**64 - 8, "a section is not where it belongs"),
+        (240, "<Q", 0, "a section is not where it belongs"),
+    ],
+)
+def test_impossible_headers_are_reported(small, offset, layout, value, message):
+    data = bytearray(small)
+    struct.pack_into(layout, data, offset, value)
+    with pytest.raises(UserError, match=message):
+        load_bytes(with_checksums(data))
+
+
+def use(data, seed=0):
+    """Reads a file in every way. Errors are fine, and so is nonsense, as long as it ends."""
+    try:
+        model = NgramModel(np.frombuffer(data, np.uint8))
+    except ValueError:
+        return None
+    try:
+        model.check()
+        checked = True
+    except ValueError:
+        checked = False
+    try:
+        return counts_of(model)
+    except ValueError:
+        assert not checked
+        return None
+    finally:
+        rng = np.random.default_rng(seed)
+        context = rng.integers(-1, 70, 4).astype(np.int32)
+        for length in range(5):
+            candidates = np.arange(-1, 70, dtype=np.int32)
+            probability = model.core.probabilities(context[:length], candidates)
+            assert probability.shape == candidates.shape
+        drafts = rng.permuted(np.tile(np.arange(60, dtype=np.int32), (2, 4, 1)), axis=-1)[..., :20]
+        logits = rng.normal(0, 1, drafts.shape).astype(np.float32)
+        for ties in ("first", "compat"):
+            trees = np.zeros((2, 3, 31), np.int32)
+            search = _core.TreeSearch(model.core, nodes=30, beam=8, ties=ties)
+            roots = rng.integers(0, 60, (2, 4)).astype(np.int32)
+            search.search(roots, np.ascontiguousarray(drafts), logits, trees)
+            _, parent, depth = trees.swapaxes(0, 1)
+            above = np.take_along_axis(depth, parent, axis=-1)
+            assert (depth[:, 1:] == above[:, 1:] + 1)[depth[:, 1:] > 0].all()
+
+
+def test_a_good_file_can_be_used(large):
+    assert use(large)
+
+
+def test_flipped_bits_behind_right_checksums_do_no_harm(small):
+    for bit in range(8 * len(small)):
+        use(with_checksums(flip(small, bit)), seed=bit)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), seeds)
+def test_damage_behind_right_checksums_does_no_harm(large, places, seed):
+    data = large
+    for place in places:
+        data = flip(data, 272 * 8 + int(place * 8 * (len(large) - 272)))
+    use(with_checksums(data), seed)
+
+
+@settings(max_examples=100)
+@given(seeds, orders, st.sampled_from([0, 1]), st.integers(1, 70))
+def test_random_bits_do_no_harm(seed, order, smallest, vocab_size):
+    """A right header, and what is in the sections is noise."""
+    rng = np.random.default_rng(seed)
+    lists, count_bits = rng.bytes(8 * int(rng.integers(0, 60))), int(rng.integers(0, 12))
+    offset_bits = (8 * len(lists)).bit_length()
+    table_bits = (vocab_size + 1) * (count_bits + offset_bits)
+    table = rng.bytes(-(-table_bits // 64) * 8)
+    header = HEADER.pack(
+        *(b"dartngm\n", 1, 272, order, 0, vocab_size, smallest, 0),
+        *([2**40] * 5 + [0] * 10),
+        *(bytes(32), count_bits, offset_bits, 8 * len(lists)),
+        *(272, len(lists) + 8, 0),
+        *(280 + len(lists), len(table) + 8, 0, 0),
+    )
+    data = with_checksums(header + lists + bytes(8) + table + bytes(8))
+    NgramModel(np.frombuffer(data, np.uint8))  # nothing a header could tell is wrong
+    use(data, seed)
+
+
+def test_lists_that_overlap_are_reported():
+    """Every other token's list is the same one: what would grow with the square of the file."""
+    vocab_size = 400
+    model = NgramModel.count([[0, t] for t in range(vocab_size)], 2, vocab_size=vocab_size)
+    data = bytearray(model.file.tobytes())
+    reader = Reader(data)
+    count_bits, offset_bits = struct.unpack_from("<2I", data, 200)
+    table = 0
+    for token in range(vocab_size + 1):
+        entry = vocab_size | (token % 2 * reader.list_bits) << count_bits
+        table |= entry << token * (count_bits + offset_bits)
+    offset, size, _ = reader.unigrams
+    data[offset : offset + size] = table.to_bytes(size, "little")
+    struct.pack_into("<5Q", data, 48, *[2**63] * 5)
+    hostile = NgramModel(np.frombuffer(with_checksums(data), np.uint8))
+    with pytest.raises(ValueError, match="lists overlap"):
+        _ = hostile.levels
+    with pytest.raises(ValueError, match="its lists are not in order"):
+        hostile.check()

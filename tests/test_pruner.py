@@ -1,0 +1,222 @@
+"""The pruner inside jitted programs, through XLA's foreign function and through Python."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dart_jax import _core, pruner
+from dart_jax.ngram import NgramModel
+from dart_jax.pruner import CONTEXT, Handover, Pruner, SearchConfig
+
+HANDOVER = Handover(positions=4, candidates=10, path=5)
+VOCAB = 30
+NODES = 24
+
+foreign = pytest.mark.skipif(_core.ffi_handler is None, reason="built without jaxlib's headers")
+
+
+@pytest.fixture(scope="module")
+def ngram():
+    return NgramModel.count(np.random.default_rng(0).integers(0, 12, (40, 30)), vocab_size=VOCAB)
+
+
+def pack(rows, seed=0):
+    """Candidates as the device packs them; some rows are finished."""
+    rng = np.random.default_rng(seed)
+    shape = (rows, HANDOVER.positions, VOCAB)
+    ids = rng.permuted(np.broadcast_to(np.arange(VOCAB), shape), axis=-1)[..., :10]
+    context = rng.integers(0, 12, (rows, CONTEXT))
+    context[::3, 0] = -1
+    active = np.arange(rows) % 5 != 3
+    return HANDOVER.pack(
+        jnp.asarray(context, jnp.int32),
+        jnp.zeros(rows, jnp.int32),
+        jnp.asarray(active),
+        jnp.zeros((rows, HANDOVER.path), jnp.int32),
+        jnp.asarray(ids, jnp.int32),
+        jnp.asarray(rng.normal(0, 2, ids.shape), jnp.float32),
+    )
+
+
+@pytest.fixture(params=["foreign function", "portable", "callback without it"])
+def way(request, monkeypatch):
+    """How a pruner is called inside a jitted program; every test traces programs of its own."""
+    if request.param == "foreign function":
+        if _core.ffi_handler is None:
+            pytest.skip("built without jaxlib's headers")
+        return Pruner.callback
+    if request.param == "portable":
+        return Pruner.python_callback
+    monkeypatch.setattr(pruner, "_foreign_function", lambda: False)
+    return Pruner.callback
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("ties", ["first", "compat"])
+def test_every_way_gives_the_trees_of_the_host(ngram, way, rows, ties):
+    prune = Pruner(HANDOVER, NODES, ngram=ngram, eos=(3,), search=SearchConfig(ties=ties))
+    packed = pack(rows)
+    expected = prune(np.asarray(packed))
+    assert np.count_nonzero(expected[:, 2]) > rows * NODES // 2
+    finished = np.arange(rows) % 5 == 3
+    assert not expected[finished].any()
+    assert (expected[~finished, 0, 0] == np.asarray(packed)[~finished, HANDOVER.first - 1]).all()
+
+    jitted = jax.jit(partial(way, prune))
+    np.testing.assert_array_equal(jitted(packed), expected)
+    other = pack(rows, seed=1)  # the same program again
+    np.testing.assert_array_equal(jitted(other), prune(np.asarray(other)))
+
+
+def test_inside_a_loop(ngram, way):
+    """Each round's trees choose the next round's roots, as in decoding."""
+    prune = Pruner(HANDOVER, NODES, ngram=ngram)
+    rounds = 6
+    root = HANDOVER.first - 1
+
+    def follow(packed, trees):
+        return packed.at[:, root].set(jnp.where(packed[:, root] < 0, -1, trees[:, 0, -1] % 12))
+
+    @jax.jit
+    def loop(packed):
+        def body(state):
+            i, packed, all_trees = state
+            trees = way(prune, packed)
+            return i + 1, follow(packed, trees), all_trees.at[i].set(trees)
+
+        trees = jnp.zeros((rounds, packed.shape[0], 3, NODES + 1), jnp.int32)
+        return jax.lax.while_loop(lambda state: state[0] < rounds, body, (0, packed, trees))[2]
+
+    packed = pack(7)
+    expected = []
+    current = packed
+    for _ in range(rounds):
+        expected.append(prune(np.asarray(current)))
+        current = follow(current, jnp.asarray(expected[-1]))
+    np.testing.assert_array_equal(loop(packed), np.stack(expected))
+    assert len({trees.tobytes() for trees in expected}) > 1
+
+
+def test_two_pruners_in_one_program(ngram, way):
+    """Each is called with its own parameters."""
+    small, large = Pruner(HANDOVER, 8), Pruner(HANDOVER, NODES, ngram=ngram)
+    packed = pack(7)
+
+    @jax.jit
+    @jax.jit
+    def both(packed):
+        return way(small, packed), way(large, packed)
+
+    for ours, prune in zip(both(packed), (small, large), strict=True):
+        np.testing.assert_array_equal(ours, prune(np.asarray(packed)))
+
+
+def custom_calls(program):
+    """The targets of custom calls in a program as StableHLO or HLO."""
+    return set(re.findall(r'(?:custom_call @|custom_call_target=")(\w+)', program))
+
+
+@foreign
+def test_the_cpu_calls_the_search_itself(ngram):
+    """Nothing leads through Python, neither before nor after XLA's own optimisation."""
+    prune = Pruner(HANDOVER, NODES, ngram=ngram)
+    lowered = jax.jit(prune.callback).lower(pack(2))
+    for text in (lowered.as_text(), lowered.compile().as_text()):
+        assert custom_calls(text) == {"dart_search"}
+    [through_python] = custom_calls(jax.jit(prune.python_callback).lower(pack(2)).as_text())
+    assert "python" in through_python
+
+
+def test_time_of_searches_adds_up(ngram, way):
+    prune = Pruner(HANDOVER, NODES, ngram=ngram)
+    assert prune.seconds == 0
+    jitted = jax.jit(partial(way, prune))
+    packed = pack(4)
+    seconds = [0.0]
+    for _ in range(3):
+        jitted(packed).block_until_ready()
+        seconds.append(prune.seconds)
+    assert seconds == sorted(set(seconds))
+    prune.seconds = 0
+    assert prune.seconds == 0
+
+
+@foreign
+def test_another_layout_is_refused_inside_a_program():
+    prune = Pruner(HANDOVER, NODES)
+    narrow = pack(2)[:, :-1]
+    another = "dart_search: packed candidates of another layout"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=another):
+        jax.jit(prune.callback)(narrow).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="expected S32 but got F32"):
+        jax.jit(prune.callback)(pack(2).astype(jnp.float32)).block_until_ready()
+
+
+def test_another_layout_is_refused_on_the_host():
+    prune = Pruner(HANDOVER, NODES)
+    packed = np.asarray(pack(2))
+    with pytest.raises(ValueError, match=r"reshape|shape"):
+        prune(packed[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"nodes": -1}, "nodes must not be negative"),
+        ({"search": SearchConfig(beam=0)}, "beam must be at least 1"),
+        ({"search": SearchConfig(ties="neither")}, "ties must be 'first' or 'compat'"),
+        ({"threads": -1}, "threads must be at least 1"),
+    ],
+)
+def test_parameters_out_of_range(option, message):
+    with pytest.raises(ValueError, match=message):
+        Pruner(HANDOVER, **{"nodes": NODES, **option})
+
+
+PROGRAM = """
+import os, sys
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+import jax, jax.numpy as jnp, numpy as np
+from dart_jax.pruner import Handover, Pruner
+
+rows, method = int(sys.argv[1]), sys.argv[2]
+handover = Handover(positions=8, candidates=25, path=9)
+prune = Pruner(handover, 59)
+rng = np.random.default_rng(0)
+ids, logits = rng.integers(0, 1000, (rows, 200)), rng.normal(0, 1, (rows, 200))
+context = rng.integers(0, 1000, (rows, handover.first))
+packed = np.concatenate([context, ids, logits.astype(np.float32).view(np.int32)], axis=1)
+packed = packed.astype(np.int32)
+
+@jax.jit
+def loop(packed, matrix):
+    def body(state):
+        i, packed, matrix, trees = state
+        matrix = matrix @ matrix  # something that XLA does not compute before
+        root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
+        packed = packed.at[:, handover.first - 1].set(root)
+        return i + 1, packed, matrix, getattr(prune, method)(packed)
+
+    trees = jnp.zeros((rows, 3, 60), jnp.int32)
+    return jax.lax.while_loop(lambda s: s[0] < 30, body, (0, packed, matrix, trees))[1::2]
+
+packed, trees = loop(packed, np.full((600, 600), 1 / 600, np.float32))
+np.testing.assert_array_equal(trees, prune(np.asarray(packed)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("method", ["callback", "python_callback"])
+def test_no_batch_size_hangs_on_one_core(rows, method):
+    """In a process of its own, which can be ended. Where JAX copies an array larger than 100 KiB
+    for a callback, 62 rows, it waits for a thread, and on one core none is left."""
+    command = [sys.executable, "-c", PROGRAM, str(rows), method]
+    subprocess.run(command, check=True, timeout=60)
