@@ -172,14 +172,26 @@ class Pruner:
         return jax.lax.platform_dependent(packed, cpu=native, default=self.python_callback)
 
     def python_callback(self, packed: jax.Array) -> jax.Array:
-        """The same through Python, which works on every platform."""
-        return jax.pure_callback(self, self._shape(packed), packed)
+        """The same through Python, which works on every platform.
+
+        The rows cross in parts: to copy an array above 100 KiB for a callback, JAX on the CPU waits
+        for a thread, and where there is but one core, for ever.
+        """
+        rows = max(1, _COPIED_AT_ONCE // (packed.shape[1] * packed.dtype.itemsize))
+        parts = [packed[i : i + rows] for i in range(0, packed.shape[0], rows)]
+        return jax.pure_callback(self._join, self._shape(packed), *parts)
+
+    def _join(self, *parts: np.ndarray) -> np.ndarray:
+        return self(np.concatenate([np.asarray(part) for part in parts]))
 
     def _shape(self, packed: jax.Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
 
 
 _FOREIGN_FUNCTION = "dart_search"
+
+# Bytes of the largest array that JAX hands to a callback without another thread.
+_COPIED_AT_ONCE = 100 * 1024
 
 
 @cache

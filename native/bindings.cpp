@@ -291,6 +291,7 @@ template <class T>
 std::size_t row_stride(const py::array& array, const std::string& name,
                        const std::vector<py::ssize_t>& shape) {
   check_type_and_shape<T>(array, name, shape);
+  if (array.size() == 0) return 0;
   py::ssize_t inner = sizeof(T);
   for (py::ssize_t axis = array.ndim() - 1; axis > 0; --axis) {
     if (array.shape(axis) > 1 && array.strides(axis) != inner) {

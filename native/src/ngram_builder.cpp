@@ -94,6 +94,8 @@ NgramBuilder::NgramBuilder(int order, std::uint64_t vocab_size, const std::strin
 
 void NgramBuilder::unpack(const std::uint64_t* window, std::int32_t* tokens) const {
   const std::uint64_t mask = (std::uint64_t{1} << token_bits_) - 1;
+  std::array<std::uint64_t, kMaxOrder> rest{};
+  std::copy_n(window, words_, rest.begin());
   bool ended = false;
   for (std::size_t i = 0; i < levels_.size(); ++i) {
     const std::size_t shift = (per_word_ - 1 - i % per_word_) * token_bits_;
@@ -102,7 +104,10 @@ void NgramBuilder::unpack(const std::uint64_t* window, std::int32_t* tokens) con
             "a window is not made of the vocabulary's tokens");
     ended = code == 0;
     tokens[i] = static_cast<std::int32_t>(code) - 1;
+    rest[i / per_word_] ^= code << shift;
   }
+  require(std::all_of(rest.begin(), rest.end(), [](std::uint64_t word) { return word == 0; }),
+          "a window is not made of the vocabulary's tokens");
 }
 
 // Ends the newest n-grams of more than `from` tokens.

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <array>
 #include <stdexcept>
+#include <vector>
 
 #include "dart/ngram_model.h"
 
@@ -15,7 +17,8 @@ using Suffixes = std::array<NgramList, kMaxOrder>;
 
 class Checker {
  public:
-  explicit Checker(const NgramModel& model) : model_(model) {}
+  explicit Checker(const NgramModel& model)
+      : model_(model), present_(model.header().vocab_size) {}
 
   void run() {
     const format::Header& header = model_.header();
@@ -24,10 +27,10 @@ class Checker {
       const NgramContext context = model_.unigram(static_cast<std::int32_t>(token));
       require(context.begin == end && context.end >= end, "its lists are not in order");
       end = context.end;
-      if (context.code == 0 && !context.has_list()) continue;
-      ++found_[0];
+      if (context.code != 0 || context.has_list()) present_[token] = true;
       if (model_.order() > 1) check_list(1, context, header.vocab_size, {});
     }
+    found_[0] = static_cast<std::uint64_t>(std::count(present_.begin(), present_.end(), true));
     require(end == header.list_bits, "bits follow behind its last list");
     for (int n = 0; n < kMaxOrder; ++n) {
       require(found_[n] == header.ngrams[n], "its n-grams are not as many as its header says");
@@ -52,11 +55,7 @@ class Checker {
       if (exact) left -= entry.code;
       require(++found_[n] <= model_.header().ngrams[n],
               "there are more n-grams than its header says");
-      if (n == 1) {
-        const NgramContext unigram = model_.unigram(static_cast<std::int32_t>(position));
-        require(unigram.code != 0 || unigram.has_list(),
-                "an n-gram lacks a shorter one that it ends in");
-      }
+      if (n == 1) present_[position] = true;  // counted 0 times if not otherwise
       if (inner) check_child(n, list.child(entry), position, suffixes);
     });
     require(whole, "a list is damaged");
@@ -87,6 +86,7 @@ class Checker {
 
   const NgramModel& model_;
   std::array<std::uint64_t, kMaxOrder> found_{};
+  std::vector<bool> present_;  // tokens that are n-grams
 };
 
 }  // namespace

@@ -76,9 +76,14 @@ class ListWriter {
  public:
   ListWriter(const std::vector<NgramLevel>& levels, const NgramFileOptions& options,
              std::uint64_t smallest)
-      : levels_(levels), options_(options), smallest_(smallest), depths_(levels.size()) {}
+      : ends_bigram(options.vocab_size),
+        levels_(levels),
+        options_(options),
+        smallest_(smallest),
+        depths_(levels.size()) {}
 
   std::array<std::uint64_t, kMaxOrder> written{};
+  std::vector<bool> ends_bigram;  // tokens that a bigram written ends in
 
   // Appends the list of an n-gram to `out`; nothing if nothing followed it.
   //
@@ -146,7 +151,7 @@ class ListWriter {
   }
 
   // Fills the entries' positions, codes, nodes and suffixes. Returns the size of the universe.
-  std::uint64_t gather(int n, Range children, Range suffixes, Depth* depth) const {
+  std::uint64_t gather(int n, Range children, Range suffixes, Depth* depth) {
     depth->position.clear();
     depth->code.clear();
     depth->node.clear();
@@ -169,6 +174,7 @@ class ListWriter {
       require(suffix < suffixes.end && suffix_tokens[suffix] == tokens[node] &&
                   keeps(n - 1, suffix),
               "an n-gram without a shorter one that it ends in: these are not counts of a corpus");
+      if (n == 2) ends_bigram[kept_before] = true;
       depth->position.push_back(kept_before);
       depth->code.push_back(
           format::encode_count(static_cast<std::uint64_t>(levels_[n - 1].count[node]),
@@ -349,6 +355,7 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
       continue;
     }
     const auto node = static_cast<std::int64_t>(next++);
+    require(unigrams.count[node] >> kMaxFieldBits == 0, "a count is too large");
     header.tokens += static_cast<std::uint64_t>(unigrams.count[node]);
     if (!writer.keeps(1, node)) continue;
     code[token] = format::encode_count(static_cast<std::uint64_t>(unigrams.count[node]),
@@ -359,8 +366,6 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
       writer.write(2, {bound[node], bound[node + 1]}, code[token],
                    {0, static_cast<std::int64_t>(unigrams.token.size)}, &bits);
     }
-    // A token counted 0 times that nothing follows is as if it was not there.
-    if (code[token] != 0 || bits.size() > 0) ++writer.written[0];
     lists.append(bits);
     if (lists.bits() - released >= (std::uint64_t{64} << 20)) {
       released = lists.bits();
@@ -368,6 +373,11 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
     }
   }
   offset[options.vocab_size] = lists.bits();
+  for (std::uint64_t token = 0; token < options.vocab_size; ++token) {
+    // A token counted 0 times that is in no longer n-gram is as if it was not there.
+    writer.written[0] += code[token] != 0 || offset[token] < offset[token + 1] ||
+                         writer.ends_bigram[token];
+  }
   header.list_bits = lists.bits();
   header.lists = lists.finish();
   for (std::size_t n = 0; n < levels.size(); ++n) {

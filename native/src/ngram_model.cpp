@@ -1,5 +1,6 @@
 #include "dart/ngram_model.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <stdexcept>
@@ -72,7 +73,7 @@ NgramState NgramModel::advance(const NgramState& state, std::int32_t token) cons
   next.context[0] = unigram(token);
   auto position = static_cast<std::uint64_t>(token);
   std::uint64_t universe = header_.vocab_size;
-  for (int n = 1; n + 1 < order() && next.context[n - 1].code != 0; ++n) {
+  for (int n = 1; n + 1 < order(); ++n) {
     const NgramList list = this->list(state, n, universe);
     NgramList::Entry entry;
     if (!list.find(position, &entry)) break;
@@ -110,22 +111,51 @@ void NgramModel::probabilities(const NgramState& state, Span<std::int32_t> token
 
 std::vector<Continuations> NgramModel::continuations(const NgramState& state) const {
   std::vector<Continuations> all;
+  std::vector<std::int32_t> shorter;  // tokens of the list one token of context shorter
   std::uint64_t universe = header_.vocab_size;
-  for (int n = 1; n < order() && state.context[n - 1].code != 0; ++n) {
+  for (int n = 1; n < order(); ++n) {
+    const NgramContext& context = state.context[n - 1];
+    if (context.code == 0 && !context.has_list()) break;
     Continuations found;
-    found.count = count(state.context[n - 1].code);
-    const NgramList list = this->list(state, n, universe);
-    const bool whole = list.for_each([&](std::uint64_t position, const NgramList::Entry& entry) {
+    found.count = count(context.code);
+    std::vector<std::int32_t> tokens;
+    const bool whole = list(state, n, universe).for_each([&](std::uint64_t position,
+                                                             const NgramList::Entry& entry) {
       require(position < universe, "a list is out of order");
-      found.token.push_back(n == 1 ? static_cast<std::int32_t>(position)
-                                   : all.back().token[position]);
+      tokens.push_back(n == 1 ? static_cast<std::int32_t>(position) : shorter[position]);
+      if (entry.code == 0) return;  // not an n-gram
+      found.token.push_back(tokens.back());
       found.counts.push_back(static_cast<std::int64_t>(count(entry.code)));
     });
     require(whole, "a list is damaged");
-    universe = found.token.size();
+    universe = tokens.size();
+    shorter.swap(tokens);
     all.push_back(std::move(found));
   }
   return all;
+}
+
+// Which tokens are n-grams: counted, followed by something, or what a bigram ends in.
+std::vector<bool> NgramModel::unigrams_present() const {
+  std::vector<bool> present(header_.vocab_size);
+  std::uint64_t found = 0;
+  for (std::uint64_t token = 0; token < header_.vocab_size; ++token) {
+    const NgramContext context = unigram(static_cast<std::int32_t>(token));
+    present[token] = context.code != 0 || (order() > 1 && context.has_list());
+    found += present[token];
+  }
+  if (found == header_.ngrams[0]) return present;
+  std::uint64_t end = 0;  // of the list before
+  for (std::uint64_t token = 0; token < header_.vocab_size; ++token) {
+    const NgramContext context = unigram(static_cast<std::int32_t>(token));
+    require(context.begin >= end || !context.has_list(), "lists overlap");
+    end = std::max(context.end, end);
+    const NgramList list(lists_, context, header_.vocab_size, order() > 2);
+    list.for_each([&](std::uint64_t position, const NgramList::Entry&) {
+      if (position < header_.vocab_size) present[position] = true;
+    });
+  }
+  return present;
 }
 
 std::vector<OwnedLevel> NgramModel::levels() const {
@@ -135,9 +165,10 @@ std::vector<OwnedLevel> NgramModel::levels() const {
   std::vector<NgramContext> contexts;
   std::vector<std::int64_t> suffixes;
   std::vector<std::int64_t> unigram_of(header_.vocab_size, -1);
+  const std::vector<bool> present = unigrams_present();
   for (std::uint64_t token = 0; token < header_.vocab_size; ++token) {
+    if (!present[token]) continue;
     const NgramContext context = unigram(static_cast<std::int32_t>(token));
-    if (context.code == 0 && !context.has_list()) continue;
     unigram_of[token] = static_cast<std::int64_t>(levels[0].token.size());
     levels[0].token.push_back(static_cast<std::int32_t>(token));
     levels[0].count.push_back(static_cast<std::int64_t>(count(context.code)));
@@ -149,6 +180,7 @@ std::vector<OwnedLevel> NgramModel::levels() const {
     const bool inner = n < order();
     std::vector<NgramContext> next_contexts;
     std::vector<std::int64_t> next_suffixes;
+    std::uint64_t end = 0;  // of the list before: so a small file cannot hold more than it has bits
     for (std::size_t parent = 0; parent < contexts.size(); ++parent) {
       parents.child_begin.push_back(static_cast<std::int64_t>(level.token.size()));
       std::uint64_t first = 0;  // of the universe, in the parents' level
@@ -160,6 +192,10 @@ std::vector<OwnedLevel> NgramModel::levels() const {
       }
       const NgramList list(lists_, contexts[parent], universe, inner);
       require(list.size() > 0 || !contexts[parent].has_list(), "a list is damaged");
+      if (contexts[parent].has_list()) {
+        require(contexts[parent].begin >= end, "lists overlap");
+        end = contexts[parent].end;
+      }
       require(list.size() <= header_.ngrams[n - 1] - level.token.size(),
               "there are more n-grams than its header says");
       std::uint64_t next = 0;  // the smallest position that may follow

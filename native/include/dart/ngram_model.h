@@ -114,6 +114,8 @@ class NgramModel {
 #endif
   }
 
+  std::vector<bool> unigrams_present() const;
+
   format::Header header_{};
   ListFormat lists_;
   const std::uint8_t* unigrams_ = nullptr;
