@@ -308,6 +308,28 @@ def test_two_words_a_window(tmp_path, encode):
 
 
 @pytest.mark.parametrize("order", [3, 4])
+def test_merging_in_pieces_changes_nothing(tmp_path, monkeypatch, order):
+    """What does not fit the memory at once."""
+    monkeypatch.setattr(runs, "ROW_GROUP", 2048)
+    layout = WindowLayout(order, 2**20)
+    rng = np.random.default_rng(order)
+    documents = [rng.integers(0, 20, 300) * 50_000 for _ in range(120)]
+    paths = [runs.run_path(tmp_path, number) for number in range(3)]
+    for number, path in enumerate(paths):
+        batches = [(tokens, np.array([0, len(tokens)])) for tokens in documents[number::3]]
+        runs.write_run(batches, layout, path, 64 * 10**6)
+    merged = [tmp_path / "at-once.parquet", tmp_path / "in-pieces.parquet"]
+    runs.merge_runs(paths, layout, 0, runs.MAX_WORD, merged[0], 64 * 10**6)
+    monkeypatch.setattr(runs, "rows_in", lambda memory, layout: 1500)
+    assert len(runs.split(paths, 1500)) > 5
+    runs.merge_runs(paths, layout, 0, runs.MAX_WORD, merged[1], 64 * 10**6)
+    at_once, in_pieces = (runs.read_run(path, layout) for path in merged)
+    np.testing.assert_array_equal(at_once[0], in_pieces[0])
+    np.testing.assert_array_equal(at_once[1], in_pieces[1])
+    assert at_once[1].sum() == 120 * 300
+
+
+@pytest.mark.parametrize("order", [3, 4])
 def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch, order):
     monkeypatch.setattr(counting, "PART", 3000)
     monkeypatch.setattr(runs, "ROW_GROUP", 2048)

@@ -168,8 +168,7 @@ class Counting:
             whole = ((0, MAX_WORD),) * len(groups)
             for _ in self._merged(f"merge {depth}", groups, whole, level):
                 pass
-        # A worker takes some 64 bytes for a word of a row.
-        rows = min(self.memory // (64 * (self.layout.words + 1)), PART)
+        rows = min(runs.rows_in(self.memory, self.layout), PART)
         ranges = runs.split(level, rows)
         # Named by what they hold, since another memory makes other ranges.
         parts = [self.work / f"part-{low:016x}-{high:016x}.parquet" for low, high in ranges]

@@ -230,7 +230,7 @@ def _build(work: Path, layout: WindowLayout, memory: int, out: Path) -> tuple[fl
             inputs.append(directory / f"run-{number:06d}.parquet")
             runs.write_run(batches, layout, inputs[-1], sort)
         builder = NgramBuilder(layout, directory)
-        for low, high in runs.split(inputs, sort // 128):
+        for low, high in runs.split(inputs, runs.rows_in(sort, layout)):
             part = runs.merge_runs(inputs, layout, low, high, directory / "part.parquet", sort)
             builder.add(*runs.read_run(part, layout))
         builder.write(out)

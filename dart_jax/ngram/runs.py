@@ -83,10 +83,23 @@ def merge_runs(
 ) -> Path:
     """Adds up the windows of some runs whose first word w0 has `low <= w0 <= high`."""
     with _database(path.parent, memory) as (database, scratch):
-        whole = scratch / "whole.parquet"
-        _write(database, _sum(runs, layout, f"where w0 between {low} and {high}"), whole)
+        # Piece by piece, so that none has to be spilled: for that DuckDB would need more memory.
+        pieces = []
+        for begin, end in split(runs, rows_in(memory, layout), low, high):
+            pieces.append(scratch / f"piece-{len(pieces)}.parquet")
+            where = f"where w0 between {begin} and {end}"
+            _write(database, _sum(runs, layout, where), pieces[-1])
+        whole = pieces[0]
+        if len(pieces) > 1:
+            whole = scratch / "whole.parquet"
+            _write(database, f"select * from read_parquet({_list(pieces)})", whole)
         _keep(whole, path)
     return path
+
+
+def rows_in(memory: int, layout: WindowLayout) -> int:
+    """Rows of runs that can be added up in so many bytes."""
+    return max(1, memory // (64 * (layout.words + 1)))
 
 
 def read_run(path: Path, layout: WindowLayout) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -114,8 +127,10 @@ def read_stats(directory: Path) -> dict[int, Stats]:
     return stats
 
 
-def split(runs: Sequence[Path], rows: int) -> list[tuple[int, int]]:
-    """Ranges of first words that hold about `rows` rows of the runs each, and together all.
+def split(
+    runs: Sequence[Path], rows: int, low: int = 0, high: int = MAX_WORD
+) -> list[tuple[int, int]]:
+    """Ranges of first words that hold about `rows` rows of the runs each, together `low` to `high`.
 
     Returns:
       (low, high) of every range, both inclusive, in ascending order.
@@ -124,8 +139,10 @@ def split(runs: Sequence[Path], rows: int) -> list[tuple[int, int]]:
         groups = database.execute(
             "select stats_min_value::ubigint low, stats_max_value::ubigint high, "
             f"row_group_num_rows n from parquet_metadata({_list(runs)}) "
-            "where path_in_schema = 'w0'"
+            f"where path_in_schema = 'w0' and high >= {low} and low <= {high}"
         ).fetchnumpy()
+    if len(groups["n"]) == 0:
+        return [(low, high)]
     # Each row group as if half of its rows lay at either end.
     words = np.concatenate([groups["low"], groups["high"]]).astype(np.uint64)
     order = np.argsort(words)
@@ -133,8 +150,8 @@ def split(runs: Sequence[Path], rows: int) -> list[tuple[int, int]]:
     ranges = max(1, round(before[-1] / rows))
     wanted = np.searchsorted(before, before[-1] * np.arange(1, ranges) / ranges)
     # Not numpy's integers: DuckDB is told in decimal.
-    inner = [int(word) for word in np.unique(words[order][wanted]) if word > 0]
-    return list(zip([0, *inner], [*(word - 1 for word in inner), MAX_WORD], strict=True))
+    inner = [int(word) for word in np.unique(words[order][wanted]) if low < word <= high]
+    return list(zip([low, *inner], [*(word - 1 for word in inner), high], strict=True))
 
 
 # Nothing is ever fetched; the machine's cores are taken by processes.
