@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_ORDER: int
+MAGIC: bytes
 MAX_VOCABULARY: int
 
 # The search as a foreign function of XLA, which is handed the address of a `TreeSearch`; None if

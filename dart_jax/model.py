@@ -123,7 +123,7 @@ class DartModel:
             params["draft_ids"] = jnp.asarray(ids)
         ngram_model = None if ngram is None else NgramModel.load(ngram)
         if ngram_model is not None:
-            check_tokenizer(ngram_model, tokenizer, str(ngram))
+            check_tokenizer(ngram_model, tokenizer, str(ngram), config.vocab_size)
         return cls(config, drafter_config, params, ngram_model, tokenizer, load_eos(target))
 
     def decoder(

@@ -158,7 +158,11 @@ class Pruner:
         return trees
 
     def callback(self, packed: jax.Array) -> jax.Array:
-        """The same inside a jitted program. The pruner must outlive the program."""
+        """The same inside a jitted program.
+
+        On the CPU the program holds the C++ search's address: the pruner must outlive it (so give
+        it to `jax.jit` as a static argument), and another process compiles it anew.
+        """
         if not _foreign_function():
             return self.python_callback(packed)
         native = partial(

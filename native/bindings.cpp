@@ -4,9 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -203,12 +205,14 @@ void write_file(const std::vector<dart::NgramLevel>& levels, const std::string& 
     throw py::value_error("fingerprint must be 32 bytes");
   }
   std::copy(fingerprint.begin(), fingerprint.end(), options.fingerprint.begin());
-  if (min_counts.size() > levels.size()) throw py::value_error("too many minimum counts");
+  if (!min_counts.empty() && min_counts.size() != levels.size()) {
+    throw py::value_error("need one minimum count for each length, or none");
+  }
   std::copy(min_counts.begin(), min_counts.end(), options.min_count.begin());
 
   py::gil_scoped_release release;
   const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "wb"));
-  if (!file) throw std::runtime_error("cannot write " + path);
+  if (!file) throw std::runtime_error(std::strerror(errno));
   dart::write_ngram_file(levels, options, file.get(), release_pages);
 }
 
@@ -369,6 +373,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ core of dart_jax: n-gram model and draft tree search.";
 
   m.attr("MAX_ORDER") = dart::kMaxOrder;
+  m.attr("MAGIC") = py::bytes(dart::format::kMagic, sizeof dart::format::kMagic);
   m.attr("MAX_VOCABULARY") = dart::format::kMaxVocabulary;
   m.def("write_levels", &write_levels, py::arg("levels"), py::arg("path"), py::kw_only(),
         py::arg("vocab_size"), py::arg("fingerprint"), py::arg("min_counts"),

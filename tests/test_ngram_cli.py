@@ -113,7 +113,11 @@ def test_bad_input_is_one_line(fails, tmp_path):
     assert "no file" in fails("convert", tmp_path / "none", out)
     assert "give --tokenizer or --vocab-size" in fails("convert", trie, out)
     assert "give --min-counts or --precision" in fails("convert", demo, out)
-    assert "must not descend" in fails("convert", demo, out, "--min-counts", 2, 1, 1)
+    assert "do not descend" in fails("convert", demo, out, "--min-counts", 2, 1, 1)
+    assert "takes 3 numbers" in fails("convert", trie, out, "--vocab-size", 9, "--min-counts", 2)
+    assert "precision must be" in fails("convert", trie, out, "--vocab-size", 9, "--precision", 0)
+    assert "vocab-size must be" in fails("convert", trie, out, "--vocab-size", 10**11)
+    assert "is a directory" in fails("convert", trie, tmp_path, "--vocab-size", 512)
     assert "precision must be 2 to 16" in fails("convert", demo, out, "--precision", 1)
     assert "memory is given like" in fails(
         "convert", trie, out, "--vocab-size", 512, "--memory", "much"
@@ -121,6 +125,8 @@ def test_bad_input_is_one_line(fails, tmp_path):
     assert "too little text" in fails("bench", "--data", DEMO / "README.md")
     assert "no file or directory" in fails("bench", "--data", tmp_path / "none")
     assert not out.exists()
+    main(["convert", str(demo), str(out), "--precision", "3"])
+    assert "lost counts already" in fails("convert", out, out, "--precision", 2)
 
 
 def test_bench_measures_everything(run, tmp_path):
@@ -138,6 +144,7 @@ def test_bench_measures_everything(run, tmp_path):
     assert model.exact
     assert 0 < rows["search, C++"] < rows["search, C++, 99 %"]
     assert rows["memory of two processes"] < rows["file"]
+    assert rows["building, peak memory"] < 2e9
     assert {"grouping by numpy", "grouping by duckdb", "made up: search, C++"} < set(rows)
 
 

@@ -41,10 +41,12 @@ class Budget(NamedTuple):
     Attributes:
       workers: how many share it.
       free: bytes each has for its units and its database.
+      reading: bytes the driver has beside what it needs at least.
     """
 
     workers: int
     free: int
+    reading: int
 
     @classmethod
     def of(cls, memory: int, workers: int) -> Budget:
@@ -58,7 +60,8 @@ class Budget(NamedTuple):
                 f"--memory {memory // MB}MB is too little: {workers} workers need "
                 f"{(DRIVER + workers * LEAST) // MB}MB, one needs {(DRIVER + LEAST) // MB}MB"
             )
-        return cls(workers, (memory - DRIVER) // workers - WORKER)
+        reading = (memory - DRIVER - workers * LEAST) // 4
+        return cls(workers, (memory - DRIVER - reading) // workers - WORKER, reading)
 
     @property
     def sort(self) -> int:
@@ -81,7 +84,8 @@ class Budget(NamedTuple):
           UserError: this memory is too little for them.
         """
         if self.free < 10 * unit:
-            least = DRIVER + self.workers * (WORKER + 10 * unit)
+            least = DRIVER + self.workers * LEAST  # of which nothing is for reading
+            least += self.workers * -(-(10 * unit + WORKER - LEAST) * 4 // 3)
             raise UserError(
                 f"the work directory was begun with more memory, {self.workers} workers need "
                 f"--memory {-(-least // MB)}MB to go on; take fewer --workers, or delete it"
@@ -93,7 +97,7 @@ class Counted(NamedTuple):
 
     Attributes:
       units: how many runs there are.
-      documents: in all of them.
+      documents: in all of them, pieces of long ones counted each.
       tokens: in all of them, ends of documents included.
       new: those of the tokens that were not there before.
     """

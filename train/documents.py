@@ -9,8 +9,8 @@ Kept by its end, after a compression's (.gz, .bz2, .xz, .zst), a file is
 
 A record holds a text or a chat. A chat is a list of messages, `{"role": .., "content": ..}`, and
 becomes text by a chat template. Text beyond `LONGEST` characters is cut at line ends into pieces,
-which are encoded and counted by themselves, so that memory does not depend on the corpus. Empty
-documents are left out.
+which are encoded and counted by themselves, so that memory does not depend on the corpus (but for
+one record, which is read whole). Empty documents are left out.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import duckdb
 from dart_jax.errors import UserError
 from train.compression import COMPRESSIONS, decompressed
 
+PARQUET = 256 * 10**6  # bytes for reading it, at least
 LONGEST = 2**18  # characters; encoding takes some 100 bytes for each
 
 _IN_DIRECTORIES = (".jsonl", ".ndjson", ".json", ".parquet", ".txt")
@@ -98,11 +99,13 @@ class Corpus:
       files: in the order they are read.
       field: of the records; None takes `messages` where a record has it, and else `text`.
       template: for chats; None where there is none.
+      memory: bytes that reading Parquet may take.
     """
 
     files: tuple[Path, ...]
     field: str | None = None
     template: ChatTemplate | None = None
+    memory: int = PARQUET
 
     @property
     def size(self) -> int:
@@ -190,6 +193,11 @@ class Corpus:
             raise UserError(
                 f"{path} is not UTF-8 text ({error.reason}); convert it or leave it out"
             ) from None
+        except duckdb.OutOfMemoryException:
+            raise UserError(
+                f"cannot read {path}: its row groups are too large for the memory; give more "
+                "--memory, or write the file again with smaller ones"
+            ) from None
         except (OSError, EOFError, zlib.error, lzma.LZMAError, duckdb.Error) as error:
             reason = str(error).split("\n", 1)[0]
             raise UserError(f"cannot read {path}: {reason}") from None
@@ -248,7 +256,7 @@ class Corpus:
 
     def _parquet(self, path: Path) -> Iterator[tuple[Document, int]]:
         size = path.stat().st_size
-        with duckdb.connect(config={"threads": 1, "memory_limit": "256MB"}) as database:
+        with duckdb.connect(config={"threads": 1, "memory_limit": f"{self.memory}B"}) as database:
             # As a value, so that no letter of the name means anything.
             source = [glob.escape(str(path))]
             described = database.execute("describe select * from read_parquet($1)", [source])

@@ -6,6 +6,7 @@ A task is a function of a module and arguments that can be pickled; it leaves it
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -83,16 +84,12 @@ class LocalExecutor(Executor):
         self._watched = watched  # kept open until workers have theirs
 
     def _submit(self, function: Callable, *arguments: Any) -> Any:
-        return self._pool.submit(_measured, function, *arguments)
+        with _told():
+            return self._pool.submit(_measured, function, *arguments)
 
     def _result(self, submitted: Any) -> tuple[Any, str, int]:
-        try:
+        with _told():
             return submitted.result()
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker process was killed, perhaps for want of memory; run again with less "
-                "--memory or fewer --workers, what is done stays done"
-            ) from None
 
     def close(self) -> None:
         self._alive.close()
@@ -151,6 +148,22 @@ class RayExecutor(Executor):
 
     def close(self) -> None:
         self._ray.shutdown()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Around the use of a pool: a worker that was killed is told in one line.
+
+    Raises:
+      UserError: one was.
+    """
+    try:
+        yield
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed, perhaps for want of memory; run again with less "
+            "--memory or fewer --workers, what is done stays done"
+        ) from None
 
 
 def _measured(function: Callable, *arguments: Any) -> tuple[Any, str, int]:

@@ -18,15 +18,17 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import duckdb
 import tyro
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import write_atomically
 from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
+from dart_jax.ngram.builder import check_lossy
 from train import text_tokenizer, work_directory
 from train.counting import DRIVER, LEAST, MB, Budget, Counted, Counting, progress_bars
-from train.documents import Corpus, find_files
+from train.documents import PARQUET, Corpus, find_files
 from train.executors import Executor, LocalExecutor, RayExecutor
 
 _VERSION = 1  # of what work directories hold
@@ -55,7 +57,7 @@ class NgramConfig:
     precision: int | None = None
     """Significant bits kept of a count, 2 to 16; all without it."""
     limit: int | None = None
-    """Documents to read at most."""
+    """Documents to read at most; pieces of a long one count each."""
     workers: int | None = None
     """Processes; by default one a core, as far as the memory goes."""
     memory: str | None = None
@@ -108,12 +110,20 @@ def main(config: NgramConfig) -> Summary:
     """
     began = time.perf_counter()
     check(config)
+    work = config.work or config.out.with_name(config.out.name + ".work")
+    work = work.resolve()  # workers may be elsewhere
+    ours = (work, config.out.resolve())  # may lie among the data
+    files = [
+        file
+        for file in find_files(config.data)
+        if not any(file.resolve().is_relative_to(path) for path in ours)
+    ]
+    if not files:
+        raise UserError(f"the data lie in the work directory {work}; pass another --work")
     tokenizer = text_tokenizer.load(config.tokenizer)
-    corpus = Corpus(find_files(config.data), config.field, tokenizer.template)
+    corpus = Corpus(tuple(files), config.field, tokenizer.template)
     eos = tokenizer.eos_named(config.eos_token) if config.eos else None
     layout = WindowLayout(config.order, tokenizer.vocab_size)
-    work = config.work or config.out.with_name(config.out.name + ".work")
-    work = work.absolute()  # workers may be elsewhere
     encoder = tokenizer.backend.to_str().encode()
     settings = {
         "version": _VERSION,
@@ -129,23 +139,32 @@ def main(config: NgramConfig) -> Summary:
         work_directory.locked(work),
         progress_bars() as progress,
     ):
-        budget = Budget.of(memory_of(config, executor.workers), executor.workers)
+        memory = memory_of(config, executor.workers)
+        budget = Budget.of(memory, executor.workers)
+        corpus = dataclasses.replace(corpus, memory=PARQUET + budget.reading)
         # What is there stays usable under another memory.
         kept = work_directory.claim(work, settings, {"unit": budget.unit(corpus.size)})
         budget.check(kept["unit"])
-        write_atomically(work / "tokenizer.json", encoder)
-        counting = Counting(work, layout, budget.sort, executor, progress)
-        counted = counting.count(corpus, eos, kept["unit"], config.limit)
-        with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
-            builder = NgramBuilder(layout, scratch)
-            for part in counting.merge(counted.units):
-                builder.add(*runs.read_run(part, layout))
-            builder.write(
-                config.out,
-                fingerprint=tokenizer_fingerprint(tokenizer.backend),
-                min_counts=config.min_counts or None,
-                precision=config.precision,
-            )
+        try:
+            write_atomically(work / "tokenizer.json", encoder)
+            counting = Counting(work, layout, budget.sort, executor, progress)
+            counted = counting.count(corpus, eos, kept["unit"], config.limit)
+            with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
+                builder = NgramBuilder(layout, scratch)
+                for part in counting.merge(counted.units):
+                    builder.add(*runs.read_run(part, layout))
+                builder.write(
+                    config.out,
+                    fingerprint=tokenizer_fingerprint(tokenizer.backend),
+                    min_counts=config.min_counts or None,
+                    precision=config.precision,
+                )
+        except (duckdb.Error, OSError, RuntimeError) as error:
+            reason = str(error).split("\n", 1)[0]
+            raise UserError(
+                f"cannot go on in {work}: {reason}; free disk space or give more --memory, and run "
+                "again: what is done stays done"
+            ) from error
         if not config.keep_work:
             work_directory.remove(work)
     return Summary(
@@ -161,14 +180,7 @@ def check(config: NgramConfig) -> None:
     """Finds settings that cannot be, before anything is read."""
     if not 2 <= config.order <= 5:
         raise UserError(f"--order must be 2 to 5, got {config.order}")
-    least = config.min_counts
-    if least and (len(least) != config.order or min(least) < 1 or list(least) != sorted(least)):
-        raise UserError(
-            f"--min-counts takes {config.order} numbers from 1 up that do not descend, "
-            f"got {' '.join(map(str, least))}"
-        )
-    if config.precision is not None and not 2 <= config.precision <= 16:
-        raise UserError(f"--precision must be 2 to 16, got {config.precision}")
+    check_lossy(config.order, config.min_counts, config.precision)
     for name in ("limit", "workers"):
         if (value := getattr(config, name)) is not None and value < 1:
             raise UserError(f"--{name} must be at least 1, got {value}")

@@ -72,7 +72,7 @@ def remove(work: Path) -> None:
     last = [work / _SETTINGS, work / _LOCK]
     for path in work.iterdir():
         if path not in last:
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in last:
         path.unlink()
     work.rmdir()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,27 @@ from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.files import atomic_path
 from dart_jax.ngram.windows import WindowLayout
+
+
+def check_lossy(order: int, min_counts: Sequence[int], precision: int | None) -> None:
+    """Checks what an n-gram file may lose.
+
+    Args:
+      order: of the model.
+      min_counts: [order] or empty, from 0 up, ascending.
+      precision: 2..16, or None.
+
+    Raises:
+      UserError: they are not as described.
+    """
+    counts = list(min_counts)
+    if counts and (len(counts) != order or min(counts) < 0 or counts != sorted(counts)):
+        raise UserError(
+            f"--min-counts takes {order} numbers from 0 up that do not descend, "
+            f"got {' '.join(map(str, counts))}"
+        )
+    if precision is not None and not 2 <= precision <= 16:
+        raise UserError(f"--precision must be 2 to 16, got {precision}")
 
 
 class NgramBuilder:
@@ -65,15 +87,30 @@ class NgramBuilder:
           precision: significant bits kept of a count, 2..16; None keeps counts exact.
 
         Raises:
-          UserError: the minimum counts descend, or a longer n-gram lacks the shorter ones in it.
+          UserError: as `check_lossy`; a longer n-gram lacks the shorter ones in it; or the disk is
+            full.
         """
+        check_lossy(self.layout.order, min_counts or (), precision)
+        with writing(path) as part:
+            self._core.write(
+                str(part),
+                fingerprint=fingerprint,
+                min_counts=list(min_counts or ()),
+                precision=precision or 0,
+            )
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """`atomic_path`, with what can go wrong told in one line.
+
+    Raises:
+      UserError: the n-grams cannot make a file, or it cannot be written.
+    """
+    if Path(path).is_dir():
+        raise UserError(f"{path} is a directory; name a file")
+    try:
         with atomic_path(Path(path)) as part:
-            try:
-                self._core.write(
-                    str(part),
-                    fingerprint=fingerprint,
-                    min_counts=list(min_counts or ()),
-                    precision=precision or 0,
-                )
-            except ValueError as error:
-                raise UserError(str(error)) from error
+            yield part
+    except (ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"cannot write n-gram model {path}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from dart_jax import _core
 from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
@@ -50,6 +51,9 @@ def convert(config: ConvertConfig, console: Console) -> None:
     """
     if not config.source.is_file():
         raise UserError(f"no file {config.source}")
+    if config.out.is_dir():
+        raise UserError(f"{config.out} is a directory; name a file")
+    before = config.source.stat().st_size
     if _is_ngram_file(config.source):
         if not config.min_counts and config.precision is None:
             raise UserError(
@@ -65,6 +69,8 @@ def convert(config: ConvertConfig, console: Console) -> None:
             fingerprint = tokenizer_fingerprint(tokenizer)
         elif config.vocab_size is not None:
             vocab_size, fingerprint = config.vocab_size, bytes(32)
+            if not 1 <= vocab_size <= _core.MAX_VOCABULARY:
+                raise UserError(f"--vocab-size must be 1 to {_core.MAX_VOCABULARY}")
         else:
             raise UserError("a trie does not tell its tokenizer: give --tokenizer or --vocab-size")
         convert_reference(
@@ -78,7 +84,7 @@ def convert(config: ConvertConfig, console: Console) -> None:
             scratch=config.scratch,
         )
     sizes = NgramModel.load(config.out).sizes
-    before, after = config.source.stat().st_size, config.out.stat().st_size
+    after = config.out.stat().st_size
     console.print(
         f"{config.out}: {sum(sizes):,} n-grams, {after:,} bytes "
         f"({after / max(1, sum(sizes)):.2f} an n-gram); {config.source} has {before:,} bytes"
@@ -87,4 +93,4 @@ def convert(config: ConvertConfig, console: Console) -> None:
 
 def _is_ngram_file(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(8) == b"dartngm\n"
+        return file.read(len(_core.MAGIC)) == _core.MAGIC

@@ -36,22 +36,27 @@ def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
     return digest.digest()
 
 
-def check_tokenizer(ngram: NgramModel, tokenizer: Vocabulary, name: str) -> None:
-    """Checks that an n-gram model may serve a target with this tokenizer.
+def check_tokenizer(
+    ngram: NgramModel, tokenizer: Vocabulary, name: str, vocab_size: int | None = None
+) -> None:
+    """Checks that an n-gram model was counted with this tokenizer.
 
     A model without a fingerprint, one converted from the reference's format say, passes if its
-    vocabulary is no larger than the tokenizer's.
+    vocabulary is no larger than `vocab_size`: the tokenizer's, unless a target's is given, which
+    often has more embeddings than its tokenizer has tokens.
 
     Raises:
       UserError: it was counted with another tokenizer.
     """
-    known = max(tokenizer.get_vocab().values(), default=-1) + 1
+    known = vocab_size or max(tokenizer.get_vocab().values(), default=-1) + 1
     if ngram.fingerprint == UNKNOWN:
-        differs = ngram.vocab_size > known
-    else:
-        differs = ngram.fingerprint != tokenizer_fingerprint(tokenizer)
-    if differs:
+        if ngram.vocab_size > known:
+            raise UserError(
+                f"the n-gram model {name} was made for a vocabulary of {ngram.vocab_size} tokens, "
+                f"here it is {known}; convert or count one with this tokenizer"
+            )
+    elif ngram.fingerprint != tokenizer_fingerprint(tokenizer):
         raise UserError(
-            f"the n-gram model {name} was counted with another tokenizer than the target's "
-            f"({ngram.vocab_size} tokens, the target's has {known}); count one with the target's"
+            f"the n-gram model {name} was counted with another tokenizer; give the one it was "
+            "counted with, or count one with this"
         )

@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dart_jax import _core
 from dart_jax.errors import UserError
-from dart_jax.files import atomic_path
-from dart_jax.ngram.builder import NgramBuilder
+from dart_jax.ngram.builder import NgramBuilder, check_lossy, writing
 from dart_jax.ngram.windows import WindowLayout
 
 
@@ -71,7 +70,8 @@ class NgramModel:
     ) -> Self:
         """Counts the n-grams of token sequences; no n-gram spans two of them.
 
-        Everything happens in memory; `train.ngram` counts a corpus of any size.
+        Everything happens in memory, but for the file, which is made in the system's directory for
+        temporary ones; `train.ngram` counts a corpus of any size.
 
         Args:
           documents: token sequences.
@@ -126,7 +126,7 @@ class NgramModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, which appears whole or not at all."""
-        with atomic_path(Path(path)) as part:
+        with writing(path) as part:
             self.file.tofile(part)
 
     @property
@@ -209,20 +209,22 @@ class NgramModel:
         """Writes a smaller model, as `NgramBuilder.write` does with these arguments.
 
         Raises:
-          UserError: as there.
+          UserError: as there, or this model is not exact: what it lost would not show.
         """
-        write = {"vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
-        with atomic_path(Path(path)) as part:
-            try:
-                _core.write_levels(
-                    self.levels,
-                    str(part),
-                    min_counts=list(min_counts),
-                    precision=precision or 0,
-                    **write,
-                )
-            except ValueError as error:
-                raise UserError(str(error)) from error
+        check_lossy(self.order, min_counts, precision)
+        if not self.exact:
+            raise UserError(
+                "the n-gram model has lost counts already; make the smaller one from the exact one"
+            )
+        with writing(path) as part:
+            _core.write_levels(
+                self.levels,
+                str(part),
+                vocab_size=self.vocab_size,
+                fingerprint=self.fingerprint,
+                min_counts=list(min_counts),
+                precision=precision or 0,
+            )
 
 
 def _map(descriptor: int, size: int, populate: bool) -> NDArray[np.uint8]:

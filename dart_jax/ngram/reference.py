@@ -11,7 +11,8 @@ import contextlib
 import io
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from dart_jax import _core
 from dart_jax.errors import UserError
-from dart_jax.ngram.builder import NgramBuilder
+from dart_jax.ngram.builder import NgramBuilder, check_lossy
 from dart_jax.ngram.windows import WindowLayout
 
 _HEADER_BYTES = 16
@@ -75,7 +76,12 @@ def convert_reference(
         tempfile.TemporaryDirectory(dir=scratch, prefix=".dart-ngram-") as directory,
     ):
         reading = reference_windows(
-            source, vocab_size=vocab_size, memory=memory, directory=directory, bar=bar
+            source,
+            vocab_size=vocab_size,
+            memory=memory,
+            directory=directory,
+            bar=bar,
+            check=partial(check_lossy, min_counts=min_counts or (), precision=precision),
         )
         with reading as (layout, windows):
             builder = NgramBuilder(layout, directory)
@@ -93,6 +99,7 @@ def reference_windows(
     memory: int,
     directory: str | os.PathLike[str],
     bar: Progress | None = None,
+    check: Callable[[int], None] = lambda order: None,
 ) -> Iterator[tuple[WindowLayout, Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]]]:
     """The windows of a trie in ascending order, as `NgramBuilder.add` takes them.
 
@@ -102,6 +109,7 @@ def reference_windows(
       memory: bytes that the process may take.
       directory: for the database; everything put there is for the caller to remove.
       bar: shows the progress.
+      check: of what is to be made of an order, before the work begins.
 
     Yields:
       Their layout, and slices of words, uint64 [n, W], with counts, int64 [n].
@@ -124,6 +132,7 @@ def reference_windows(
     try:
         with _open(source) as file:
             parser = _parser(file, vocab_size)
+            check(parser.order)
             layout = WindowLayout(parser.order, vocab_size)
             with duckdb.connect(str(Path(directory) / "nodes.duckdb"), config=config) as database:
                 trie = _Trie(database, layout, bar)

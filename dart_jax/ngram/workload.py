@@ -12,8 +12,8 @@ from rich.progress import track
 from dart_jax.ngram.builder import NgramBuilder
 from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.windows import WindowLayout
+from dart_jax.pruner import CONTEXT
 
-CONTEXT = 4  # tokens handed over, as dart_jax.pruner does
 POSITIONS, CANDIDATES = 8, 25
 SUCCESSORS = 12  # candidates of each position that the text is known to go on with
 

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <string>
 
 #include "dart/ngram_format.h"
 
@@ -19,13 +22,18 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(std::string("n-gram builder: ") + message);
 }
 
+[[noreturn]] void throw_io_error(const char* what, const std::string& path) {
+  throw std::runtime_error(std::string("cannot ") + what + " " + path + ": " +
+                           std::strerror(errno));
+}
+
 }  // namespace
 
 template <class T>
 Column<T>::Column(const std::string& path) : path_(path) {
   if (path.empty()) return;
   file_ = std::fopen(path.c_str(), "w+b");
-  if (file_ == nullptr) throw std::runtime_error("cannot write " + path);
+  if (file_ == nullptr) throw_io_error("write", path);
   buffer_.reserve(kBuffered);
 }
 
@@ -40,7 +48,7 @@ Column<T>::~Column() {
 template <class T>
 void Column<T>::flush() {
   if (std::fwrite(buffer_.data(), sizeof(T), buffer_.size(), file_) != buffer_.size()) {
-    throw std::runtime_error("cannot write " + path_);
+    throw_io_error("write", path_);
   }
   stored_ += buffer_.size();
   buffer_.clear();
@@ -50,18 +58,18 @@ template <class T>
 Span<T> Column<T>::finish() {
   if (file_ == nullptr) return buffer_;
   flush();
-  if (std::fflush(file_) != 0) throw std::runtime_error("cannot write " + path_);
+  if (std::fflush(file_) != 0) throw_io_error("write", path_);
   if (stored_ == 0) return {};
 #ifdef DART_MMAP
   void* mapped = mmap(nullptr, stored_ * sizeof(T), PROT_READ, MAP_SHARED, fileno(file_), 0);
-  if (mapped == MAP_FAILED) throw std::runtime_error("cannot map " + path_);
+  if (mapped == MAP_FAILED) throw_io_error("map", path_);
   mapped_ = mapped;
   return {static_cast<const T*>(mapped), stored_};
 #else
   std::rewind(file_);
   buffer_.resize(stored_);
   if (std::fread(buffer_.data(), sizeof(T), stored_, file_) != stored_) {
-    throw std::runtime_error("cannot read " + path_);
+    throw_io_error("read", path_);
   }
   stored_ = 0;
   return buffer_;

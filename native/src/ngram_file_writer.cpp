@@ -1,6 +1,8 @@
 #include "dart/ngram_file_writer.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -16,6 +18,8 @@ using format::kChunk;
 void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(std::string("n-gram file: ") + message);
 }
+
+[[noreturn]] void throw_write_error() { throw std::runtime_error(std::strerror(errno)); }
 
 // A section of the file while it grows: bits in, bytes with their checksum out.
 class SectionWriter {
@@ -51,7 +55,7 @@ class SectionWriter {
     const std::size_t bytes = words_.size() * sizeof words_[0];
     hash_.update(words_.data(), bytes);
     if (std::fwrite(words_.data(), 1, bytes, out_) != bytes) {
-      throw std::runtime_error("cannot write the n-gram file");
+      throw_write_error();
     }
     section_.bytes += bytes;
   }
@@ -84,6 +88,7 @@ class ListWriter {
 
   std::array<std::uint64_t, kMaxOrder> written{};
   std::vector<bool> ends_bigram;  // tokens that a bigram written ends in
+  std::size_t gathered = 0;       // n-grams read
 
   // Appends the list of an n-gram to `out`; nothing if nothing followed it.
   //
@@ -156,6 +161,7 @@ class ListWriter {
     depth->code.clear();
     depth->node.clear();
     depth->suffix.clear();
+    gathered += static_cast<std::size_t>(children.size());
     const auto& tokens = levels_[n - 1].token;
     const auto& suffix_tokens = levels_[n - 2].token;
     std::int64_t suffix = suffixes.begin;
@@ -301,10 +307,17 @@ class ListWriter {
   std::vector<Depth> depths_;
 };
 
-std::uint64_t smallest_count(const std::vector<NgramLevel>& levels) {
+// After so many n-grams the pages that were read are let go of.
+constexpr std::size_t kReleased = std::size_t{1} << 20;
+
+std::uint64_t smallest_count(const std::vector<NgramLevel>& levels,
+                             const std::function<void()>& release) {
   for (std::size_t n = 1; n < levels.size(); ++n) {
     const auto& count = levels[n].count;
-    if (std::find(count.begin(), count.end(), 0) != count.end()) return 0;
+    for (std::size_t i = 0; i < count.size; ++i) {
+      if (count[i] == 0) return 0;
+      if (i % kReleased == 0) release();
+    }
   }
   return 1;
 }
@@ -318,7 +331,7 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
   require(options.precision == format::kExact || (options.precision >= format::kMinPrecision &&
                                                   options.precision <= format::kMaxPrecision),
           "precision must be 2 to 16 bits");
-  const std::uint64_t smallest = smallest_count(levels);
+  const std::uint64_t smallest = smallest_count(levels, release);
   require(smallest == 1 || options.min_count[levels.size() - 1] == 0,
           "a model that already lost counts cannot lose more; give no minimum counts");
 
@@ -335,7 +348,7 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
 
   const auto put_header = [&] {
     if (std::fseek(out, 0, SEEK_SET) != 0 || std::fwrite(&header, sizeof header, 1, out) != 1) {
-      throw std::runtime_error("cannot write the n-gram file");
+      throw_write_error();
     }
   };
   put_header();
@@ -348,7 +361,7 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
   std::vector<std::uint64_t> offset(options.vocab_size + 1);
   BitWriter bits;
   std::size_t next = 0;
-  std::uint64_t released = 0;
+  std::size_t released = 0;
   for (std::uint64_t token = 0; token < options.vocab_size; ++token) {
     offset[token] = lists.bits();
     if (next == unigrams.token.size || static_cast<std::uint64_t>(unigrams.token[next]) != token) {
@@ -367,8 +380,8 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
                    {0, static_cast<std::int64_t>(unigrams.token.size)}, &bits);
     }
     lists.append(bits);
-    if (lists.bits() - released >= (std::uint64_t{64} << 20)) {
-      released = lists.bits();
+    if (writer.gathered - released >= kReleased) {
+      released = writer.gathered;
       release();
     }
   }
@@ -395,7 +408,7 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
   header.unigrams = table.finish();
   header.checksum = xxh64(&header, offsetof(format::Header, checksum));
   put_header();
-  if (std::fflush(out) != 0) throw std::runtime_error("cannot write the n-gram file");
+  if (std::fflush(out) != 0) throw_write_error();
 }
 
 }  // namespace dart

@@ -207,8 +207,10 @@ std::vector<OwnedLevel> NgramModel::levels() const {
         require(suffix >= 0, "an n-gram lacks a shorter one that it ends in");
         level.token.push_back(n == 2 ? static_cast<std::int32_t>(position) : parents.token[suffix]);
         level.count.push_back(static_cast<std::int64_t>(count(entry.code)));
-        next_suffixes.push_back(suffix);
-        if (inner) next_contexts.push_back(list.child(entry));
+        if (inner) {
+          next_suffixes.push_back(suffix);
+          next_contexts.push_back(list.child(entry));
+        }
       });
       require(whole, "a list is damaged");
     }

@@ -97,6 +97,7 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
   std::mutex failing;
   const std::size_t wanted =
       std::min(std::size_t(config_.threads), (batch.rows + kRowsPerThread - 1) / kRowsPerThread);
+  threads.reserve(wanted);
   const auto guarded = [&] {
     try {
       work();
