@@ -395,7 +395,11 @@ void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOpti
   header.lists = lists.finish();
   for (std::size_t n = 0; n < levels.size(); ++n) {
     header.ngrams[n] = writer.written[n];
-    header.dropped[n] = levels[n].token.size - writer.written[n];
+    if (n > 0) header.dropped[n] = levels[n].token.size - writer.written[n];
+  }
+  // Counted one by one: a token that was counted 0 times and is not there is no loss.
+  for (std::int64_t count : unigrams.count) {
+    header.dropped[0] += static_cast<std::uint64_t>(count) < options.min_count[0];
   }
 
   header.unigram_count_bits = bit_length(*std::max_element(code.begin(), code.end()));
