@@ -22,7 +22,8 @@ ffi::Error search(ffi::Buffer<ffi::S32> packed, ffi::Result<ffi::Buffer<ffi::S32
   const auto* tree_search = reinterpret_cast<const dart::TreeSearch*>(address);
   const auto shape = packed.dimensions();
   const std::int64_t size = levels * candidates;
-  if (shape.size() != 2 || levels < 0 || candidates < 0 || context < 1 || first < context || shape[1] != first + 2 * size) {
+  if (shape.size() != 2 || levels < 0 || candidates < 0 || context < 1 || first < context ||
+      shape[1] != first + 2 * size) {
     return ffi::Error::InvalidArgument("dart_search: packed candidates of another layout");
   }
   const auto out = trees->dimensions();

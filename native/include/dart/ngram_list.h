@@ -113,9 +113,11 @@ class NgramList {
       context.end = end_;
       return context;
     }
-    std::uint64_t begin =
-        chunks_ == 0 ? chunk.length_at + std::uint64_t{chunk.size} * chunk.length_bits
-                     : begin_ + field(record_at(entry.chunk) + index_bits_ + offset_bits_, base_bits_);
+    std::uint64_t begin = chunk.length_at + std::uint64_t{chunk.size} * chunk.length_bits;
+    if (chunks_ > 0) {
+      const std::uint64_t base_at = record_at(entry.chunk) + index_bits_ + offset_bits_;
+      begin = begin_ + field(base_at, base_bits_);
+    }
     for (std::uint32_t i = 0; i < entry.in_chunk; ++i) {
       begin += field(chunk.length_at + std::uint64_t{i} * chunk.length_bits, chunk.length_bits);
     }

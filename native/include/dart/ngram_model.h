@@ -89,7 +89,8 @@ class NgramModel {
 
   // probability[i] = count(context, tokens[i]) / count(context) for the longest context, of at
   // most order() - 1 and at least one token, that tokens[i] was seen after; 0 if there is none.
-  // Not a distribution: there is neither discounting nor a unigram fallback (docs/method.md, section 3).
+  // Not a distribution: there is neither discounting nor a unigram fallback (docs/method.md,
+  // section 3).
   // probability has room for tokens.size values.
   void probabilities(const NgramState& state, Span<std::int32_t> tokens, float* probability) const;
 

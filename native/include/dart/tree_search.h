@@ -75,8 +75,9 @@ class TreeSearch {
 
   // Writes each row's tree to out [B, 3, nodes + 1]: the nodes' tokens, parents (as places in this
   // array) and depths. Place 0 is the root, its own parent, at depth 0. The other nodes follow by
-  // depth, then (unless compatible) by descending score. Places left over are zero, so that depth > 0 tells a node from
-  // padding. A row whose root is negative (a finished one) gets zeros only.
+  // depth, then (unless compatible) by descending score. Places left over are zero, so that
+  // depth > 0 tells a node from padding. A row whose root is negative (a finished one) gets zeros
+  // only.
   // Throws std::length_error if a row could score 2^31 nodes or more.
   // Safe to call from several threads at once.
   void search(const DraftBatch& batch, std::int32_t* out) const;
