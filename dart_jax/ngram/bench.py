@@ -154,7 +154,7 @@ def bench(config: BenchConfig, console: Console) -> None:
 
 
 def tokenise(config: BenchConfig, work: Path, console: Console) -> tuple[NDArray[np.int32], int]:
-    """Writes tokens.npy and offsets.npy of the text to count.
+    """Writes tokens.i32 and offsets.npy of the text to count.
 
     Returns:
       The tokens kept for the queries, and the vocabulary's size.
@@ -174,7 +174,7 @@ def tokenise(config: BenchConfig, work: Path, console: Console) -> tuple[NDArray
             break
     if sum(map(len, held_out)) < 1000:
         raise UserError("too little text to measure with; name more with --data")
-    np.save(work / "tokens.npy", np.concatenate(counted))
+    np.concatenate(counted).tofile(work / "tokens.i32")
     np.save(work / "offsets.npy", np.cumsum([0, *map(len, counted)]))
     return np.concatenate(held_out), tokenizer.get_vocab_size()
 
@@ -221,7 +221,6 @@ def build(
 def _build(work: Path, layout: WindowLayout, memory: int, out: Path) -> tuple[float, int, int]:
     """Runs, their merge, and the file. Returns seconds, and peak memory before and after."""
     before = peak_memory()
-    tokens = np.load(work / "tokens.npy", mmap_mode="r")
     offsets = np.load(work / "offsets.npy")
     sort = (memory - before) // 4  # beside it, windows and pages of the files
     if sort < LEAST_SORT:
@@ -230,7 +229,7 @@ def _build(work: Path, layout: WindowLayout, memory: int, out: Path) -> tuple[fl
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         directory = Path(scratch)
         inputs = []
-        for number, batches in enumerate(_units(tokens, offsets, sort // runs.SLICE)):
+        for number, batches in enumerate(_units(work / "tokens.i32", offsets, sort // runs.SLICE)):
             inputs.append(directory / f"run-{number:06d}.parquet")
             runs.write_run(batches, layout, inputs[-1], sort)
         builder = NgramBuilder(layout, directory)
@@ -242,7 +241,7 @@ def _build(work: Path, layout: WindowLayout, memory: int, out: Path) -> tuple[fl
 
 
 def _units(
-    tokens: NDArray[np.int32], offsets: NDArray[np.int64], size: int
+    path: Path, offsets: NDArray[np.int64], size: int
 ) -> Iterator[Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]]:
     """The documents in batches, each given in batches of its own that fit the cache."""
 
@@ -255,7 +254,9 @@ def _units(
 
     def small(first: int, last: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
         for begin, end in batches(first, last, 2**18):
-            yield tokens[offsets[begin] : offsets[end]], offsets[begin : end + 1] - offsets[begin]
+            start, stop = int(offsets[begin]), int(offsets[end])
+            tokens = np.fromfile(path, np.int32, stop - start, offset=4 * start)
+            yield tokens, offsets[begin : end + 1] - start
 
     for first, last in batches(0, len(offsets) - 1, size):
         yield small(first, last)
@@ -263,7 +264,7 @@ def _units(
 
 def measure_engines(work: Path, layout: WindowLayout, results: Results) -> None:
     """Ways to find the distinct windows in order, everything in memory, on one core."""
-    tokens, offsets = np.load(work / "tokens.npy"), np.load(work / "offsets.npy")
+    tokens, offsets = np.fromfile(work / "tokens.i32", np.int32), np.load(work / "offsets.npy")
     windows = layout.windows(tokens, offsets)
     columns = {f"w{i}": np.ascontiguousarray(windows[:, i]) for i in range(layout.words)}
     names = ", ".join(columns)

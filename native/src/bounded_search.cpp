@@ -91,11 +91,8 @@ struct Candidate {
   bool eos;
 };
 
-// What the n-gram model says of a candidate after one token.
-struct Bigram {
-  enum Status : std::uint8_t { kUnknown, kLocated, kUnseen, kSeen } status = kUnknown;
-  NgramList::Entry entry{};  // once located, its chunk; once seen, all of it
-};
+// How much is known of a candidate after one token.
+enum class Seen : std::uint8_t { kUnknown, kLocated, kNo, kYes };
 
 // A scored node that was not ruled out at once.
 struct Node {
@@ -201,17 +198,11 @@ class BoundedSearch final : public RowSearch {
     const bool with_ngram = ngram_ != nullptr && level > 0;
     const float weight = weights_[level].level;
     const std::size_t k = candidates_.size();
-    if (ngram_ != nullptr) {
-      bigrams_.assign(groups_ * k, {});
-      bigram_lists_.resize(groups_);
-      for (const BeamEntry& entry : beam_) {
-        bigram_lists_[entry.group] = ngram_->list(entry.state, 1, ngram_->header().vocab_size);
-      }
-    }
+    if (ngram_ != nullptr) open_groups();
     for (std::size_t e = 0; e < beam_.size(); ++e) {
       const BeamEntry& entry = beam_[e];
       const auto creation = static_cast<std::uint32_t>(created_ + e * k);
-      Longer longer(*this, entry);
+      longer_.begin(&entry);
       std::size_t ahead = 0;
       for (std::size_t c = 0; c < k; ++c) {
         const Candidate& candidate = candidates_[c];
@@ -225,7 +216,7 @@ class BoundedSearch final : public RowSearch {
             if (cost(entry.score + weight * candidates_[ahead].log_p) > best_.limit() >> 32) break;
             locate(entry.group, ahead);
           }
-          const float q = longer.probability(static_cast<std::uint32_t>(c));
+          const float q = longer_.probability(c);
           const float log_q = q > 0.0f ? log_probability(q, config_.eps) : log_unseen_;
           score = entry.score + weight * (candidate.log_p + log_q * config_.ngram_weight);
           key = make_key(score, creation + candidate.rank);
@@ -240,16 +231,34 @@ class BoundedSearch final : public RowSearch {
     created_ += beam_.size() * k;
   }
 
+  // Makes the lists of what followed the tokens that the beam's entries end in.
+  void open_groups() {
+    const std::size_t size = groups_ * candidates_.size();
+    seen_.assign(size, Seen::kUnknown);
+    if (bigrams_.size() < size) bigrams_.resize(size);
+    bigram_lists_.resize(groups_);
+    std::uint32_t opened = 0;
+    for (const BeamEntry& entry : beam_) {
+      // Groups are numbered in the order in which the beam meets them.
+      if (entry.group < opened) continue;
+      bigram_lists_[opened++] = ngram_->list(entry.state, 1, ngram_->header().vocab_size);
+    }
+  }
+
   // The n-gram probabilities after one beam entry, with what entries share looked up once.
   class Longer {
    public:
-    Longer(BoundedSearch& search, const BeamEntry& entry) : search_(search), entry_(entry) {}
+    explicit Longer(BoundedSearch* search) : search_(*search) {}
 
-    float probability(std::uint32_t c) {
-      const Bigram& bigram = search_.bigram(entry_.group, c);
-      if (bigram.status == Bigram::kUnseen) return 0.0f;
+    void begin(const BeamEntry* entry) {
+      entry_ = entry;
+      opened_ = false;
+    }
+
+    float probability(std::size_t c) {
+      if (!search_.seen(entry_->group, c)) return 0.0f;
       if (!opened_) open();
-      NgramList::Entry found = bigram.entry;
+      NgramList::Entry found = search_.bigram(entry_->group, c);
       std::uint64_t code = found.code;
       float reciprocal = reciprocal_[0];
       for (int n = 0; n < longer_ && lists_[n].find(found.index, &found); ++n) {
@@ -264,46 +273,54 @@ class BoundedSearch final : public RowSearch {
     void open() {
       const NgramModel& ngram = *search_.ngram_;
       opened_ = true;
-      reciprocal_[0] = ngram.reciprocal(entry_.state.context[0]);
-      std::uint64_t universe = search_.bigram_lists_[entry_.group].size();
+      reciprocal_[0] = ngram.reciprocal(entry_->state.context[0]);
+      std::uint64_t universe = search_.bigram_lists_[entry_->group].size();
       for (longer_ = 0; longer_ + 2 < ngram.order();) {
-        lists_[longer_] = ngram.list(entry_.state, longer_ + 2, universe);
+        lists_[longer_] = ngram.list(entry_->state, longer_ + 2, universe);
         if (lists_[longer_].size() == 0) break;
         universe = lists_[longer_].size();
         ++longer_;
-        reciprocal_[longer_] = ngram.reciprocal(entry_.state.context[longer_]);
+        reciprocal_[longer_] = ngram.reciprocal(entry_->state.context[longer_]);
       }
     }
 
     BoundedSearch& search_;
-    const BeamEntry& entry_;
+    const BeamEntry* entry_ = nullptr;
     bool opened_ = false;
     int longer_ = 0;  // lists of contexts longer than one token
     std::array<NgramList, kMaxOrder - 2> lists_;
     std::array<float, kMaxOrder - 1> reciprocal_{};
   };
 
-  // Finds out where candidate c must be if it was seen after the group's token, and has it fetched.
-  void locate(std::uint32_t group, std::size_t c) {
-    Bigram& bigram = bigrams_[group * candidates_.size() + c];
-    const NgramList& list = bigram_lists_[group];
-    if (bigram.status != Bigram::kUnknown || list.size() == 0) return;
-    bigram.entry.chunk = list.locate(static_cast<std::uint64_t>(candidates_[c].token));
-    list.prefetch(bigram.entry.chunk);
-    bigram.status = Bigram::kLocated;
+  // What a group's list says of candidate c: its chunk once it is located, all of it once it is seen.
+  NgramList::Entry& bigram(std::uint32_t group, std::size_t c) {
+    return bigrams_[group * candidates_.size() + c];
   }
 
-  const Bigram& bigram(std::uint32_t group, std::size_t c) {
+  // Finds out where candidate c must be if it was seen after the group's token, and has it fetched.
+  void locate(std::uint32_t group, std::size_t c) {
+    Seen& seen = seen_[group * candidates_.size() + c];
+    if (seen != Seen::kUnknown) return;
+    const NgramList& list = bigram_lists_[group];
+    seen = Seen::kNo;
+    if (list.size() == 0) return;
+    const std::uint32_t chunk = list.locate(static_cast<std::uint64_t>(candidates_[c].token));
+    list.prefetch(chunk);
+    bigram(group, c).chunk = chunk;
+    seen = Seen::kLocated;
+  }
+
+  // Whether candidate c was seen after the group's token.
+  bool seen(std::uint32_t group, std::size_t c) {
     locate(group, c);
-    Bigram& bigram = bigrams_[group * candidates_.size() + c];
-    if (bigram.status == Bigram::kLocated) {
+    Seen& seen = seen_[group * candidates_.size() + c];
+    if (seen == Seen::kLocated) {
       const auto token = static_cast<std::uint64_t>(candidates_[c].token);
-      const bool seen = bigram_lists_[group].find_in(bigram.entry.chunk, token, &bigram.entry);
-      bigram.status = seen ? Bigram::kSeen : Bigram::kUnseen;
-    } else if (bigram.status == Bigram::kUnknown) {
-      bigram.status = Bigram::kUnseen;
+      NgramList::Entry& entry = bigram(group, c);
+      const bool found = bigram_lists_[group].find_in(entry.chunk, token, &entry);
+      seen = found ? Seen::kYes : Seen::kNo;
     }
-    return bigram;
+    return seen == Seen::kYes;
   }
 
   // Replaces the beam by the best nodes of the level just added, which begins at `first`. Those not
@@ -361,9 +378,8 @@ class BoundedSearch final : public RowSearch {
     if (ngram_->order() < 2) return state;
     state.context[0] = ngram_->unigram(candidates_[c].token);
     if (ngram_->order() < 3) return state;
-    const Bigram& bigram = this->bigram(entry.group, c);
-    if (bigram.status == Bigram::kUnseen) return state;
-    NgramList::Entry found = bigram.entry;
+    if (!seen(entry.group, c)) return state;
+    NgramList::Entry found = bigram(entry.group, c);
     state.context[1] = bigram_lists_[entry.group].child(found);
     std::uint64_t universe = bigram_lists_[entry.group].size();
     for (int n = 2; n + 1 < ngram_->order(); ++n) {
@@ -421,9 +437,11 @@ class BoundedSearch final : public RowSearch {
   std::vector<Key> sorted_;
   std::vector<float> exponential_;
   std::uint32_t groups_ = 1;
-  std::vector<std::uint32_t> group_of_;   // by candidate
-  std::vector<NgramList> bigram_lists_;   // by group
-  std::vector<Bigram> bigrams_;           // by group and candidate
+  std::vector<std::uint32_t> group_of_;    // by candidate
+  std::vector<NgramList> bigram_lists_;    // by group
+  std::vector<Seen> seen_;                 // by group and candidate
+  std::vector<NgramList::Entry> bigrams_;  // likewise
+  Longer longer_{this};
   Order order_;
   std::vector<std::int32_t> place_;  // pool -> tree
 };

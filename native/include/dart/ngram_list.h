@@ -279,19 +279,16 @@ class NgramList {
     if (number >= chunks_) return false;
     std::uint64_t at = chunk_begin(number);
     const unsigned code_field = width_bits();
-    if (at + 5 + code_field + (inner_ ? 6 : 0) > end_) return false;
+    const unsigned header_bits = 5 + code_field + (inner_ ? 6 : 0);
+    if (at + header_bits > end_) return false;
+    const std::uint64_t header = field(at, header_bits);
+    at += header_bits;
     chunk->first = first_of(number);
     chunk->implied = 1;
     chunk->size = number + 1 < chunks_ ? format::kChunk : size_ - number * format::kChunk;
-    chunk->index_bits = static_cast<unsigned>(field(at, 5));
-    at += 5;
-    chunk->code_bits = static_cast<unsigned>(field(at, code_field));
-    at += code_field;
-    chunk->length_bits = 0;
-    if (inner_) {
-      chunk->length_bits = static_cast<unsigned>(field(at, 6));
-      at += 6;
-    }
+    chunk->index_bits = static_cast<unsigned>(header & 31);
+    chunk->code_bits = static_cast<unsigned>(header >> 5 & ((1u << code_field) - 1));
+    chunk->length_bits = static_cast<unsigned>(header >> (5 + code_field));
     if (chunk->code_bits > kMaxFieldBits || chunk->length_bits > kMaxFieldBits) return false;
     chunk->index_at = at;
     chunk->code_at = at + std::uint64_t{chunk->size - 1} * chunk->index_bits;
