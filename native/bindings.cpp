@@ -153,12 +153,17 @@ py::dict header(const PyNgramModel& self) {
   return fields;
 }
 
-py::array_t<float> probabilities(const PyNgramModel& self, const py::array& context,
-                                 const py::array& candidates) {
+dart::NgramState state_after(const dart::NgramModel& model, const py::array& context) {
   dart::NgramState state;
   for (std::int32_t token : vector_span<std::int32_t>(context, "context")) {
-    state = self.model.advance(state, token);
+    state = model.advance(state, token);
   }
+  return state;
+}
+
+py::array_t<float> probabilities(const PyNgramModel& self, const py::array& context,
+                                 const py::array& candidates) {
+  const dart::NgramState state = state_after(self.model, context);
   const auto tokens = vector_span<std::int32_t>(candidates, "candidates");
   py::array_t<float> out(static_cast<py::ssize_t>(tokens.size));
   self.model.probabilities(state, tokens, out.mutable_data());
@@ -168,10 +173,7 @@ py::array_t<float> probabilities(const PyNgramModel& self, const py::array& cont
 // Of every known suffix of the context, the shortest first: its count, tokens and their counts.
 std::vector<std::tuple<std::uint64_t, py::array, py::array>> continuations(
     const PyNgramModel& self, const py::array& context) {
-  dart::NgramState state;
-  for (std::int32_t token : vector_span<std::int32_t>(context, "context")) {
-    state = self.model.advance(state, token);
-  }
+  const dart::NgramState state = state_after(self.model, context);
   std::vector<std::tuple<std::uint64_t, py::array, py::array>> all;
   for (dart::Continuations& found : self.model.continuations(state)) {
     all.emplace_back(found.count, to_numpy(std::move(found.token)),

@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 
 from dart_jax.errors import UserError
+from dart_jax.ngram.fingerprint import vocabulary_size
 from train.documents import LONGEST, ChatTemplate, Document
 
 _HUB_FILES = ("tokenizer*", "special_tokens_map.json", "*config.json", "*.jinja", "*.model")
@@ -37,7 +38,7 @@ class TextTokenizer:
     @property
     def vocab_size(self) -> int:
         """Beyond the highest id."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        return vocabulary_size(self.backend)
 
     def eos_named(self, token: str | None) -> int:
         """The id of a token, or of the tokenizer's own choice.

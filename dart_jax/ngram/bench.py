@@ -37,6 +37,7 @@ from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.model import DEMO
 from dart_jax.ngram import runs
 from dart_jax.ngram.builder import NgramBuilder
+from dart_jax.ngram.fingerprint import vocabulary_size
 from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.windows import WindowLayout
 from dart_jax.ngram.workload import Drafts, generate, make_drafts
@@ -176,7 +177,7 @@ def tokenise(config: BenchConfig, work: Path, console: Console) -> tuple[NDArray
         raise UserError("too little text to measure with; name more with --data")
     np.concatenate(counted).tofile(work / "tokens.i32")
     np.save(work / "offsets.npy", np.cumsum([0, *map(len, counted)]))
-    return np.concatenate(held_out), tokenizer.get_vocab_size()
+    return np.concatenate(held_out), vocabulary_size(tokenizer)
 
 
 def text_files(data: tuple[Path, ...]) -> list[Path]:
@@ -204,7 +205,8 @@ def build(
     tokens = int(np.load(work / "offsets.npy")[-1])
     rate = tokens / seconds
     results.add("tokens", tokens, f"{tokens:,}")
-    results.add("n-grams", sum(NgramModel.load(out).sizes), f"{sum(NgramModel.load(out).sizes):,}")
+    ngrams = sum(NgramModel.load(out).sizes)
+    results.add("n-grams", ngrams, f"{ngrams:,}")
     results.add("building", rate, f"{rate / 1e6:.1f} M tokens/s", ">= 9 M a core")
     results.add(
         "building, peak memory",
@@ -212,9 +214,8 @@ def build(
         f"{peak / 1e6:,.0f} MB ({before / 1e6:,.0f} MB before it began)",
         f"<= {memory / 1e6:,.0f} MB",
     )
-    results.add(
-        "building, windows", tokens * layout.words * 8, f"{tokens * layout.words * 8 / 1e6:,.0f} MB"
-    )
+    windows = tokens * layout.words * 8
+    results.add("building, windows", windows, f"{windows / 1e6:,.0f} MB")
     return out
 
 

@@ -13,7 +13,7 @@ from dart_jax import _core
 from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
-from dart_jax.ngram.fingerprint import tokenizer_fingerprint
+from dart_jax.ngram.fingerprint import tokenizer_fingerprint, vocabulary_size
 from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.reference import convert_reference
 
@@ -65,7 +65,7 @@ def convert(config: ConvertConfig, console: Console) -> None:
     else:
         if config.tokenizer is not None:
             tokenizer = load_tokenizer(config.tokenizer)
-            vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
+            vocab_size = vocabulary_size(tokenizer)
             fingerprint = tokenizer_fingerprint(tokenizer)
         elif config.vocab_size is not None:
             vocab_size, fingerprint = config.vocab_size, bytes(32)

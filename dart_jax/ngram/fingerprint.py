@@ -23,6 +23,11 @@ class Vocabulary(Protocol):
         ...
 
 
+def vocabulary_size(tokenizer: Vocabulary) -> int:
+    """The least number that all ids are below: with gaps, more than there are tokens."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
 def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
     """32 bytes that agree exactly where the vocabularies do: every id means the same token.
 
@@ -48,7 +53,7 @@ def check_tokenizer(
     Raises:
       UserError: it was counted with another tokenizer.
     """
-    known = vocab_size or max(tokenizer.get_vocab().values(), default=-1) + 1
+    known = vocab_size or vocabulary_size(tokenizer)
     if ngram.fingerprint == UNKNOWN:
         if ngram.vocab_size > known:
             raise UserError(

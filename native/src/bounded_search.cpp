@@ -323,6 +323,16 @@ class BoundedSearch final : public RowSearch {
     return seen == Seen::kYes;
   }
 
+  // Puts those of the nodes from `first` on that are among the best N so far into order_.
+  void collect_best(std::size_t first) {
+    order_.clear();
+    for (std::size_t i = first; i < pool_.size(); ++i) {
+      if (pool_[i].key <= best_.limit()) {
+        order_.emplace_back(pool_[i].key, static_cast<std::int32_t>(i));
+      }
+    }
+  }
+
   // Replaces the beam by the best nodes of the level just added, which begins at `first`. Those not
   // among the best N so far are left out: their descendants, which are worse still, could never
   // enter the tree. They count in the beam all the same, since its places go to nodes that do not
@@ -333,12 +343,7 @@ class BoundedSearch final : public RowSearch {
     const std::size_t eos_places = std::min(beam - places, width_ * eos_);
     width_ = places + eos_places;
 
-    order_.clear();
-    for (std::size_t i = std::size_t(first); i < pool_.size(); ++i) {
-      if (pool_[i].key <= best_.limit()) {
-        order_.emplace_back(pool_[i].key, static_cast<std::int32_t>(i));
-      }
-    }
+    collect_best(std::size_t(first));
     const auto eos_begin = std::partition(order_.begin(), order_.end(), [this](const auto& node) {
       return !candidates_[pool_[std::size_t(node.second)].candidate].eos;
     });
@@ -393,12 +398,7 @@ class BoundedSearch final : public RowSearch {
 
   void write_tree(std::int32_t* out) {
     const std::size_t places = std::size_t(config_.nodes) + 1;
-    order_.clear();
-    for (std::size_t i = 1; i < pool_.size(); ++i) {
-      if (pool_[i].key <= best_.limit()) {
-        order_.emplace_back(pool_[i].key, static_cast<std::int32_t>(i));
-      }
-    }
+    collect_best(1);
     std::sort(order_.begin(), order_.end(), [this](const auto& a, const auto& b) {
       const std::int32_t depth_a = pool_[std::size_t(a.second)].depth;
       const std::int32_t depth_b = pool_[std::size_t(b.second)].depth;

@@ -1,8 +1,9 @@
 #include "dart/reference_trie.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
+
+#include "dart/bits.h"
 
 namespace dart {
 namespace {
@@ -16,13 +17,6 @@ constexpr std::uint64_t kAutomatonBytes = 12;
 
 // No file has more nodes: sizes computed from them do not overflow.
 constexpr std::uint64_t kMaxNodes = std::uint64_t{1} << 48;
-
-template <class T>
-T load(const std::uint8_t* data) {
-  T value;
-  std::memcpy(&value, data, sizeof value);
-  return value;
-}
 
 std::uint64_t mix(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "dart/bits.h"
+
 namespace dart {
 namespace {
 
@@ -13,13 +15,6 @@ constexpr std::uint64_t kPrime4 = 0x85EBCA77C2B2AE63;
 constexpr std::uint64_t kPrime5 = 0x27D4EB2F165667C5;
 
 std::uint64_t rotate(std::uint64_t x, int bits) { return (x << bits) | (x >> (64 - bits)); }
-
-template <class T>
-std::uint64_t load(const std::uint8_t* data) {
-  T value;
-  std::memcpy(&value, data, sizeof value);
-  return value;
-}
 
 std::uint64_t round(std::uint64_t lane, std::uint64_t input) {
   return rotate(lane + input * kPrime2, 31) * kPrime1;

@@ -26,11 +26,18 @@ inline unsigned bit_length(std::uint64_t value) {
 #endif
 }
 
+// The value that lies at `data`, aligned or not.
+template <class T>
+T load(const std::uint8_t* data) {
+  T value;
+  std::memcpy(&value, data, sizeof value);
+  return value;
+}
+
 // The field of `width` bits at bit `position`. Precondition: width <= kMaxFieldBits, and 8 bytes may
 // be read from where the field begins.
 inline std::uint64_t read_bits(const std::uint8_t* data, std::uint64_t position, unsigned width) {
-  std::uint64_t word;
-  std::memcpy(&word, data + (position >> 3), sizeof word);
+  const auto word = load<std::uint64_t>(data + (position >> 3));
   return (word >> (position & 7)) & ((std::uint64_t{1} << width) - 1);
 }
 
