@@ -1,6 +1,6 @@
 """Model configurations, read from the JSON that lies beside the weights.
 
-Both classes are frozen and hashable: a jitted function takes them as static arguments.
+All classes are frozen and hashable: a jitted function takes them as static arguments.
 """
 
 from __future__ import annotations
@@ -10,11 +10,55 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.rope import Rope
+
+# Architectures of targets by `model_type`, with the RoPE base of a config that names none.
+_ARCHITECTURES: dict[str, tuple[str, float | None]] = {
+    "qwen3": ("Qwen3ForCausalLM", None),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", None),
+    "llama": ("LlamaForCausalLM", 1e4),
+    "mistral": ("MistralForCausalLM", 1e4),
+    "mixtral": ("MixtralForCausalLM", 1e6),
+}
+_DART = "LlamaForCausalLMDart"
+_EAGLE3 = "LlamaForCausalLMEagle3"
+
+
+@dataclasses.dataclass(frozen=True)
+class MoEConfig:
+    """The experts that take an MLP's place.
+
+    Attributes:
+      num_experts: E.
+      num_experts_per_tok: how many of them a token goes through.
+      intermediate_size: width of one expert.
+      norm_topk_prob: whether the chosen experts' weights are scaled to sum to 1.
+      dense_layers: layers that keep a plain MLP.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    dense_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        if self.num_experts_per_tok > self.num_experts:
+            raise UserError(
+                f"config.json sends a token to {self.num_experts_per_tok} of "
+                f"{self.num_experts} experts"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class TargetConfig:
-    """A dense Qwen3 decoder, in the names of its Hugging Face `config.json`."""
+    """A decoder of the Llama family, in the names of its Hugging Face `config.json`.
+
+    Attributes:
+      sliding_window: positions that a row may look back; caches are kept within it.
+      moe: None for a dense model.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -24,9 +68,12 @@ class TargetConfig:
     num_key_value_heads: int
     head_dim: int
     rms_norm_eps: float = 1e-6
-    rope_theta: float = 1e6
+    rope: Rope = Rope(1e6)
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 40960
+    model_type: str = "qwen3"
+    sliding_window: int | None = None
+    moe: MoEConfig | None = None
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -42,37 +89,83 @@ class TargetConfig:
         """Layers whose input is captured for the drafter (docs/method.md, section 1)."""
         return (2, self.num_hidden_layers // 2, self.num_hidden_layers - 3)
 
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normed head by head."""
+        return self.model_type in ("qwen3", "qwen3_moe")
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sequence: as many as the positions and the sliding window hold."""
+        length = max(self.max_position_embeddings, self.rope.reach)
+        return min(length, self.sliding_window or length)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer's MLP is a choice of experts."""
+        return self.moe is not None and layer not in self.moe.dense_layers
+
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> TargetConfig:
         """Reads a Hugging Face config; refuses by name what would change the maths."""
         kind = json.get("model_type")
-        if kind != "qwen3":
-            raise UserError(f"target model_type is {kind!r}; only 'qwen3' (dense) is supported")
+        architectures = json.get("architectures") or []
+        if kind not in _ARCHITECTURES:
+            raise UserError(
+                f"target model_type is {kind!r}; supported are {', '.join(_ARCHITECTURES)}"
+            )
+        architecture, default_theta = _ARCHITECTURES[kind]
+        if architectures and architecture not in architectures:
+            raise UserError(
+                f"the target's architecture is {', '.join(map(str, architectures))}, "
+                f"which is not supported; of model_type {kind!r} it must be {architecture}"
+            )
         _refuse(json, "attention_bias", (False, None))
+        _refuse(json, "mlp_bias", (False, None))
         _refuse(json, "hidden_act", ("silu",))
-        _refuse(json, "use_sliding_window", (False, None))
         _refuse(json, "quantization_config", (None,))
+        _refuse(json, "pretraining_tp", (0, 1, None))
         if any(t != "full_attention" for t in json.get("layer_types") or ()):
             raise UserError("target layer_types other than 'full_attention' are not supported")
-        json = _with_rope(json)
-        if "rope_theta" not in json:
-            raise UserError("config.json lacks rope_theta")
-        return cls(**_known_fields(cls, json))
+        fields = _with_head_defaults(json, guess=kind not in ("qwen3",))
+        fields["rope"] = Rope.from_json(json, default_theta)
+        # Qwen's configs name a window whether it is used or not.
+        if not json.get("use_sliding_window", kind in ("mistral", "mixtral")):
+            fields["sliding_window"] = None
+        fields["moe"] = _moe(json) if kind in ("qwen3_moe", "mixtral") else None
+        return cls(**_known_fields(cls, fields))
 
     def to_json(self) -> dict[str, Any]:
         """The config as `transformers` reads it."""
-        return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
+        json = {
+            "architectures": [_ARCHITECTURES[self.model_type][0]],
             "attention_bias": False,
             "hidden_act": "silu",
             **dataclasses.asdict(self),
+            **self.rope.to_json(),
+        }
+        del json["rope"], json["moe"]
+        if self.moe is None:
+            return json
+        json["num_experts_per_tok"] = self.moe.num_experts_per_tok
+        if self.model_type == "mixtral":
+            return {
+                **json,
+                "num_local_experts": self.moe.num_experts,
+                "intermediate_size": self.moe.intermediate_size,
+            }
+        return {
+            **json,
+            "num_experts": self.moe.num_experts,
+            "moe_intermediate_size": self.moe.intermediate_size,
+            "norm_topk_prob": self.moe.norm_topk_prob,
+            "mlp_only_layers": list(self.moe.dense_layers),
+            "decoder_sparse_step": 1,
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class DrafterConfig:
-    """A DART drafter, in the names of the reference's `config.json` (docs/method.md, section 2)."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftLayerConfig:
+    """What DART and EAGLE-3 drafters have in common, in the names of their `config.json`."""
 
     vocab_size: int
     draft_vocab_size: int
@@ -81,15 +174,54 @@ class DrafterConfig:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    draft_length: int
     target_hidden_size: int
     rms_norm_eps: float = 1e-6
-    rope_theta: float = 1e4  # what a Llama config without one means
+    rope: Rope = Rope(1e4)  # what a Llama config without one means
     max_position_embeddings: int = 40960
 
     def __post_init__(self) -> None:
         _check_fields(self)
         _check_attention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    @classmethod
+    def _read(cls, json: Mapping[str, Any]) -> Any:
+        _refuse(json, "hidden_act", ("silu",))
+        _refuse(json, "attention_bias", (False, None))
+        _refuse(json, "mlp_bias", (False, None))
+        _refuse(json, "quantization_config", (None,))
+        _refuse(json, "norm_before_residual", (False, None))
+        if json.get("num_hidden_layers", 1) != 1:
+            raise UserError("drafters of more than one layer are not supported")
+        fields = _with_head_defaults(json, guess=True)
+        fields["rope"] = Rope.from_json(json, 1e4)
+        fields.setdefault("draft_vocab_size", fields.get("vocab_size"))
+        if fields.get("target_hidden_size") is None:
+            fields["target_hidden_size"] = fields.get("hidden_size")
+        return cls(**_known_fields(cls, fields))
+
+    def _write(self, architecture: str) -> dict[str, Any]:
+        json = {
+            "architectures": [architecture],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            **dataclasses.asdict(self),
+            **self.rope.to_json(),
+        }
+        del json["rope"]
+        return json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrafterConfig(DraftLayerConfig):
+    """A DART drafter (docs/method.md, section 2).
+
+    Attributes:
+      draft_length: mask rows, m.
+    """
+
+    draft_length: int
 
     @property
     def num_positions(self) -> int:
@@ -101,40 +233,82 @@ class DrafterConfig:
         """Reads the reference's config; refuses by name what would change the maths."""
         if "draft_length" not in json:
             raise UserError("drafter config.json has no draft_length: it is not a DART drafter")
-        _refuse(json, "hidden_act", ("silu",))
-        if json.get("num_hidden_layers", 1) != 1:
-            raise UserError("drafters of more than one layer are not supported")
-        json = _with_rope(json)
-        json.setdefault("draft_vocab_size", json.get("vocab_size"))
-        if json.get("target_hidden_size") is None:
-            json["target_hidden_size"] = json.get("hidden_size")
-        return cls(**_known_fields(cls, json))
+        return cls._read(json)
 
     def to_json(self) -> dict[str, Any]:
         """The config as the reference reads it."""
-        return {
-            "architectures": ["LlamaForCausalLMDart"],
-            "model_type": "llama",
-            "num_hidden_layers": 1,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-            **dataclasses.asdict(self),
-        }
+        return self._write(_DART)
 
 
-def _check_fields(config: TargetConfig | DrafterConfig) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3Config(DraftLayerConfig):
+    """An EAGLE-3 drafter (docs/method.md, section 7)."""
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Eagle3Config:
+        """Reads the reference's config; refuses by name what would change the maths."""
+        if _EAGLE3 not in (json.get("architectures") or []):
+            raise UserError(
+                f"drafter config.json has no architecture {_EAGLE3}: it is not an EAGLE-3 drafter"
+            )
+        return cls._read(json)
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as the reference reads it."""
+        return self._write(_EAGLE3)
+
+
+def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
+    """Reads the config of either kind of drafter.
+
+    Raises:
+      UserError: it is of neither kind, or something in it is not supported.
+    """
+    if "draft_length" in json:
+        return DrafterConfig.from_json(json)
+    if _EAGLE3 in (json.get("architectures") or []):
+        return Eagle3Config.from_json(json)
+    raise UserError(
+        f"drafter config.json has neither a draft_length (DART) nor the architecture {_EAGLE3}: "
+        "it is not a drafter"
+    )
+
+
+def _moe(json: Mapping[str, Any]) -> MoEConfig:
+    """The experts of a Qwen3-MoE or Mixtral config."""
+    json = dict(json)
+    json.setdefault("num_experts", json.get("num_local_experts"))
+    if json.get("model_type") == "mixtral":
+        json["moe_intermediate_size"] = json.get("intermediate_size")
+        json["norm_topk_prob"] = True
+    _require(json, ("num_experts", "num_experts_per_tok", "moe_intermediate_size"))
+    layers = range(json.get("num_hidden_layers", 0))
+    step, only = json.get("decoder_sparse_step", 1), json.get("mlp_only_layers") or ()
+    return MoEConfig(
+        num_experts=json["num_experts"],
+        num_experts_per_tok=json["num_experts_per_tok"],
+        intermediate_size=json["moe_intermediate_size"],
+        norm_topk_prob=json.get("norm_topk_prob", False),
+        dense_layers=tuple(i for i in layers if i in only or (i + 1) % step),
+    )
+
+
+def _check_fields(config: TargetConfig | DraftLayerConfig | MoEConfig) -> None:
     """Refuses values of a wrong kind or range, which JSON cannot rule out."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         least = 0 if field.name == "draft_length" else 1
         if field.type == "bool":
             good, want = isinstance(value, bool), "true or false"
-        elif field.type == "int":
+        elif field.type in ("int", "int | None"):
             good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            good = good or (value is None and field.type == "int | None")
             want = f"an integer of at least {least}"
-        else:
+        elif field.type == "float":
             good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
             want = "a positive number"
+        else:
+            continue
         if not good:
             raise UserError(f"config.json has {field.name}={value!r}; it must be {want}")
 
@@ -151,23 +325,25 @@ def _refuse(json: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> N
         raise UserError(f"config.json has {name}={json[name]!r}, which is not supported")
 
 
-def _with_rope(json: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads `rope_theta` from where transformers 5 nests it; refuses scaled rotary embeddings."""
-    json = dict(json)
-    rope = json.get("rope_parameters") or json.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise UserError(f"config.json has rope parameters {rope!r}; they must be an object")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise UserError(f"RoPE scaling {kind!r} is not supported")
-    if "rope_theta" in rope:
-        json["rope_theta"] = rope["rope_theta"]
-    return json
+def _with_head_defaults(json: Mapping[str, Any], *, guess: bool) -> dict[str, Any]:
+    """Adds what Llama-like configs may leave out: key/value heads and the head's size."""
+    fields = dict(json)
+    heads, size = json.get("num_attention_heads"), json.get("hidden_size")
+    if guess and isinstance(heads, int) and isinstance(size, int) and heads > 0:
+        if fields.get("num_key_value_heads") is None:
+            fields["num_key_value_heads"] = heads
+        if fields.get("head_dim") is None and size % heads == 0:
+            fields["head_dim"] = size // heads
+    return fields
 
 
 def _known_fields(cls: type, json: Mapping[str, Any]) -> dict[str, Any]:
     fields = dataclasses.fields(cls)
-    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in json]
+    _require(json, [f.name for f in fields if f.default is dataclasses.MISSING])
+    return {f.name: json[f.name] for f in fields if f.name in json}
+
+
+def _require(json: Mapping[str, Any], names: Any) -> None:
+    missing = [name for name in names if json.get(name, dataclasses.MISSING) is dataclasses.MISSING]
     if missing:
         raise UserError(f"config.json lacks {', '.join(missing)}")
-    return {f.name: json[f.name] for f in fields if f.name in json}

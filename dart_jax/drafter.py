@@ -14,7 +14,8 @@ from jax.typing import DTypeLike
 
 from dart_jax.cache import KVCache, visible
 from dart_jax.config import DrafterConfig
-from dart_jax.layers import INIT, Linear, Part, RMSNorm, SwiGLU, attend, rope, split_heads
+from dart_jax.layers import INIT, Linear, Part, RMSNorm, SwiGLU, attend, split_heads
+from dart_jax.rope import rotate
 
 
 class Drafter(nnx.Module):
@@ -75,7 +76,7 @@ class Drafter(nnx.Module):
         rows = jnp.concatenate([inputs, mask_row], axis=1)
         k = split_heads(self.k_proj(rows), config.num_key_value_heads)
         v = split_heads(self.v_proj(rows), config.num_key_value_heads)
-        k_real, v_real = rope(k[:, :, :t], positions, config.rope_theta), v[:, :, :t]
+        k_real, v_real = rotate(k[:, :, :t], positions, config.rope), v[:, :, :t]
         anchored = jnp.concatenate([_take(inputs, anchors), mask_row], axis=1)
         q = split_heads(self.q_proj(anchored), config.num_attention_heads)
         q = _with_masks(q, n_anchors, m, axis=2)
@@ -83,7 +84,7 @@ class Drafter(nnx.Module):
         offset = jnp.tile(jnp.arange(d, dtype=jnp.int32), n_anchors)[None]
         anchor = jnp.repeat(anchors, d, axis=1)
         absolute = jnp.repeat(jnp.take_along_axis(positions, anchors, axis=1), d, axis=1) + offset
-        q_real = rope(q, absolute, config.rope_theta)
+        q_real = rotate(q, absolute, config.rope)
         index = jnp.arange(t, dtype=jnp.int32)
         parts = [Part(q_real, k_real, v_real, index[None, None] <= anchor[:, :, None])]
         if cache is not None and length is not None:
@@ -92,9 +93,9 @@ class Drafter(nnx.Module):
         if m:
             # Inside a block only distances count, so one set of mask keys serves every anchor.
             steps = jnp.arange(1, d, dtype=jnp.int32)[None]
-            q_block = rope(q, jnp.broadcast_to(offset, absolute.shape), config.rope_theta)
+            q_block = rotate(q, jnp.broadcast_to(offset, absolute.shape), config.rope)
             k_block = _repeat(k[:, :, t:], m)
-            k_block = rope(k_block, jnp.broadcast_to(steps, (b, m)), config.rope_theta)
+            k_block = rotate(k_block, jnp.broadcast_to(steps, (b, m)), config.rope)
             seen = steps[:, None] <= offset[:, :, None]
             parts.append(Part(q_block, k_block, _repeat(v[:, :, t:], m), seen))
 

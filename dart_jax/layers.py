@@ -58,22 +58,6 @@ class SwiGLU(nnx.Module):
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotates the two halves of each head by the row's position.
-
-    Args:
-      x: [B, heads, T, h].
-      positions: int32 [B, T].
-      theta: base of the geometric frequencies.
-    """
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions[:, None, :, None].astype(jnp.float32) * frequency[None, None, None]
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
-
-
 def split_heads(x: jax.Array, heads: int) -> jax.Array:
     """[B, T, heads * h] -> [B, heads, T, h]."""
     b, t, _ = x.shape

@@ -1,4 +1,4 @@
-"""The target: a dense Qwen3 decoder (QK-norm, grouped queries, RoPE, SwiGLU).
+"""The target: a decoder of the Llama family (grouped queries, RoPE, SwiGLU or experts).
 
 One forward serves training, prefill, plain decoding and tree verification: they differ only in the
 rows, their positions and the mask.
@@ -16,7 +16,9 @@ from jax.typing import DTypeLike
 
 from dart_jax.cache import KVCache, visible
 from dart_jax.config import TargetConfig
-from dart_jax.layers import INIT, Linear, Params, Part, RMSNorm, SwiGLU, attend, rope, split_heads
+from dart_jax.layers import INIT, Linear, Params, Part, RMSNorm, SwiGLU, attend, split_heads
+from dart_jax.moe import MoE
+from dart_jax.rope import rotate
 
 # What a layer sees of the cache: keys, values and `visible` mask; empty without a prefix.
 CachedRows = list[tuple[jax.Array, jax.Array, jax.Array]]
@@ -37,26 +39,29 @@ class TargetOutput(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Qwen3 self-attention: per-head RMS norm on queries and keys before RoPE."""
+    """Self-attention; Qwen3 norms queries and keys, head by head, before RoPE."""
 
     def __init__(self, config: TargetConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         d, h = config.hidden_size, config.head_dim
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.rope_theta = config.rope_theta
+        self.rope = config.rope
         self.q_proj = Linear(d, self.heads * h, dtype=dtype, rngs=rngs)
         self.k_proj = Linear(d, self.kv_heads * h, dtype=dtype, rngs=rngs)
         self.v_proj = Linear(d, self.kv_heads * h, dtype=dtype, rngs=rngs)
         self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs)
-        self.q_norm = RMSNorm(h, config.rms_norm_eps, dtype=dtype)
-        self.k_norm = RMSNorm(h, config.rms_norm_eps, dtype=dtype)
+        self.qk_norm = config.qk_norm
+        if self.qk_norm:
+            self.q_norm = RMSNorm(h, config.rms_norm_eps, dtype=dtype)
+            self.k_norm = RMSNorm(h, config.rms_norm_eps, dtype=dtype)
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, cached: CachedRows
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        q = rope(self.q_norm(split_heads(self.q_proj(x), self.heads)), positions, self.rope_theta)
-        k = rope(
-            self.k_norm(split_heads(self.k_proj(x), self.kv_heads)), positions, self.rope_theta
-        )
+        q = split_heads(self.q_proj(x), self.heads)
+        k = split_heads(self.k_proj(x), self.kv_heads)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
         v = split_heads(self.v_proj(x), self.kv_heads)
         out = attend([*(Part(q, *prefix) for prefix in cached), Part(q, k, v, mask)])
         return self.o_proj(out), (k, v)
@@ -65,12 +70,15 @@ class Attention(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Pre-norm attention and MLP."""
 
-    def __init__(self, config: TargetConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: TargetConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         d, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
         self.self_attn = Attention(config, dtype=dtype, rngs=rngs)
         self.post_attention_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
+        if config.moe is not None and config.is_sparse(layer):
+            self.mlp = MoE(d, config.moe, dtype=dtype, rngs=rngs)
+        else:
+            self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, cached: CachedRows
@@ -90,7 +98,10 @@ class Target(nnx.Module):
         shape = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(INIT(rngs.params(), shape, dtype))
         self.layers = nnx.List(
-            [DecoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_hidden_layers)]
+            [
+                DecoderLayer(config, i, dtype=dtype, rngs=rngs)
+                for i in range(config.num_hidden_layers)
+            ]
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         if not config.tie_word_embeddings:

@@ -26,6 +26,7 @@ from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import write_atomically
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.pure import Params, init_params
+from dart_jax.rope import Rope
 from dart_jax.sampling import Sampling
 from train.corpus import HELD_OUT, function_prompts, held_out_files, read, training_files
 from train.data import Windows
@@ -72,7 +73,7 @@ class DemoConfig:
             num_attention_heads=self.hidden_size // 64,
             num_key_value_heads=1,
             head_dim=64,
-            rope_theta=1e4,
+            rope=Rope(1e4),
             tie_word_embeddings=True,
             max_position_embeddings=2048,
         )
@@ -91,7 +92,7 @@ class DemoConfig:
             head_dim=target.head_dim,
             draft_length=self.draft_length,
             target_hidden_size=target.hidden_size,
-            rope_theta=target.rope_theta,
+            rope=target.rope,
             max_position_embeddings=target.max_position_embeddings,
         )
 
