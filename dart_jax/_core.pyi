@@ -15,8 +15,8 @@ MAX_ORDER: int
 MAGIC: bytes
 MAX_VOCABULARY: int
 
-# The search as a foreign function of XLA, which is handed the address of a `TreeSearch`; None if
-# built without jaxlib's headers.
+# The search as a foreign function of XLA, which is handed a `SearchHandle`'s value; None if built
+# without jaxlib's headers.
 ffi_handler: object | None
 
 _UInt8: TypeAlias = NDArray[np.uint8]
@@ -131,10 +131,6 @@ class TreeSearch:
         ties: Literal["first", "compat"] = "first",
         threads: int = 1,
     ) -> None: ...
-    @property
-    def address(self) -> int:
-        """What `ffi_handler` takes; valid as long as this object lives."""
-
     def search(self, context: _Int32, tokens: _Int32, logits: _Float32, out: _Int32) -> None:
         """Write the tree of every row to `out`, without holding the GIL.
 
@@ -154,3 +150,11 @@ class TreeSearch:
         self, context: _Int32, tokens: _Int32, logits: _Float32, out: _Int32
     ) -> _Float64:
         """The same row after row. Returns the seconds each took, [B]."""
+
+class SearchHandle:
+    """Keeps a search alive and known by a number, which a compiled program takes as an argument."""
+
+    def __init__(self, search: TreeSearch) -> None: ...
+    @property
+    def value(self) -> int:
+        """An int32 that no other search of this process has had."""

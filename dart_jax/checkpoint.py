@@ -21,7 +21,7 @@ import safetensors.numpy
 import tokenizers
 from jax.typing import DTypeLike
 
-from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.config import DrafterConfig, TargetConfig, drafter_config
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.pure import Params, abstract_params
@@ -107,7 +107,7 @@ def load_drafter(
       UserError: as `load_target`.
     """
     directory = Path(directory)
-    config = DrafterConfig.from_json(_read_json(directory / "config.json"))
+    config = drafter_config(_read_json(directory / "config.json"))
     tensors = _read_tensors(directory / WEIGHTS)
     tensors.pop("t2d", None)
     shift = tensors.pop("d2t", np.zeros(config.draft_vocab_size, np.int64))

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.pruner import Pruner
+from dart_jax.pruner import Pruner, trees_inside
+from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig, DecodeParams, DecodeState, prefill, step
+
+# Stop ids are padded to a multiple of this, so that shapes stay few.
+_STOP_IDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +74,39 @@ class Prompts:
         return cls(tokens, length, budget, max_length)
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a batch is decoded; none of it is compiled in.
+
+    Attributes:
+      sampling: how the target draws.
+      stop: ids that end a sequence.
+      seed: of the draws, in 0..2**32 - 1.
+    """
+
+    sampling: Sampling = Sampling()
+    stop: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"the seed must be in 0..{2**32 - 1}, got {self.seed}")
+
+
 @dataclasses.dataclass
 class Generation:
     """What a generation gave and what it took.
 
     Attributes:
-      tokens: per row the new tokens, EOS included where it was drawn.
+      tokens: per row the new tokens, the stop id included where one was drawn.
+      drafted: per row, bool, which of them the drafter had proposed; the others are the target's.
       steps: int [B], verifications each row took part in (prefill is none).
       seconds: of wall time: `prefill`, `device` (draft and verify), `search` and, streaming,
         `host` (the rest); in the fused loop the rest is part of `device`.
     """
 
     tokens: list[np.ndarray]
+    drafted: list[np.ndarray]
     steps: np.ndarray
     seconds: dict[str, float]
 
@@ -92,24 +118,32 @@ class Generation:
             return won / self.steps
 
 
-def start(
-    config: DecodeConfig, params: DecodeParams, prompts: Prompts, seed: int
-) -> tuple[DecodeState, jax.Array]:
-    """Runs the prefill of a batch.
+class Won(NamedTuple):
+    """What a batch won in one step.
 
-    Raises:
-      UserError: the seed is not in 0..2**32 - 1.
+    Attributes:
+      tokens: per row the tokens emitted.
+      drafted: int [B], how many of them, the first, the drafter had proposed.
     """
-    if not 0 <= seed < 2**32:
-        raise UserError(f"the seed must be in 0..{2**32 - 1}, got {seed}")
+
+    tokens: list[np.ndarray]
+    drafted: np.ndarray
+
+
+def start(
+    config: DecodeConfig, params: DecodeParams, prompts: Prompts, options: Options
+) -> tuple[DecodeState, jax.Array]:
+    """Runs the prefill of a batch."""
+    stop = options.stop + (-1,) * (-len(options.stop) % _STOP_IDS)
     return prefill(
-        # The same for every tree that is deep enough, so compiled once.
-        dataclasses.replace(config, nodes=config.max_depth),
+        config.prefill,
         params,
         jnp.asarray(prompts.tokens),
         jnp.asarray(prompts.length),
         jnp.asarray(prompts.max_new_tokens),
-        jnp.uint32(seed),
+        jnp.asarray(stop, jnp.int32),
+        jnp.uint32(options.seed),
+        options.sampling.values(),
         capacity=config.capacity(prompts.max_length),
     )
 
@@ -119,28 +153,35 @@ def stream(
     params: DecodeParams,
     pruner: Pruner | None,
     prompts: Prompts,
+    options: Options = Options(),
     *,
-    seed: int = 0,
     seconds: dict[str, float] | None = None,
-) -> Iterator[list[np.ndarray]]:
-    """Yields, after the prefill and after every step, the tokens each row won in it.
+) -> Generator[Won, np.ndarray | None, None]:
+    """Yields, after the prefill and after every step, what each row won in it.
 
     Args:
       config: static.
       params: see `DecodeParams`.
-      pruner: the search; None for plain decoding.
+      pruner: the search of a DART drafter; else None.
       prompts: the batch.
-      seed: of the target's draws.
+      options: how to decode.
       seconds: collects wall time under `prefill`, `device` and `search`.
+
+    Sent a bool [B], it ends the rows marked there.
     """
     seconds = {} if seconds is None else seconds
     seconds |= {"prefill": 0.0, "device": 0.0, "search": 0.0}
     stage, began = "prefill", time.perf_counter()
-    state, packed = start(config, params, prompts, seed)
+    state, packed = start(config, params, prompts, options)
     while True:
         handed = np.asarray(packed)
         seconds[stage] += time.perf_counter() - began
-        yield config.handover.emitted(handed)
+        ended = yield Won(config.handover.emitted(handed), handed[:, 1])
+        if ended is not None and ended.any():
+            handed = handed.copy()
+            handed[ended, config.handover.root] = -1
+            remaining = jnp.where(jnp.asarray(ended), 0, state.remaining)
+            state = dataclasses.replace(state, remaining=remaining)
         if not config.handover.active(handed):
             return
         began = time.perf_counter()
@@ -155,17 +196,25 @@ def generate_streaming(
     params: DecodeParams,
     pruner: Pruner | None,
     prompts: Prompts,
-    *,
-    seed: int = 0,
+    options: Options = Options(),
 ) -> Generation:
     """`stream`, collected."""
     seconds: dict[str, float] = {}
     began = time.perf_counter()
-    won = list(stream(config, params, pruner, prompts, seed=seed, seconds=seconds))
+    steps = list(stream(config, params, pruner, prompts, options, seconds=seconds))
     seconds["host"] = time.perf_counter() - began - sum(seconds.values())
-    rows = [list(row) for row in zip(*won, strict=True)]
-    steps = np.array([sum(len(tokens) > 0 for tokens in row[1:]) for row in rows])
-    return Generation([np.concatenate(row) for row in rows], steps, seconds)
+    return collect(steps, seconds)
+
+
+def collect(steps: list[Won], seconds: dict[str, float]) -> Generation:
+    """What the steps of a stream come to."""
+    rows = list(zip(*(won.tokens for won in steps), strict=True))
+    drafted = [
+        np.concatenate([np.arange(len(t)) < won.drafted[n] for t, won in zip(row, steps)])
+        for n, row in enumerate(rows)
+    ]
+    taken = np.array([sum(len(tokens) > 0 for tokens in row[1:]) for row in rows])
+    return Generation([np.concatenate(row) for row in rows], drafted, taken, seconds)
 
 
 def generate_fused(
@@ -173,20 +222,22 @@ def generate_fused(
     params: DecodeParams,
     pruner: Pruner | None,
     prompts: Prompts,
-    *,
-    seed: int = 0,
+    options: Options = Options(),
 ) -> Generation:
     """The whole generation as one jitted program behind the prefill.
 
-    Without a pruner, that is plain decoding, the program never leaves the device.
+    Without a pruner the program never leaves the device.
     """
     began = time.perf_counter()
-    state, packed = jax.block_until_ready(start(config, params, prompts, seed))
+    state, packed = jax.block_until_ready(start(config, params, prompts, options))
     prefilled = time.perf_counter()
+    handle = None
     if pruner is not None:
         pruner.seconds = 0.0
-    _, *won = _run(config, pruner, prompts.max_length, params, state, packed)
-    output, emitted, steps = jax.device_get(won)
+        handle = jnp.int32(pruner.handle)
+    native = pruner is None or pruner.native
+    _, *won = _run(config, native, prompts.max_length, params, state, packed, handle)
+    output, drafted, emitted, steps = jax.device_get(won)
     total = time.perf_counter()
     search = pruner.seconds if pruner is not None else 0.0
     seconds = {
@@ -194,44 +245,54 @@ def generate_fused(
         "device": total - prefilled - search,
         "search": search,
     }
-    tokens = [row[:count] for row, count in zip(output, emitted, strict=True)]
-    return Generation(tokens, steps, seconds)
+    rows = list(zip(output, drafted, emitted, strict=True))
+    return Generation(
+        [tokens[:count] for tokens, _, count in rows],
+        [origin[:count] for _, origin, count in rows],
+        steps,
+        seconds,
+    )
 
 
-@partial(jax.jit, static_argnames=("config", "pruner", "size"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("config", "native", "size"), donate_argnames=("state",))
 def _run(
     config: DecodeConfig,
-    pruner: Pruner | None,
+    native: bool,
     size: int,
     params: DecodeParams,
     state: DecodeState,
     packed: jax.Array,
-) -> tuple[DecodeState, jax.Array, jax.Array, jax.Array]:
+    handle: jax.Array | None,
+) -> tuple[DecodeState, jax.Array, jax.Array, jax.Array, jax.Array]:
     """Decodes until every row is finished.
 
     Returns:
       The last state, so that the donated caches can be used in place; new tokens
-      int32 [B, size + P], how many of them each row emitted [B], and the verifications each row
-      took part in [B].
+      int32 [B, size + P], which of them were drafted, bool, how many of them each row emitted [B],
+      and the verifications each row took part in [B].
     """
     width = config.handover.path
 
     @jax.vmap
-    def write(output, emitted, packed):
-        output = jax.lax.dynamic_update_slice(output, packed[1 : 1 + width], (emitted,))
-        return output, emitted + packed[0]
+    def write(output, drafted, emitted, packed):
+        origin = jnp.arange(width, dtype=jnp.int32) < packed[1]
+        output = jax.lax.dynamic_update_slice(output, packed[2 : 2 + width], (emitted,))
+        drafted = jax.lax.dynamic_update_slice(drafted, origin, (emitted,))
+        return output, drafted, emitted + packed[0]
 
     def body(carry):
-        state, packed, output, emitted, steps = carry
+        state, packed, *written, steps = carry
         steps = steps + state.active.astype(jnp.int32)
-        trees = None if pruner is None else pruner.callback(packed)
+        trees = None
+        if handle is not None:
+            trees = trees_inside(config.handover, config.nodes, handle, packed, native=native)
         state, packed = step(config, params, state, trees)
-        return state, packed, *write(output, emitted, packed), steps
+        return state, packed, *write(*written, packed), steps
 
     zero = jnp.zeros((packed.shape[0],), jnp.int32)
     output = jnp.zeros((packed.shape[0], size + width), jnp.int32)
-    output, emitted = write(output, zero, packed)
-    state, _, output, emitted, steps = jax.lax.while_loop(
-        lambda carry: jnp.any(carry[0].active), body, (state, packed, output, emitted, zero)
+    written = write(output, output > 0, zero, packed)
+    state, _, *written, steps = jax.lax.while_loop(
+        lambda carry: jnp.any(carry[0].active), body, (state, packed, *written, zero)
     )
-    return state, output, emitted, steps
+    return state, *written, steps

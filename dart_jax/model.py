@@ -5,24 +5,26 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from jax.typing import DTypeLike
 
-from dart_jax.checkpoint import check_fit, load_drafter, load_eos, load_target, load_tokenizer
-from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax import hub
+from dart_jax.checkpoint import check_fit, load_drafter, load_eos, load_target
+from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
 from dart_jax.errors import UserError
-from dart_jax.loop import Generation, Prompts, generate_fused, generate_streaming
+from dart_jax.generation import Completion, GenerationConfig, Prompt, TextGeneration, is_batch
+from dart_jax.loop import Generation, Options, Prompts, generate_fused, generate_streaming
 from dart_jax.ngram import NgramModel
-from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.pruner import Pruner, SearchConfig
 from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig, DecodeParams
 from dart_jax.target import untie
+from dart_jax.tokenizer import Tokenizer
+from dart_jax.user_cache import enable_compilation_cache, load_ngram
 
 PathLike = str | os.PathLike[str]
 Loop = Literal["fused", "host"]
@@ -33,13 +35,15 @@ DEMO = Path(__file__).parent / "demo"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decoder:
-    """Generates for batches of prompts in one fixed way.
+    """Decodes batches of token prompts in one fixed way.
 
     Attributes:
       config: what the step is compiled for.
       params: the models' parameters.
-      pruner: the tree search; None decodes plainly.
+      pruner: the tree search; None decodes plainly or with EAGLE-3.
       max_length: cache rows: prompt and new tokens together.
+      sampling: how the target draws.
+      stop: ids that end a sequence.
       loop: `fused`, one jitted program, or `host`, step and search in turn.
     """
 
@@ -47,21 +51,24 @@ class Decoder:
     params: DecodeParams
     pruner: Pruner | None
     max_length: int
+    sampling: Sampling
+    stop: tuple[int, ...]
     loop: Loop
+
+    def pad(self, prompts: list[np.ndarray], max_new_tokens: int) -> Prompts:
+        """The prompts as a batch for this decoder; raises UserError as `Prompts.pad`."""
+        return Prompts.pad(prompts, max_new_tokens, self.max_length, self.config.target.vocab_size)
 
     def __call__(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> Generation:
         """Continues token prompts, each int [n], by up to `max_new_tokens`.
 
         Raises:
-          UserError: as `Prompts.pad`.
+          UserError: as `Prompts.pad` and `Options`.
         """
-        padded = Prompts.pad(
-            prompts, max_new_tokens, self.max_length, self.config.target.vocab_size
-        )
+        padded = self.pad(prompts, max_new_tokens)
+        options = Options(self.sampling, self.stop, seed)
         generate = generate_fused if self.loop == "fused" else generate_streaming
-        # On recent GPUs a float32 product would otherwise be rounded to 19 bits.
-        with jax.default_matmul_precision("highest"):
-            return generate(self.config, self.params, self.pruner, padded, seed=seed)
+        return generate(self.config, self.params, self.pruner, padded, options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,61 +77,135 @@ class DartModel:
 
     Attributes:
       target: the target's shapes.
-      drafter: the drafter's; None if there is none.
+      drafter: the drafter's, DART or EAGLE-3; None if there is none.
       params: see `DecodeParams`.
       ngram: n-gram model of the tree search; None searches by the drafter alone.
       tokenizer: the target's.
-      eos: ids that end a sequence.
+      eos: ids that end a sequence, all of the generation config's.
     """
 
     target: TargetConfig
-    drafter: DrafterConfig | None
+    drafter: DrafterConfig | Eagle3Config | None
     params: DecodeParams
     ngram: NgramModel | None
-    tokenizer: tokenizers.Tokenizer
+    tokenizer: Tokenizer
     eos: tuple[int, ...]
-    _pruners: dict[tuple[int, bool, SearchConfig], Pruner] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def load(
+    def from_pretrained(
         cls,
-        target: PathLike = DEMO / "target",
-        drafter: PathLike | None = DEMO / "drafter",
-        ngram: PathLike | None = DEMO / "ngram.dng",
+        target: PathLike,
+        drafter: PathLike | None = None,
+        ngram: PathLike | None = None,
+        *,
         dtype: DTypeLike | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
     ) -> DartModel:
-        """Reads local directories; without arguments the demo model.
+        """Reads local directories or repositories of the Hugging Face hub.
+
+        Programs compiled for the model are kept in the user's cache directory (see
+        `enable_compilation_cache`).
 
         Args:
-          target: Hugging Face directory with `tokenizer.json`.
-          drafter: directory of the reference's layout, or None.
-          ngram: file that `NgramModel.save` wrote, or None.
+          target: directory or `owner/name`, in the layout of Hugging Face.
+          drafter: directory or `owner/name` of a DART or EAGLE-3 drafter; None: only plain
+            decoding.
+          ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
+            the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
           dtype: of weights and activations; None takes float32 on CPU, else bfloat16.
+          revision: branch, tag or commit of the target's repository.
+          token: of the hub; None takes the one logged in with.
 
         Raises:
-          UserError: something is missing or damaged, or the parts do not fit one another.
+          UserError: something is missing, damaged or not supported, or the parts do not fit one
+            another.
         """
+        enable_compilation_cache()
         on_cpu = jax.default_backend() == "cpu"
         kind = dtype or (jnp.float32 if on_cpu else jnp.bfloat16)
-        config, target_params = load_target(target, kind)
-        tokenizer = load_tokenizer(target)
-        if tokenizer.get_vocab_size() > config.vocab_size:
+        directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
+        tokenizer = Tokenizer.load(directory)
+        config, target_params = load_target(directory, kind)
+        if tokenizer.vocab_size > config.vocab_size:
             raise UserError(
-                f"{target}: the tokenizer knows {tokenizer.get_vocab_size()} tokens, the target "
-                f"{config.vocab_size}"
+                f"{target}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the target "
+                f"embeddings for {config.vocab_size} tokens; pass the tokenizer that belongs to it"
             )
-        if on_cpu:
-            config, target_params = untie(config, target_params)
-        params: DecodeParams = {"target": target_params}
-        drafter_config = None
+        drafter_config, params = None, DecodeParams()
         if drafter is not None:
-            drafter_config, params["drafter"], ids = load_drafter(drafter, kind)
+            path = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
+            drafter_config, params["drafter"], ids = load_drafter(path, kind)
             check_fit(config, drafter_config)
             params["draft_ids"] = jnp.asarray(ids)
-        ngram_model = None if ngram is None else NgramModel.load(ngram)
-        if ngram_model is not None:
-            check_tokenizer(ngram_model, tokenizer, str(ngram), config.vocab_size)
-        return cls(config, drafter_config, params, ngram_model, tokenizer, load_eos(target))
+        if on_cpu:
+            config, target_params = untie(config, target_params)
+        params["target"] = target_params
+        ngram_model = None
+        if ngram is not None:
+            ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
+        return cls(config, drafter_config, params, ngram_model, tokenizer, load_eos(directory))
+
+    @classmethod
+    def demo(cls, dtype: DTypeLike | None = None) -> DartModel:
+        """The small model of Python code that comes with the package."""
+        return cls.from_pretrained(
+            DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype
+        )
+
+    @overload
+    def generate(
+        self, prompts: str | np.ndarray, config: GenerationConfig | None = None, **options: Any
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompts: Any, config: GenerationConfig | None = None, **options: Any
+    ) -> Any: ...
+    def generate(
+        self,
+        prompts: Prompt | list[Prompt],
+        config: GenerationConfig | None = None,
+        **options: Any,
+    ) -> Completion | list[Completion]:
+        """Continues prompts.
+
+        Args:
+          prompts: a text, token ids, or a chat (a list of messages with `role` and `content`, laid
+            out by the target's chat template); or a list of such prompts, of any lengths, which are
+            decoded together.
+          config: how; None is `GenerationConfig()`.
+          options: fields of `GenerationConfig`, which replace those of `config`.
+
+        Returns:
+          A completion, or a list of them for a list of prompts.
+
+        Raises:
+          UserError: an option is unknown or out of range, or a prompt cannot be decoded.
+        """
+        batch = is_batch(prompts)
+        asked: Any = prompts if batch else [prompts]
+        generation = TextGeneration(self, asked, GenerationConfig.of(config, options))
+        generation.run()
+        return generation.completions if batch else generation.completions[0]
+
+    def stream(
+        self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any
+    ) -> TextGeneration:
+        """Continues one prompt, step by step.
+
+        Iterating over what is returned gives the text in pieces (`Piece`, a `str` that knows
+        whether it was drafted), each as soon as it is certain, never half a character; joined they
+        are the text that `generate` gives. Its `completion` tells what there is so far.
+
+        Args:
+          prompt: a text, token ids or a chat.
+          config: how; None is `GenerationConfig()`.
+          options: fields of `GenerationConfig`, which replace those of `config`.
+
+        Raises:
+          UserError: as `generate`.
+        """
+        return TextGeneration(self, [prompt], GenerationConfig.of(config, options))
 
     def decoder(
         self,
@@ -132,6 +213,7 @@ class DartModel:
         nodes: int,
         max_length: int,
         sampling: Sampling | None = None,
+        stop: tuple[int, ...] | None = None,
         use_ngram: bool = True,
         search: SearchConfig | None = None,
         loop: Loop = "fused",
@@ -139,29 +221,34 @@ class DartModel:
         """A decoder with trees of `nodes` nodes; 0 decodes plainly.
 
         Raises:
-          UserError: trees are asked for without a drafter, or a cache longer than the target's
-            positions.
+          UserError: trees are asked for without a drafter, or a cache longer than the target
+            reaches.
         """
-        if max_length > self.target.max_position_embeddings:
+        if max_length > self.target.max_length:
             raise UserError(
-                f"a cache of {max_length} tokens is beyond the target's "
-                f"{self.target.max_position_embeddings} positions; lower --max-length"
+                f"a cache of {max_length} tokens is beyond the target's {self.target.max_length} "
+                "positions; lower --max-length"
             )
-        sampling = sampling or Sampling()
-        if nodes == 0:
-            config = DecodeConfig(self.target, sampling=sampling, eos=self.eos)
-            return Decoder(config, self.params, None, max_length, loop)
         if nodes < 0:
             raise UserError(f"a tree cannot have {nodes} nodes")
-        if self.drafter is None:
+        if nodes and self.drafter is None:
             raise UserError("no drafter was loaded; pass --drafter or decode with 0 nodes")
-        config = DecodeConfig(self.target, self.drafter, nodes, sampling, self.eos)
-        # The fused loop is compiled for one pruner, so decoders alike must share theirs.
-        search = search or SearchConfig()
-        key = (nodes, use_ngram, search)
-        if key not in self._pruners:
-            ngram = self.ngram if use_ngram else None
-            self._pruners[key] = Pruner(
-                config.handover, nodes, ngram=ngram, eos=self.eos, search=search
+        config = DecodeConfig(self.target, self.drafter if nodes else None, nodes)
+        pruner = None
+        if config.searches:
+            pruner = Pruner(
+                config.handover,
+                nodes,
+                ngram=self.ngram if use_ngram else None,
+                eos=self.eos,
+                search=search or SearchConfig(),
             )
-        return Decoder(config, self.params, self._pruners[key], max_length, loop)
+        return Decoder(
+            config,
+            self.params,
+            pruner,
+            max_length,
+            sampling or Sampling(),
+            self.eos if stop is None else stop,
+            loop,
+        )

@@ -1,7 +1,7 @@
 """The host's side of a step: candidates come in one packed array, a draft tree goes back.
 
-The same `Pruner` is called between two jitted steps, or inside one jitted program: on the CPU XLA
-calls the C++ search itself, elsewhere `jax.pure_callback` leads to it. A callback computes in numpy
+A `Pruner` is called between two jitted steps, or inside one jitted program: on the CPU XLA calls the
+C++ search itself, elsewhere `jax.pure_callback` leads to it. A callback computes in numpy
 only: running a JAX computation inside one can deadlock.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from functools import cache, partial
 from typing import Literal
 
@@ -27,8 +28,11 @@ CONTEXT = 4
 class Handover:
     """The layout of the int32 array [B, width] that crosses to the host after every step.
 
+    Its columns: how many tokens the step won, how many of these were drafted, the tokens (P), the
+    context (4), the candidates' ids (d * k) and their logits' bits (d * k).
+
     Attributes:
-      positions: drafted positions, d.
+      positions: drafted positions, d; 0 where nothing is searched for on the host.
       candidates: candidates a position, k.
       path: most tokens a step can win, P.
     """
@@ -40,25 +44,32 @@ class Handover:
     @property
     def first(self) -> int:
         """Column of the first candidate; the context stands before it."""
-        return 1 + self.path + CONTEXT
+        return 2 + self.path + CONTEXT
+
+    @property
+    def root(self) -> int:
+        """Column of the newest token, the tree's root; -1 in a finished row."""
+        return self.first - 1
 
     def pack(
         self,
         context: jax.Array,
         count: jax.Array,
+        drafted: jax.Array,
         active: jax.Array,
         tokens: jax.Array,
         ids: jax.Array,
         logits: jax.Array,
     ) -> jax.Array:
-        """On the device: context [B, 4], count and active [B], tokens [B, P], ids and float32
-        logits [B, d, k] -> int32 [B, width]. A finished row's root becomes -1."""
+        """On the device: context [B, 4], count, drafted and active [B], tokens [B, P], ids and
+        float32 logits [B, d, k] -> int32 [B, width]. A finished row's root becomes -1."""
         b = context.shape[0]
         root = jnp.where(active, context[:, -1], -1)
         bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
         return jnp.concatenate(
             [
                 count[:, None],
+                drafted[:, None],
                 tokens,
                 context[:, :-1],
                 root[:, None],
@@ -69,12 +80,12 @@ class Handover:
         )
 
     def emitted(self, packed: np.ndarray) -> list[np.ndarray]:
-        """The tokens each row won in the step."""
-        return [row[1 : 1 + row[0]] for row in packed]
+        """The tokens each row won in the step; the first `packed[row, 1]` of them were drafted."""
+        return [row[2 : 2 + row[0]] for row in packed]
 
     def active(self, packed: np.ndarray) -> bool:
         """Whether any row goes on."""
-        return bool((packed[:, self.path + CONTEXT] >= 0).any())
+        return bool((packed[:, self.root] >= 0).any())
 
     def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k], not copied."""
@@ -109,6 +120,9 @@ class SearchConfig:
 class Pruner:
     """Packed candidates -> packed draft trees, int32 [B, 3, N + 1]."""
 
+    # Whether a program on the CPU may call the C++ search instead of this object.
+    native = True
+
     def __init__(
         self,
         handover: Handover,
@@ -140,6 +154,13 @@ class Pruner:
             threads=threads or os.cpu_count() or 1,
             **dataclasses.asdict(search),
         )
+        self._handle = _core.SearchHandle(self._search)
+        _pruners[self.handle] = self
+
+    @property
+    def handle(self) -> int:
+        """What a compiled program knows the pruner by (see `trees_inside`)."""
+        return self._handle.value
 
     @property
     def seconds(self) -> float:
@@ -157,39 +178,58 @@ class Pruner:
         self._search.search(*self.handover.candidates_of(packed), trees)
         return trees
 
-    def callback(self, packed: jax.Array) -> jax.Array:
-        """The same inside a jitted program.
 
-        On the CPU the program holds the C++ search's address: the pruner must outlive it (so give
-        it to `jax.jit` as a static argument), and another process compiles it anew.
-        """
-        if not _foreign_function():
-            return self.python_callback(packed)
-        native = partial(
-            jax.ffi.ffi_call(_FOREIGN_FUNCTION, self._shape(packed)),
-            search=np.int64(self._search.address),
-            context=np.int64(CONTEXT),
-            first=np.int64(self.handover.first),
-            levels=np.int64(self.handover.positions),
-            candidates=np.int64(self.handover.candidates),
-        )
-        return jax.lax.platform_dependent(packed, cpu=native, default=self.python_callback)
+# By handle. A program may outlive a pruner; calling it with that one's handle is then an error.
+_pruners: weakref.WeakValueDictionary[int, Pruner] = weakref.WeakValueDictionary()
 
-    def python_callback(self, packed: jax.Array) -> jax.Array:
-        """The same through Python, which works on every platform.
 
-        The rows cross in parts: to copy an array above 100 KiB for a callback, JAX on the CPU waits
-        for a thread, and where there is but one core, for ever.
-        """
-        rows = max(1, _COPIED_AT_ONCE // (packed.shape[1] * packed.dtype.itemsize))
-        parts = [packed[i : i + rows] for i in range(0, packed.shape[0], rows)]
-        return jax.pure_callback(self._join, self._shape(packed), *parts)
+def trees_inside(
+    handover: Handover, nodes: int, handle: jax.Array, packed: jax.Array, *, native: bool = True
+) -> jax.Array:
+    """The trees of one step, inside a jitted program.
 
-    def _join(self, *parts: np.ndarray) -> np.ndarray:
-        return self(np.concatenate([np.asarray(part) for part in parts]))
+    The pruner is an argument of the program: one program serves all pruners of a shape, in every
+    process.
 
-    def _shape(self, packed: jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
+    Args:
+      handover: layout of the packed candidates.
+      nodes: N.
+      handle: int32 scalar, `Pruner.handle`.
+      packed: int32 [B, width].
+      native: on the CPU, let XLA call the C++ search itself, without Python.
+
+    Returns:
+      int32 [B, 3, N + 1].
+    """
+    out = jax.ShapeDtypeStruct((packed.shape[0], 3, nodes + 1), jnp.int32)
+    python = partial(_trees_through_python, out)
+    if not (native and _foreign_function()):
+        return python(handle, packed)
+    foreign = partial(
+        jax.ffi.ffi_call(_FOREIGN_FUNCTION, out),
+        context=np.int64(CONTEXT),
+        first=np.int64(handover.first),
+        levels=np.int64(handover.positions),
+        candidates=np.int64(handover.candidates),
+    )
+    return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
+
+
+def _trees_through_python(
+    out: jax.ShapeDtypeStruct, handle: jax.Array, packed: jax.Array
+) -> jax.Array:
+    """The same on every platform.
+
+    The rows cross in parts: to copy an array above 100 KiB for a callback, JAX on the CPU waits
+    for a thread, and where there is but one core, for ever.
+    """
+    rows = max(1, _COPIED_AT_ONCE // (packed.shape[1] * packed.dtype.itemsize))
+    parts = [packed[i : i + rows] for i in range(0, packed.shape[0], rows)]
+    return jax.pure_callback(_call, out, handle, *parts)
+
+
+def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
+    return _pruners[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
 
 
 _FOREIGN_FUNCTION = "dart_search"

@@ -1,13 +1,16 @@
 """The decode step: verify the tree -> accept -> compact the caches -> draft -> top-k.
 
 Pure functions over plain pytrees. `DecodeConfig` is static; the state is donated, so its caches are
-updated in place. Plain decoding is the same step with a tree that is only a root and no drafter.
+updated in place. Plain decoding is the same step with a tree that is only a root and no drafter. A
+DART drafter's candidates go to the host, whose search sends a tree back; an EAGLE-3 drafter leaves
+the next tree in the state.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,11 +20,13 @@ import jax.numpy as jnp
 
 from dart_jax.accept import accept
 from dart_jax.cache import KVCache, append, init_cache
-from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
+from dart_jax.eagle3 import Eagle3Tree, draft_tree
 from dart_jax.pruner import CONTEXT, Handover
 from dart_jax.pure import bind
-from dart_jax.sampling import Sampling, draw
-from dart_jax.tree import ancestor_mask, root_only, unpack
+from dart_jax.sampling import SamplingValues, draw, penalize
+from dart_jax.target import Target
+from dart_jax.tree import DraftTree, ancestor_mask, root_only, unpack
 
 # {"target": ..., "drafter": ..., "draft_ids": int32 [Vd]}; the last two only where one drafts.
 DecodeParams = dict[str, Any]
@@ -35,30 +40,42 @@ class DecodeConfig:
       target: the target's shapes.
       drafter: the drafter's; None decodes plainly.
       nodes: tree nodes without the root, N.
-      sampling: how the target draws.
-      eos: ids that end a sequence.
-      candidates: the drafter's most likely tokens handed to the search at each position, k.
+      candidates: a DART drafter's most likely tokens handed to the search at each position, k.
+      eagle: how an EAGLE-3 drafter grows its trees.
     """
 
     target: TargetConfig
-    drafter: DrafterConfig | None = None
+    drafter: DrafterConfig | Eagle3Config | None = None
     nodes: int = 0
-    sampling: Sampling = dataclasses.field(default_factory=Sampling)
-    eos: tuple[int, ...] = ()
     candidates: int = 25
+    eagle: Eagle3Tree = Eagle3Tree()
+
+    @property
+    def searches(self) -> bool:
+        """Whether trees come from the host's search."""
+        return isinstance(self.drafter, DrafterConfig)
 
     @functools.cached_property
     def max_depth(self) -> int:
         """Deepest level of a tree."""
-        return min(self.drafter.num_positions, self.nodes) if self.drafter else 0
+        if self.drafter is None:
+            return 0
+        if isinstance(self.drafter, Eagle3Config):
+            return min(self.eagle.levels, self.nodes)
+        return min(self.drafter.num_positions, self.nodes)
 
     @functools.cached_property
     def handover(self) -> Handover:
         """The layout of what crosses to the host."""
-        if self.drafter is None:
-            return Handover(positions=0, candidates=0, path=1)
+        if not isinstance(self.drafter, DrafterConfig):
+            return Handover(positions=0, candidates=0, path=self.max_depth + 1)
         k = min(self.candidates, self.drafter.draft_vocab_size)
         return Handover(self.drafter.num_positions, k, self.max_depth + 1)
+
+    @property
+    def prefill(self) -> DecodeConfig:
+        """The same for every tree that is deep enough, where the prefill depends on no more."""
+        return dataclasses.replace(self, nodes=self.max_depth) if self.searches else self
 
     def capacity(self, max_length: int) -> int:
         """Cache rows that sequences of up to `max_length` tokens need.
@@ -70,12 +87,23 @@ class DecodeConfig:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["target_cache", "draft_cache", "length", "context", "remaining", "seed"],
+    data_fields=[
+        "target_cache",
+        "draft_cache",
+        "length",
+        "context",
+        "remaining",
+        "stop",
+        "seed",
+        "sampling",
+        "seen",
+        "trees",
+    ],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-    """Everything that changes from step to step.
+    """Everything that changes from step to step, and what a call chooses.
 
     Attributes:
       target_cache: keys and values of all known tokens but the last, the root.
@@ -83,7 +111,11 @@ class DecodeState:
       length: int32 [B], rows in both caches; also the root's position.
       context: int32 [B, 4], the last tokens known, the root at the end; -1 where there are fewer.
       remaining: int32 [B], tokens still to be emitted; 0 for a finished row.
+      stop: int32 [n], ids that end a sequence; -1 is none.
       seed: uint32 scalar.
+      sampling: how the target draws.
+      seen: bool [B, V], tokens known so far; None without a repetition penalty.
+      trees: int32 [B, 3, N + 1], the next trees, where the drafter makes them; else None.
     """
 
     target_cache: KVCache
@@ -91,7 +123,11 @@ class DecodeState:
     length: jax.Array
     context: jax.Array
     remaining: jax.Array
+    stop: jax.Array
     seed: jax.Array
+    sampling: SamplingValues
+    seen: jax.Array | None = None
+    trees: jax.Array | None = None
 
     @property
     def active(self) -> jax.Array:
@@ -99,14 +135,28 @@ class DecodeState:
         return self.remaining > 0
 
 
+def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """On recent GPUs a float32 product would otherwise be rounded to 19 bits."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return function(*args, **options)
+
+    return wrapped
+
+
 @partial(jax.jit, static_argnames=("config", "capacity"))
+@_exact
 def prefill(
     config: DecodeConfig,
     params: DecodeParams,
     tokens: jax.Array,
     length: jax.Array,
     max_new_tokens: jax.Array,
+    stop: jax.Array,
     seed: jax.Array,
+    sampling: SamplingValues,
     *,
     capacity: int,
 ) -> tuple[DecodeState, jax.Array]:
@@ -118,7 +168,9 @@ def prefill(
       tokens: int32 [B, T], prompts padded on the right.
       length: int32 [B], their lengths, at least 1.
       max_new_tokens: int32 [B].
+      stop: int32 [n], see `DecodeState`.
       seed: uint32 scalar.
+      sampling: how the target draws.
       capacity: cache rows, `config.capacity(...)`; static.
 
     Returns:
@@ -134,7 +186,12 @@ def prefill(
         last = (length - 1)[:, None]
         hidden = jnp.take_along_axis(out.hidden, last[:, :, None], axis=1)
         logits = target.logits(hidden)
-    first = draw(config.sampling, logits, seed, length[:, None], jnp.zeros_like(last))
+    seen = None
+    if sampling.repetition_penalty is not None:
+        seen = jnp.zeros((b, config.target.vocab_size), bool)
+        seen = _mark(seen, jnp.where(positions <= last, tokens, -1))
+        logits = penalize(sampling.repetition_penalty, logits, seen[:, None])
+    first = draw(sampling, logits, seed, length[:, None], jnp.zeros_like(last))
 
     index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
     context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
@@ -144,24 +201,26 @@ def prefill(
         length=length,
         context=context,
         remaining=max_new_tokens,
+        stop=stop,
         seed=seed,
+        sampling=sampling,
+        seen=seen,
     )
-    count = jnp.ones_like(length)
-    state, count = _emit(config, state, first, count)
-    if config.drafter is None:
-        return state, _plain_handover(config, state, first, count)
+    state, count = _emit(state, first, jnp.ones_like(length))
     # The drafter's row i joins the feature at i with the token at i + 1.
     following = jnp.concatenate([tokens[:, 1:], first], axis=1)
     following = jnp.where(positions == last, first, following)
-    drafter = bind(config.drafter, params["drafter"])
-    with jax.named_scope("draft"):
-        draft, rows = drafter(out.features, target.embed(following), positions, last)
-    state = dataclasses.replace(state, draft_cache=_pad(rows, capacity))
+    state, ids, draft = _draft(
+        config, params, target, state, out.features, following, positions, length - 1, None
+    )
     first = jnp.pad(first, ((0, 0), (0, config.max_depth)))
-    return state, _handover(config, params, state, first, count, draft)
+    none = jnp.zeros_like(count)
+    packed = config.handover.pack(state.context, count, none, state.active, first, ids, draft)
+    return state, packed
 
 
 @partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
+@_exact
 def step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None = None
 ) -> tuple[DecodeState, jax.Array]:
@@ -171,11 +230,13 @@ def step(
       config: static.
       params: see `DecodeParams`.
       state: donated.
-      trees: int32 [B, 3, N + 1] from the pruner; None for plain decoding.
+      trees: int32 [B, 3, N + 1] from the pruner; None where the state has them, and for plain
+        decoding.
 
     Returns:
       The new state and the packed handover, int32 [B, width].
     """
+    trees = state.trees if trees is None else trees
     if trees is not None:
         chex.assert_shape(trees, (state.length.shape[0], 3, config.nodes + 1))
         chex.assert_type(trees, jnp.int32)
@@ -189,77 +250,137 @@ def step(
         logits = target.logits(out.hidden)
     path_positions = state.length[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
     with jax.named_scope("accept"):
-        drawn = draw(config.sampling, logits, state.seed, path_positions + 1, tree.depth)
+        if state.seen is not None and state.sampling.repetition_penalty is not None:
+            known = _known_at_nodes(state.seen, tree, mask)
+            logits = penalize(state.sampling.repetition_penalty, logits, known)
+        drawn = draw(state.sampling, logits, state.seed, path_positions + 1, tree.depth)
         won = accept(tree, mask, drawn, depth)
 
     start = state.length
-    state, count = _emit(config, state, won.tokens, won.count)
+    state, count = _emit(state, won.tokens, won.count)
+    drafted = jnp.minimum(count, won.count - 1)
     with jax.named_scope("compact"):
         cache = append(state.target_cache, out.rows, won.path, start)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
-    if config.drafter is None:
-        return state, _plain_handover(config, state, won.tokens, count)
-    drafter = bind(config.drafter, params["drafter"])
-    with jax.named_scope("draft"):
-        draft, rows = drafter(
-            jnp.take_along_axis(out.features, won.path[:, :, None], axis=1),
-            target.embed(won.tokens),
-            path_positions,
-            jnp.maximum(count - 1, 0)[:, None],
-            state.draft_cache,
-            start,
-        )
-        every_row = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32)[None], won.tokens.shape)
-        cache = append(state.draft_cache, rows, every_row, start)
-        state = dataclasses.replace(state, draft_cache=cache)
-    return state, _handover(config, params, state, won.tokens, count, draft)
+    features = jnp.take_along_axis(out.features, won.path[:, :, None], axis=1)
+    last = jnp.maximum(count - 1, 0)
+    state, ids, draft = _draft(
+        config, params, target, state, features, won.tokens, path_positions, last, start
+    )
+    packed = config.handover.pack(
+        state.context, count, drafted, state.active, won.tokens, ids, draft
+    )
+    return state, packed
 
 
 def _emit(
-    config: DecodeConfig, state: DecodeState, tokens: jax.Array, count: jax.Array
+    state: DecodeState, tokens: jax.Array, count: jax.Array
 ) -> tuple[DecodeState, jax.Array]:
-    """Takes the won tokens [B, P] into the context; stops a row at EOS or at its budget.
+    """Takes the won tokens [B, P] as known; ends a row at a stop id or at its budget.
 
     Returns:
-      The state with new `context` and `remaining`, and how many tokens each row emits.
+      The state with new `context`, `seen` and `remaining`, and how many tokens each row emits.
     """
     count = jnp.minimum(count, state.remaining)
     place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    eos = jnp.isin(tokens, jnp.asarray(config.eos, jnp.int32)) & (place < count[:, None])
-    ended = jnp.any(eos, axis=1)
-    count = jnp.where(ended, jnp.argmax(eos, axis=1).astype(jnp.int32) + 1, count)
+    stop = jnp.isin(tokens, state.stop) & (place < count[:, None])
+    ended = jnp.any(stop, axis=1)
+    count = jnp.where(ended, jnp.argmax(stop, axis=1).astype(jnp.int32) + 1, count)
     known = jnp.concatenate([state.context, tokens], axis=1)
     latest = count[:, None] + jnp.arange(CONTEXT, dtype=jnp.int32)[None]
+    seen = state.seen
+    if seen is not None:
+        seen = _mark(seen, jnp.where(place < count[:, None], tokens, -1))
     state = dataclasses.replace(
         state,
         context=jnp.take_along_axis(known, latest, axis=1),
         remaining=jnp.where(ended, 0, state.remaining - count),
+        seen=seen,
     )
     return state, count
 
 
-def _handover(
+def _draft(
     config: DecodeConfig,
     params: DecodeParams,
+    target: Target,
     state: DecodeState,
-    tokens: jax.Array,
-    count: jax.Array,
-    draft: jax.Array,
-) -> jax.Array:
-    """Packs the step's tokens and the top k of the draft logits [B, 1, d, Vd] for the host."""
-    with jax.named_scope("top_k"):
-        logits, index = jax.lax.top_k(draft[:, 0], config.handover.candidates)
-        ids = jnp.take(params["draft_ids"], index)
-    return config.handover.pack(state.context, count, state.active, tokens, ids, logits)
+    features: jax.Array,
+    following: jax.Array,
+    positions: jax.Array,
+    last: jax.Array,
+    start: jax.Array | None,
+) -> tuple[DecodeState, jax.Array, jax.Array]:
+    """Drafts behind the newest rows.
+
+    Args:
+      config: without a drafter nothing is done.
+      params: see `DecodeParams`.
+      target: gives the embeddings.
+      state: with the newest token known.
+      features: [B, P, 3D], of rows that the drafter has not seen.
+      following: int32 [B, P], the tokens after them.
+      positions: int32 [B, P].
+      last: int32 [B], the last of the P rows that counts.
+      start: int32 [B], rows in the drafter's cache; None before there is one.
+
+    Returns:
+      The state with the drafter's cache, and its trees if it makes them itself; the candidates for
+      the host's search, ids and float32 logits [B, d, k].
+    """
+    if config.drafter is None:
+        return state, *_no_candidates(last.shape[0])
+    drafter = bind(config.drafter, params["drafter"])
+    prefix = () if start is None else (state.draft_cache, start)
+    with jax.named_scope("draft"):
+        if isinstance(config.drafter, Eagle3Config):
+            trees, rows = draft_tree(
+                config.eagle,
+                drafter,
+                target.embed,
+                params["draft_ids"],
+                features,
+                following,
+                positions,
+                last,
+                state.context[:, -1],
+                config.nodes,
+                *prefix,
+            )
+            state = dataclasses.replace(state, trees=trees)
+            ids, logits = _no_candidates(last.shape[0])
+        else:
+            embeds = target.embed(following)
+            draft, rows = drafter(features, embeds, positions, last[:, None], *prefix)
+            logits, index = jax.lax.top_k(draft[:, 0], config.handover.candidates)
+            ids = jnp.take(params["draft_ids"], index)
+    if start is None:
+        cache = _pad(rows, state.target_cache[0][0].shape[2])
+    else:
+        every_row = jnp.arange(positions.shape[1], dtype=jnp.int32)[None]
+        cache = append(
+            state.draft_cache, rows, jnp.broadcast_to(every_row, positions.shape), start
+        )
+    return dataclasses.replace(state, draft_cache=cache), ids, logits
 
 
-def _plain_handover(
-    config: DecodeConfig, state: DecodeState, tokens: jax.Array, count: jax.Array
-) -> jax.Array:
-    none = jnp.zeros((tokens.shape[0], 0, 0), jnp.int32)
-    return config.handover.pack(
-        state.context, count, state.active, tokens, none, none.astype(jnp.float32)
-    )
+def _no_candidates(batch: int) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros((batch, 0, 0), jnp.int32), jnp.zeros((batch, 0, 0), jnp.float32)
+
+
+def _mark(seen: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Marks tokens, int32 [..., n], in bool [..., V]; -1 is none."""
+    if seen.ndim > 1:
+        return jax.vmap(_mark)(seen, tokens)
+    # An index beyond the end is dropped; -1 would be the last.
+    return seen.at[jnp.where(tokens < 0, seen.shape[0], tokens)].set(True, mode="drop")
+
+
+def _known_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Array:
+    """Tokens known at every node, its own and its ancestors' included: bool [B, N + 1, V]."""
+    b, nodes = tree.tokens.shape
+    paths = jnp.where(mask, tree.tokens[:, None], -1)
+    return _mark(jnp.broadcast_to(seen[:, None], (b, nodes, seen.shape[1])), paths)
 
 
 def _pad(rows: KVCache, capacity: int) -> KVCache:

@@ -22,6 +22,7 @@
 #include "dart/ngram_levels.h"
 #include "dart/ngram_model.h"
 #include "dart/reference_trie.h"
+#include "dart/search_handle.h"
 #include "dart/tree_search.h"
 
 #ifdef DART_FFI
@@ -417,13 +418,13 @@ PYBIND11_MODULE(_core, m) {
            py::keep_alive<1, 2>())  // the search reads the model
       .def("search", &search, py::arg("context"), py::arg("tokens"), py::arg("logits"),
            py::arg("out"))
-      .def_property_readonly("address",
-                             [](const dart::TreeSearch& self) {
-                               return reinterpret_cast<std::intptr_t>(&self);
-                             })
       .def_property("seconds", &dart::TreeSearch::seconds, &dart::TreeSearch::set_seconds)
       .def("timed_search", &timed_search, py::arg("context"), py::arg("tokens"),
            py::arg("logits"), py::arg("out"));
+
+  py::class_<dart::SearchHandle>(m, "SearchHandle")
+      .def(py::init<const dart::TreeSearch&>(), py::arg("search"), py::keep_alive<1, 2>())
+      .def_property_readonly("value", &dart::SearchHandle::value);
 
 #ifdef DART_FFI
   m.attr("ffi_handler") = py::capsule(dart_search_handler());

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 
+#include "dart/search_handle.h"
 #include "dart/tree_search.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -13,23 +14,17 @@ namespace ffi = xla::ffi;
 
 // Reads the packed array of dart_jax/pruner.py in place.
 //
-// Attributes: `search`, the address of a dart::TreeSearch that outlives the call; `context`, the
-// number of context tokens, the last of which stands before column `first`; `levels` and
-// `candidates`, d and k of the candidates that begin there.
-ffi::Error search(ffi::Buffer<ffi::S32> packed, ffi::Result<ffi::Buffer<ffi::S32>> trees,
-                  std::int64_t address, std::int64_t context, std::int64_t first,
-                  std::int64_t levels, std::int64_t candidates) {
-  const auto* tree_search = reinterpret_cast<const dart::TreeSearch*>(address);
+// `handle` is that of a search (dart/search_handle.h). Attributes: `context`, the number of context
+// tokens, the last of which stands before column `first`; `levels` and `candidates`, d and k of the
+// candidates that begin there.
+ffi::Error search(ffi::BufferR0<ffi::S32> handle, ffi::Buffer<ffi::S32> packed,
+                  ffi::Result<ffi::Buffer<ffi::S32>> trees, std::int64_t context,
+                  std::int64_t first, std::int64_t levels, std::int64_t candidates) {
   const auto shape = packed.dimensions();
   const std::int64_t size = levels * candidates;
   if (shape.size() != 2 || levels < 0 || candidates < 0 || context < 1 || first < context ||
       shape[1] != first + 2 * size) {
     return ffi::Error::InvalidArgument("dart_search: packed candidates of another layout");
-  }
-  const auto out = trees->dimensions();
-  if (out.size() != 3 || out[0] != shape[0] || out[1] != 3 ||
-      out[2] != std::int64_t{tree_search->config().nodes} + 1) {
-    return ffi::Error::InvalidArgument("dart_search: trees of another size");
   }
   const std::int32_t* row = packed.typed_data();
   dart::DraftBatch batch;
@@ -42,11 +37,18 @@ ffi::Error search(ffi::Buffer<ffi::S32> packed, ffi::Result<ffi::Buffer<ffi::S32
   batch.logits = reinterpret_cast<const float*>(row + first + size);
   batch.context_stride = batch.tokens_stride = batch.logits_stride =
       static_cast<std::size_t>(shape[1]);
+  const auto out = trees->dimensions();
+  bool fits = out.size() == 3 && out[0] == shape[0] && out[1] == 3;
   try {
-    tree_search->search(batch, trees->typed_data());
+    const bool found = dart::with_search(*handle.typed_data(), [&](const dart::TreeSearch& search) {
+      fits = fits && out[2] == std::int64_t{search.config().nodes} + 1;
+      if (fits) search.search(batch, trees->typed_data());
+    });
+    if (!found) return ffi::Error::InvalidArgument("dart_search: the search no longer exists");
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
   }
+  if (!fits) return ffi::Error::InvalidArgument("dart_search: trees of another size");
   return ffi::Error::Success();
 }
 
@@ -54,9 +56,9 @@ ffi::Error search(ffi::Buffer<ffi::S32> packed, ffi::Result<ffi::Buffer<ffi::S32
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_search, search,
                               ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR0<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>()
-                                  .Attr<std::int64_t>("search")
                                   .Attr<std::int64_t>("context")
                                   .Attr<std::int64_t>("first")
                                   .Attr<std::int64_t>("levels")

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import settings
 
 from dart_jax.checkpoint import load_drafter, load_target
-from dart_jax.config import DrafterConfig, TargetConfig
-from dart_jax.loop import Generation, Prompts, generate_streaming
+from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
+from dart_jax.loop import Generation, Options, Prompts, generate_streaming
 from dart_jax.ngram import NgramModel
 from dart_jax.pruner import Pruner
 from dart_jax.sampling import Sampling
@@ -44,6 +44,8 @@ class Golden:
     params: DecodeParams
     ngram: NgramModel
     run: dict[str, np.ndarray]
+    eagle: Eagle3Config
+    eagle_params: DecodeParams
 
     def of_prompts(self, name: str, *step: int) -> list[np.ndarray]:
         """The arrays `name_i` of the four prompts, or those of one step, `name_i_j`."""
@@ -57,7 +59,10 @@ def load_golden(name: str) -> Golden:
     drafter, drafter_params, ids = load_drafter(directory / "drafter")
     params = {"target": target_params, "drafter": drafter_params, "draft_ids": jnp.asarray(ids)}
     ngram = NgramModel.count(np.load(directory / "ngram_corpus.npy"), order=3)
-    return Golden(target, drafter, params, ngram, dict(np.load(directory / "golden.npz")))
+    eagle, eagle_drafter, ids = load_drafter(directory / "eagle3")
+    eagle_params = {"target": target_params, "drafter": eagle_drafter, "draft_ids": jnp.asarray(ids)}
+    run = dict(np.load(directory / "golden.npz"))
+    return Golden(target, drafter, params, ngram, run, eagle, eagle_params)
 
 
 @pytest.fixture(scope="session", params=NAMES)
@@ -85,8 +90,9 @@ def plain(models, prompts) -> Callable[[Sampling], Generation]:
 
     @functools.cache
     def decode(sampling: Sampling) -> Generation:
-        config = DecodeConfig(models.target, sampling=sampling)
-        return generate_streaming(config, models.params, None, prompts, seed=SEED)
+        config = DecodeConfig(models.target)
+        options = Options(sampling, seed=SEED)
+        return generate_streaming(config, models.params, None, prompts, options)
 
     return decode
 
@@ -135,6 +141,8 @@ class Oracle(Pruner):
     Random models agree with their drafter almost never; these trees make them accept long paths.
     """
 
+    native = False  # its trees, not the C++ search's
+
     def __init__(self, config: DecodeConfig, truth: list[np.ndarray], levels: int | None = None):
         """`truth`: each row's prompt and continuation. `levels`: of it in a tree; None: random."""
         super().__init__(config.handover, config.nodes)
@@ -150,9 +158,6 @@ class Oracle(Pruner):
         return np.stack(
             [self._tree(row, *context) for row, context in enumerate(contexts.tolist())]
         )
-
-    def callback(self, packed: jax.Array) -> jax.Array:
-        return self.python_callback(packed)  # not the C++ search
 
     def _tree(self, row: int, *context: int) -> np.ndarray:
         if context[-1] < 0:

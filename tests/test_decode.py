@@ -7,23 +7,25 @@ import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
 
 from dart_jax.errors import UserError
-from dart_jax.loop import Prompts, generate_fused, generate_streaming, stream
+from dart_jax.loop import Options, Prompts, _run, generate_fused, generate_streaming, stream
 from dart_jax.ngram import NgramModel
 from dart_jax.pruner import Pruner
 from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig
+from dart_jax.step import DecodeConfig, prefill
 
 GREEDY, SAMPLED, NUCLEUS = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)
-CASES = [(GREEDY, 4), (GREEDY, 60), (SAMPLED, 8), (NUCLEUS, 4), (NUCLEUS, 60)]
+PENALIZED = Sampling(0.7, min_p=0.05, repetition_penalty=1.3)
+CASES = [(GREEDY, 4), (GREEDY, 60), (SAMPLED, 8), (NUCLEUS, 4), (NUCLEUS, 60), (PENALIZED, 16)]
 LOOPS = [generate_streaming, generate_fused]
 
 
 @pytest.fixture(
     scope="module", params=CASES, ids=lambda case: f"T{case[0].temperature}-{case[1]}nodes"
 )
-def config(request, models):
+def case(request, models):
+    """A config and how the target draws."""
     sampling, nodes = request.param
-    return DecodeConfig(models.target, models.drafter, nodes=nodes, sampling=sampling)
+    return DecodeConfig(models.target, models.drafter, nodes=nodes), sampling
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +35,8 @@ def greedy(models):
 
 @pytest.fixture(scope="module")
 def truth(prompts, plain):
-    """Prompts and what plain decoding gives, for any config's sampling."""
-    return lambda config: sequences(prompts, plain(config.sampling).tokens)
+    """Prompts and what plain decoding gives."""
+    return lambda sampling: sequences(prompts, plain(sampling).tokens)
 
 
 def lists(tokens):
@@ -42,53 +44,123 @@ def lists(tokens):
 
 
 def test_plain_decoding_fills_the_cache(prompts, plain):
-    for sampling in (GREEDY, SAMPLED, NUCLEUS):
+    for sampling in (GREEDY, SAMPLED, NUCLEUS, PENALIZED):
         generation = plain(sampling)
         assert [len(tokens) for tokens in generation.tokens] == [47, 54, 50, 49]
         np.testing.assert_array_equal(generation.steps, prompts.max_new_tokens - 1)
         np.testing.assert_array_equal(generation.tau, np.ones(4))
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NUCLEUS])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NUCLEUS, PENALIZED])
 def test_plain_loops_agree(models, prompts, plain, sampling):
-    config = DecodeConfig(models.target, sampling=sampling)
-    fused = generate_fused(config, models.params, None, prompts, seed=SEED)
+    config = DecodeConfig(models.target)
+    fused = generate_fused(config, models.params, None, prompts, Options(sampling, seed=SEED))
     assert lists(fused.tokens) == lists(plain(sampling).tokens)
     np.testing.assert_array_equal(fused.steps, plain(sampling).steps)
 
 
 @pytest.mark.parametrize("drafting", ["search", "search with n-grams", "oracle"])
-def test_dart_is_plain_decoding(models, prompts, plain, truth, config, drafting):
+def test_dart_is_plain_decoding(models, prompts, plain, truth, case, drafting):
+    config, sampling = case
     if drafting == "oracle":
-        pruner = Oracle(config, truth(config))
+        pruner = Oracle(config, truth(sampling))
     else:
-        ngram = NgramModel.count(truth(config)) if drafting == "search with n-grams" else None
+        ngram = NgramModel.count(truth(sampling)) if drafting == "search with n-grams" else None
         pruner = Pruner(config.handover, config.nodes, ngram=ngram)
-    generation = generate_streaming(config, models.params, pruner, prompts, seed=SEED)
-    assert lists(generation.tokens) == lists(plain(config.sampling).tokens)
+    options = Options(sampling, seed=SEED)
+    generation = generate_streaming(config, models.params, pruner, prompts, options)
+    assert lists(generation.tokens) == lists(plain(sampling).tokens)
     assert generation.tau.min() > (2 if drafting == "oracle" else 0.99)
 
 
-def test_fused_dart_is_streaming_dart(models, prompts, plain, truth, config):
-    oracle = Oracle(config, truth(config))
+def test_fused_dart_is_streaming_dart(models, prompts, plain, truth, case):
+    config, sampling = case
+    oracle, options = Oracle(config, truth(sampling)), Options(sampling, seed=SEED)
     fused, streaming = (
-        loop(config, models.params, oracle, prompts, seed=SEED) for loop in reversed(LOOPS)
+        loop(config, models.params, oracle, prompts, options) for loop in reversed(LOOPS)
     )
-    assert lists(fused.tokens) == lists(streaming.tokens) == lists(plain(config.sampling).tokens)
+    assert lists(fused.tokens) == lists(streaming.tokens) == lists(plain(sampling).tokens)
+    assert lists(fused.drafted) == lists(streaming.drafted)
     np.testing.assert_array_equal(fused.steps, streaming.steps)
     assert fused.tau.min() > 2
 
 
 def test_fused_search(models, prompts, plain, truth, greedy):
-    pruner = Pruner(greedy.handover, greedy.nodes, ngram=NgramModel.count(truth(greedy)))
-    generation = generate_fused(greedy, models.params, pruner, prompts, seed=SEED)
+    pruner = Pruner(greedy.handover, greedy.nodes, ngram=NgramModel.count(truth(GREEDY)))
+    options = Options(seed=SEED)
+    generation = generate_fused(greedy, models.params, pruner, prompts, options)
     assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
     assert 0 < generation.seconds["search"] < generation.seconds["device"]
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 59), (SAMPLED, 8), (PENALIZED, 20)])
+def test_eagle3_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
+    config = DecodeConfig(models.target, models.eagle, nodes=nodes)
+    generation = loop(
+        config, models.eagle_params, None, prompts, Options(sampling, seed=SEED)
+    )
+    assert lists(generation.tokens) == lists(plain(sampling).tokens)
+    assert sum(map(sum, generation.drafted)) > 0
+
+
+def test_plain_tokens_are_the_targets_own(plain):
+    assert not any(drafted.any() for drafted in plain(GREEDY).drafted)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_every_step_ends_on_a_token_of_the_target(models, prompts, truth, greedy, loop):
+    """Of a path with 3 true levels, 3 tokens are drafted and the 4th is the target's."""
+    oracle = Oracle(greedy, truth(GREEDY), levels=3)
+    budget = np.array([9, 8, 5, 1], np.int32)
+    prompts = dataclasses.replace(prompts, max_new_tokens=budget)
+    generation = loop(greedy, models.params, oracle, prompts, Options(seed=SEED))
+    pattern = [False, *[True, True, True, False] * 2]
+    assert lists(generation.drafted) == [pattern[:n] for n in budget]
+
+
+def test_values_compile_nothing_anew(models, prompts):
+    """Other temperatures, cuts, seeds and stop ids run the same program."""
+    config = DecodeConfig(models.target)
+    for options in (
+        Options(Sampling(0.5, 10, 0.9, 0.1, 1.1), stop=(1, 2), seed=1),
+        Options(Sampling(1.5, 77, 0.4, 0.3, 0.9), stop=(5,), seed=2),
+    ):
+        generate_fused(config, models.params, None, prompts, options)
+        compiled = _run._cache_size(), prefill._cache_size()
+        if options.seed == 1:
+            before = compiled
+    assert compiled == before
+
+
+def test_one_program_serves_all_pruners(models, prompts, plain, truth, greedy):
+    for seed in (1, 2):
+        ngram = NgramModel.count(truth(GREEDY)[:seed])
+        pruner = Pruner(greedy.handover, greedy.nodes, ngram=ngram)
+        generation = generate_fused(greedy, models.params, pruner, prompts)
+        assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
+        if seed == 1:
+            before = _run._cache_size()
+    assert _run._cache_size() == before
+
+
+def test_rows_can_be_ended(models, prompts, plain, truth, greedy):
+    """A row told to end gives nothing more; the others do not notice."""
+    oracle = Oracle(greedy, truth(GREEDY), levels=3)
+    steps = stream(greedy, models.params, oracle, prompts, Options(seed=SEED))
+    won = [next(steps), next(steps)]
+    with pytest.raises(StopIteration):
+        won.append(steps.send(np.array([True, False, False, True])))
+        while True:
+            won.append(next(steps))
+    rows = [np.concatenate([step.tokens[row] for step in won]) for row in range(4)]
+    expected = lists(plain(GREEDY).tokens)
+    assert lists(rows) == [expected[0][:5], expected[1], expected[2], expected[3][:5]]
+
+
 def test_seeds_give_different_samples(models, prompts, plain):
-    config = DecodeConfig(models.target, sampling=SAMPLED)
-    other = generate_streaming(config, models.params, None, prompts, seed=SEED + 1)
+    config, options = DecodeConfig(models.target), Options(SAMPLED, seed=SEED + 1)
+    other = generate_streaming(config, models.params, None, prompts, options)
     for ours, theirs in zip(plain(SAMPLED).tokens, other.tokens, strict=True):
         assert ours.tolist() != theirs.tolist()
 
@@ -98,50 +170,57 @@ def test_seeds_give_different_samples(models, prompts, plain):
 )
 def test_a_batch_is_its_prompts_alone(models, prompts, plain, truth, sampling, rows):
     """Noise depends on a row's place in the batch, so a sampled prompt must stay in row 0."""
-    config = DecodeConfig(models.target, models.drafter, nodes=60, sampling=sampling)
+    config = DecodeConfig(models.target, models.drafter, nodes=60)
+    options = Options(sampling, seed=SEED)
     for row in rows:
         prompt = prompts.tokens[row, : prompts.length[row]]
         alone = Prompts.pad([prompt], 1000, MAX_LENGTH, models.target.vocab_size)
-        oracle = Oracle(config, [truth(config)[row]])
-        [tokens] = generate_streaming(config, models.params, oracle, alone, seed=SEED).tokens
+        oracle = Oracle(config, [truth(sampling)[row]])
+        [tokens] = generate_streaming(config, models.params, oracle, alone, options).tokens
         assert tokens.tolist() == plain(sampling).tokens[row].tolist()
 
 
 @pytest.fixture(scope="module")
-def ending(models, plain):
-    """A config whose EOS ids end row 0 inside an accepted path and row 1 in its prefill."""
-    config = DecodeConfig(models.target, models.drafter, nodes=8)
+def eight(models):
+    return DecodeConfig(models.target, models.drafter, nodes=8)
+
+
+@pytest.fixture(scope="module")
+def ending(plain):
+    """Stop ids that end row 0 inside an accepted path and row 1 in its prefill."""
     row, other, *_ = lists(plain(GREEDY).tokens)
     # With trees that are the true path alone, the prefill wins one token and every step nine.
     inside = next(t for i, t in enumerate(row) if row.index(t) == i > 9 and i % 9 not in (0, 1))
-    return dataclasses.replace(config, eos=(inside, other[0]))
+    return Options(stop=(inside, other[0]))
 
 
 @pytest.fixture(scope="module")
 def cut(plain, ending):
-    """Plain decoding's tokens up to the first EOS."""
+    """Plain decoding's tokens up to the first stop id."""
     return [
-        row[: next((i + 1 for i, token in enumerate(row) if token in ending.eos), len(row))]
+        row[: next((i + 1 for i, token in enumerate(row) if token in ending.stop), len(row))]
         for row in lists(plain(GREEDY).tokens)
     ]
 
 
-def test_eos_ends_plain_decoding(models, prompts, ending, cut):
-    config = dataclasses.replace(ending, drafter=None, nodes=0)
-    assert lists(generate_streaming(config, models.params, None, prompts).tokens) == cut
+def test_stop_ids_end_plain_decoding(models, prompts, ending, cut):
+    config = DecodeConfig(models.target)
+    assert lists(generate_streaming(config, models.params, None, prompts, ending).tokens) == cut
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_eos_ends_dart(models, prompts, truth, ending, cut, loop):
-    oracle = Oracle(ending, truth(ending), levels=8)
-    generation = loop(ending, models.params, oracle, prompts)
+def test_stop_ids_end_dart(models, prompts, truth, eight, ending, cut, loop):
+    oracle = Oracle(eight, truth(GREEDY), levels=8)
+    generation = loop(eight, models.params, oracle, prompts, ending)
     assert lists(generation.tokens) == cut
     assert generation.steps[1] == 0
+    # All tokens of a path that is cut were drafted.
+    assert generation.drafted[0][-1]
 
 
-def test_eos_cuts_an_accepted_path(models, prompts, truth, ending, cut):
-    oracle = Oracle(ending, truth(ending), levels=8)
-    won = [rows[0] for rows in stream(ending, models.params, oracle, prompts)]
+def test_a_stop_id_cuts_an_accepted_path(models, prompts, truth, eight, ending, cut):
+    oracle = Oracle(eight, truth(GREEDY), levels=8)
+    won = [step.tokens[0] for step in stream(eight, models.params, oracle, prompts, ending)]
     sizes = [len(tokens) for tokens in won if len(tokens)]
     assert sizes[:-1] == [1] + [9] * (len(sizes) - 2)
     assert 1 < sizes[-1] < 9
@@ -152,8 +231,8 @@ def test_eos_cuts_an_accepted_path(models, prompts, truth, ending, cut):
 def test_budgets_are_kept_to(models, prompts, plain, truth, greedy, loop):
     budget = np.array([1, 54, 2, 5], np.int32)
     prompts = dataclasses.replace(prompts, max_new_tokens=budget)
-    oracle = Oracle(greedy, truth(greedy), levels=8)
-    generation = loop(greedy, models.params, oracle, prompts, seed=SEED)
+    oracle = Oracle(greedy, truth(GREEDY), levels=8)
+    generation = loop(greedy, models.params, oracle, prompts, Options(seed=SEED))
     assert lists(generation.tokens) == [
         tokens[:n].tolist() for tokens, n in zip(plain(GREEDY).tokens, budget, strict=True)
     ]

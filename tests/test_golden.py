@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.loop import Prompts, generate_fused, generate_streaming, start
+from dart_jax.loop import Options, Prompts, generate_fused, generate_streaming, start
 from dart_jax.pruner import Pruner
 from dart_jax.pure import bind
 from dart_jax.step import DecodeConfig, step
@@ -16,11 +16,12 @@ from dart_jax.tree import ancestor_mask, unpack
 EOS = (511,)
 NODES = 59
 STEPS = 4
+OPTIONS = Options(stop=EOS)
 
 
 @pytest.fixture(scope="module")
 def config(golden):
-    return DecodeConfig(golden.target, golden.drafter, nodes=NODES, eos=EOS)
+    return DecodeConfig(golden.target, golden.drafter, nodes=NODES)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def prompts(golden):
 def drafts(golden, config, pruner, prompts):
     """What the prefill and the steps behind it hand over, and the trees drafted from it."""
     drafts = []
-    state, packed = start(config, golden.params, prompts, seed=0)
+    state, packed = start(config, golden.params, prompts, OPTIONS)
     for _ in range(STEPS):
         packed = np.asarray(packed)
         drafts.append((packed, pruner(packed)))
@@ -65,7 +66,7 @@ def test_draft_logits_of_every_step(golden, config, prompts, drafts):
     # So many candidates that the handover holds every draft logit.
     vocab = golden.drafter.draft_vocab_size
     config = dataclasses.replace(config, candidates=vocab)
-    state, packed = start(config, golden.params, prompts, seed=0)
+    state, packed = start(config, golden.params, prompts, OPTIONS)
     for j, (_, trees) in enumerate(drafts):
         _, ids, logits = config.handover.candidates_of(np.asarray(packed))
         by_target_id = np.full((*ids.shape[:2], golden.target.vocab_size), np.nan, np.float32)
@@ -114,5 +115,5 @@ def test_generated_tokens(golden, config, pruner, prompts, generate, name):
     prompts = dataclasses.replace(prompts, max_new_tokens=budget)
     if name == "ar_out":
         config, pruner = dataclasses.replace(config, drafter=None, nodes=0), None
-    generation = generate(config, golden.params, pruner, prompts)
+    generation = generate(config, golden.params, pruner, prompts, OPTIONS)
     assert [tokens.tolist() for tokens in generation.tokens] == expected

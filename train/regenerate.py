@@ -14,7 +14,7 @@ import numpy as np
 from rich.progress import track
 
 from dart_jax.config import TargetConfig
-from dart_jax.loop import Prompts, generate_fused
+from dart_jax.loop import Options, Prompts, generate_fused
 from dart_jax.pure import Params
 from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig
@@ -57,13 +57,14 @@ def regenerate(
     chunks = [order[i : i + batch] for i in range(0, len(order) // batch * batch, batch)]
     rows = []
     for sampling in samplings:
-        decode = DecodeConfig(config, sampling=sampling, eos=(eos,))
+        decode = DecodeConfig(config)
         name = f"regenerate T={sampling.temperature:g}"
         for n, chunk in enumerate(track(chunks, description=name)):
             padded = Prompts.pad(
                 [prompts[i] for i in chunk], max_length, max_length, config.vocab_size
             )
-            made = generate_fused(decode, {"target": params}, None, padded, seed=seed + n)
+            options = Options(sampling, stop=(eos,), seed=seed + n)
+            made = generate_fused(decode, {"target": params}, None, padded, options)
             rows += map(np.append, (prompts[i] for i in chunk), made.tokens)
     tokens = np.zeros((len(rows), max_length), np.min_scalar_type(config.vocab_size - 1))
     for row, sequence in zip(tokens, rows, strict=True):

@@ -1,0 +1,114 @@
+"""Continue a prompt from the terminal; drafted tokens are coloured.
+
+    python -m dart_jax.generate 'def mean(values):'
+
+Without --target it is the demo model, which continues Python code. What was generated goes to
+standard output, statistics to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from dart_jax.errors import UserError, one_line_errors
+from dart_jax.generation import Completion, GenerationConfig
+from dart_jax.model import DEMO, DartModel
+
+DRAFTED = "green"
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateConfig:
+    """What to continue, with which model, and how."""
+
+    prompt: Annotated[str | None, tyro.conf.Positional] = None
+    """The text; without it, standard input."""
+    target: str | None = None
+    """Directory or hub repository of the target; by default the demo model, all of it."""
+    drafter: str | None = None
+    """Directory or hub repository of a DART or EAGLE-3 drafter; without it, plain decoding."""
+    ngram: str | None = None
+    """N-gram file, ours or a .trie of the reference, or owner/name/file of the hub."""
+    chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Lay the prompt out as a user's message, in the target's chat template."""
+    system: str | None = None
+    """A system message before it."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
+    revision: str | None = None
+    """Branch, tag or commit of the target's repository."""
+    generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
+    """How to generate."""
+
+    def __post_init__(self) -> None:
+        if self.target is None and (self.drafter or self.ngram):
+            raise UserError("--drafter and --ngram need the --target that they belong to")
+
+
+def load(config: GenerateConfig) -> DartModel:
+    """The model asked for."""
+    dtype = None if config.dtype == "auto" else config.dtype
+    if config.target is None:
+        return DartModel.from_pretrained(
+            DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype
+        )
+    return DartModel.from_pretrained(
+        config.target, config.drafter, config.ngram, dtype=dtype, revision=config.revision
+    )
+
+
+def prompt_of(config: GenerateConfig) -> str | list[dict[str, Any]]:
+    """A text, or a chat."""
+    text = config.prompt
+    if text is None:
+        if sys.stdin.isatty():
+            raise UserError("no prompt; give one as an argument or through standard input")
+        text = sys.stdin.read()
+    if not config.chat and config.system is None:
+        return text
+    system = [] if config.system is None else [{"role": "system", "content": config.system}]
+    return [*system, {"role": "user", "content": text}]
+
+
+def run(config: GenerateConfig, out: Console, err: Console) -> None:
+    """Streams the continuation, then says what it took."""
+    prompt = prompt_of(config)
+    stream = load(config).stream(prompt, config.generation)
+    # Ctrl-C ends the text, not the report.
+    with contextlib.suppress(KeyboardInterrupt):
+        for piece in stream:
+            text = Text(piece, style=DRAFTED if piece.drafted else "")
+            out.print(text, end="", soft_wrap=True)
+    out.print()
+    err.print(summary(stream.completion), style="dim", highlight=False)
+
+
+def summary(completion: Completion) -> str:
+    """Statistics in a line."""
+    count = len(completion.tokens)
+    words = [f"{count} tokens", f"{completion.tokens_per_second:,.0f} tokens/s"]
+    if completion.drafted.any():
+        words.append(f"{completion.drafted.mean():.0%} drafted")
+    if completion.steps:
+        words.append(f"tau {completion.tau:.2f} over {completion.steps} verifications")
+    ends = {"stop": "stopped", "length": "cut at the length asked for", None: "interrupted"}
+    return ", ".join([*words, ends[completion.finish]])
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line: bad input ends in one line and exit status 2."""
+    with one_line_errors():
+        config = tyro.cli(GenerateConfig, args=args, description=__doc__)
+        run(config, Console(highlight=False), Console(stderr=True))
+
+
+if __name__ == "__main__":
+    main()
