@@ -679,7 +679,10 @@ def test_bad_chats(tmp_path, tokenizer_directory):
         ({"workers": 0}, "--workers must be at least 1"),
         ({"memory": "lots"}, "memory is given like 4GB or 800MB, got 'lots'"),
         ({"memory": "1GB", "workers": 4}, r"1000MB is too little: 4 workers need 2432MB, one need"),
-        ({"tokenizer": "/no/such/place"}, "no tokenizer /no/such/place"),
+        (
+            {"tokenizer": "/no/such/place"},
+            "no directory /no/such/place; pass one that exists, or owner/",
+        ),
         ({"eos_token": "<end>"}, "the tokenizer has no token '<end>'"),
         ({"out": "no/model.dng"}, "no directory .*/no for --out; make it first"),
         ({"out": "."}, "is a directory; name a file"),

@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import tokenizers
 
+from dart_jax import hub
 from dart_jax.errors import UserError
 from dart_jax.ngram.fingerprint import vocabulary_size
+from dart_jax.tokenizer import Tokenizer
 from train.documents import LONGEST, ChatTemplate, Document
-
-_HUB_FILES = ("tokenizer*", "special_tokens_map.json", "*config.json", "*.jinja", "*.model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +62,27 @@ class TextTokenizer:
 def load(source: str) -> TextTokenizer:
     """Reads a `tokenizer.json`, a directory, or a repository of the Hugging Face hub.
 
-    Only the last touches the network. A `tokenizer.json` is taken as it stands, since that is how
-    targets are loaded; transformers' own classes may rebuild it differently.
+    Only the last touches the network.
 
     Raises:
       UserError: there is none, or it is damaged.
     """
     path = Path(source).expanduser()
     if path.is_file():
-        return TextTokenizer(_backend(path))
-    return _directory(path if path.is_dir() else _download(source))
+        return TextTokenizer(Tokenizer.load(path).backend)
+    directory = hub.resolve(source, patterns=hub.TOKENIZER)
+    tokenizer = Tokenizer.load(directory)
+    eos = tokenizer.wrapped.eos_token_id
+    if eos is None:
+        from dart_jax.checkpoint import load_eos  # which imports all of JAX
+
+        eos = next(iter(load_eos(directory)), None)
+    template = None
+    if tokenizer.chat_template is not None:
+        template = cast(
+            ChatTemplate, partial(tokenizer.wrapped.apply_chat_template, tokenize=False)
+        )
+    return TextTokenizer(tokenizer.backend, eos, template, str(tokenizer.chat_template or ""))
 
 
 def encode(
@@ -114,61 +125,6 @@ def batches(documents: list[Document]) -> Iterator[list[Document]]:
 
 def _takes_special_tokens(document: Document) -> bool:
     return document.first and not document.chat
-
-
-def _directory(path: Path) -> TextTokenizer:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    file = path / "tokenizer.json"
-    kind: Any = (
-        transformers.PreTrainedTokenizerFast if file.is_file() else transformers.AutoTokenizer
-    )
-    try:
-        tokenizer = kind.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:  # the library raises no narrower class
-        raise UserError(f"cannot read a tokenizer from {path}: {_line(error)}") from None
-    if not tokenizer.is_fast:
-        raise UserError(f"the tokenizer in {path} has no tokenizer.json and cannot be made one")
-    backend = _backend(file) if file.is_file() else _plain(tokenizer.backend_tokenizer)
-    eos = tokenizer.eos_token_id
-    if eos is None:
-        from dart_jax.checkpoint import load_eos  # which imports all of JAX
-
-        eos = next(iter(load_eos(path)), None)
-    template = None
-    if tokenizer.chat_template is not None:
-        template = cast(ChatTemplate, partial(tokenizer.apply_chat_template, tokenize=False))
-    return TextTokenizer(backend, eos, template, str(tokenizer.chat_template or ""))
-
-
-def _backend(path: Path) -> tokenizers.Tokenizer:
-    try:
-        return _plain(tokenizers.Tokenizer.from_file(str(path)))
-    except Exception as error:  # the library raises no narrower class
-        raise UserError(f"cannot read {path}: {_line(error)}") from None
-
-
-def _plain(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Without the padding and truncation that a file may ask for."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def _download(source: str) -> Path:
-    import huggingface_hub
-
-    try:
-        return Path(huggingface_hub.snapshot_download(source, allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # many kinds
-        raise UserError(
-            f"no tokenizer {source}: not a file or directory, and the hub says: {_line(error)}"
-        ) from None
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
 def single_threaded() -> None:

@@ -1,0 +1,235 @@
+"""Models by name: local paths as they are, others from the Hugging Face hub through its cache."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dart_jax.errors import UserError
+
+TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    "config.json",
+    "generation_config.json",
+)
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+TARGET = (*TOKENIZER, *_WEIGHTS)
+DRAFTER = ("config.json", *_WEIGHTS, "pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+# The same weights once more: in folders (`original/`), and as the models' authors keep them.
+_DUPLICATES = ["*/*", "consolidated*"]
+_NGRAM_FILES = (".dng", ".trie")
+
+
+def resolve(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    patterns: Sequence[str],
+) -> Path:
+    """The directory of a model: a local one, or `owner/name` of the hub, downloaded if need be.
+
+    The hub's own settings hold: its cache, HF_HOME, HF_HUB_OFFLINE, HF_TOKEN. Without a network
+    the cache is enough.
+
+    Args:
+      name: a directory, or a repository where there is no such directory.
+      revision: branch, tag or commit of the repository.
+      token: of the hub; None takes the one logged in with.
+      patterns: of the files wanted, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Of weights that are
+        there as safetensors no `.bin` is fetched, and nothing in folders.
+
+    Raises:
+      UserError: there is neither, or it cannot be downloaded; says why.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError(f"{name} is a file; pass the directory that it lies in")
+    repository = _repository(name, "directory")
+    import huggingface_hub
+
+    def download(patterns: Sequence[str]) -> Path:
+        with _one_line(f"directory {name}", repository, revision):
+            found = huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                token=token,
+                allow_patterns=list(patterns),
+                ignore_patterns=_DUPLICATES,
+            )
+        return Path(found)
+
+    first = [pattern for pattern in patterns if ".bin" not in pattern]
+    directory = download(first)
+    if len(first) < len(patterns) and not any(directory.glob("*.safetensors")):
+        directory = download(patterns)
+    return directory
+
+
+def resolve_file(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> Path:
+    """An n-gram file: a local one, or one of the hub, downloaded if need be.
+
+    Args:
+      name: a file; `owner/name/path/in/repository`; or a directory or `owner/name` that holds
+        exactly one `.dng` or `.trie` file.
+      revision: see `resolve`.
+      token: see `resolve`.
+
+    Raises:
+      UserError: as `resolve`, or there are several files to choose from.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return path / _only(str(name), [file.name for file in path.iterdir()])
+    repository = _repository(name, "file")
+    import huggingface_hub
+
+    with _one_line(f"file {name}", repository, revision):
+        file = os.fspath(name)[len(repository) + 1 :]
+        if not file:
+            file = _only(repository, _files(repository, revision, token))
+        found = huggingface_hub.hf_hub_download(repository, file, revision=revision, token=token)
+    return Path(found)
+
+
+def _repository(name: str | os.PathLike[str], kind: str) -> str:
+    """The `owner/name` that a name begins with."""
+    parts = name.split("/") if isinstance(name, str) else []
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    repository = "/".join(parts[:2])
+    enough = len(parts) == 2 if kind == "directory" else len(parts) >= 2
+    with contextlib.suppress(HFValidationError):
+        if enough and all(parts) and parts[0] not in (".", "..", "~"):
+            validate_repo_id(repository)
+            return repository
+    of_hub = "owner/name" if kind == "directory" else "owner/name or owner/name/file"
+    raise UserError(
+        f"no {kind} {name}; pass one that exists, or {of_hub} of a repository of the Hugging Face "
+        "hub"
+    )
+
+
+def _only(where: str, files: list[str]) -> str:
+    """The one n-gram file."""
+    choices = sorted(file for file in files if file.endswith(_NGRAM_FILES))
+    if not choices:
+        raise UserError(f"{where} holds no n-gram file ({' or '.join(_NGRAM_FILES)}); name another")
+    if len(choices) > 1:
+        named = ", ".join(f"{where}/{file}" for file in choices)
+        raise UserError(f"{where} holds several n-gram files; name one: {named}")
+    return choices[0]
+
+
+def _files(repository: str, revision: str | None, token: str | bool | None) -> list[str]:
+    """What a repository holds; where it cannot be asked, what was downloaded of it."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return huggingface_hub.HfApi().list_repo_files(repository, revision=revision, token=token)
+    except HfHubHTTPError:
+        raise
+    except Exception as error:  # each HTTP library has its own for lacking a network
+        try:
+            # A pattern that no file fits.
+            found = huggingface_hub.snapshot_download(
+                repository, revision=revision, allow_patterns="/", local_files_only=True
+            )
+        except LocalEntryNotFoundError as missing:
+            raise missing from error
+        paths = Path(found).rglob("*")
+        return [path.relative_to(found).as_posix() for path in paths if path.is_file()]
+
+
+@contextlib.contextmanager
+def _one_line(local: str, repository: str, revision: str | None) -> Iterator[None]:
+    """Around downloads: whatever goes wrong is told in one line that says what to do."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # from several libraries
+        raise UserError(_advice(local, repository, revision, error)) from error
+
+
+def _advice(local: str, repository: str, revision: str | None, error: Exception) -> str:
+    from huggingface_hub import constants, errors
+
+    cause = error
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        cause = error.__cause__ or error
+    log_in = "log in with `hf auth login` or pass token="
+    match cause:
+        case errors.OfflineModeIsEnabled():
+            return (
+                f"no {local}, and {repository} is not in the cache of the Hugging Face hub, which "
+                "is switched off (HF_HUB_OFFLINE); unset that or pass a local path"
+            )
+        case errors.GatedRepoError():
+            return (
+                f"{repository} is gated: accept its terms at {constants.ENDPOINT}/{repository}, "
+                f"then {log_in}"
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                f"no {local}, and the Hugging Face hub has no repository {repository}; check the "
+                f"spelling, or, if it is private, {log_in}"
+            )
+        case errors.RevisionNotFoundError():
+            return f"{repository} has no revision {revision}; pass one of its branches or tags"
+        case errors.DisabledRepoError():
+            return f"the Hugging Face hub has switched {repository} off; pass another"
+        case errors.EntryNotFoundError() if not isinstance(cause, FileNotFoundError):
+            return (
+                f"no {local}, and {repository} has no such file; its files are listed at "
+                f"{constants.ENDPOINT}/{repository}/tree/{revision or 'main'}"
+            )
+        case errors.HfHubHTTPError():
+            status = cause.response.status_code
+            if status == 401:
+                return f"the Hugging Face hub does not know the token; {log_in} with a valid one"
+            if status == 403:
+                return f"the token may not read {repository}; pass one that may, as token="
+            return (
+                f"cannot download {repository}: the Hugging Face hub answers {status} "
+                f"({_line(cause)}); try again later"
+            )
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG):
+            return (
+                f"cannot download {repository}: the disk of {constants.HF_HUB_CACHE} is full; free "
+                "some space, or set HF_HOME to a directory of another disk"
+            )
+        case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
+            return (
+                f"cannot download {repository}: {cause.filename or constants.HF_HUB_CACHE} cannot "
+                "be written; set HF_HOME to a directory that can"
+            )
+    return (
+        f"no {local}, and {repository} cannot be downloaded: {_line(cause)}; check the network, or "
+        "pass a local path"
+    )
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

@@ -1,0 +1,154 @@
+"""Streamed text: the same as decoding at once, never half a character, stopped where it should."""
+
+import functools
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dart_jax.errors import UserError
+from dart_jax.text_stream import TextStream
+from dart_jax.tokenizer import Tokenizer
+from tests.tokenizers_made import KINDS, TEXTS, byte_tokens
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@functools.cache
+def tokenizer(kind):
+    return Tokenizer(KINDS[kind]())
+
+
+@functools.cache
+def alphabet(kind):
+    """Ids of many sorts, so chosen that they meet often."""
+    made = tokenizer(kind)
+    single = byte_tokens(made.backend)
+    chosen = [single[n] for n in (*b"\n <a", 0x80, 0xAC, 0x82, 0xE2, 0xC3, 0xA9, 0xF0, 0x9F, 0xFF)]
+    spaces = [id for token, id in made.get_vocab().items() if set(token) <= {"▁", "Ġ"}]
+    added = list(made.backend.get_added_tokens_decoder())
+    return [*chosen, *spaces, *added, *range(270, made.vocab_size), made.vocab_size + 5]
+
+
+def ids_of(kind):
+    """Random ids, and tokens of text, cut anywhere."""
+    texts = st.lists(st.sampled_from(["€", "é", "👩‍👧", "日", "a b", "  ", "\ufffd", "ll"]))
+    single = byte_tokens(tokenizer(kind).backend)
+    as_bytes = texts.map(lambda parts: [single[n] for n in "".join(parts).encode()])
+    random = st.lists(st.sampled_from(alphabet(kind)))
+    return st.lists(st.one_of(random, as_bytes), max_size=4).map(
+        lambda parts: [*itertools.chain(*parts)]
+    )
+
+
+def pieces(stream, ids):
+    return [*map(stream.push, ids), stream.finish()]
+
+
+def stopped_at(text, stops):
+    """The text before the stop string that a reader of single characters would see first."""
+    for end in range(len(text) + 1):
+        begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if begins:
+            return text[: min(begins)], True
+    return text, False
+
+
+@each_kind
+@given(data=st.data())
+def test_pieces_joined_are_the_text(kind, data):
+    made, ids = tokenizer(kind), data.draw(ids_of(kind))
+    whole = made.decode(ids)
+    given_out = ""
+    for piece in pieces(TextStream(made), ids):
+        given_out += piece
+        assert whole.startswith(given_out)
+    assert given_out == whole
+
+
+@each_kind
+@given(data=st.data())
+def test_what_is_given_out_holds_whatever_follows(kind, data):
+    """So no piece ends in a part of a character, or is taken back."""
+    made, ids = tokenizer(kind), data.draw(ids_of(kind))
+    stream = TextStream(made)
+    given_out = "".join(map(stream.push, ids))
+    for more in ([], alphabet(kind)[4:5], alphabet(kind)[5:7], ids[:3]):
+        assert made.decode(ids + more).startswith(given_out)
+
+
+@each_kind
+@given(data=st.data())
+def test_stop_strings(kind, data):
+    made, ids = tokenizer(kind), data.draw(ids_of(kind))
+    whole = made.decode(ids)
+    cuts = st.tuples(st.integers(0, len(whole)), st.integers(1, 4))
+    inside = cuts.map(lambda cut: whole[cut[0] : cut[0] + cut[1]] or "a")
+    stops = data.draw(st.lists(st.one_of(inside, st.sampled_from(["aa", "ab", " b", "€"]))))
+    expected, stopped = stopped_at(whole, stops)
+    stream = TextStream(made, stops)
+    given_out = ""
+    for piece in pieces(stream, ids):
+        given_out += piece
+        assert expected.startswith(given_out)
+    assert (given_out, stream.stopped) == (expected, stopped)
+    assert stream.push(ids[0] if ids else 0) == "" or not stopped
+
+
+@each_kind
+@pytest.mark.parametrize("text", TEXTS)
+def test_plain_text_is_not_held_back(kind, text):
+    """At most one character (or run of byte tokens) of a well-formed text waits."""
+    made = tokenizer(kind)
+    stream, given_out = TextStream(made), ""
+    ids = made.backend.encode(text, add_special_tokens=False).ids
+    byte = set(byte_tokens(made.backend)) if kind != "byte level" else set()
+    for n, id in enumerate(ids, 1):
+        given_out += stream.push(id)
+        so_far = made.decode(ids[:n])
+        if id not in byte and not so_far.endswith("\ufffd"):
+            assert given_out == so_far
+
+
+def test_the_beginning_of_a_stop_string_waits():
+    made = tokenizer("byte level")
+    single = byte_tokens(made.backend)
+    stream = TextStream(made, ["END", "\n\n"])
+    found = [stream.push(single[n]) for n in b"a\nEN\nENE"]
+    assert found == ["a", "", "\n", "", "EN", "\n", "", "EN"]
+    assert [stream.push(single[n]) for n in b"ND!"] == ["", "", ""]
+    assert stream.stopped
+    assert stream.finish() == ""
+    one = TextStream(made, "ab")  # a string is one stop string, not its letters
+    assert "".join(pieces(one, [single[n] for n in b"ba!"])) == "ba!"
+
+
+def test_empty_stop_strings_are_refused():
+    with pytest.raises(UserError, match="must not be empty"):
+        TextStream(tokenizer("byte level"), ["a", ""])
+
+
+@each_kind
+@pytest.mark.parametrize("text", ["plain words ", "\x80"])
+def test_the_cost_of_a_token_does_not_grow(kind, text):
+    made = tokenizer(kind)
+    single = byte_tokens(made.backend)
+    invalid = [single[0x80]] if text == "\x80" else made.encode(text)
+
+    def decoded(repeats):
+        """How many ids are handed to the decoder."""
+        handed = []
+        counting = Tokenizer(KINDS[kind]())
+        counting.decode = lambda ids: handed.append(len(ids)) or made.decode(ids)
+        stream = TextStream(counting)
+        for id in invalid * repeats:
+            stream.push(id)
+        stream.finish()
+        return sum(handed)
+
+    assert decoded(2000) < 2.2 * decoded(1000)
+    began = time.perf_counter()
+    decoded(2000)
+    assert time.perf_counter() - began < 20
