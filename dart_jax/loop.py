@@ -210,8 +210,8 @@ def collect(steps: list[Won], seconds: dict[str, float]) -> Generation:
     """What the steps of a stream come to."""
     rows = list(zip(*(won.tokens for won in steps), strict=True))
     drafted = [
-        np.concatenate([np.arange(len(t)) < won.drafted[n] for t, won in zip(row, steps)])
-        for n, row in enumerate(rows)
+        np.concatenate([np.arange(len(won.tokens[n])) < won.drafted[n] for won in steps])
+        for n in range(len(rows))
     ]
     taken = np.array([sum(len(tokens) > 0 for tokens in row[1:]) for row in rows])
     return Generation([np.concatenate(row) for row in rows], drafted, taken, seconds)

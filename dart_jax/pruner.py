@@ -1,8 +1,8 @@
 """The host's side of a step: candidates come in one packed array, a draft tree goes back.
 
-A `Pruner` is called between two jitted steps, or inside one jitted program: on the CPU XLA calls the
-C++ search itself, elsewhere `jax.pure_callback` leads to it. A callback computes in numpy
-only: running a JAX computation inside one can deadlock.
+A `Pruner` is called between two jitted steps, or inside one jitted program: on the CPU XLA calls
+the C++ search itself, elsewhere `jax.pure_callback` leads to it. A callback computes in numpy only:
+running a JAX computation inside one can deadlock.
 """
 
 from __future__ import annotations

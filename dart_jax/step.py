@@ -273,9 +273,7 @@ def step(
     return state, packed
 
 
-def _emit(
-    state: DecodeState, tokens: jax.Array, count: jax.Array
-) -> tuple[DecodeState, jax.Array]:
+def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[DecodeState, jax.Array]:
     """Takes the won tokens [B, P] as known; ends a row at a stop id or at its budget.
 
     Returns:
@@ -358,9 +356,7 @@ def _draft(
         cache = _pad(rows, state.target_cache[0][0].shape[2])
     else:
         every_row = jnp.arange(positions.shape[1], dtype=jnp.int32)[None]
-        cache = append(
-            state.draft_cache, rows, jnp.broadcast_to(every_row, positions.shape), start
-        )
+        cache = append(state.draft_cache, rows, jnp.broadcast_to(every_row, positions.shape), start)
     return dataclasses.replace(state, draft_cache=cache), ids, logits
 
 

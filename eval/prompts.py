@@ -12,9 +12,9 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import numpy as np
-import tokenizers
 
 from dart_jax.errors import UserError
+from dart_jax.tokenizer import Tokenizer
 from train.corpus import HELD_OUT, function_prompts, held_out_files, read, stdlib
 
 # Modules of the training text, for warming up and choosing the tree size.
@@ -30,7 +30,7 @@ class Prompt:
     tokens: np.ndarray
 
 
-def demo_prompts(tokenizer: tokenizers.Tokenizer, per_group: int, max_tokens: int) -> list[Prompt]:
+def demo_prompts(tokenizer: Tokenizer, per_group: int, max_tokens: int) -> list[Prompt]:
     """`per_group` prompts for each group of held-out modules."""
     return [
         prompt
@@ -39,7 +39,7 @@ def demo_prompts(tokenizer: tokenizers.Tokenizer, per_group: int, max_tokens: in
     ]
 
 
-def warm_up_prompts(tokenizer: tokenizers.Tokenizer, count: int, max_tokens: int) -> list[Prompt]:
+def warm_up_prompts(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[Prompt]:
     """Prompts by the same rule from modules that the benchmark never reports."""
     files = [path for name in WARM_UP if (path := stdlib() / name).is_file()]
     return _take("warm-up", files, tokenizer, count, max_tokens)
@@ -48,13 +48,13 @@ def warm_up_prompts(tokenizer: tokenizers.Tokenizer, count: int, max_tokens: int
 def _take(
     group: str,
     files: list[Path],
-    tokenizer: tokenizers.Tokenizer,
+    tokenizer: Tokenizer,
     count: int,
     max_tokens: int,
 ) -> list[Prompt]:
     by_module = (function_prompts(read(path)) for path in files)
     in_turn = (text for text in chain.from_iterable(zip_longest(*by_module)) if text)
-    encoded = ((text, tokenizer.encode(text).ids) for text in in_turn)
+    encoded = ((text, tokenizer.encode(text)) for text in in_turn)
     short = (Prompt(group, text, np.array(ids)) for text, ids in encoded if len(ids) <= max_tokens)
     prompts = list(islice(short, count))
     if not prompts:

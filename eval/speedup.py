@@ -35,12 +35,12 @@ PROMPT_TOKENS = 128
 class SpeedupConfig:
     """What to measure, and on what."""
 
-    target: Path = DEMO / "target"
-    """Hugging Face directory of the target, with its tokenizer."""
-    drafter: Path = DEMO / "drafter"
-    """Directory of the drafter, in the reference's layout."""
-    ngram: Path = DEMO / "ngram.dng"
-    """N-gram model file."""
+    target: str = str(DEMO / "target")
+    """Directory or hub repository of the target, with its tokenizer."""
+    drafter: str = str(DEMO / "drafter")
+    """Directory or hub repository of a DART or EAGLE-3 drafter."""
+    ngram: str = str(DEMO / "ngram.dng")
+    """N-gram model file, or owner/name/file of the hub."""
     no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Search by the drafter alone."""
     temperature: float = 0.0
@@ -102,11 +102,11 @@ class Speedup:
         self.config = config
         self.console = console
         self.sampling = Sampling(config.temperature, config.top_k, config.top_p)
-        self.model = DartModel.load(
+        self.model = DartModel.from_pretrained(
             config.target,
             config.drafter,
             None if config.no_ngram else config.ngram,
-            None if config.dtype == "auto" else config.dtype,
+            dtype=None if config.dtype == "auto" else config.dtype,
         )
         self.prompts = demo_prompts(self.model.tokenizer, config.prompts, PROMPT_TOKENS)
         self.max_length = config.max_length or PROMPT_TOKENS + config.max_new_tokens

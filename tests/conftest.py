@@ -60,7 +60,11 @@ def load_golden(name: str) -> Golden:
     params = {"target": target_params, "drafter": drafter_params, "draft_ids": jnp.asarray(ids)}
     ngram = NgramModel.count(np.load(directory / "ngram_corpus.npy"), order=3)
     eagle, eagle_drafter, ids = load_drafter(directory / "eagle3")
-    eagle_params = {"target": target_params, "drafter": eagle_drafter, "draft_ids": jnp.asarray(ids)}
+    eagle_params = {
+        "target": target_params,
+        "drafter": eagle_drafter,
+        "draft_ids": jnp.asarray(ids),
+    }
     run = dict(np.load(directory / "golden.npz"))
     return Golden(target, drafter, params, ngram, run, eagle, eagle_params)
 

@@ -6,8 +6,8 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.model import DEMO
+from dart_jax.tokenizer import Tokenizer
 from eval.prompts import demo_prompts, warm_up_prompts
 from eval.speedup import PROMPT_TOKENS, SpeedupConfig
 from train.corpus import HELD_OUT, function_prompts, held_out_files, read, stdlib, training_files
@@ -147,7 +147,7 @@ def test_long_prompts_are_passed_over(byte_tokenizer):
 
 def test_demo_prompts():
     """The default benchmark: the same at every call, whole functions, enough of them."""
-    tokenizer = load_tokenizer(DEMO / "target")
+    tokenizer = Tokenizer.load(DEMO / "target")
     prompts, again = (demo_prompts(tokenizer, SpeedupConfig().prompts, PROMPT_TOKENS) for _ in "12")
     assert [(p.group, p.text, p.tokens.tolist()) for p in prompts] == [
         (p.group, p.text, p.tokens.tolist()) for p in again

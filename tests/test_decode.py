@@ -97,9 +97,7 @@ def test_fused_search(models, prompts, plain, truth, greedy):
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 59), (SAMPLED, 8), (PENALIZED, 20)])
 def test_eagle3_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
     config = DecodeConfig(models.target, models.eagle, nodes=nodes)
-    generation = loop(
-        config, models.eagle_params, None, prompts, Options(sampling, seed=SEED)
-    )
+    generation = loop(config, models.eagle_params, None, prompts, Options(sampling, seed=SEED))
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
     assert sum(map(sum, generation.drafted)) > 0
 
@@ -148,11 +146,7 @@ def test_rows_can_be_ended(models, prompts, plain, truth, greedy):
     """A row told to end gives nothing more; the others do not notice."""
     oracle = Oracle(greedy, truth(GREEDY), levels=3)
     steps = stream(greedy, models.params, oracle, prompts, Options(seed=SEED))
-    won = [next(steps), next(steps)]
-    with pytest.raises(StopIteration):
-        won.append(steps.send(np.array([True, False, False, True])))
-        while True:
-            won.append(next(steps))
+    won = [next(steps), next(steps), steps.send(np.array([True, False, False, True])), *steps]
     rows = [np.concatenate([step.tokens[row] for step in won]) for row in range(4)]
     expected = lists(plain(GREEDY).tokens)
     assert lists(rows) == [expected[0][:5], expected[1], expected[2], expected[3][:5]]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tiny_model
 
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.sampling import Sampling
+from dart_jax.tokenizer import Tokenizer
 from eval.prompts import demo_prompts
 
 MAX_LENGTH = 60
@@ -26,7 +26,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tiny):
-    return DartModel.load(tiny.target, tiny.drafter, tiny.ngram)
+    return DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
 
 
 def lists(generation):
@@ -38,7 +38,7 @@ def test_load(model):
     assert model.drafter == shapes.drafter
     assert model.eos == (0,)
     assert model.ngram.order == 3
-    assert model.tokenizer.get_vocab_size() == shapes.vocab_size
+    assert model.tokenizer.vocab_size == shapes.vocab_size
     assert model.params["draft_ids"].tolist() == list(range(shapes.vocab_size))
     untied = dataclasses.replace(shapes.target, tie_word_embeddings=False)
     assert model.target == (untied if jax.default_backend() == "cpu" else shapes.target)
@@ -46,13 +46,13 @@ def test_load(model):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_weights_have_the_dtype_asked_for(tiny, dtype):
-    params = DartModel.load(tiny.target, tiny.drafter, None, dtype).params
+    params = DartModel.from_pretrained(tiny.target, tiny.drafter, dtype=dtype).params
     weights = jax.tree.leaves((params["target"], params["drafter"]))
     assert {leaf.dtype for leaf in weights} == {jnp.dtype(dtype)}
 
 
 def test_parts_can_be_left_out(tiny):
-    model = DartModel.load(tiny.target, None, None)
+    model = DartModel.from_pretrained(tiny.target, None, None)
     assert model.drafter is None
     assert model.ngram is None
     assert set(model.params) == {"target"}
@@ -112,26 +112,26 @@ def test_a_drafter_of_another_target(tiny, tmp_path, change, message):
     drafter = dataclasses.replace(tiny_model.SHAPES.drafter, **change)
     tiny_model.write_drafter(tmp_path, drafter)
     with pytest.raises(UserError, match=message):
-        DartModel.load(tiny.target, tmp_path, None)
+        DartModel.from_pretrained(tiny.target, tmp_path, None)
 
 
 def test_an_ngram_model_of_another_tokenizer(tiny, tmp_path):
     """Known by its fingerprint; one without passes unless its vocabulary is too large."""
     path = tmp_path / "ngram"
     unknown, other = bytes(32), bytes(range(32))
-    size = DartModel.load(tiny.target, tiny.drafter, None).target.vocab_size
+    size = DartModel.from_pretrained(tiny.target, tiny.drafter, None).target.vocab_size
     for vocab_size, fingerprint, message in [
         (size, unknown, None),
         (size + 1, unknown, f"made for a vocabulary of {size + 1} tokens, here it is {size}"),
         (300, other, "counted with another tokenizer"),
-        (300, tokenizer_fingerprint(load_tokenizer(tiny.target)), None),
+        (300, tokenizer_fingerprint(Tokenizer.load(tiny.target)), None),
     ]:
         NgramModel.count([[1, 2]], vocab_size=vocab_size, fingerprint=fingerprint).save(path)
         if message is None:
-            DartModel.load(tiny.target, tiny.drafter, path)
+            DartModel.from_pretrained(tiny.target, tiny.drafter, path)
             continue
         with pytest.raises(UserError, match=message):
-            DartModel.load(tiny.target, tiny.drafter, path)
+            DartModel.from_pretrained(tiny.target, tiny.drafter, path)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut off"])
@@ -143,13 +143,13 @@ def test_a_damaged_tokenizer(tiny, tmp_path, damage):
     if damage == "cut off":
         path.write_text(text[: len(text) // 2])
     with pytest.raises(UserError, match=r"tokenizer\.json") as error:
-        DartModel.load(target, None, None)
+        DartModel.from_pretrained(target, None, None)
     assert "\n" not in str(error.value)
 
 
 def test_demo_model():
     """The model in the package decodes losslessly, and its drafts are accepted."""
-    model = DartModel.load()
+    model = DartModel.demo()
     prompts = [prompt.tokens for prompt in demo_prompts(model.tokenizer, 1, 64)[:2]]
     plain, dart = (model.decoder(nodes=nodes, max_length=128) for nodes in (0, 8))
     expected, generation = (decoder(prompts, 48) for decoder in (plain, dart))

@@ -1,5 +1,6 @@
 """The pruner inside jitted programs, through XLA's foreign function and through Python."""
 
+import gc
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from dart_jax import _core, pruner
 from dart_jax.ngram import NgramModel
-from dart_jax.pruner import CONTEXT, Handover, Pruner, SearchConfig
+from dart_jax.pruner import CONTEXT, Handover, Pruner, SearchConfig, trees_inside
 
 HANDOVER = Handover(positions=4, candidates=10, path=5)
 VOCAB = 30
@@ -38,6 +39,7 @@ def pack(rows, seed=0):
     return HANDOVER.pack(
         jnp.asarray(context, jnp.int32),
         jnp.zeros(rows, jnp.int32),
+        jnp.zeros(rows, jnp.int32),
         jnp.asarray(active),
         jnp.zeros((rows, HANDOVER.path), jnp.int32),
         jnp.asarray(ids, jnp.int32),
@@ -45,17 +47,21 @@ def pack(rows, seed=0):
     )
 
 
-@pytest.fixture(params=["foreign function", "portable", "callback without it"])
+@pytest.fixture(params=["foreign function", "python", "without foreign function"])
 def way(request, monkeypatch):
     """How a pruner is called inside a jitted program; every test traces programs of its own."""
-    if request.param == "foreign function":
-        if _core.ffi_handler is None:
-            pytest.skip("built without jaxlib's headers")
-        return Pruner.callback
-    if request.param == "portable":
-        return Pruner.python_callback
-    monkeypatch.setattr(pruner, "_foreign_function", lambda: False)
-    return Pruner.callback
+    native = request.param != "python"
+    if request.param == "foreign function" and _core.ffi_handler is None:
+        pytest.skip("built without jaxlib's headers")
+    if request.param == "without foreign function":
+        monkeypatch.setattr(pruner, "_foreign_function", lambda: False)
+    return partial(inside, native=native)
+
+
+def inside(prune, packed, native=True):
+    """A pruner's trees inside a program that is made for it alone."""
+    handle = jnp.int32(prune.handle)
+    return trees_inside(prune.handover, prune.nodes, handle, packed, native=native)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
@@ -127,11 +133,30 @@ def custom_calls(program):
 def test_the_cpu_calls_the_search_itself(ngram):
     """Nothing leads through Python, neither before nor after XLA's own optimisation."""
     prune = Pruner(HANDOVER, NODES, ngram=ngram)
-    lowered = jax.jit(prune.callback).lower(pack(2))
+    lowered = jax.jit(partial(inside, prune)).lower(pack(2))
     for text in (lowered.as_text(), lowered.compile().as_text()):
         assert custom_calls(text) == {"dart_search"}
-    [through_python] = custom_calls(jax.jit(prune.python_callback).lower(pack(2)).as_text())
+    [through_python] = custom_calls(
+        jax.jit(partial(inside, prune, native=False)).lower(pack(2)).as_text()
+    )
     assert "python" in through_python
+
+
+def test_one_program_takes_any_pruner(ngram, way):
+    """The handle is an argument; that of a pruner that is no more is refused."""
+    small, large = Pruner(HANDOVER, NODES), Pruner(HANDOVER, NODES, ngram=ngram)
+    packed = pack(7)
+    native = way.keywords["native"]
+    jitted = jax.jit(partial(trees_inside, HANDOVER, NODES, native=native))
+    for prune in (small, large):
+        expected = prune(np.asarray(packed))
+        np.testing.assert_array_equal(jitted(jnp.int32(prune.handle), packed), expected)
+    assert jitted._cache_size() == 1
+    handle = jnp.int32(large.handle)
+    del prune, large
+    gc.collect()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"no longer exists|KeyError"):
+        jitted(handle, packed).block_until_ready()
 
 
 def test_time_of_searches_adds_up(ngram, way):
@@ -154,9 +179,9 @@ def test_another_layout_is_refused_inside_a_program():
     narrow = pack(2)[:, :-1]
     another = "dart_search: packed candidates of another layout"
     with pytest.raises(jax.errors.JaxRuntimeError, match=another):
-        jax.jit(prune.callback)(narrow).block_until_ready()
+        jax.jit(partial(inside, prune))(narrow).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match="expected S32 but got F32"):
-        jax.jit(prune.callback)(pack(2).astype(jnp.float32)).block_until_ready()
+        jax.jit(partial(inside, prune))(pack(2).astype(jnp.float32)).block_until_ready()
 
 
 def test_another_layout_is_refused_on_the_host():
@@ -184,9 +209,9 @@ PROGRAM = """
 import os, sys
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import jax, jax.numpy as jnp, numpy as np
-from dart_jax.pruner import Handover, Pruner
+from dart_jax.pruner import Handover, Pruner, trees_inside
 
-rows, method = int(sys.argv[1]), sys.argv[2]
+rows, native = int(sys.argv[1]), sys.argv[2] == "native"
 handover = Handover(positions=8, candidates=25, path=9)
 prune = Pruner(handover, 59)
 rng = np.random.default_rng(0)
@@ -195,6 +220,8 @@ context = rng.integers(0, 1000, (rows, handover.first))
 packed = np.concatenate([context, ids, logits.astype(np.float32).view(np.int32)], axis=1)
 packed = packed.astype(np.int32)
 
+handle = jnp.int32(prune.handle)
+
 @jax.jit
 def loop(packed, matrix):
     def body(state):
@@ -202,7 +229,8 @@ def loop(packed, matrix):
         matrix = matrix @ matrix  # something that XLA does not compute before
         root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
         packed = packed.at[:, handover.first - 1].set(root)
-        return i + 1, packed, matrix, getattr(prune, method)(packed)
+        trees = trees_inside(handover, 59, handle, packed, native=native)
+        return i + 1, packed, matrix, trees
 
     trees = jnp.zeros((rows, 3, 60), jnp.int32)
     return jax.lax.while_loop(lambda s: s[0] < 30, body, (0, packed, matrix, trees))[1::2]
@@ -214,7 +242,7 @@ np.testing.assert_array_equal(trees, prune(np.asarray(packed)))
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 @pytest.mark.parametrize("rows", [1, 7, 64])
-@pytest.mark.parametrize("method", ["callback", "python_callback"])
+@pytest.mark.parametrize("method", ["native", "python"])
 def test_no_batch_size_hangs_on_one_core(rows, method):
     """In a process of its own, which can be ended. Where JAX copies an array larger than 100 KiB
     for a callback, 62 rows, it waits for a thread, and on one core none is left."""

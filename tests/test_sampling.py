@@ -10,13 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from dart_jax import sampling as sampling_module
 from dart_jax.errors import UserError
-from dart_jax.sampling import Sampling, draw, keep_likely
+from dart_jax.sampling import Sampling, penalize
 
 VOCAB = 40
 
-keep_likely = jax.jit(keep_likely, static_argnums=0)
-draw = jax.jit(draw, static_argnums=0)
+keep_likely_jitted, draw_jitted = (
+    jax.jit(sampling_module.keep_likely),
+    jax.jit(sampling_module.draw),
+)
+
+
+def keep_likely(sampling, logits):
+    return keep_likely_jitted(sampling.values(), logits)
+
+
+def draw(sampling, *arguments):
+    return draw_jitted(sampling.values(), *arguments)
 
 
 def softmax(logits):
@@ -33,6 +44,9 @@ def literal_filter(sampling, logits):
         order = np.argsort(-kept)
         reached = np.cumsum(softmax(kept)[order])
         kept[order[1 + np.searchsorted(reached, sampling.top_p) :]] = -np.inf
+    if sampling.min_p:
+        probability = softmax(kept)
+        kept[probability < sampling.min_p * probability.max()] = -np.inf
     return kept
 
 
@@ -45,12 +59,24 @@ def levels_of(position):
 @settings(derandomize=True, max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 10.0]))
 @pytest.mark.parametrize(
-    ("top_k", "top_p"),
-    [(0, 1.0), (1, 1.0), (7, 1.0), (2 * VOCAB, 1.0), (0, 1e-6), (0, 0.5), (0, 0.999), (7, 0.9)],
+    ("top_k", "top_p", "min_p"),
+    [
+        (0, 1.0, 0.0),
+        (1, 1.0, 0.0),
+        (7, 1.0, 0.0),
+        (2 * VOCAB, 1.0, 0.0),
+        (0, 1e-6, 0.0),
+        (0, 0.5, 0.0),
+        (0, 0.999, 0.0),
+        (0, 1.0, 0.1),
+        (0, 1.0, 1.0),
+        (7, 0.9, 0.0),
+        (20, 0.95, 0.2),
+    ],
 )
-def test_filters_are_the_literal_ones(top_k, top_p, seed, spread):
+def test_filters_are_the_literal_ones(top_k, top_p, min_p, seed, spread):
     logits = np.random.default_rng(seed).normal(0, spread, (2, 3, VOCAB)).astype(np.float32)
-    sampling = Sampling(1.0, top_k, top_p)
+    sampling = Sampling(1.0, top_k, top_p, min_p)
     expected = [[literal_filter(sampling, node) for node in row] for row in logits]
     np.testing.assert_array_equal(keep_likely(sampling, jnp.asarray(logits)), expected)
 
@@ -62,7 +88,24 @@ def test_ties_with_the_last_one_kept_are_kept():
     assert np.isfinite(keep_likely(Sampling(1.0, top_k=2), logits)).sum() == 2
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0, top_p=1e-9), Sampling(5.0, top_k=1)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0, top_p=1e-9), Sampling(5.0, top_k=1), Sampling(2.0, min_p=1.0)]
+)
+def test_negative_and_infinite_logits_are_ordered():
+    logits = jnp.asarray([[[-1.0, -np.inf, -3.0, 0.0, -2.0, 5e-39, -np.inf]]], jnp.float32)
+    kept = np.isfinite(keep_likely(Sampling(1.0, top_k=4), logits))[0, 0]
+    assert kept.tolist() == [True, False, False, True, True, True, False]
+
+
+def test_known_tokens_are_penalised():
+    logits = jnp.asarray([[2.0, -2.0, 0.0, 3.0]], jnp.float32)
+    known = jnp.asarray([[True, True, True, False]])
+    assert penalize(jnp.float32(2), logits, known).tolist() == [[1.0, -4.0, 0.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0, top_p=1e-9), Sampling(5.0, top_k=1), Sampling(2.0, min_p=1.0)]
+)
 def test_the_tightest_filter_draws_the_most_likely(sampling):
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50, VOCAB)), jnp.float32)
     position = jnp.arange(150, dtype=jnp.int32).reshape(3, 50)
@@ -143,6 +186,10 @@ def test_noise_differs_between_seeds_rows_and_positions():
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"top_p": float("nan")},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
     ],
 )
 def test_wrong_settings_are_named(wrong):

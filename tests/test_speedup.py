@@ -14,8 +14,8 @@ import pytest
 import tiny_model
 from rich.console import Console
 
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
+from dart_jax.tokenizer import Tokenizer
 from eval import speedup
 from eval.prompts import demo_prompts
 from eval.report import check_outputs
@@ -235,7 +235,7 @@ def test_bad_input_on_the_command_line(arguments, case):
 
 def test_prompts_of_the_tiny_model(tiny):
     """What the tests above rely on: every group has enough prompts of different lengths."""
-    tokenizer = load_tokenizer(tiny.target)
+    tokenizer = Tokenizer.load(tiny.target)
     prompts = demo_prompts(tokenizer, 3, PROMPT_TOKENS)
     assert len(prompts) == 3 * len(HELD_OUT)
     assert len({len(prompt.tokens) for prompt in prompts}) > 3

@@ -15,12 +15,13 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import duckdb
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ from dart_jax.ngram.fingerprint import vocabulary_size
 from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.windows import WindowLayout
 from dart_jax.ngram.workload import Drafts, generate, make_drafts
-from dart_jax.pruner import Handover, Pruner
+from dart_jax.pruner import Handover, Pruner, trees_inside
 
 LEAST_SORT = 32 * 10**6  # bytes for DuckDB
 MADE_UP = "made up: "  # before what is measured of a made-up model
@@ -396,32 +397,31 @@ def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Result
     handover = Handover(*drafts.ids.shape[1:], path=1)
     pruner = Pruner(handover, nodes, ngram=model)
     queries = len(drafts.context)
-    zeros = np.zeros((queries, 2), np.int32)
+    won = np.zeros((queries, 2 + handover.path), np.int32)
     bits = drafts.logits.view(np.int32).reshape(queries, -1)
-    packed = np.concatenate([zeros, drafts.context, drafts.ids.reshape(queries, -1), bits], axis=1)
+    packed = np.concatenate([won, drafts.context, drafts.ids.reshape(queries, -1), bits], axis=1)
 
-    def seconds(callback: Callable[[jax.Array], jax.Array]) -> float:
+    def seconds(native: bool) -> float:
         @jax.jit
-        def search_all(packed: jax.Array) -> jax.Array:
+        def search_all(packed: jax.Array, handle: jax.Array) -> jax.Array:
             def one(query: jax.Array, total: jax.Array) -> jax.Array:
                 row = jax.lax.dynamic_slice_in_dim(packed, query, 1)
-                return total + callback(row).sum()
+                trees = trees_inside(handover, nodes, handle, row, native=native)
+                return total + trees.sum()
 
             return jax.lax.fori_loop(0, queries, one, 0)
 
-        search_all(packed).block_until_ready()
+        search_all(packed, handle).block_until_ready()
         times = []
         for _ in range(5):
             began = time.perf_counter()
-            search_all(packed).block_until_ready()
+            search_all(packed, handle).block_until_ready()
             times.append(time.perf_counter() - began)
         return min(times) / queries
 
-    for name, callback in (
-        ("search in a jitted loop", pruner.callback),
-        ("the same through Python", pruner.python_callback),
-    ):
-        took = seconds(callback)
+    handle = jnp.int32(pruner.handle)
+    for name, native in (("search in a jitted loop", True), ("the same through Python", False)):
+        took = seconds(native)
         results.add(name, took, f"{1e6 * took:.1f} us, mean")
 
 
