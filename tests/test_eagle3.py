@@ -274,7 +274,7 @@ def random_known(seed, lengths, config=CONFIG):
 @pytest.mark.parametrize(
     ("settings", "nodes"),
     [
-        (Eagle3Tree(depth=3, top_k=4), 15),
+        (Eagle3Tree(depth=4, top_k=4), 50),
         (Eagle3Tree(depth=5, top_k=2), 12),
         (Eagle3Tree(depth=2, top_k=7), 200),  # more than there are candidates
         (Eagle3Tree(depth=1, top_k=5), 13),
