@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.generation import Completion, GenerationConfig
+from dart_jax.generation import Completion, GenerationConfig, Piece
 from dart_jax.model import DEMO, DartModel
 
 DRAFTED = "green"
@@ -85,10 +85,19 @@ def run(config: GenerateConfig, out: Console, err: Console) -> None:
     # Ctrl-C ends the text, not the report.
     with contextlib.suppress(KeyboardInterrupt):
         for piece in stream:
-            text = Text(piece, style=DRAFTED if piece.drafted else "")
-            out.print(text, end="", soft_wrap=True)
+            show(piece, out)
     out.print()
     err.print(summary(stream.completion), style="dim", highlight=False, soft_wrap=True)
+
+
+def show(piece: Piece, out: Console) -> None:
+    """Writes a piece: as it is to a file, in its colour and without control codes to a terminal."""
+    if out.is_terminal:
+        text = Text(piece, style=DRAFTED if piece.drafted else "")
+        out.print(text, end="", soft_wrap=True)
+    else:
+        out.file.write(piece)
+        out.file.flush()
 
 
 def summary(completion: Completion) -> str:
