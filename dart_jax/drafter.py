@@ -14,11 +14,12 @@ from jax.typing import DTypeLike
 
 from dart_jax.cache import KVCache, visible
 from dart_jax.config import DrafterConfig
-from dart_jax.layers import INIT, Linear, Part, RMSNorm, SwiGLU, attend, split_heads
+from dart_jax.draft_layer import DraftLayer, take_rows
+from dart_jax.layers import INIT, Linear, Part, split_heads
 from dart_jax.rope import rotate
 
 
-class Drafter(nnx.Module):
+class Drafter(DraftLayer):
     """One decoder layer over the anchors and their mask rows; heads over the draft vocabulary.
 
     Drafting passes one anchor, the last real row; training passes many, whose blocks see their own
@@ -27,20 +28,11 @@ class Drafter(nnx.Module):
 
     def __init__(self, config: DrafterConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.config = config
-        d, h, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        d = config.hidden_size
+        # Drawn before the layer: a seed's parameters stay what they were.
         self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
         self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
-        self.hidden_norm = RMSNorm(d, eps, dtype=dtype)
-        self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.post_attention_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.q_proj = Linear(2 * d, heads * h, dtype=dtype, rngs=rngs)
-        self.k_proj = Linear(2 * d, kv_heads * h, dtype=dtype, rngs=rngs)
-        self.v_proj = Linear(2 * d, kv_heads * h, dtype=dtype, rngs=rngs)
-        self.o_proj = Linear(heads * h, d, dtype=dtype, rngs=rngs)
-        self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
-        self.norm = RMSNorm(d, eps, dtype=dtype)
-        self.lm_head = Linear(d, config.draft_vocab_size, dtype=dtype, rngs=rngs)
+        super().__init__(config, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -68,7 +60,7 @@ class Drafter(nnx.Module):
         b, t, _ = features.shape
         d, m, n_anchors = config.num_positions, config.draft_length, anchors.shape[1]
         residual = self.fc(features)
-        inputs = jnp.concatenate([self.input_layernorm(embeds), self.hidden_norm(residual)], -1)
+        inputs = self.join(embeds, residual)
         mask_row = jnp.broadcast_to(self.mask_rep[...], (b, 1, 2 * config.hidden_size))
 
         # One projection serves the real rows and the mask row: all mask rows have the same input
@@ -77,7 +69,7 @@ class Drafter(nnx.Module):
         k = split_heads(self.k_proj(rows), config.num_key_value_heads)
         v = split_heads(self.v_proj(rows), config.num_key_value_heads)
         k_real, v_real = rotate(k[:, :, :t], positions, config.rope), v[:, :, :t]
-        anchored = jnp.concatenate([_take(inputs, anchors), mask_row], axis=1)
+        anchored = jnp.concatenate([take_rows(inputs, anchors), mask_row], axis=1)
         q = split_heads(self.q_proj(anchored), config.num_attention_heads)
         q = _with_masks(q, n_anchors, m, axis=2)
 
@@ -100,18 +92,12 @@ class Drafter(nnx.Module):
             parts.append(Part(q_block, k_block, _repeat(v[:, :, t:], m), seen))
 
         stream = jnp.concatenate(
-            [_take(residual, anchors), mask_row[..., : config.hidden_size]], axis=1
+            [take_rows(residual, anchors), mask_row[..., : config.hidden_size]], axis=1
         )
-        x = _with_masks(stream, n_anchors, m, axis=1) + self.o_proj(attend(parts))
-        x = x + self.mlp(self.post_attention_layernorm(x))
+        x = self.finish(_with_masks(stream, n_anchors, m, axis=1), parts)
         # The reference applies the same final norm twice.
         logits = self.lm_head(self.norm(self.norm(x))).astype(jnp.float32)
         return logits.reshape(b, n_anchors, d, -1), ((k_real, v_real),)
-
-
-def _take(rows: jax.Array, index: jax.Array) -> jax.Array:
-    """Rows [B, T, C] at int32 [B, A] -> [B, A, C]."""
-    return jnp.take_along_axis(rows, index[:, :, None], axis=1)
 
 
 def _repeat(row: jax.Array, times: int) -> jax.Array:

@@ -14,27 +14,28 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.config import DrafterConfig, DraftLayerConfig, Eagle3Config, TargetConfig
 from dart_jax.drafter import Drafter
+from dart_jax.eagle3 import Eagle3Drafter
 from dart_jax.layers import Params
 from dart_jax.target import Target
 
-_MODULES = {TargetConfig: Target, DrafterConfig: Drafter}
+_MODULES = {TargetConfig: Target, DrafterConfig: Drafter, Eagle3Config: Eagle3Drafter}
 
 
 @functools.cache
-def _split(config: TargetConfig | DrafterConfig) -> tuple[nnx.GraphDef, nnx.State]:
+def _split(config: TargetConfig | DraftLayerConfig) -> tuple[nnx.GraphDef, nnx.State]:
     module = _MODULES[type(config)]
     return nnx.split(nnx.eval_shape(lambda: module(config, rngs=nnx.Rngs(0))))
 
 
-def abstract_params(config: TargetConfig | DrafterConfig) -> Params:
+def abstract_params(config: TargetConfig | DraftLayerConfig) -> Params:
     """The nested dict of `jax.ShapeDtypeStruct` that the model's parameters must match."""
     return nnx.to_pure_dict(_split(config)[1])
 
 
 def init_params(
-    config: TargetConfig | DrafterConfig, seed: int, dtype: DTypeLike = jnp.float32
+    config: TargetConfig | DraftLayerConfig, seed: int, dtype: DTypeLike = jnp.float32
 ) -> Params:
     """Random parameters as a nested dict of arrays."""
 
@@ -46,6 +47,6 @@ def init_params(
     return init(jax.random.key(seed))
 
 
-def bind(config: TargetConfig | DrafterConfig, params: Params) -> Any:
+def bind(config: TargetConfig | DraftLayerConfig, params: Params) -> Any:
     """The module over these parameters; call it while tracing, never in a hot loop."""
     return nnx.merge(_split(config)[0], params)

@@ -1,0 +1,409 @@
+"""EAGLE-3 trees: against the reference's, and against a slow transcription without a cache."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import GOLDEN, NAMES
+from safetensors.numpy import load_file
+
+from dart_jax.cache import append, init_cache
+from dart_jax.config import DrafterConfig, Eagle3Config
+from dart_jax.eagle3 import Eagle3Tree, draft_tree
+from dart_jax.errors import UserError
+from dart_jax.pure import abstract_params, bind
+from dart_jax.rope import Rope
+from dart_jax.tree import ancestor_mask, unpack
+
+REFERENCE = Eagle3Tree()
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A drafter and what it needs of its target."""
+
+    config: Eagle3Config
+    params: dict
+    embedding: jax.Array
+    draft_ids: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """The known tokens of each sequence, padded: features of a row, the token after it."""
+
+    features: jax.Array
+    following: jax.Array
+    last: jax.Array
+
+    @classmethod
+    def pad(cls, features, following, garbage=0):
+        rows = max(map(len, features))
+        rng = np.random.default_rng(garbage)
+        shape = (len(features), rows)
+        padded = rng.normal(size=(*shape, features[0].shape[1])).astype(np.float32)
+        tokens = rng.integers(0, 9, shape).astype(np.int32)
+        for i, (f, t) in enumerate(zip(features, following, strict=True)):
+            padded[i, : len(f)], tokens[i, : len(t)] = f, t
+        last = np.array([len(f) - 1 for f in features], np.int32)
+        return cls(jnp.asarray(padded), jnp.asarray(tokens), jnp.asarray(last))
+
+    def of(self, i):
+        """Sequence i alone, without padding."""
+        n = int(self.last[i]) + 1
+        return Known(
+            self.features[i : i + 1, :n], self.following[i : i + 1, :n], self.last[i, None]
+        )
+
+    @property
+    def root(self):
+        return jnp.take_along_axis(self.following, self.last[:, None], axis=1)[:, 0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _draft(config, settings, nodes, params, embedding, draft_ids, known, first, cache, length):
+    features, following, last, root = known
+    positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+    return draft_tree(
+        settings,
+        bind(config, params),
+        lambda tokens: embedding[tokens],
+        draft_ids,
+        features,
+        following,
+        positions,
+        last,
+        root,
+        nodes,
+        cache,
+        length,
+    )
+
+
+def draft(model, known, nodes, settings=REFERENCE, cache=None, length=None):
+    """Packed trees and the rows to append."""
+    first = jnp.zeros_like(known.last) if length is None else length
+    rows = (known.features, known.following, known.last, known.root)
+    packed, rows = _draft(
+        model.config,
+        settings,
+        nodes,
+        model.params,
+        model.embedding,
+        model.draft_ids,
+        rows,
+        first,
+        cache,
+        length,
+    )
+    assert packed.dtype == jnp.int32
+    assert packed.shape == (len(known.last), 3, nodes + 1)
+    return np.asarray(packed), rows
+
+
+# The reference
+
+
+@functools.cache
+def golden_model(name):
+    directory = GOLDEN / name / "eagle3"
+    config = Eagle3Config.from_json(json.loads((directory / "config.json").read_text()))
+    tensors = load_file(directory / "model.safetensors")
+
+    def read(path, shape):
+        *names, kind = [key.key for key in path]
+        outside = {("fc",), ("norm",), ("lm_head",)}
+        attention = ["self_attn"] if names[0][1:] == "_proj" else []
+        middle = [] if tuple(names) in outside else ["midlayer", *attention]
+        tensor = tensors[".".join([*middle, *names, "weight"])]
+        tensor = tensor.T if kind == "kernel" else tensor
+        assert tensor.shape == shape.shape
+        return jnp.asarray(tensor)
+
+    params = jax.tree_util.tree_map_with_path(read, abstract_params(config))
+    ids = np.arange(config.draft_vocab_size) + tensors["d2t"]
+    target = load_file(GOLDEN / name / "target" / "model.safetensors")
+    embedding = jnp.asarray(target["model.embed_tokens.weight"])
+    return Model(config, params, embedding, jnp.asarray(ids, jnp.int32))
+
+
+@functools.cache
+def golden_known(name):
+    run = np.load(GOLDEN / name / "golden.npz")
+    return Known.pad(
+        [run[f"aux_{i}"] for i in range(4)], [run[f"preceding_{i}_0"][1:] for i in range(4)]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_drafts_the_same_trees(name):
+    trees, _ = draft(golden_model(name), golden_known(name), nodes=59)
+    masks = ancestor_mask(unpack(jnp.asarray(trees)), REFERENCE.levels)
+    reference = np.load(GOLDEN / name / "eagle3" / "golden.npz")
+    for i, ((tokens, _, depth), mask) in enumerate(zip(trees, masks, strict=True)):
+        np.testing.assert_array_equal(tokens, reference[f"draft_tokens_{i}"])
+        np.testing.assert_array_equal(depth, reference[f"tree_position_ids_{i}"])
+        np.testing.assert_array_equal(mask, reference[f"tree_mask_{i}"])
+
+
+# A slow transcription
+
+
+def normed(x, scale, eps):
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * scale
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def turned(x, theta):
+    """Rows [T, heads, h] at positions 0, 1, ... as complex numbers times a rotation."""
+    t, _, h = x.shape
+    angle = np.arange(t)[:, None, None] / theta ** (np.arange(0, h, 2) / h)
+    z = (x[..., : h // 2] + 1j * x[..., h // 2 :]) * np.exp(1j * angle)
+    return np.concatenate([z.real, z.imag], axis=-1)
+
+
+def layer(config, p, residual, embeds):
+    """The decoder layer over one sequence, causally: [T, D]."""
+    eps, h = config.rms_norm_eps, config.head_dim
+    inputs = np.concatenate(
+        [
+            normed(embeds, p["input_layernorm"]["scale"], eps),
+            normed(residual, p["hidden_norm"]["scale"], eps),
+        ],
+        axis=-1,
+    )
+    t = len(inputs)
+    q, k, v = ((inputs @ p[f"{x}_proj"]["kernel"]).reshape(t, -1, h) for x in "qkv")
+    q, k = turned(q, config.rope.theta), turned(k, config.rope.theta)
+    shared = config.num_attention_heads // config.num_key_value_heads
+    out = []
+    for head in range(config.num_attention_heads):
+        score = q[:, head] @ k[:, head // shared].T / np.sqrt(h)
+        score = np.where(np.tri(t, dtype=bool), score, -np.inf)
+        out.append(softmax(score) @ v[:, head // shared])
+    x = residual + np.concatenate(out, axis=-1) @ p["o_proj"]["kernel"]
+    y = normed(x, p["post_attention_layernorm"]["scale"], eps)
+    gate, up = (y @ p["mlp"][f"{x}_proj"]["kernel"] for x in ("gate", "up"))
+    return x + (gate / (1 + np.exp(-gate)) * up) @ p["mlp"]["down_proj"]["kernel"]
+
+
+def literal_tree(model, known, nodes, settings):
+    """One sequence's tree, float64: every path runs by itself behind all known tokens."""
+    config = model.config
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), model.params)
+    embedding = np.asarray(model.embedding, np.float64)
+    features = np.asarray(known.features[0], np.float64) @ p["fc"]["kernel"]
+    following = np.asarray(known.following[0]).tolist()
+    ids = np.asarray(model.draft_ids)
+    top_k = min(settings.top_k, len(ids))
+
+    def followers(path):
+        """The likeliest tokens behind a path of target ids, with their log-probabilities."""
+        residual = features
+        for n in range(len(path) + 1):
+            output = layer(config, p, residual, embedding[following + path[:n]])
+            residual = np.concatenate([residual, output[-1:]])
+        logits = normed(output[-1], p["norm"]["scale"], config.rms_norm_eps)
+        logp = np.log(softmax(logits @ p["lm_head"]["kernel"]))
+        order = np.argsort(-logp, kind="stable")[:top_k]
+        return [(int(ids[j]), logp[j]) for j in order]
+
+    # A candidate: its path, its score, and which candidate is its parent.
+    pool = [([token], score, -1) for token, score in followers([])]
+    level = range(len(pool))
+    for _ in range(settings.depth):
+        rows = sorted(level, key=lambda i: -pool[i][1])[:top_k]
+        start = len(pool)
+        for row in rows:
+            path, score, _ = pool[row]
+            pool += [([*path, token], score + logp, row) for token, logp in followers(path)]
+        level = range(start, len(pool))
+    scores = np.array([score for _, score, _ in pool])
+    # Where float32 might order otherwise, equality would prove nothing.
+    assert np.diff(np.sort(scores)).min() > 2e-6
+    chosen = sorted(sorted(range(len(pool)), key=lambda i: -scores[i])[:nodes])
+    place = {-1: 0} | {i: node for node, i in enumerate(chosen, start=1)}
+    tree = np.zeros((3, nodes + 1), np.int32)
+    tree[0, 0] = following[-1]
+    for i in chosen:
+        path, _, parent = pool[i]
+        tree[:, place[i]] = path[-1], place[parent], len(path)
+    return tree
+
+
+CONFIG = Eagle3Config(
+    vocab_size=61,
+    draft_vocab_size=40,
+    hidden_size=32,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    target_hidden_size=24,
+    rope=Rope(100.0),
+)
+
+
+def random_model(seed, config=CONFIG, dtype=jnp.float32):
+    """Parameters large enough for logits of order 1, and norms that are not 1."""
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(
+        lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), dtype),
+        abstract_params(config),
+    )
+    embedding = jnp.asarray(rng.normal(size=(config.vocab_size, config.hidden_size)), dtype)
+    ids = rng.permutation(config.vocab_size)[: config.draft_vocab_size]
+    return Model(config, params, embedding, jnp.asarray(ids, jnp.int32))
+
+
+def random_known(seed, lengths, config=CONFIG):
+    rng = np.random.default_rng(seed)
+    return Known.pad(
+        [rng.normal(size=(n, 3 * config.target_hidden_size)) for n in lengths],
+        [rng.integers(0, config.vocab_size, n) for n in lengths],
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes"),
+    [
+        (Eagle3Tree(depth=3, top_k=4), 15),
+        (Eagle3Tree(depth=5, top_k=2), 12),
+        (Eagle3Tree(depth=2, top_k=7), 200),  # more than there are candidates
+        (Eagle3Tree(depth=0, top_k=5), 3),
+        (Eagle3Tree(depth=4, top_k=1), 5),
+    ],
+)
+def test_trees_are_the_literal_ones(settings, nodes):
+    for seed in range(4):
+        model, known = random_model(seed), random_known(seed, [6, 1, 3])
+        trees, _ = draft(model, known, nodes, settings)
+        for i, tree in enumerate(trees):
+            np.testing.assert_array_equal(tree, literal_tree(model, known.of(i), nodes, settings))
+
+
+def test_a_draft_vocabulary_smaller_than_top_k():
+    model = random_model(0, dataclasses.replace(CONFIG, draft_vocab_size=3))
+    known, settings = random_known(0, [4]), Eagle3Tree(depth=2, top_k=10)
+    (tree,), _ = draft(model, known, 25, settings)
+    np.testing.assert_array_equal(tree, literal_tree(model, known, 25, settings))
+    assert np.count_nonzero(tree[2]) == 3 + 2 * 9
+
+
+def test_of_equals_the_first_wins():
+    model = random_model(0)
+    params = {**model.params, "lm_head": jax.tree.map(jnp.zeros_like, model.params["lm_head"])}
+    known = random_known(0, [4])
+    model = dataclasses.replace(model, params=params)
+    (tree,), _ = draft(model, known, 8, Eagle3Tree(depth=2, top_k=3))
+    x, y, z = model.draft_ids[:3].tolist()
+    assert tree.tolist() == [
+        [int(known.root[0]), x, y, z, x, y, z, x, y],
+        [0, 0, 0, 0, 1, 1, 1, 2, 2],
+        [0, 1, 1, 1, 2, 2, 2, 2, 2],
+    ]
+
+
+# Batches, padding, caches
+
+BATCHES = [*NAMES, "random"]
+
+
+def batch(name):
+    if name == "random":
+        return random_model(1), random_known(1, [9, 1, 4, 12])
+    return golden_model(name), golden_known(name)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_is_its_sequences(name):
+    model, known = batch(name)
+    trees, rows = draft(model, known, 59)
+    for i, tree in enumerate(trees):
+        (alone,), rows_alone = draft(model, known.of(i), 59)
+        np.testing.assert_array_equal(tree, alone)
+        for ours, theirs in zip(rows[0], rows_alone[0], strict=True):
+            np.testing.assert_allclose(ours[i, :, : theirs.shape[2]], theirs[0], atol=1e-5)
+
+
+def test_padding_is_never_seen():
+    model = random_model(2)
+    rng = np.random.default_rng(2)
+    features = [rng.normal(size=(n, 72)) for n in (7, 2, 5)]
+    following = [rng.integers(0, 61, n) for n in (7, 2, 5)]
+    trees = [draft(model, Known.pad(features, following, seed), 59)[0] for seed in (0, 1)]
+    np.testing.assert_array_equal(*trees)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_drafting_behind_a_cache(name):
+    model, known = batch(name)
+    expected, _ = draft(model, known, 59)
+    config, b = model.config, len(known.last)
+    cache = init_cache(1, b, config.num_key_value_heads, 40, config.head_dim, jnp.float32)
+    cache = jax.tree.map(lambda x: x + 100, cache)  # garbage must not be seen
+    length = jnp.zeros(b, jnp.int32)
+    # As when decoding: a few rows a step, a different number for each sequence.
+    rng = np.random.default_rng(0)
+    while True:
+        left = known.last + 1 - length
+        count = jnp.minimum(left, jnp.asarray(rng.integers(1, 6, b), jnp.int32))
+        # A sequence that is at its end drafts from its last row once more.
+        length, count = jnp.where(left > 0, length, known.last), jnp.maximum(count, 1)
+        place = jnp.minimum(length[:, None] + jnp.arange(5, dtype=jnp.int32)[None], 10**6)
+        place = jnp.minimum(place, known.features.shape[1] - 1)
+        new = Known(
+            jnp.take_along_axis(known.features, place[:, :, None], axis=1),
+            jnp.take_along_axis(known.following, place, axis=1),
+            count - 1,
+        )
+        trees, rows = draft(model, new, 59, cache=cache, length=length)
+        every_row = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (b, 5))
+        cache = append(cache, rows, every_row, length)
+        length = length + count
+        if bool((length > known.last).all()):
+            break
+    np.testing.assert_array_equal(trees, expected)
+
+
+# What every tree must be
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("nodes", [0, 1, 20, 59, 1000])
+def test_trees_are_well_formed(dtype, nodes):
+    model = random_model(3, dtype=dtype)
+    known = random_known(3, [5, 8])
+    known = dataclasses.replace(known, features=known.features.astype(dtype))
+    trees, _ = draft(model, known, nodes)
+    for (tokens, parents, depth), root in zip(trees, known.root, strict=True):
+        size = min(nodes, 10 + 7 * 100)
+        assert (tokens[0], parents[0], depth[0]) == (root, 0, 0)
+        child = np.arange(1, size + 1)
+        assert (parents[child] < child).all()
+        assert (depth[child] == depth[parents[child]] + 1).all()
+        assert np.isin(tokens[child], model.draft_ids).all()
+        siblings = {*zip(parents[child].tolist(), tokens[child].tolist(), strict=True)}
+        assert len(siblings) == size
+        assert not trees[:, :, size + 1 :].any()
+
+
+def test_parameters_are_a_dart_drafters_without_the_mask():
+    fields = dataclasses.asdict(CONFIG) | {"rope": CONFIG.rope}
+    dart = abstract_params(DrafterConfig(**fields, draft_length=7))
+    del dart["mask_rep"]
+    assert abstract_params(CONFIG) == dart
+
+
+@pytest.mark.parametrize(("depth", "top_k"), [(-1, 10), (7, 0)])
+def test_settings_out_of_range(depth, top_k):
+    with pytest.raises(UserError, match=f"got {depth} and {top_k}"):
+        Eagle3Tree(depth, top_k)
