@@ -128,7 +128,11 @@ def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
     table = _DRAFTER
     if isinstance(config, TargetConfig):
         fused = any(name.endswith(".mlp.experts.gate_up_proj") for name in stored)
-        moe = _FUSED if fused else {"mixtral": _MIXTRAL, "qwen3_moe": _QWEN3_MOE}.get(config.model_type)
+        moe = (
+            _FUSED
+            if fused
+            else {"mixtral": _MIXTRAL, "qwen3_moe": _QWEN3_MOE}.get(config.model_type)
+        )
         table = moe or _TARGET
     pieces: dict[str, list[Piece]] = {}
     for path, leaf in leaves(abstract_params(config)):

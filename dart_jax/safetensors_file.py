@@ -123,7 +123,7 @@ def _reader(
                 file.seek(offset)
                 done = 0
                 while done < len(data):  # one read returns at most 2 GB
-                    count = file.readinto(memoryview(data)[done:])
+                    count = file.readinto(data[done:].data)
                     if not count:
                         raise ValueError("it ends too early")
                     done += count

@@ -64,9 +64,7 @@ def read_tensors(
             yield name, tensor.read()
 
 
-def write_tensors(
-    directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int
-) -> None:
+def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:
     """Replaces a directory's weights, by one file or by shards with an index.
 
     Each file is written atomically, and the one that is looked for first, last. Weights of another
