@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import tokenizers
 from jax.typing import DTypeLike
 
 from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig, drafter_config
@@ -90,21 +89,6 @@ def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
                 raise UserError(f"{path}: eos_token_id must be an integer or a list of them")
             return ids
     return ()
-
-
-def load_tokenizer(directory: str | os.PathLike[str]) -> tokenizers.Tokenizer:
-    """Reads `tokenizer.json`.
-
-    Raises:
-      UserError: it is missing or damaged.
-    """
-    path = Path(directory) / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"no file {path}; the target needs a tokenizer")
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower class
-        raise UserError(f"cannot read {path}: {error}") from None
 
 
 def load_drafter(

@@ -10,12 +10,12 @@ import tyro
 from rich.console import Console
 
 from dart_jax import _core
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram.fingerprint import tokenizer_fingerprint, vocabulary_size
 from dart_jax.ngram.model import NgramModel, is_ngram_file
 from dart_jax.ngram.reference import convert_reference
+from dart_jax.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def convert(config: ConvertConfig, console: Console) -> None:
         model.lossy(config.out, min_counts=config.min_counts, precision=config.precision)
     else:
         if config.tokenizer is not None:
-            tokenizer = load_tokenizer(config.tokenizer)
+            tokenizer = Tokenizer.load(config.tokenizer).backend
             vocab_size = vocabulary_size(tokenizer)
             fingerprint = tokenizer_fingerprint(tokenizer)
         elif config.vocab_size is not None:
