@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import jax
@@ -242,7 +242,7 @@ class TextGeneration:
             row.end()
         self._steps, self._seconds = made.steps, made.seconds
 
-    def _generate(self) -> Iterator[Piece]:
+    def _generate(self) -> Generator[Piece, None, None]:
         decoder, ended = self._decoder, None
         steps = stream(
             decoder.config,

@@ -28,7 +28,7 @@ _STOP_IDS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """A batch of prompts, padded on the right to a power of two so that shapes stay few.
+    """A batch of prompts, padded on the right to a power of two, at least 16: shapes stay few.
 
     Attributes:
       tokens: int32 [B, T].
@@ -64,7 +64,7 @@ class Prompts:
                 f"a prompt of {length.max()} tokens leaves no room in a cache of {max_length}; "
                 "shorten it or raise --max-length"
             )
-        padded = min(1 << (int(length.max()) - 1).bit_length(), max_length)
+        padded = min(max(16, 1 << (int(length.max()) - 1).bit_length()), max_length)
         tokens = np.zeros((len(prompts), padded), np.int32)
         for row, prompt in zip(tokens, prompts, strict=True):
             row[: len(prompt)] = prompt
@@ -273,26 +273,27 @@ def _run(
     """
     width = config.handover.path
 
-    @jax.vmap
-    def write(output, drafted, emitted, packed):
+    def write_row(output, drafted, emitted, packed):
         origin = jnp.arange(width, dtype=jnp.int32) < packed[1]
         output = jax.lax.dynamic_update_slice(output, packed[2 : 2 + width], (emitted,))
         drafted = jax.lax.dynamic_update_slice(drafted, origin, (emitted,))
         return output, drafted, emitted + packed[0]
 
+    write = jax.vmap(write_row)
+
     def body(carry):
-        state, packed, *written, steps = carry
+        state, packed, (output, drafted, emitted), steps = carry
         steps = steps + state.active.astype(jnp.int32)
         trees = None
         if handle is not None:
             trees = trees_inside(config.handover, config.nodes, handle, packed, native=native)
         state, packed = step(config, params, state, trees)
-        return state, packed, *write(*written, packed), steps
+        return state, packed, write(output, drafted, emitted, packed), steps
 
     zero = jnp.zeros((packed.shape[0],), jnp.int32)
     output = jnp.zeros((packed.shape[0], size + width), jnp.int32)
     written = write(output, output > 0, zero, packed)
-    state, _, *written, steps = jax.lax.while_loop(
-        lambda carry: jnp.any(carry[0].active), body, (state, packed, *written, zero)
+    state, _, (output, drafted, emitted), steps = jax.lax.while_loop(
+        lambda carry: jnp.any(carry[0].active), body, (state, packed, written, zero)
     )
-    return state, *written, steps
+    return state, output, drafted, emitted, steps

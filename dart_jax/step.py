@@ -329,7 +329,7 @@ def _draft(
     if config.drafter is None:
         return state, *_no_candidates(last.shape[0])
     drafter = bind(config.drafter, params["drafter"])
-    prefix = () if start is None else (state.draft_cache, start)
+    known = None if start is None else state.draft_cache
     with jax.named_scope("draft"):
         if isinstance(config.drafter, Eagle3Config):
             trees, rows = draft_tree(
@@ -342,13 +342,14 @@ def _draft(
                 positions,
                 last,
                 config.nodes,
-                *prefix,
+                known,
+                start,
             )
             state = dataclasses.replace(state, trees=trees)
             ids, logits = _no_candidates(last.shape[0])
         else:
             embeds = target.embed(following)
-            draft, rows = drafter(features, embeds, positions, last[:, None], *prefix)
+            draft, rows = drafter(features, embeds, positions, last[:, None], known, start)
             logits, index = jax.lax.top_k(draft[:, 0], config.handover.candidates)
             ids = jnp.take(params["draft_ids"], index)
     if start is None:

@@ -252,8 +252,9 @@ def test_prompts_that_cannot_be_decoded(rows, max_new_tokens, message):
     assert "\n" not in str(error.value)
 
 
-def test_prompts_are_padded_to_a_power_of_two():
-    prompts = Prompts.pad([np.arange(5), np.arange(1)], 7, max_length=10, vocab_size=12)
-    assert prompts.tokens.tolist() == [[0, 1, 2, 3, 4, 0, 0, 0], [0] * 8]
-    assert prompts.length.tolist() == [5, 1]
-    assert prompts.max_new_tokens.tolist() == [5, 7]
+@pytest.mark.parametrize(("longest", "padded"), [(1, 16), (16, 16), (17, 32), (35, 40)])
+def test_prompts_are_padded_to_a_power_of_two(longest, padded):
+    prompts = Prompts.pad([np.arange(longest), np.arange(1)], 7, max_length=40, vocab_size=99)
+    assert prompts.tokens.tolist() == [[*range(longest), *[0] * (padded - longest)], [0] * padded]
+    assert prompts.length.tolist() == [longest, 1]
+    assert prompts.max_new_tokens.tolist() == [min(7, 40 - longest), 7]
