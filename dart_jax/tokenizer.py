@@ -182,8 +182,13 @@ def _wrap(directory: Path) -> Any:
         options = {} if whole else {"trust_remote_code": False}
         wrapped = kind.from_pretrained(str(directory), local_files_only=True, **options)
     except Exception as error:  # the library raises no narrower class
-        wrong = "cannot read the files beside" if whole else "cannot do without"
-        raise UserError(f"{wrong} {directory / FILE}: {_line(error)}") from None
+        reason = _line(error).rstrip(": ")
+        if whole:
+            raise UserError(f"cannot read the files beside {directory / FILE}: {reason}") from None
+        raise UserError(
+            f"no file {directory / FILE}, and none can be made from what is there ({reason}); pass "
+            "a directory with one"
+        ) from None
     finally:
         transformers.logging.set_verbosity(verbosity)
     if not wrapped.is_fast:

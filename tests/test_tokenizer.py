@@ -138,7 +138,7 @@ def test_without_tokenizer_json(tmp_path):
 def test_bad_files(tmp_path, tokenizer):
     with pytest.raises(UserError, match=r"no directory .*none; pass one with a tokenizer\.json"):
         Tokenizer.load(tmp_path / "none")
-    with pytest.raises(UserError, match=r"tokenizer\.json: ") as missing:
+    with pytest.raises(UserError, match=r"no file .*tokenizer\.json, and none") as missing:
         Tokenizer.load(tmp_path)
     whole = tokenizer.backend.to_str()
     for damaged in ("", "{}", whole[: len(whole) // 2]):
