@@ -284,7 +284,7 @@ def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
 
 def _moe(json: Mapping[str, Any]) -> MoEConfig:
     """The experts of a Qwen3-MoE or Mixtral config."""
-    fields = dict(json)
+    fields: dict[str, Any] = dict(json)
     fields.setdefault("num_experts", json.get("num_local_experts"))
     mixtral = json["model_type"] == "mixtral"
     if mixtral:

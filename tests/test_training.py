@@ -215,8 +215,8 @@ def dense(params, target_params, tokens, anchors, _):
         return jnp.repeat(split, 4 // count, axis=1)
 
     place = jnp.asarray(place)
-    q = rope(heads(drafter.q_proj, 4), place, DRAFTER.rope_theta)
-    k = rope(heads(drafter.k_proj, 2), place, DRAFTER.rope_theta)
+    q = rope(heads(drafter.q_proj, 4), place, DRAFTER.rope.theta)
+    k = rope(heads(drafter.k_proj, 2), place, DRAFTER.rope.theta)
     v = heads(drafter.v_proj, 2)
     scores = jnp.einsum("bhqc,bhkc->bhqk", q, k) / jnp.sqrt(16.0)
     weights = jax.nn.softmax(jnp.where(jnp.asarray(sees)[:, None], scores, -jnp.inf), axis=-1)
