@@ -128,10 +128,13 @@ class TargetConfig:
             raise UserError("target layer_types other than 'full_attention' are not supported")
         fields = _with_head_defaults(json, guess=kind not in ("qwen3",))
         fields["rope"] = Rope.from_json(json, default_theta)
-        # Qwen's configs name a window whether it is used or not.
-        if not json.get("use_sliding_window", kind in ("mistral", "mixtral")):
-            fields["sliding_window"] = None
+        if kind == "mistral":
+            fields.setdefault("sliding_window", 4096)
+        elif kind != "mixtral":
+            _refuse(json, "use_sliding_window", (False, None))
+            fields["sliding_window"] = None  # which configs may name and not use
         fields["moe"] = _moe(json) if kind in ("qwen3_moe", "mixtral") else None
+        _require(json, ("rms_norm_eps",))  # defaults differ between architectures
         return cls(**_known_fields(cls, fields))
 
     def to_json(self) -> dict[str, Any]:
@@ -281,20 +284,34 @@ def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
 
 def _moe(json: Mapping[str, Any]) -> MoEConfig:
     """The experts of a Qwen3-MoE or Mixtral config."""
-    json = dict(json)
-    json.setdefault("num_experts", json.get("num_local_experts"))
-    if json.get("model_type") == "mixtral":
-        json |= {"moe_intermediate_size": json.get("intermediate_size"), "norm_topk_prob": True}
-    _require(json, ("num_experts", "num_experts_per_tok", "moe_intermediate_size"))
-    layers = range(json.get("num_hidden_layers", 0))
-    step, only = json.get("decoder_sparse_step", 1), json.get("mlp_only_layers") or ()
+    fields: dict[str, Any] = dict(json)
+    fields.setdefault("num_experts", json.get("num_local_experts"))
+    mixtral = json["model_type"] == "mixtral"
+    if mixtral:
+        fields["moe_intermediate_size"] = json.get("intermediate_size")
+    names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_hidden_layers")
+    _require(fields, names)
     return MoEConfig(
-        num_experts=json["num_experts"],
-        num_experts_per_tok=json["num_experts_per_tok"],
-        intermediate_size=json["moe_intermediate_size"],
-        norm_topk_prob=json.get("norm_topk_prob", False),
-        dense_layers=tuple(i for i in layers if i in only or (i + 1) % step),
+        num_experts=fields["num_experts"],
+        num_experts_per_tok=fields["num_experts_per_tok"],
+        intermediate_size=fields["moe_intermediate_size"],
+        norm_topk_prob=mixtral or json.get("norm_topk_prob", False),
+        dense_layers=() if mixtral else _dense_layers(json),
     )
+
+
+def _dense_layers(json: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers of a Qwen3-MoE model that have no experts."""
+    layers, step = json["num_hidden_layers"], json.get("decoder_sparse_step", 1)
+    only = json.get("mlp_only_layers") or []
+    for name, value in (("num_hidden_layers", layers), ("decoder_sparse_step", step)):
+        if type(value) is not int or value < 1:
+            raise UserError(
+                f"config.json has {name}={value!r}; it must be an integer of at least 1"
+            )
+    if not isinstance(only, list):
+        raise UserError(f"config.json has mlp_only_layers={only!r}; it must be a list of layers")
+    return tuple(i for i in range(layers) if i in only or (i + 1) % step)
 
 
 def _check_fields(config: TargetConfig | DraftLayerConfig | MoEConfig) -> None:

@@ -62,6 +62,13 @@ class Rope:
         for name, value in self.scaling:
             if name != "truncate":
                 _check_positive(f"rope {name}", value)
+            elif not isinstance(value, bool):
+                raise UserError(f"config.json has rope {name}={value!r}; it must be true or false")
+        scaling = dict(self.scaling)
+        if self.kind == "yarn" and self.theta <= 1:
+            raise UserError(f"config.json has rope_theta={self.theta!r}; yarn needs more than 1")
+        if self.kind == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+            raise UserError("config.json has a rope low_freq_factor not below its high_freq_factor")
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any], default_theta: float | None = None) -> Rope:
@@ -74,28 +81,26 @@ class Rope:
         Raises:
           UserError: an unknown kind, or a parameter that is missing, unknown or out of range.
         """
-        given = json.get("rope_parameters") or json.get("rope_scaling") or {}
+        given = json.get("rope_scaling") or json.get("rope_parameters") or {}
         if not isinstance(given, dict):
             raise UserError(f"config.json has rope parameters {given!r}; they must be an object")
         given = {name: value for name, value in given.items() if value is not None}
         kind = given.pop("rope_type", given.pop("type", "default"))
-        given.pop("type", None)
-        if kind not in _FIELDS:
+        if not isinstance(kind, str) or kind not in _FIELDS:
             raise UserError(
                 f"RoPE scaling {kind!r} is not supported; supported are {', '.join(_FIELDS)}"
             )
         theta = given.pop("rope_theta", json.get("rope_theta", default_theta))
         if theta is None:
             raise UserError("config.json lacks rope_theta")
-        if given.pop("partial_rotary_factor", 1.0) != 1.0:
+        part = given.pop("partial_rotary_factor", json.get("partial_rotary_factor"))
+        if part not in (None, 1.0):
             raise UserError("RoPE over a part of the head (partial_rotary_factor) is not supported")
         fields = _FIELDS[kind]
         if "original_max_position_embeddings" in fields:
-            # transformers takes the model's own length where the original one is not given.
-            length = json.get("original_max_position_embeddings")
-            given.setdefault(
-                "original_max_position_embeddings", length or json.get("max_position_embeddings")
-            )
+            # As transformers: first the one beside the parameters, last the model's own length.
+            name = "original_max_position_embeddings"
+            given[name] = json.get(name, given.get(name, json.get("max_position_embeddings")))
         unknown = sorted(given.keys() - fields.keys()) if kind != "default" else []
         if unknown:
             raise UserError(f"RoPE scaling {kind!r} has unknown parameters {', '.join(unknown)}")

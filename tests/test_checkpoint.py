@@ -18,7 +18,7 @@ from dart_jax.checkpoint import (
     save_drafter,
     save_target,
 )
-from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.config import DrafterConfig, Eagle3Config, MoEConfig, TargetConfig
 from dart_jax.errors import UserError
 from dart_jax.pure import abstract_params
 
@@ -42,6 +42,28 @@ DRAFTER = DrafterConfig(
     draft_length=3,
     target_hidden_size=8,
 )
+EAGLE3 = Eagle3Config(
+    **{
+        field.name: getattr(DRAFTER, field.name)
+        for field in dataclasses.fields(DRAFTER)
+        if field.name != "draft_length"
+    }
+)
+MOE = MoEConfig(3, 2, 6, norm_topk_prob=True)
+TARGETS = {
+    "tied": dataclasses.replace(TARGET, tie_word_embeddings=True),
+    "untied": TARGET,
+    "llama": dataclasses.replace(TARGET, model_type="llama"),
+    "mistral": dataclasses.replace(TARGET, model_type="mistral", sliding_window=16),
+    "qwen3_moe": dataclasses.replace(
+        TARGET,
+        model_type="qwen3_moe",
+        moe=dataclasses.replace(MOE, norm_topk_prob=False, dense_layers=(1, 4)),
+    ),
+    "mixtral": dataclasses.replace(
+        TARGET, model_type="mixtral", moe=MOE, intermediate_size=MOE.intermediate_size
+    ),
+}
 IDS = np.sort(np.random.default_rng(0).permutation(30)[:20]).astype(np.int32)
 
 
@@ -59,39 +81,56 @@ def assert_same_bits(ours, theirs):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("tied", [True, False])
-def test_target_round_trip(tmp_path, dtype, tied):
-    config = dataclasses.replace(TARGET, tie_word_embeddings=tied)
+@pytest.mark.parametrize("shard", [10**9, 700, 1])
+@pytest.mark.parametrize("config", TARGETS.values(), ids=list(TARGETS))
+def test_target_round_trip(tmp_path, dtype, config, shard):
     params = random_params(config, dtype=dtype)
-    save_target(tmp_path, config, params)
+    save_target(tmp_path, config, params, max_shard_size=shard)
     loaded_config, loaded = load_target(tmp_path, dtype)
     assert loaded_config == config
     assert_same_bits(loaded, params)
     assert_same_bits(load_target(tmp_path)[1], jax.tree.map(lambda x: x.astype("float32"), params))
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    names = {path.name for path in tmp_path.iterdir()}
+    if shard == 10**9:
+        assert names == {"config.json", "model.safetensors"}
+    else:
+        assert "model.safetensors" not in names
+        assert len(names) > 5
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_drafter_round_trip(tmp_path, dtype):
-    params = random_params(DRAFTER, dtype=dtype)
-    save_drafter(tmp_path, DRAFTER, params, IDS)
+@pytest.mark.parametrize("shard", [10**9, 700])
+@pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
+def test_drafter_round_trip(tmp_path, dtype, drafter, shard):
+    params = random_params(drafter, dtype=dtype)
+    save_drafter(tmp_path, drafter, params, IDS, max_shard_size=shard)
     config, loaded, ids = load_drafter(tmp_path, dtype)
-    assert config == DRAFTER
+    assert config == drafter
     assert ids.dtype == np.int32
     assert ids.tolist() == IDS.tolist()
     assert_same_bits(loaded, params)
 
 
 def test_saving_replaces_what_was_there(tmp_path):
-    for seed in range(2):
-        save_target(tmp_path / "new" / "directory", TARGET, random_params(TARGET, seed))
-    assert_same_bits(load_target(tmp_path / "new" / "directory")[1], random_params(TARGET, 1))
+    directory = tmp_path / "new" / "directory"
+    for seed, shard in enumerate([10**9, 10**9, 2000, 1000, 2000, 10**9]):
+        save_target(directory, TARGET, random_params(TARGET, seed), max_shard_size=shard)
+        assert_same_bits(load_target(directory)[1], random_params(TARGET, seed))
+        named = {"model.safetensors"}
+        if shard < 10**9:
+            index = json.loads((directory / "model.safetensors.index.json").read_text())
+            named = {"model.safetensors.index.json", *index["weight_map"].values()}
+        assert {path.name for path in directory.iterdir()} == {"config.json", *named}
 
 
 @pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-draft-vocab"])
 @pytest.mark.parametrize(
     ("kind", "load", "save"),
-    [("target", load_target, save_target), ("drafter", load_drafter, save_drafter)],
+    [
+        ("target", load_target, save_target),
+        ("drafter", load_drafter, save_drafter),
+        ("eagle3", load_drafter, save_drafter),
+    ],
 )
 def test_golden_files_are_written_again_bit_for_bit(tmp_path, name, kind, load, save):
     save(tmp_path, *load(GOLDEN / name / kind))
@@ -139,6 +178,43 @@ def test_a_drafter_without_a_vocabulary_of_its_own(tmp_path):
     assert load_drafter(tmp_path)[2].tolist() == list(range(30))
 
 
+def test_a_smaller_draft_vocabulary_needs_its_table(drafter):
+    change_tensors(drafter, lambda tensors: {k: v for k, v in tensors.items() if k != "d2t"})
+    assert "missing d2t" in report(load_drafter, drafter)
+
+
+@pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_the_embedding_of_an_eagle3_file(tmp_path, stored):
+    params = random_params(EAGLE3)
+    save_drafter(tmp_path, EAGLE3, params, IDS)
+    table = np.random.default_rng(5).normal(0, 1e-3, (30, 8)).astype(np.float32)
+    change_tensors(tmp_path, lambda t: t | {"embed_tokens.weight": table.astype(stored)})
+    for ours in (jnp.asarray(table), jnp.asarray(table.astype(stored).astype(np.float32))):
+        assert_same_bits(load_drafter(tmp_path, embedding=ours)[1], params)
+    assert "load it together with its target" in report(load_drafter, tmp_path)
+    for other in (table[:-1], table[:, :-1], np.where(np.arange(30)[:, None] == 7, 0, table)):
+        message = report(lambda d, o=other: load_drafter(d, embedding=jnp.asarray(o)), tmp_path)
+        assert "not the target's" in message
+    change_tensors(tmp_path, lambda t: t | {"embed_tokens.weight": np.zeros((30, 8), np.int32)})
+    report(lambda d: load_drafter(d, embedding=jnp.asarray(table)), tmp_path)
+
+
+def test_an_embedding_in_bfloat16_is_compared_as_it_is_loaded(tmp_path):
+    save_drafter(tmp_path, EAGLE3, random_params(EAGLE3), IDS)
+    table = np.random.default_rng(5).normal(0, 1e-6, (30, 8)).astype(ml_dtypes.bfloat16)
+    # Published in half precision, where small numbers lose bits.
+    change_tensors(tmp_path, lambda t: t | {"embed_tokens.weight": table.astype(np.float16)})
+    load_drafter(tmp_path, jnp.bfloat16, embedding=jnp.asarray(table))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float3", "int8", np.int32, "float64", "float16", None, 3, object]
+)
+@pytest.mark.parametrize("load", [load_target, load_drafter])
+def test_unusable_dtypes(load, dtype, target):
+    assert "weights can be float32 or bfloat16" in report(lambda d: load(d, dtype), target)
+
+
 @pytest.fixture
 def target(tmp_path):
     """A saved target to be damaged."""
@@ -179,7 +255,7 @@ def test_missing_files_are_named(tmp_path, load):
 
 def test_missing_weights_are_named(target):
     (target / "model.safetensors").unlink()
-    assert report(load_target, target) == f"no file {target / 'model.safetensors'}"
+    assert f"no weights in {target}; it needs model.safetensors" in report(load_target, target)
 
 
 def test_truncated_weights_are_reported(target):
@@ -226,9 +302,10 @@ def test_all_that_does_not_fit_is_in_one_message(target):
 def test_a_config_of_another_size_is_reported(target):
     change_config(target, intermediate_size=13)
     message = report(load_target, target)
-    assert message.count("mlp.gate_proj.weight has shape (12, 8)") == 7
-    change_config(target, model_type="llama")
-    assert "model_type is 'llama'" in report(load_target, target)
+    assert message.count("_proj.weight has shape ") == 8
+    assert message.endswith("; and 13 more")
+    change_config(target, model_type="gpt2")
+    assert "model_type is 'gpt2'" in report(load_target, target)
 
 
 @pytest.mark.parametrize(
@@ -246,10 +323,10 @@ def test_a_wrong_draft_vocabulary_is_reported(drafter, d2t, message):
 
 
 def test_a_drafter_is_no_target_nor_a_target_a_drafter(target, tmp_path_factory):
-    assert "no draft_length" in report(load_drafter, target)
+    assert "neither a draft_length (DART) nor" in report(load_drafter, target)
     directory = tmp_path_factory.mktemp("drafter")
     save_drafter(directory, DRAFTER, random_params(DRAFTER), IDS)
-    assert "model_type is 'llama'" in report(load_target, directory)
+    assert "architecture is LlamaForCausalLMDart" in report(load_target, directory)
 
 
 @pytest.mark.parametrize(
@@ -260,10 +337,11 @@ def test_a_drafter_is_no_target_nor_a_target_a_drafter(target, tmp_path_factory)
         ({"hidden_size": 16}, "embedding size is 8 in the target and 16 in the drafter"),
     ],
 )
-def test_a_drafter_that_does_not_fit_its_target(changes, message):
-    check_fit(TARGET, DRAFTER)
+@pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
+def test_a_drafter_that_does_not_fit_its_target(drafter, changes, message):
+    check_fit(TARGET, drafter)
     with pytest.raises(UserError, match=message):
-        check_fit(TARGET, dataclasses.replace(DRAFTER, **changes))
+        check_fit(TARGET, dataclasses.replace(drafter, **changes))
 
 
 def test_weights_of_other_dtypes_are_converted(target):
@@ -271,3 +349,90 @@ def test_weights_of_other_dtypes_are_converted(target):
     change_tensors(target, lambda t: {k: v.astype(ml_dtypes.bfloat16) for k, v in t.items()})
     expected = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), originals)
     assert_same_bits(load_target(target)[1], expected)
+
+
+def test_weights_that_are_no_floats_are_named(target):
+    change_tensors(
+        target,
+        lambda t: (
+            t | {"model.norm.weight": np.ones(8, np.int8), "lm_head.weight": np.ones((30, 8), bool)}
+        ),
+    )
+    message = report(load_target, target)
+    assert "model.norm.weight has dtype int8" in message
+    assert "lm_head.weight has dtype bool" in message
+
+
+def test_buffers_of_old_llama_files_are_skipped(target):
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
+    change_tensors(target, lambda tensors: tensors | extra)
+    assert_same_bits(load_target(target)[1], random_params(TARGET))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A target in shards, to be damaged; and its index."""
+    save_target(tmp_path, TARGET, random_params(TARGET), max_shard_size=2000)
+    return tmp_path, tmp_path / "model.safetensors.index.json"
+
+
+def test_missing_shards_are_named_all_at_once(shards):
+    directory, index = shards
+    files = sorted(directory.glob("model-*"))
+    for file in (files[0], files[2]):
+        file.unlink()
+    message = report(load_target, directory)
+    assert message == (
+        f"{index} does not fit its config: missing file {files[0].name}; "
+        f"missing file {files[2].name}"
+    )
+
+
+def test_shards_that_differ_from_their_index(shards):
+    directory, _ = shards
+    first, second, *_ = sorted(directory.glob("model-*"))
+    name = "model.layers.9.mlp.up_proj.weight"
+    common = next(iter(load_file(second)))
+    save_file(load_file(first) | {name: np.ones(1), common: load_file(second)[common]}, first)
+    message = report(load_target, directory)
+    assert f"unexpected {name}" in message
+    assert f"{common} is in both {first.name} and {second.name}" in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[]",
+        "{",
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": "../model"}}',
+        '{"weight_map": {"a": 3}}',
+    ],
+)
+def test_a_damaged_index_is_reported(shards, content):
+    directory, index = shards
+    index.write_text(content)
+    assert str(index) in report(load_target, directory)
+
+
+def test_the_index_appears_last(tmp_path, monkeypatch):
+    written = []
+    replace = type(tmp_path).replace
+
+    def watch(self, other):
+        written.append(other.name)
+        return replace(self, other)
+
+    monkeypatch.setattr(type(tmp_path), "replace", watch)
+    save_target(tmp_path, TARGET, random_params(TARGET), eos=(1,), max_shard_size=4000)
+    assert written[-1] == "model.safetensors.index.json"
+    assert all(name.startswith("model-") for name in written[2:-1])
+    written.clear()
+    save_target(tmp_path, TARGET, random_params(TARGET), eos=(1,))
+    assert written == ["generation_config.json", "config.json", "model.safetensors"]
+
+
+def test_a_shard_size_of_nothing_is_refused(tmp_path):
+    with pytest.raises(UserError, match="max_shard_size is 0 bytes"):
+        save_target(tmp_path, TARGET, random_params(TARGET), max_shard_size=0)

@@ -1,0 +1,178 @@
+"""How much memory and time loading a checkpoint takes.
+
+    python -m eval.loading --size 1GB --shards 4
+    python -m eval.loading --target path/to/checkpoint
+
+writes a random sharded checkpoint (or takes one), loads it in a process of its own, and compares
+what that process had resident at most, less what it had before, with the largest file and the model
+on the device. On CPU the model on the device is in the same memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+from dart_jax.checkpoint import load_target, save_target
+from dart_jax.config import MoEConfig, TargetConfig
+from dart_jax.errors import UserError, one_line_errors
+from dart_jax.layers import Params
+from dart_jax.memory import parse_memory, peak_memory
+from dart_jax.pure import abstract_params
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is loaded, and how.
+
+    Attributes:
+      size: of the generated checkpoint, about.
+      shards: number of its files, at least.
+      experts: of each layer; 0 is a dense model.
+      stored: dtype in the files.
+      dtype: on the device.
+      target: a checkpoint to load instead.
+    """
+
+    size: str = "1GB"
+    shards: int = 4
+    experts: int = 0
+    stored: str = "bfloat16"
+    dtype: str = "bfloat16"
+    target: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Loading:
+    """What one loading took, in bytes and seconds.
+
+    Attributes:
+      model: parameters on the device.
+      largest_file: of the weights.
+      files: all of them.
+      before: most memory resident before loading.
+      peak: most memory resident while loading.
+      seconds: from the call until all parameters are on the device.
+    """
+
+    model: int
+    largest_file: int
+    files: int
+    before: int
+    peak: int
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Memory that loading took, over the largest file and the model."""
+        return (self.peak - self.before) / (self.largest_file + self.model)
+
+    def __str__(self) -> str:
+        gb = {k: f"{v / 1e9:.2f} GB" for k, v in dataclasses.asdict(self).items()}
+        return (
+            f"model {gb['model']}, largest file {gb['largest_file']}; "
+            f"resident before {gb['before']}, at most {gb['peak']}\n"
+            f"taken: {(self.peak - self.before) / 1e9:.2f} GB, "
+            f"{self.ratio:.2f} of largest file + model\n"
+            f"time: {self.seconds:.2f} s, {self.files / self.seconds / 1e9:.2f} GB/s"
+        )
+
+
+def shape(size: int, experts: int, bytes_per_weight: int) -> TargetConfig:
+    """A model of about `size` bytes: as many layers as they allow."""
+    width = 1024
+    config = TargetConfig(
+        vocab_size=32000,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=7,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=64,
+    )
+    if experts:
+        moe = MoEConfig(experts, min(experts, 8), width // 2, norm_topk_prob=True)
+        config = dataclasses.replace(config, model_type="qwen3_moe", moe=moe)
+
+    def weights(layers: int) -> int:
+        return _count(dataclasses.replace(config, num_hidden_layers=layers))
+
+    per_layer = weights(8) - weights(7)
+    layers = 7 + max(0, round((size / bytes_per_weight - weights(7)) / per_layer))
+    return dataclasses.replace(config, num_hidden_layers=layers)
+
+
+def measure(directory: Path, dtype: str) -> Loading:
+    """Loads a checkpoint in this process, which should have done nothing before."""
+    jnp.zeros(1).block_until_ready()  # starts JAX
+    before, start = peak_memory(), time.perf_counter()
+    _, params = load_target(directory, dtype)
+    seconds = time.perf_counter() - start
+    files = [path.stat().st_size for path in directory.glob("*.safetensors")]
+    files = files or [path.stat().st_size for path in directory.glob("*.bin")]
+    model = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    return Loading(model, max(files), sum(files), before, peak_memory(), seconds)
+
+
+def main(options: Options) -> None:
+    """Measures and prints."""
+    with _checkpoint(options) as directory:
+        command = [sys.executable, "-m", "eval.loading", "--in-this-process"]
+        done = subprocess.run(
+            [*command, str(directory), options.dtype], stdout=subprocess.PIPE, text=True
+        )
+    if done.returncode:
+        sys.exit(done.returncode)
+    print(Loading(**json.loads(done.stdout)))
+
+
+@contextlib.contextmanager
+def _checkpoint(options: Options) -> Iterator[Path]:
+    """The directory to load: the given one, or one made for this."""
+    if options.target is not None:
+        yield options.target
+        return
+    if options.stored not in ("float32", "bfloat16"):
+        raise UserError(f"--stored is {options.stored!r}; it can be float32 or bfloat16")
+    if options.shards < 1 or options.experts < 0:
+        raise UserError("--shards must be at least 1 and --experts at least 0")
+    size, itemsize = parse_memory(options.size), jnp.dtype(options.stored).itemsize
+    config = shape(size, options.experts, itemsize)
+    with tempfile.TemporaryDirectory(prefix="dart_jax-") as name:
+        directory = Path(name)
+        params = _random_params(config, options.stored)
+        size = _count(config) * itemsize
+        save_target(directory, config, params, max_shard_size=-(-size // options.shards))
+        yield directory
+
+
+def _random_params(config: TargetConfig, dtype: str) -> Params:
+    """Parameters of a few random numbers each: what they are does not matter."""
+    key = jax.random.key(0)
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(jax.random.normal(key, leaf.shape[-1:], dtype), leaf.shape),
+        abstract_params(config),
+    )
+
+
+def _count(config: TargetConfig) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)))
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        if sys.argv[1:2] == ["--in-this-process"]:
+            print(json.dumps(dataclasses.asdict(measure(Path(sys.argv[2]), sys.argv[3]))))
+        else:
+            main(tyro.cli(Options))

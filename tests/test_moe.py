@@ -1,0 +1,76 @@
+"""Experts: two implementations against a loop over tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart_jax.config import MoEConfig
+from dart_jax.moe import MoE, grouped, loop_over_experts
+
+D, F = 6, 5
+IMPLEMENTATIONS = [jax.jit(loop_over_experts), jax.jit(grouped)]
+
+
+def one_by_one(rows, weights, experts, gate, up, down):
+    """Every row through each of its experts, in double precision."""
+    out = np.zeros(rows.shape)
+    for t, k in np.ndindex(experts.shape):
+        e = experts[t, k]
+        g = rows[t] @ gate[e]
+        out[t] += weights[t, k] * ((g / (1 + np.exp(-g)) * (rows[t] @ up[e])) @ down[e])
+    return out
+
+
+def arrays(rng, rows, count, k):
+    """Random rows, their weights, distinct experts, and kernels."""
+    experts = np.stack([rng.permutation(count)[:k] for _ in range(rows)]).astype(np.int32)
+    floats = [(rows, D), (rows, k), (count, D, F), (count, D, F), (count, F, D)]
+    x, weights, *kernels = (rng.normal(size=shape) for shape in floats)
+    return x, weights, experts, *kernels
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 4, 1), (1, 4, 4), (3, 7, 2), (17, 3, 2)]))
+def test_both_implementations_add_up_every_experts_part(seed, shape):
+    given = arrays(np.random.default_rng(seed), *shape)
+    expected = one_by_one(*given)
+    single = [a.astype(np.float32) if a.dtype == np.float64 else a for a in given]
+    for implementation in IMPLEMENTATIONS:
+        np.testing.assert_allclose(implementation(*single), expected, rtol=0, atol=2e-4)
+
+
+def test_experts_that_no_row_chose_are_not_read():
+    x, weights, _, *kernels = arrays(np.random.default_rng(0), 3, 5, 2)
+    for kernel in kernels:
+        kernel[[1, 2, 4]] = np.nan
+    experts = np.array([[0, 3], [3, 0], [0, 3]], np.int32)
+    floats = [a.astype(np.float32) for a in (x, weights, *kernels)]
+    assert np.isfinite(jax.jit(loop_over_experts)(*floats[:2], experts, *floats[2:])).all()
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_routing(normed, dtype):
+    module = MoE(D, MoEConfig(5, 3, F, norm_topk_prob=normed), dtype=dtype, rngs=nnx.Rngs(0))
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(4, D)) * 9, dtype)
+    weights, experts = module.route(rows)
+    probability = jax.nn.softmax(module.router(rows).astype(jnp.float32), axis=-1)
+    assert (experts.tolist() == np.argsort(-np.asarray(probability))[:, :3]).all()
+    assert weights.dtype == dtype
+    chosen = np.take_along_axis(np.asarray(probability), np.asarray(experts), axis=1)
+    if normed:
+        chosen = chosen / chosen.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(weights, chosen.astype(dtype), rtol=1e-6)
+
+
+def test_rows_keep_their_shape_and_do_not_depend_on_one_another():
+    module = MoE(D, MoEConfig(4, 2, F, norm_topk_prob=True), dtype=jnp.float32, rngs=nnx.Rngs(1))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, D)), jnp.float32)
+    out = module(x)
+    assert out.shape == x.shape
+    for b, t in np.ndindex(2, 3):
+        np.testing.assert_allclose(module(x[b, t][None])[0], out[b, t], rtol=1e-5, atol=1e-7)

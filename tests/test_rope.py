@@ -1,0 +1,141 @@
+"""Rotary frequencies against those of transformers, for every kind of scaling."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart_jax.errors import UserError
+from dart_jax.rope import Rope, rotate
+
+
+def factors(low, high):
+    return st.floats(low, high, allow_nan=False)
+
+
+LENGTHS = st.integers(16, 40000)
+SCALINGS = st.one_of(
+    st.just({"rope_type": "default"}),
+    st.fixed_dictionaries({"rope_type": st.just("linear"), "factor": factors(1, 40)}),
+    st.fixed_dictionaries({"rope_type": st.just("dynamic"), "factor": factors(1, 40)}),
+    st.fixed_dictionaries(
+        {
+            "rope_type": st.just("llama3"),
+            "factor": factors(1, 40),
+            "low_freq_factor": factors(0.5, 2),
+            "high_freq_factor": factors(2.5, 8),
+            "original_max_position_embeddings": LENGTHS,
+        }
+    ),
+    st.fixed_dictionaries(
+        {"rope_type": st.just("yarn"), "factor": factors(1, 40)},
+        optional={
+            "original_max_position_embeddings": LENGTHS,
+            "beta_fast": factors(10, 64),
+            "beta_slow": factors(0.5, 4),
+            "attention_factor": factors(0.5, 2),
+            "mscale": factors(0.5, 2),
+            "mscale_all_dim": factors(0.5, 2),
+            "truncate": st.booleans(),
+        },
+    ),
+)
+
+
+@settings(max_examples=200)
+@given(
+    SCALINGS,
+    st.sampled_from([1e4, 5e5, 1e6, 150.0]),
+    st.sampled_from([8, 10, 64, 128]),
+    LENGTHS,
+    st.booleans(),
+)
+def test_frequencies_are_those_of_transformers(scaling, theta, head_dim, length, nested):
+    pytest.importorskip("torch")
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    given = {"head_dim": head_dim, "max_position_embeddings": length}
+    if nested:
+        given["rope_parameters"] = {**scaling, "rope_theta": theta}
+    else:
+        given |= {"rope_scaling": dict(scaling), "rope_theta": theta}
+    rope = Rope.from_json(json.loads(json.dumps(given)), 1e4)
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**given))
+    np.testing.assert_allclose(rope.frequencies(head_dim), theirs.inv_freq.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(rope.amplitude, theirs.attention_scaling, rtol=1e-12)
+    written = rope.to_json() | {"max_position_embeddings": length}
+    assert Rope.from_json(json.loads(json.dumps(written))) == rope
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "lacks rope_theta"),
+        ({"rope_theta": "1e4"}, "rope_theta='1e4'; it must be a positive number"),
+        ({"rope_theta": -1}, "rope_theta=-1"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' is not supported; supported are"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "is not supported"),
+        ({"rope_scaling": 4}, "rope parameters 4; they must be an object"),
+        ({"rope_scaling": {"type": "linear"}}, "'linear' lacks factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor=0; it must be a positive"),
+        ({"rope_scaling": {"type": "linear", "factor": True}}, "rope factor=True"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "turn": 1}}, "unknown parameters turn"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2}}, "lacks low_freq_factor, high_freq_"),
+        (
+            {
+                "rope_scaling": {
+                    "type": "llama3",
+                    "factor": 2,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 4,
+                }
+            },
+            "low_freq_factor not below",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}},
+            "truncate=1; it must be t",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "rope_theta": 1}}, "more than 1"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}, "rope_theta": 1e4}, "partial_rotary"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(given, message):
+    if given:
+        given = {"rope_theta": 1e4, "max_position_embeddings": 64} | given
+    with pytest.raises(UserError, match=message):
+        Rope.from_json(given)
+
+
+@pytest.mark.parametrize("part", [None, 1.0, 1])
+def test_the_whole_head_may_be_named(part):
+    assert Rope.from_json({"rope_theta": 1e4, "partial_rotary_factor": part}) == Rope(1e4)
+
+
+def test_the_original_length_beside_the_parameters_counts_first():
+    scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    given = {"rope_theta": 1e4, "rope_scaling": scaling, "max_position_embeddings": 128}
+    assert Rope.from_json(given).reach == 64
+    assert Rope.from_json(given | {"original_max_position_embeddings": 16}).reach == 32
+    del scaling["original_max_position_embeddings"]
+    assert Rope.from_json(given).reach == 256
+
+
+@pytest.mark.parametrize("rope", [Rope(1e4), Rope(1e4, "linear", (("factor", 2.0),))])
+def test_a_rotation_keeps_lengths_and_depends_on_distances_alone(rope):
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 5, 16)).astype(np.float32)
+    at = jnp.arange(5, dtype=jnp.int32)[None]
+    scores = [
+        np.asarray(rotate(jnp.asarray(q), at + shift, rope))[0, 0]
+        @ np.asarray(rotate(jnp.asarray(k), at + shift, rope))[0, 0].T
+        for shift in (0, 7)
+    ]
+    np.testing.assert_allclose(*scores, rtol=0, atol=1e-4)
+    turned = np.asarray(rotate(jnp.asarray(q), at, rope))
+    np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(q, axis=-1), 1e-5)
+    np.testing.assert_array_equal(turned[:, :, 0], q[:, :, 0])

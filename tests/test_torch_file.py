@@ -1,0 +1,205 @@
+"""Weights that PyTorch wrote: read without it, and never executed."""
+
+import collections
+import contextlib
+import io
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+
+from dart_jax.errors import UserError
+from dart_jax.torch_file import open_torch
+
+if os.environ.get("DART_REQUIRE_PARITY") == "1":
+    import torch
+else:
+    torch = pytest.importorskip("torch")
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where the tests write."""
+    return tmp_path / "pytorch_model.bin"
+
+
+def report(path):
+    with pytest.raises(UserError) as error:
+        open_torch(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def assert_same(ours, theirs):
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        read = ours[name].read()
+        assert read.shape == ours[name].shape == tuple(tensor.shape)
+        assert read.dtype == ours[name].dtype
+        assert str(tensor.dtype) == f"torch.{read.dtype.name}"
+        bits = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        assert np.ascontiguousarray(read).tobytes() == bits.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4), (2, 0, 3), (2, 3, 4)], ids=str)
+def test_every_dtype_and_shape(path, dtype, shape):
+    tensor = (torch.randn(shape) * 50).to(dtype)
+    torch.save({"a.weight": tensor}, path)
+    assert_same(open_torch(path), {"a.weight": tensor})
+
+
+def test_views_of_shared_storage(path):
+    base = torch.arange(60).reshape(5, 12)
+    tensors = {
+        "base": base,
+        "transposed": base.T,
+        "rows": base[2:4],
+        "columns": base[:, 3:9:2],
+        "broadcast": base[0].expand(3, 12),
+        "last": base[-1, -1],
+    }
+    torch.save(tensors, path)
+    assert_same(open_torch(path), tensors)
+
+
+def test_the_state_of_a_module(path):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    torch.save(module.state_dict(), path)
+    assert_same(open_torch(path), {k: v.detach() for k, v in module.state_dict().items()})
+    torch.save(collections.OrderedDict(module.named_parameters()), path)
+    assert_same(open_torch(path), {k: v.detach() for k, v in module.named_parameters()})
+
+
+def test_what_is_no_dictionary_of_tensors(path):
+    for content in ([torch.ones(2)], {"a": 3}, {"a": {"b": torch.ones(2)}}, torch.ones(2)):
+        torch.save(content, path)
+        report(path)
+    torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
+    assert "not a zip file" in report(path)
+
+
+def test_other_classes_are_refused_by_name(path):
+    torch.save(torch.nn.Linear(2, 2), path)
+    assert "torch.nn.modules.linear.Linear" in report(path)
+    torch.save({"a": torch.ones(2).to(torch.float8_e4m3fn)}, path)
+    assert "torch._utils._rebuild_" in report(path)
+
+
+class Evil:
+    """Runs a function when it is unpickled."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def write(path, pickled, data=b""):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/data/0", data)
+
+
+def test_code_is_never_run(path, tmp_path):
+    marker = tmp_path / "ran"
+    for evil in (
+        Evil(os.system, f"touch {marker}"),
+        Evil(eval, f"open({str(marker)!r}, 'w')"),
+        Evil(getattr, dict, "get"),
+        Evil(pickle.loads, pickle.dumps(1)),
+    ):
+        write(path, pickle.dumps({"a": evil}))
+        assert "which weights have no need of" in report(path)
+    assert not marker.exists()
+
+
+class Forged(pickle.Pickler):
+    """Writes a tensor whose place is made up."""
+
+    def persistent_id(self, obj):
+        return obj.pid if isinstance(obj, Pid) else None
+
+
+class Pid:
+    def __init__(self, *pid):
+        self.pid = pid
+
+
+class Rebuilt:
+    def __init__(self, *args):
+        self.args = args
+
+    def __reduce__(self):
+        return torch._utils._rebuild_tensor_v2, self.args
+
+
+def forge(path, pid, *view, data=bytes(64)):
+    """A file of one tensor over a storage of 64 bytes."""
+    buffer = io.BytesIO()
+    Forged(buffer).dump({"a": Rebuilt(Pid(*pid), *view, False, collections.OrderedDict())})
+    write(path, buffer.getvalue(), data)
+
+
+def test_a_tensor_never_reaches_beyond_its_storage(path):
+    floats = ("storage", torch.FloatStorage, "0", "cpu", 16)
+    forge(path, floats, 0, (4, 4), (4, 1))
+    assert open_torch(path)["a"].read().tolist() == np.zeros((4, 4)).tolist()
+    for view in (
+        (1, (4, 4), (4, 1)),
+        (0, (5, 4), (4, 1)),
+        (0, (4, 4), (5, 1)),
+        (-1, (4,), (1,)),
+        (0, (4,), (-1,)),
+        (0, (4, 4), (1,)),
+        (0, (2**62, 4), (0, 2**62)),
+        (0, ("4",), (1,)),
+        (0.0, (4,), (1,)),
+    ):
+        forge(path, floats, *view)
+        report(path)
+    for pid in (
+        ("storage", torch.FloatStorage, "0", "cpu", 17),
+        ("storage", torch.DoubleStorage, "0", "cpu", 16),
+        ("storage", torch.FloatStorage, "1", "cpu", 16),
+        ("storage", "float32", "0", "cpu", 16),
+        ("module", torch.FloatStorage, "0", "cpu", 16),
+        ("storage",),
+    ):
+        forge(path, pid, 0, (4, 4), (4, 1))
+        report(path)
+
+
+def test_every_damage_is_reported(path):
+    torch.save({"a": torch.arange(8.0), "b": torch.ones(3).half()}, path)
+    data = bytearray(path.read_bytes())
+    for size in range(0, len(data), 61):
+        path.write_bytes(data[:size])
+        report(path)
+    rng = np.random.default_rng(0)
+    for at in rng.choice(len(data), 150, replace=False):
+        changed = data.copy()
+        changed[at] ^= 1 << rng.integers(8)
+        path.write_bytes(changed)
+        with contextlib.suppress(UserError):  # and nothing else
+            for tensor in open_torch(path).values():
+                tensor.read()
+
+
+def test_big_endian_files_are_refused(path):
+    torch.save({"a": torch.ones(2)}, path)
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, b"big" if name.endswith("byteorder") else data)
+    assert "big-endian" in report(path)
