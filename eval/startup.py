@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import tyro
 from rich.console import Console
 from rich.progress import track
@@ -83,10 +84,12 @@ def stages(config: StartupConfig) -> dict[str, float]:
 def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
     """`stages` in a process whose compilation cache lies in `cache`; imports count too."""
     asked = json.dumps(dataclasses.asdict(dataclasses.replace(config, json=None)))
+    environ = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environ |= {"XDG_CACHE_HOME": str(cache), "HF_HOME": huggingface_hub.constants.HF_HOME}
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "eval.startup", "--child", asked],
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)},
+        env=environ,
         capture_output=True,
         text=True,
     )
