@@ -1,49 +1,59 @@
 """Checkpoints in the layouts of Hugging Face (target) and of the reference (drafter).
 
-A directory holds `config.json` and `model.safetensors`. One table maps a parameter's path to its
-name in the file; `Linear` kernels lie transposed there ([out, in]).
+A directory holds `config.json` and the weights: `model.safetensors`, or shards of it with an index,
+or, as some EAGLE-3 drafters are published, `pytorch_model.bin`. Tensors are read one by one, each
+into its place in a buffer of the parameter's final shape and dtype, which goes to the device as
+soon as it is full: no more than that and one tensor is in the host's memory.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import safetensors
-import safetensors.numpy
-import tokenizers
 from jax.typing import DTypeLike
 
-from dart_jax.config import DrafterConfig, TargetConfig, drafter_config
+from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig, drafter_config
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
+from dart_jax.layouts import AnyConfig, Entry, ParamPath, Piece, layout, leaves
 from dart_jax.pure import Params, abstract_params
+from dart_jax.safetensors_file import Tensor
+from dart_jax.tensor_files import TensorFiles, open_tensors, read_json, read_tensors, write_tensors
 
-WEIGHTS = "model.safetensors"
+MAX_SHARD_SIZE = 5_000_000_000
+_STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
+_MOST_PROBLEMS = 8
 
 
 def load_target(
     directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
 ) -> tuple[TargetConfig, Params]:
-    """Reads a Hugging Face Qwen3 directory.
+    """Reads a Hugging Face directory.
+
+    Args:
+      directory: of the checkpoint.
+      dtype: float32 or bfloat16, to which weights are converted.
 
     Raises:
-      UserError: the directory, its config or its weights are missing, damaged or do not fit.
+      UserError: the directory, its config or its weights are missing, damaged or do not fit one
+        another; all that does not fit is in one message.
     """
     directory = Path(directory)
-    config = TargetConfig.from_json(_read_json(directory / "config.json"))
-    tensors = _read_tensors(directory / WEIGHTS)
+    dtype = _weights_dtype(dtype)
+    config = TargetConfig.from_json(read_json(directory / "config.json"))
+    files = open_tensors(directory)
     if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
-    names = {path: _target_name(path) for path in _paths(config)}
-    return config, _assemble(config, names, tensors, dtype, directory)
+        files.tensors.pop("lm_head.weight", None)
+    for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
+        del files.tensors[name]  # old files keep what follows from the config
+    return config, _load(files, config, dtype)
 
 
 def save_target(
@@ -51,6 +61,7 @@ def save_target(
     config: TargetConfig,
     params: Params,
     eos: tuple[int, ...] = (),
+    max_shard_size: int = MAX_SHARD_SIZE,
 ) -> None:
     """Writes a directory that `transformers` loads. Each file is replaced atomically.
 
@@ -59,19 +70,19 @@ def save_target(
       config: the shapes.
       params: their dtype becomes the file's.
       eos: ids that end a sequence, written to `generation_config.json`.
+      max_shard_size: bytes; larger models are written as shards, with an index as the last file.
     """
     if eos:
         text = json.dumps({"eos_token_id": list(eos)}) + "\n"
         write_atomically(Path(directory) / "generation_config.json", text.encode())
-    names = {path: _target_name(path) for path in _paths(config)}
-    _write(Path(directory), config.to_json(), _flatten(params, names))
+    _save(Path(directory), config, params, {}, max_shard_size)
 
 
 def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
     """Ids that end a sequence: of `generation_config.json`, else of `config.json`."""
     for name in ("generation_config.json", "config.json"):
         path = Path(directory) / name
-        eos = _read_json(path).get("eos_token_id") if path.is_file() else None
+        eos = read_json(path).get("eos_token_id") if path.is_file() else None
         if eos is not None:
             ids = tuple(eos) if isinstance(eos, list) else (eos,)
             if not all(isinstance(i, int) for i in ids):
@@ -80,25 +91,18 @@ def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
     return ()
 
 
-def load_tokenizer(directory: str | os.PathLike[str]) -> tokenizers.Tokenizer:
-    """Reads `tokenizer.json`.
-
-    Raises:
-      UserError: it is missing or damaged.
-    """
-    path = Path(directory) / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"no file {path}; the target needs a tokenizer")
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower class
-        raise UserError(f"cannot read {path}: {error}") from None
-
-
 def load_drafter(
-    directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
-) -> tuple[DrafterConfig, Params, np.ndarray]:
-    """Reads a drafter of the reference's layout.
+    directory: str | os.PathLike[str],
+    dtype: DTypeLike = jnp.float32,
+    embedding: jax.Array | None = None,
+) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
+    """Reads a DART or EAGLE-3 drafter of the reference's layout.
+
+    Args:
+      directory: of the checkpoint.
+      dtype: float32 or bfloat16, to which weights are converted.
+      embedding: [V, D], the target's, which drafters use. Some EAGLE-3 files hold an embedding; it
+        must be this one, rounded to the file's dtype, and is refused where none is given.
 
     Returns:
       The config, the parameters and the draft vocabulary: int32 [Vd], target id of each draft id.
@@ -107,32 +111,32 @@ def load_drafter(
       UserError: as `load_target`.
     """
     directory = Path(directory)
-    config = drafter_config(_read_json(directory / "config.json"))
-    tensors = _read_tensors(directory / WEIGHTS)
-    tensors.pop("t2d", None)
-    shift = tensors.pop("d2t", np.zeros(config.draft_vocab_size, np.int64))
-    if shift.shape != (config.draft_vocab_size,):
-        raise UserError(
-            f"{directory}: d2t has shape {shift.shape}, not [{config.draft_vocab_size}]"
-        )
-    ids = np.arange(config.draft_vocab_size) + shift
-    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
-        raise UserError(f"{directory}: d2t does not map to distinct ids below {config.vocab_size}")
-    names = {path: _drafter_name(path) for path in _paths(config)}
-    return config, _assemble(config, names, tensors, dtype, directory), ids.astype(np.int32)
+    dtype = _weights_dtype(dtype)
+    config = drafter_config(read_json(directory / "config.json"))
+    files = open_tensors(directory)
+    own = files.tensors.pop("embed_tokens.weight", None)
+    ids = _draft_ids(files, config)
+    params = _load(files, config, dtype)
+    if own is not None:
+        _check_embedding(files.path, own, embedding)
+    return config, params, ids
 
 
 def save_drafter(
-    directory: str | os.PathLike[str], config: DrafterConfig, params: Params, ids: np.ndarray
+    directory: str | os.PathLike[str],
+    config: DrafterConfig | Eagle3Config,
+    params: Params,
+    ids: np.ndarray,
+    max_shard_size: int = MAX_SHARD_SIZE,
 ) -> None:
     """Writes a directory that the reference loads. Each file is replaced atomically."""
-    tensors = _flatten(params, {path: _drafter_name(path) for path in _paths(config)})
-    tensors["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
-    tensors["t2d"] = np.isin(np.arange(config.vocab_size), ids)
-    _write(Path(directory), config.to_json(), tensors)
+    d2t = ids.astype(np.int64) - np.arange(len(ids))
+    t2d = np.isin(np.arange(config.vocab_size), ids)
+    extra = {"d2t": d2t, "t2d": t2d}
+    _save(Path(directory), config, params, extra, max_shard_size)
 
 
-def check_fit(target: TargetConfig, drafter: DrafterConfig) -> None:
+def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config) -> None:
     """Raises UserError unless the drafter was made for a target of these shapes."""
     for name, want, have in (
         ("vocab_size", target.vocab_size, drafter.vocab_size),
@@ -146,101 +150,153 @@ def check_fit(target: TargetConfig, drafter: DrafterConfig) -> None:
             )
 
 
-_Path = tuple[str | int, ...]
+def _weights_dtype(dtype: DTypeLike) -> np.dtype:
+    try:
+        known = jnp.dtype(dtype)
+    except TypeError:
+        known = None
+    if known not in (np.float32, ml_dtypes.bfloat16):
+        raise UserError(f"weights can be float32 or bfloat16, not {dtype!r}")
+    return known
 
 
-def _target_name(path: _Path) -> str:
-    name = ".".join(map(str, path)).replace(".kernel", ".weight").replace(".scale", ".weight")
-    if name == "embed_tokens":
-        return "model.embed_tokens.weight"
-    return name if name.startswith("lm_head") else f"model.{name}"
+def _load(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Params:
+    """Brings the files' tensors to the device; reports all that is wrong at once."""
+    entries = layout(config, files.tensors)
+    _check(files, entries)
+    abstract = abstract_params(config)
+    shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
+    left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
+    buffers: dict[ParamPath, np.ndarray] = {}
+    loaded: dict[ParamPath, jax.Array] = {}
+    for name, tensor in read_tensors(files.tensors, entries):
+        for piece, part in entries[name].split(tensor):
+            path = piece.path
+            if path not in buffers:
+                buffers[path] = _aligned(shapes[path], dtype)
+            _fill(buffers[path], piece, part)
+            left[path] -= 1
+            if not left[path]:
+                # Waited for: copies under way would add up in the host's memory.
+                loaded[path] = jax.device_put(buffers.pop(path)).block_until_ready()
+    return jax.tree.unflatten(jax.tree.structure(abstract), [loaded[path] for path in shapes])
 
 
-def _drafter_name(path: _Path) -> str:
-    name = ".".join(map(str, path)).replace(".kernel", ".weight").replace(".scale", ".weight")
-    if path[0] in ("fc", "norm", "lm_head"):
-        return name
-    if path[0] in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        return f"midlayer.self_attn.{name}"
-    return f"midlayer.{name}"
-
-
-def _paths(config: TargetConfig | DrafterConfig) -> Iterator[_Path]:
-    for path, _ in jax.tree_util.tree_leaves_with_path(abstract_params(config)):
-        yield tuple(key.key for key in path)
-
-
-def _flatten(params: Params, names: dict[_Path, str]) -> dict[str, np.ndarray]:
-    tensors = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        keys = tuple(key.key for key in path)
-        value = np.asarray(leaf)
-        tensors[names[keys]] = np.ascontiguousarray(value.T if keys[-1] == "kernel" else value)
-    return tensors
-
-
-def _assemble(
-    config: TargetConfig | DrafterConfig,
-    names: dict[_Path, str],
-    tensors: dict[str, np.ndarray],
-    dtype: DTypeLike,
-    directory: Path,
-) -> Params:
-    """Puts the file's tensors in the parameters' places; reports all that is wrong at once."""
-    problems = [f"unexpected {name}" for name in sorted(set(tensors) - set(names.values()))]
-
-    def place(path: tuple[Any, ...], want: jax.ShapeDtypeStruct) -> jax.Array | None:
-        keys = tuple(key.key for key in path)
-        name = names[keys]
-        if name not in tensors:
-            problems.append(f"missing {name}")
-            return None
-        value = tensors[name]
-        transposed = keys[-1] == "kernel"
-        shape = want.shape[::-1] if transposed else want.shape
-        if value.shape != shape:
-            problems.append(f"{name} has shape {value.shape}, the config asks for {shape}")
-            return None
-        return jnp.asarray((value.T if transposed else value).astype(dtype))
-
-    params = jax.tree_util.tree_map_with_path(place, abstract_params(config))
+def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:
+    problems = list(files.problems)
+    problems += [
+        f"missing {name}" for name in entries if name not in files.tensors.keys() | files.lost
+    ]
+    problems += [f"unexpected {name}" for name in files.tensors if name not in entries]
+    for name, tensor in files.tensors.items():
+        if name not in entries:
+            continue
+        want = entries[name].shape
+        if tensor.shape != want:
+            problems.append(f"{name} has shape {tensor.shape}, the config asks for {want}")
+        elif tensor.dtype.name not in _STORED_DTYPES:
+            problems.append(
+                f"{name} has dtype {tensor.dtype}, not one of {', '.join(_STORED_DTYPES)}"
+            )
     if problems:
-        raise UserError(f"{directory / WEIGHTS} does not fit its config: {'; '.join(problems)}")
-    return params
+        more = len(problems) - _MOST_PROBLEMS
+        told = "; ".join(problems[:_MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise UserError(f"{files.path} does not fit its config: {told}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.parent.is_dir():
-        raise UserError(
-            f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
-        )
-    if not path.is_file():
-        raise UserError(f"no file {path}")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"cannot read {path}: it holds no JSON object")
-    return content
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that begins where XLA wants it: on CPU it is then used without a copy."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        if path.with_name(f"{path.name}.index.json").is_file():
-            raise UserError(f"{path.parent}: sharded checkpoints are not supported yet")
-        raise UserError(f"no file {path}")
-    try:
-        return safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"cannot read {path}: {error}; the file is damaged or incomplete") from None
+def _fill(parameter: np.ndarray, piece: Piece, stored: np.ndarray) -> None:
+    """Converts a stored tensor into its place."""
+    to = piece.of(parameter)
+    with np.errstate(all="ignore"):  # infinities and NaN are converted like all else
+        if not piece.transposed:
+            np.copyto(to, stored, casting="unsafe")
+            return
+        # Few rows at a time stay in the processor's cache while they are scattered: four times as
+        # fast as all at once. As bits: NumPy is slower with types that are not its own.
+        bits = np.dtype(f"u{parameter.dtype.itemsize}")
+        for at in np.ndindex(stored.shape[:-2]):
+            rows, columns = stored[at], to[at].view(bits)
+            for i in range(0, len(rows), 16):
+                columns[i : i + 16] = (
+                    rows[i : i + 16].astype(parameter.dtype, copy=False).view(bits)
+                )
 
 
-def _write(directory: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
-    dtypes = {np.dtype(ml_dtypes.bfloat16): "bfloat16", np.dtype(np.float32): "float32"}
-    float_dtype = next(t.dtype for t in tensors.values() if t.dtype in dtypes)
-    text = json.dumps({**config, "torch_dtype": dtypes[float_dtype]}, indent=2) + "\n"
-    data = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+def _save(
+    directory: Path,
+    config: AnyConfig,
+    params: Params,
+    extra: dict[str, np.ndarray],
+    max_shard_size: int,
+) -> None:
+    if max_shard_size < 1:
+        raise UserError(f"max_shard_size is {max_shard_size} bytes; it must be at least 1")
+    by_path = dict(leaves(params))
+    tensors = {name: _stored(by_path, entry) for name, entry in layout(config).items()}
+    tensors |= {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in extra.items()}
+    float_dtype = next(leaf.dtype for leaf in by_path.values()).name
+    text = json.dumps({**config.to_json(), "torch_dtype": float_dtype}, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
     # Last: where the weights are, everything is.
-    write_atomically(directory / WEIGHTS, data)
+    write_tensors(directory, tensors, max_shard_size)
+
+
+def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
+    """A tensor as it is written; what is written holds one piece each."""
+    (piece,) = entry.pieces
+    parameter = params[piece.path]
+
+    def read() -> np.ndarray:
+        part = parameter if piece.expert is None else parameter[piece.expert]
+        value = np.asarray(part)
+        return np.ascontiguousarray(value.T if piece.transposed else value)
+
+    return Tensor(entry.shape, parameter.dtype, read)
+
+
+def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:
+    """Takes the draft vocabulary out of the files."""
+    size = config.draft_vocab_size
+    files.tensors.pop("t2d", None)
+    stored = files.tensors.pop("d2t", None)
+    if stored is None:
+        if size < config.vocab_size and "d2t" not in files.lost:
+            files.problems.append("missing d2t")
+        return np.arange(size, dtype=np.int32)
+    if stored.shape != (size,) or stored.dtype.kind != "i":
+        raise UserError(
+            f"{files.path}: d2t has shape {stored.shape} and dtype {stored.dtype}, not [{size}] "
+            "integers"
+        )
+    ids = np.arange(size) + stored.read()
+    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
+        raise UserError(f"{files.path}: d2t does not map to distinct ids below {config.vocab_size}")
+    return ids.astype(np.int32)
+
+
+def _check_embedding(path: Path, own: Tensor, embedding: jax.Array | None) -> None:
+    """Refuses a drafter whose embedding is not the target's: it would draft from the wrong one."""
+    if embedding is None:
+        raise UserError(
+            f"{path} holds an embedding (embed_tokens.weight); load it together with its target, "
+            "whose embedding it must equal"
+        )
+    ours = np.asarray(embedding)
+    with np.errstate(all="ignore"):
+        # Each side may have been rounded to its own dtype: compare what both have in common.
+        same = own.shape == ours.shape and np.array_equal(
+            ours.astype(own.dtype).astype(ours.dtype), own.read().astype(ours.dtype)
+        )
+    if not same:
+        raise UserError(
+            f"{path} holds an embedding (embed_tokens.weight) that is not the target's; pass the "
+            "target that the drafter was trained for"
+        )

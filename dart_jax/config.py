@@ -246,10 +246,15 @@ class Eagle3Config(DraftLayerConfig):
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Eagle3Config:
-        """Reads the reference's config; refuses by name what would change the maths."""
-        if _EAGLE3 not in (json.get("architectures") or []):
+        """Reads the reference's config; refuses by name what would change the maths.
+
+        The method's own checkpoints go by the architecture `LlamaForCausalLM`, and only their
+        draft vocabulary tells them from a target.
+        """
+        if _EAGLE3 not in (json.get("architectures") or []) and "draft_vocab_size" not in json:
             raise UserError(
-                f"drafter config.json has no architecture {_EAGLE3}: it is not an EAGLE-3 drafter"
+                f"drafter config.json has neither the architecture {_EAGLE3} nor a "
+                "draft_vocab_size: it is not an EAGLE-3 drafter"
             )
         return cls._read(json)
 
@@ -266,10 +271,10 @@ def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
     """
     if "draft_length" in json:
         return DrafterConfig.from_json(json)
-    if _EAGLE3 in (json.get("architectures") or []):
+    if _EAGLE3 in (json.get("architectures") or []) or "draft_vocab_size" in json:
         return Eagle3Config.from_json(json)
     raise UserError(
-        f"drafter config.json has neither a draft_length (DART) nor the architecture {_EAGLE3}: "
+        "drafter config.json has neither a draft_length (DART) nor a draft_vocab_size (EAGLE-3): "
         "it is not a drafter"
     )
 
@@ -279,8 +284,7 @@ def _moe(json: Mapping[str, Any]) -> MoEConfig:
     json = dict(json)
     json.setdefault("num_experts", json.get("num_local_experts"))
     if json.get("model_type") == "mixtral":
-        json["moe_intermediate_size"] = json.get("intermediate_size")
-        json["norm_topk_prob"] = True
+        json |= {"moe_intermediate_size": json.get("intermediate_size"), "norm_topk_prob": True}
     _require(json, ("num_experts", "num_experts_per_tok", "moe_intermediate_size"))
     layers = range(json.get("num_hidden_layers", 0))
     step, only = json.get("decoder_sparse_step", 1), json.get("mlp_only_layers") or ()

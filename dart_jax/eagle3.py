@@ -7,12 +7,14 @@ back. All of it runs on the device: there is no search on the host.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -38,16 +40,16 @@ class Eagle3Tree:
         where that is smaller.
 
     Raises:
-      UserError: a negative `depth`, or a `top_k` below 1.
+      UserError: one of them is below 1.
     """
 
     depth: int = 7
     top_k: int = 10
 
     def __post_init__(self) -> None:
-        if self.depth < 0 or self.top_k < 1:
+        if min(self.depth, self.top_k) < 1:
             raise UserError(
-                "an EAGLE-3 tree needs a depth of at least 0 and a top_k of at least 1, "
+                "depth and top_k of an EAGLE-3 tree must be at least 1, "
                 f"got {self.depth} and {self.top_k}"
             )
 
@@ -104,17 +106,37 @@ class Eagle3Drafter(DraftLayer):
 class _Candidates(NamedTuple):
     """Nodes that compete for a place in the tree, each array [B, candidates].
 
+    They are numbered from 1 in the order in which they are made, over all levels; the root is 0.
+
     Attributes:
       scores: float32, log-probability of the path from the root.
       tokens: int32, target ids.
-      parents: int32; 0 is the root, i + 1 the i-th candidate of all levels.
-      depth: int32.
+      parents: int32, the parents' numbers.
     """
 
     scores: jax.Array
     tokens: jax.Array
     parents: jax.Array
-    depth: jax.Array
+
+
+class _Rows(NamedTuple):
+    """What one forward hands to the next.
+
+    Attributes:
+      chosen: the newest level's best candidates, [B, k], which become rows.
+      numbers: int32 [B, k], theirs.
+      hidden: [B, k, D], their parents' output.
+      lineage: bool [B, k, depth * k], the drafted rows that they descend from.
+      k: keys of all drafted rows, [B, K, depth * k, h].
+      v: their values.
+    """
+
+    chosen: _Candidates
+    numbers: jax.Array
+    hidden: jax.Array
+    lineage: jax.Array
+    k: jax.Array
+    v: jax.Array
 
 
 def draft_tree(
@@ -126,7 +148,6 @@ def draft_tree(
     following: jax.Array,
     positions: jax.Array,
     last: jax.Array,
-    root: jax.Array,
     nodes: int,
     cache: KVCache | None = None,
     length: jax.Array | None = None,
@@ -142,10 +163,10 @@ def draft_tree(
       embed: the target's embedding, int32 [B, T] -> [B, T, D].
       draft_ids: int32 [Vd], the target's id of every draft id.
       features: [B, P, 3D], target features of P new real rows.
-      following: int32 [B, P], the tokens *after* those rows; the root at the last one.
+      following: int32 [B, P], the tokens *after* those rows; that of the last real row, the last
+        known token, becomes the root.
       positions: int32 [B, P].
       last: int32 [B], index of the last real row; rows behind it are padding and never seen.
-      root: int32 [B], the last known token.
       nodes: tree nodes without the root, N; static. Places beyond what is drafted stay unused.
       cache: keys and values of earlier real rows; None for no prefix.
       length: int32 [B], valid rows of the cache.
@@ -156,48 +177,70 @@ def draft_tree(
     """
     b, p, _ = features.shape
     chex.assert_shape([following, positions], (b, p))
-    chex.assert_shape([last, root], (b,))
-    chex.assert_type([draft_ids, following, positions, last, root], jnp.int32)
+    chex.assert_shape(last, (b,))
+    chex.assert_type([draft_ids, following, positions, last], jnp.int32)
     top_k = min(settings.top_k, draft_ids.shape[0])
+    # A tree of N nodes has at most N levels.
+    depth = max(min(settings.depth, nodes - 1), 1)
+    propose = functools.partial(_propose, drafter, draft_ids, top_k)
 
     # Only the last real row proposes tokens; the others merely give their keys.
     at = last[:, None]
     hidden = drafter.fc(features)
     inputs = drafter.join(embed(following), hidden)
-    k, v = drafter.keys(inputs, positions)
+    k, v = real_rows = drafter.keys(inputs, positions)
     real = jnp.arange(p, dtype=jnp.int32)[None] <= at
     prefix = [(k, v, real[:, None])]
     if cache is not None and length is not None:
         ((k_old, v_old),) = cache
         prefix.append((k_old, v_old, visible(k_old.shape[2], length)))
-    position = jnp.take_along_axis(positions, at, axis=1)
-    hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), position, prefix)
-    itself = jnp.zeros_like(at)
-    score = jnp.zeros((b, 1), jnp.float32)
-    pool = [_propose(drafter, draft_ids, top_k, hidden, score, itself, 1)]
+    start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, following))
+    hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, prefix)
+    certain = jnp.zeros((b, 1), jnp.float32)
+    first = propose(hidden, certain, jnp.zeros_like(at))
 
-    drafted = []  # keys and values of every level's rows
-    lineage = jnp.zeros((b, 1, 0), bool)  # which drafted rows each row descends from
-    made = 0  # candidates of earlier levels
-    for level in range(2, settings.levels + 1):
-        newest = pool[-1]
-        score, best = jax.lax.top_k(newest.scores, top_k)
-        row = best // top_k  # that proposed it
-        hidden = take_rows(hidden, row)
-        inputs = drafter.join(embed(jnp.take_along_axis(newest.tokens, best, axis=1)), hidden)
-        position = jnp.broadcast_to(position[:, :1] + 1, best.shape)
-        drafted.append(drafter.keys(inputs, position))
-        # The rows of a level do not see each other.
-        own = jnp.broadcast_to(jnp.eye(top_k, dtype=bool)[None], (b, top_k, top_k))
-        lineage = jnp.concatenate([take_rows(lineage, row), own], axis=2)
-        k, v = (jnp.concatenate(rows, axis=2) for rows in zip(*drafted, strict=True))
-        hidden = drafter(hidden, inputs, position, [*prefix, (k, v, lineage)])
-        itself = made + 1 + best
-        made += newest.scores.shape[1]
-        pool.append(_propose(drafter, draft_ids, top_k, hidden, score, itself, level))
+    row = jnp.arange(top_k, dtype=jnp.int32)
+    slot = jnp.arange(depth * top_k, dtype=jnp.int32)  # every drafted row's
 
-    everything = [jnp.concatenate(levels, axis=1) for levels in zip(*pool, strict=True)]
-    return _pack(_Candidates(*everything), root, nodes), (prefix[0][:2],)
+    def grow(rows: _Rows, level: jax.Array) -> tuple[_Rows, _Candidates]:
+        """Runs the chosen rows and chooses among what they propose."""
+        inputs = drafter.join(embed(rows.chosen.tokens), rows.hidden)
+        # The rows of a level share a position and do not see each other.
+        position = jnp.broadcast_to(start + level, (b, top_k))
+        own = (level - 1) * top_k + row
+        k, v = (
+            jax.lax.dynamic_update_slice_in_dim(old, new, own[0], axis=2)
+            for old, new in zip((rows.k, rows.v), drafter.keys(inputs, position), strict=True)
+        )
+        lineage = rows.lineage | (slot[None] == own[:, None])[None]
+        hidden = drafter(rows.hidden, inputs, position, [*prefix, (k, v, lineage)])
+        made = propose(hidden, rows.chosen.scores, rows.numbers)
+
+        _, best = jax.lax.top_k(made.scores, top_k)
+        parent = best // top_k
+        chosen = _Candidates(*(jnp.take_along_axis(x, best, axis=1) for x in made))
+        numbers = 1 + top_k + (level - 1) * top_k**2 + best
+        hidden, lineage = take_rows(hidden, parent), take_rows(lineage, parent)
+        return _Rows(chosen, numbers, hidden, lineage, k, v), made
+
+    none = jnp.zeros((*k.shape[:2], slot.size, k.shape[3]), k.dtype)
+    rows = _Rows(
+        chosen=first,
+        numbers=jnp.broadcast_to(1 + row[None], (b, top_k)),
+        hidden=jnp.broadcast_to(hidden, (b, top_k, hidden.shape[2])),
+        lineage=jnp.zeros((b, top_k, slot.size), bool),
+        k=none,
+        v=none,
+    )
+    # Unrolled, the loop takes nearly three times as long to compile and runs no faster on a CPU.
+    _, later = jax.lax.scan(grow, rows, jnp.arange(1, depth + 1, dtype=jnp.int32))
+
+    def pooled(first: jax.Array, later: jax.Array) -> jax.Array:
+        return jnp.concatenate([first, later.swapaxes(0, 1).reshape(b, -1)], axis=1)
+
+    pool = jax.tree.map(pooled, first, later)
+    levels = np.repeat(np.arange(depth + 1) + 1, [top_k] + depth * [top_k**2])
+    return _pack(pool, jnp.asarray(levels, jnp.int32), root, nodes), (real_rows,)
 
 
 def _propose(
@@ -205,40 +248,43 @@ def _propose(
     draft_ids: jax.Array,
     top_k: int,
     hidden: jax.Array,
-    score: jax.Array,
-    itself: jax.Array,
-    depth: int,
+    scores: jax.Array,
+    numbers: jax.Array,
 ) -> _Candidates:
-    """The likeliest followers of each of T rows, row by row.
+    """The likeliest followers of each of T rows, row by row: [B, T * k].
 
     Args:
       drafter: gives the probabilities.
       draft_ids: int32 [Vd].
       top_k: followers of a row.
       hidden: [B, T, D], the layer's output.
-      score: float32 [B, T], the rows' own.
-      itself: int32 [B, T], the rows as `_Candidates.parents` counts them.
-      depth: of the followers.
+      scores: float32 [B, T], the rows' own.
+      numbers: int32 [B, T], the rows' own.
     """
     log_probs, ids = jax.lax.top_k(drafter.log_probs(hidden), top_k)
     tokens = jnp.take(draft_ids, ids).reshape(ids.shape[0], -1)
     return _Candidates(
-        scores=(score[:, :, None] + log_probs).reshape(tokens.shape),
+        scores=(scores[:, :, None] + log_probs).reshape(tokens.shape),
         tokens=tokens,
-        parents=jnp.repeat(itself, top_k, axis=1),
-        depth=jnp.full_like(tokens, depth),
+        parents=jnp.repeat(numbers, top_k, axis=1),
     )
 
 
-def _pack(pool: _Candidates, root: jax.Array, nodes: int) -> jax.Array:
-    """The best `nodes` of the pool behind their root, int32 [B, 3, N + 1]."""
-    _, best = jax.lax.top_k(pool.scores, min(nodes, pool.scores.shape[1]))
+def _pack(pool: _Candidates, depth: jax.Array, root: jax.Array, nodes: int) -> jax.Array:
+    """The best N candidates behind the root.
+
+    Args:
+      pool: all levels' candidates.
+      depth: int32 [candidates], their levels.
+      root: int32 [B, 1].
+      nodes: N.
+    """
+    _, best = jax.lax.top_k(pool.scores, min(nodes, depth.size))
     best = jnp.sort(best, axis=1)  # as made, so that parents stand before their children
-    tokens, parents, depth = (jnp.take_along_axis(x, best, axis=1) for x in pool[1:])
-    # Candidate i is i + 1 as a parent, and becomes the node behind all chosen ones before it.
+    tokens, parents = (jnp.take_along_axis(x, best, axis=1) for x in pool[1:])
+    # A node's index is the number of chosen candidates up to its own.
     earlier = best[:, None, :] < parents[:, :, None]
     parents = jnp.sum(earlier, axis=2, dtype=jnp.int32)
-    tree = jnp.stack([tokens, parents, depth], axis=1)
-    behind = nodes - best.shape[1]
-    tree = jnp.pad(tree, ((0, 0), (0, 0), (1, behind)))
-    return tree.at[:, 0, 0].set(root)
+    tree = jnp.stack([tokens, parents, jnp.take(depth, best)], axis=1)
+    tree = jnp.pad(tree, ((0, 0), (0, 0), (1, nodes - best.shape[1])))
+    return tree.at[:, 0, :1].set(root)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.generation import Completion, GenerationConfig
+from dart_jax.generation import Completion, GenerationConfig, Piece
 from dart_jax.model import DEMO, DartModel
 
 DRAFTED = "green"
@@ -29,8 +29,8 @@ DRAFTED = "green"
 class GenerateConfig:
     """What to continue, with which model, and how."""
 
-    prompt: Annotated[str | None, tyro.conf.Positional] = None
-    """The text; without it, standard input."""
+    prompt: Annotated[str, tyro.conf.Positional] = "-"
+    """The text; - is standard input."""
     target: str | None = None
     """Directory or hub repository of the target; by default the demo model, all of it."""
     drafter: str | None = None
@@ -68,7 +68,7 @@ def load(config: GenerateConfig) -> DartModel:
 def prompt_of(config: GenerateConfig) -> str | list[dict[str, Any]]:
     """A text, or a chat."""
     text = config.prompt
-    if text is None:
+    if text == "-":
         if sys.stdin.isatty():
             raise UserError("no prompt; give one as an argument or through standard input")
         text = sys.stdin.read()
@@ -85,10 +85,19 @@ def run(config: GenerateConfig, out: Console, err: Console) -> None:
     # Ctrl-C ends the text, not the report.
     with contextlib.suppress(KeyboardInterrupt):
         for piece in stream:
-            text = Text(piece, style=DRAFTED if piece.drafted else "")
-            out.print(text, end="", soft_wrap=True)
+            show(piece, out)
     out.print()
-    err.print(summary(stream.completion), style="dim", highlight=False)
+    err.print(summary(stream.completion), style="dim", highlight=False, soft_wrap=True)
+
+
+def show(piece: Piece, out: Console) -> None:
+    """Writes a piece: as it is to a file, in its colour and without control codes to a terminal."""
+    if out.is_terminal:
+        text = Text(piece, style=DRAFTED if piece.drafted else "")
+        out.print(text, end="", soft_wrap=True)
+    else:
+        out.file.write(piece)
+        out.file.flush()
 
 
 def summary(completion: Completion) -> str:
@@ -106,7 +115,8 @@ def summary(completion: Completion) -> str:
 def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
     with one_line_errors():
-        config = tyro.cli(GenerateConfig, args=args, description=__doc__)
+        prog = "python -m dart_jax.generate"
+        config = tyro.cli(GenerateConfig, args=args, prog=prog, description=__doc__)
         run(config, Console(highlight=False), Console(stderr=True))
 
 

@@ -51,7 +51,7 @@ def resolve(
     Raises:
       UserError: there is neither, or it cannot be downloaded; says why.
     """
-    path = Path(name).expanduser()
+    path = _path(name)
     if path.is_dir():
         return path
     if path.exists():
@@ -94,7 +94,7 @@ def resolve_file(
     Raises:
       UserError: as `resolve`, or there are several files to choose from.
     """
-    path = Path(name).expanduser()
+    path = _path(name)
     if path.is_file():
         return path
     if path.is_dir():
@@ -110,12 +110,18 @@ def resolve_file(
     return Path(found)
 
 
+def _path(name: str | os.PathLike[str]) -> Path:
+    if not os.fspath(name):  # which pathlib takes for the current directory
+        raise UserError("the name of a model is empty; pass a path or owner/name")
+    return Path(name).expanduser()
+
+
 def _repository(name: str | os.PathLike[str], kind: str) -> str:
     """The `owner/name` that a name begins with."""
-    parts = name.split("/") if isinstance(name, str) else []
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
+    parts = name.split("/") if isinstance(name, str) else []
     repository = "/".join(parts[:2])
     enough = len(parts) == 2 if kind == "directory" else len(parts) >= 2
     with contextlib.suppress(HFValidationError):
@@ -146,19 +152,21 @@ def _files(repository: str, revision: str | None, token: str | bool | None) -> l
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return huggingface_hub.HfApi().list_repo_files(repository, revision=revision, token=token)
+        # Unlike `list_repo_files`, this does not try again for half a minute.
+        found = huggingface_hub.HfApi().model_info(repository, revision=revision, token=token)
+        return [file.rfilename for file in found.siblings or ()]
     except HfHubHTTPError:
         raise
     except Exception as error:  # each HTTP library has its own for lacking a network
         try:
             # A pattern that no file fits.
-            found = huggingface_hub.snapshot_download(
+            snapshot = huggingface_hub.snapshot_download(
                 repository, revision=revision, allow_patterns="/", local_files_only=True
             )
         except LocalEntryNotFoundError as missing:
             raise missing from error
-        paths = Path(found).rglob("*")
-        return [path.relative_to(found).as_posix() for path in paths if path.is_file()]
+        paths = Path(snapshot).rglob("*")
+        return [path.relative_to(snapshot).as_posix() for path in paths if path.is_file()]
 
 
 @contextlib.contextmanager

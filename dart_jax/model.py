@@ -135,7 +135,9 @@ class DartModel:
         drafter_config, params = None, DecodeParams()
         if drafter is not None:
             path = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
-            drafter_config, params["drafter"], ids = load_drafter(path, kind)
+            drafter_config, params["drafter"], ids = load_drafter(
+                path, kind, target_params["embed_tokens"]
+            )
             check_fit(config, drafter_config)
             params["draft_ids"] = jnp.asarray(ids)
         if on_cpu:

@@ -341,7 +341,6 @@ def _draft(
                 following,
                 positions,
                 last,
-                state.context[:, -1],
                 config.nodes,
                 *prefix,
             )

@@ -15,6 +15,9 @@ from dart_jax.ngram.fingerprint import vocabulary_size
 
 FILE = "tokenizer.json"
 
+# What transformers can make a tokenizer from; without any of these it may make up an empty one.
+_VOCABULARIES = ("*.model", "vocab*", "*.tiktoken", "tekken.json")
+
 
 class Tokenizer:
     """Encodes and decodes with a `tokenizer.json` as it stands.
@@ -48,6 +51,8 @@ class Tokenizer:
             raise UserError(f"no directory {path}; pass one with a {FILE}")
         if (path / FILE).is_file():
             return cls(_read(path / FILE), path)
+        if not any(file for pattern in _VOCABULARIES for file in path.glob(pattern)):
+            raise UserError(f"no file {path / FILE}; a target needs its tokenizer")
         wrapped = _wrap(path)
         tokenizer = cls(wrapped.backend_tokenizer, path)
         tokenizer.__dict__["wrapped"] = wrapped  # not to be read again

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +24,13 @@ from dart_jax.ngram import NgramModel
 from dart_jax.pruner import Pruner
 from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig, DecodeParams
+
+# What one test compiles, in a process of its own or not, the next one finds; nothing is kept.
+COMPILED = tempfile.mkdtemp(prefix="dart_jax_compiled_")
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+jax.config.update("jax_compilation_cache_dir", COMPILED)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -66,7 +66,7 @@ class Known:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _draft(config, settings, nodes, params, embedding, draft_ids, known, first, cache, length):
-    features, following, last, root = known
+    features, following, last = known
     positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
     return draft_tree(
         settings,
@@ -77,7 +77,6 @@ def _draft(config, settings, nodes, params, embedding, draft_ids, known, first, 
         following,
         positions,
         last,
-        root,
         nodes,
         cache,
         length,
@@ -87,7 +86,7 @@ def _draft(config, settings, nodes, params, embedding, draft_ids, known, first, 
 def draft(model, known, nodes, settings=REFERENCE, cache=None, length=None):
     """Packed trees and the rows to append."""
     first = jnp.zeros_like(known.last) if length is None else length
-    rows = (known.features, known.following, known.last, known.root)
+    rows = (known.features, known.following, known.last)
     packed, rows = _draft(
         model.config,
         settings,
@@ -275,10 +274,11 @@ def random_known(seed, lengths, config=CONFIG):
 @pytest.mark.parametrize(
     ("settings", "nodes"),
     [
-        (Eagle3Tree(depth=3, top_k=4), 15),
+        (Eagle3Tree(depth=4, top_k=4), 50),
         (Eagle3Tree(depth=5, top_k=2), 12),
         (Eagle3Tree(depth=2, top_k=7), 200),  # more than there are candidates
-        (Eagle3Tree(depth=0, top_k=5), 3),
+        (Eagle3Tree(depth=1, top_k=5), 13),
+        (Eagle3Tree(depth=6, top_k=3), 3),  # fewer than there are levels
         (Eagle3Tree(depth=4, top_k=1), 5),
     ],
 )
@@ -314,18 +314,15 @@ def test_of_equals_the_first_wins():
 
 # Batches, padding, caches
 
-BATCHES = [*NAMES, "random"]
-
 
 def batch(name):
     if name == "random":
-        return random_model(1), random_known(1, [9, 1, 4, 12])
+        return random_model(1), random_known(1, [9, 1, 12])
     return golden_model(name), golden_known(name)
 
 
-@pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_is_its_sequences(name):
-    model, known = batch(name)
+def test_a_batch_is_its_sequences():
+    model, known = batch("random")
     trees, rows = draft(model, known, 59)
     for i, tree in enumerate(trees):
         (alone,), rows_alone = draft(model, known.of(i), 59)
@@ -339,11 +336,11 @@ def test_padding_is_never_seen():
     rng = np.random.default_rng(2)
     features = [rng.normal(size=(n, 72)) for n in (7, 2, 5)]
     following = [rng.integers(0, 61, n) for n in (7, 2, 5)]
-    trees = [draft(model, Known.pad(features, following, seed), 59)[0] for seed in (0, 1)]
-    np.testing.assert_array_equal(*trees)
+    one, other = (draft(model, Known.pad(features, following, seed), 59)[0] for seed in (0, 1))
+    np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("name", [*NAMES, "random"])
 def test_drafting_behind_a_cache(name):
     model, known = batch(name)
     expected, _ = draft(model, known, 59)
@@ -358,7 +355,7 @@ def test_drafting_behind_a_cache(name):
         count = jnp.minimum(left, jnp.asarray(rng.integers(1, 6, b), jnp.int32))
         # A sequence that is at its end drafts from its last row once more.
         length, count = jnp.where(left > 0, length, known.last), jnp.maximum(count, 1)
-        place = jnp.minimum(length[:, None] + jnp.arange(5, dtype=jnp.int32)[None], 10**6)
+        place = length[:, None] + jnp.arange(5, dtype=jnp.int32)[None]
         place = jnp.minimum(place, known.features.shape[1] - 1)
         new = Known(
             jnp.take_along_axis(known.features, place[:, :, None], axis=1),
@@ -377,9 +374,11 @@ def test_drafting_behind_a_cache(name):
 # What every tree must be
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("nodes", [0, 1, 20, 59, 1000])
-def test_trees_are_well_formed(dtype, nodes):
+@pytest.mark.parametrize(
+    ("nodes", "dtype"),
+    [(0, jnp.float32), (1, jnp.float32), (1000, jnp.float32), (59, jnp.bfloat16)],
+)
+def test_trees_are_well_formed(nodes, dtype):
     model = random_model(3, dtype=dtype)
     known = random_known(3, [5, 8])
     known = dataclasses.replace(known, features=known.features.astype(dtype))
@@ -397,13 +396,13 @@ def test_trees_are_well_formed(dtype, nodes):
 
 
 def test_parameters_are_a_dart_drafters_without_the_mask():
-    fields = dataclasses.asdict(CONFIG) | {"rope": CONFIG.rope}
+    fields = {field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(CONFIG)}
     dart = abstract_params(DrafterConfig(**fields, draft_length=7))
     del dart["mask_rep"]
     assert abstract_params(CONFIG) == dart
 
 
-@pytest.mark.parametrize(("depth", "top_k"), [(-1, 10), (7, 0)])
+@pytest.mark.parametrize(("depth", "top_k"), [(0, 10), (7, 0)])
 def test_settings_out_of_range(depth, top_k):
     with pytest.raises(UserError, match=f"got {depth} and {top_k}"):
         Eagle3Tree(depth, top_k)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.ngram.__main__ import main
 from dart_jax.ngram.workload import generate, make_drafts
+from dart_jax.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -61,7 +61,7 @@ def test_info_prints_the_header(run, tmp_path):
 
 def test_query_prints_what_followed(run):
     model = NgramModel.load(DEMO / "ngram.dng")
-    tokenizer = load_tokenizer(DEMO / "target")
+    tokenizer = Tokenizer.load(DEMO / "target").backend
     text = run("query", "    def __init__(", "--top", "3")
     context = tokenizer.encode("    def __init__(", add_special_tokens=False).ids
     short, long = model.continuations(np.array(context, np.int32))
@@ -73,7 +73,7 @@ def test_query_prints_what_followed(run):
 
 
 def test_query_of_what_was_never_seen(run, tmp_path):
-    tokenizer = load_tokenizer(DEMO / "target")
+    tokenizer = Tokenizer.load(DEMO / "target").backend
     size, fingerprint = tokenizer.get_vocab_size(), tokenizer_fingerprint(tokenizer)
     NgramModel.count([[1, 2]], vocab_size=size, fingerprint=fingerprint).save(tmp_path / "a.dng")
     assert "nothing is known of 'x'" in run("query", "x", "--file", tmp_path / "a.dng")

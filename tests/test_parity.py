@@ -1,4 +1,4 @@
-"""Against transformers: random Qwen3 models, there and back, and the logits filters."""
+"""Against transformers: random models of every architecture, there and back; logits filters."""
 
 import os
 from typing import Any
@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dart_jax.cache import append, init_cache
 from dart_jax.checkpoint import load_target, save_target
 from dart_jax.pure import bind
 from dart_jax.sampling import Sampling, keep_likely
+from dart_jax.tree import DraftTree, ancestor_mask
 
 if os.environ.get("DART_REQUIRE_PARITY") == "1":
     import torch
@@ -19,77 +21,183 @@ else:
 import transformers
 from transformers.generation import logits_process
 
-SHAPES = {
-    "tied": {"tie_word_embeddings": True},
-    "untied, one key head": {"num_key_value_heads": 1, "rope_theta": 1e4},
-    "no sharing, odd sizes": {
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "head_dim": 10,
-        "hidden_size": 28,
-        "intermediate_size": 36,
-        "num_hidden_layers": 8,
-        "rms_norm_eps": 1e-5,
-    },
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
 }
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+MODELS = {
+    "Qwen3, tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "Qwen3, odd sizes": (
+        "Qwen3",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 10,
+            "hidden_size": 28,
+            "intermediate_size": 36,
+            "num_hidden_layers": 8,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    "Llama, llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8}),
+    "Llama, linear": ("Llama", {"rope_parameters": LINEAR, "tie_word_embeddings": True}),
+    "Llama, yarn": ("Llama", {"rope_parameters": YARN, "num_key_value_heads": 1}),
+    "Mistral": ("Mistral", {"sliding_window": 40}),
+    "Qwen3-MoE": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}),
+    "Qwen3-MoE, some dense": ("Qwen3Moe", {**EXPERTS, "mlp_only_layers": [0, 3]}),
+    "Mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+LENGTH = 25
 
 
-@pytest.fixture(scope="module", params=SHAPES.values(), ids=list(SHAPES))
-def theirs(request):
+def make(kind: str, changes: dict[str, Any]) -> Any:
     """A random model of transformers, with norms that are not 1."""
-    shape = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 7,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    }
     torch.manual_seed(0)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape | request.param))
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | changes)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(float("norm" in name), 0.2)
     return model.eval()
 
 
+@pytest.fixture(scope="module", params=MODELS.values(), ids=list(MODELS))
+def theirs(request):
+    """One of the models."""
+    return make(*request.param)
+
+
 @pytest.fixture(scope="module")
 def ours(theirs, tmp_path_factory):
-    """The same model, read from the files that transformers writes."""
+    """The same model, read from the shards that transformers writes."""
     directory = tmp_path_factory.mktemp("theirs")
-    theirs.save_pretrained(directory)
+    theirs.save_pretrained(directory, max_shard_size="60KB")
+    assert len(list(directory.glob("model-*.safetensors"))) > 2
     return load_target(directory)
 
 
-def test_logits(theirs, ours):
+@pytest.fixture(scope="module")
+def tokens(theirs):
+    """Two rows of LENGTH tokens."""
+    vocab = theirs.config.vocab_size
+    return np.random.default_rng(1).integers(0, vocab, (2, LENGTH)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def expected(theirs, tokens):
+    """What transformers computes in one forward."""
+    with torch.no_grad():
+        return theirs(torch.from_numpy(tokens).long(), output_hidden_states=True)
+
+
+@pytest.fixture(scope="module")
+def prefilled(ours, tokens):
+    """Our forward over all tokens at once: logits, features, and keys and values."""
     config, params = ours
-    tokens = np.random.default_rng(1).integers(0, config.vocab_size, (2, 33)).astype(np.int32)
 
     @jax.jit
-    def forward(params):
+    def prefill(params, tokens):
         target = bind(config, params)
-        positions = jnp.broadcast_to(jnp.arange(33, dtype=jnp.int32)[None], tokens.shape)
-        out = target(jnp.asarray(tokens), positions, jnp.tril(jnp.ones((1, 33, 33), bool)))
-        return target.logits(out.hidden), out.features
+        at = jnp.broadcast_to(jnp.arange(LENGTH, dtype=jnp.int32)[None], tokens.shape)
+        out = target(tokens, at, jnp.tril(jnp.ones((1, LENGTH, LENGTH), bool)))
+        return target.logits(out.hidden), out.features, out.rows
 
-    logits, features = forward(params)
-    with torch.no_grad():
-        expected = theirs(torch.from_numpy(tokens).long(), output_hidden_states=True)
-    np.testing.assert_allclose(logits, expected.logits.numpy(), rtol=0, atol=1e-4)
-    entering = [expected.hidden_states[layer] for layer in config.feature_layers]
-    np.testing.assert_allclose(features, torch.cat(entering, -1).numpy(), rtol=0, atol=1e-4)
+    return prefill(params, tokens)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_transformers_reads_back_the_same_bits(theirs, ours, tmp_path, dtype):
+def close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
+    logits, features, _ = prefilled
+    close(logits, expected.logits.numpy())
+    entering = [expected.hidden_states[layer] for layer in ours[0].feature_layers]
+    close(features, torch.cat(entering, -1).numpy())
+
+
+def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tokens):
+    """Behind a cache, one row ahead of the other, the next token and a tree that hangs on it."""
     config, params = ours
-    save_target(tmp_path, config, jax.tree.map(lambda x: x.astype(dtype), params))
-    loaded: Any = transformers.Qwen3ForCausalLM.from_pretrained(
-        tmp_path, dtype="auto", output_loading_info=True
+    vocab, layers = config.vocab_size, config.num_hidden_layers
+    tree = DraftTree(
+        jnp.asarray(np.random.default_rng(2).integers(0, vocab, (2, 7)), jnp.int32),
+        jnp.array([[0, 0, 0, 1, 3, 2, 4]] * 2, jnp.int32),
+        jnp.array([[0, 1, 1, 2, 3, 2, 4]] * 2, jnp.int32),
     )
+
+    @jax.jit
+    def step(params, tree, cache, length):
+        target = bind(config, params)
+        mask = ancestor_mask(tree, 4)
+        out = target(tree.tokens, length[:, None] + tree.depth, mask, cache, length)
+        root = jnp.zeros((2, 1), jnp.int32)
+        return target.logits(out.hidden), append(cache, out.rows, root, length)
+
+    kv_heads, head_dim = config.num_key_value_heads, config.head_dim
+    cache = init_cache(layers, 2, kv_heads, LENGTH, head_dim, jnp.float32)
+    start = jnp.array([[0, 1, 2, 3]] * 2, jnp.int32)
+    cache = append(cache, prefilled[2], start, jnp.zeros(2, jnp.int32))
+    for first in range(4, LENGTH):
+        length = np.array([first, first - 1], np.int32)
+        following = np.take_along_axis(tokens, length[:, None], axis=1)
+        tree = tree._replace(tokens=tree.tokens.at[:, :1].set(following))
+        logits, cache = step(params, tree, cache, length)
+        for row, at in enumerate(length):
+            close(logits[row, 0], expected.logits[row, at].numpy())
+
+    nodes, parents = np.asarray(tree.tokens), np.asarray(tree.parents[0])
+    for node in range(1, 7):
+        path = [node]
+        while path[0]:
+            path.insert(0, parents[path[0]])
+        for row, at in enumerate(length):
+            text = np.concatenate([tokens[row, :at], nodes[row, path]])
+            with torch.no_grad():
+                want = theirs(torch.from_numpy(text[None]).long()).logits[0, -1]
+            close(logits[row, node], want.numpy())
+
+
+def test_a_cached_step_of_transformers(theirs, prefilled, tokens):
+    prompt = torch.from_numpy(tokens).long()
+    with torch.no_grad():
+        cached = theirs(prompt[:, :-1], use_cache=True).past_key_values
+        last = theirs(prompt[:, -1:], past_key_values=cached, use_cache=True).logits[:, -1]
+    close(prefilled[0][:, -1], last.numpy())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shard"), [("float32", 10**9), ("bfloat16", 20_000)], ids=["float32", "shards"]
+)
+def test_transformers_reads_back_the_same_bits(theirs, ours, tmp_path, dtype, shard):
+    config, params = ours
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    save_target(tmp_path, config, params, max_shard_size=shard)
+    assert (tmp_path / "model.safetensors").is_file() == (shard == 10**9)
+    loaded: Any = type(theirs).from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
     again, report = loaded
     assert not any(report.values())
     assert again.dtype == getattr(torch, dtype)
@@ -97,8 +205,16 @@ def test_transformers_reads_back_the_same_bits(theirs, ours, tmp_path, dtype):
     assert again.state_dict().keys() == expected.keys()
     for name, tensor in again.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
-    for field in ("rope_parameters", "rms_norm_eps", "head_dim", "tie_word_embeddings"):
-        assert getattr(again.config, field) == getattr(theirs.config, field)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE, some dense", "Mixtral"])
+def test_fused_experts_are_the_same_experts(name, tmp_path):
+    model = make(*MODELS[name])
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    model.save_pretrained(tmp_path / "apart")
+    fused, apart = load_target(tmp_path / "fused"), load_target(tmp_path / "apart")
+    assert fused[0] == apart[0]
+    jax.tree.map(np.testing.assert_array_equal, fused[1], apart[1])
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,9 @@ def test_one_program_takes_any_pruner(ngram, way):
     handle = jnp.int32(large.handle)
     del prune, large
     gc.collect()
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="no longer exists|KeyError"):
+    with pytest.raises(
+        (jax.errors.JaxRuntimeError, ValueError), match=r"no longer exists|KeyError"
+    ):
         jitted(handle, packed).block_until_ready()
 
 

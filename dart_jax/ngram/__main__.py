@@ -18,13 +18,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.model import DEMO
 from dart_jax.ngram.bench import BenchConfig, bench
 from dart_jax.ngram.convert import ConvertConfig, convert
 from dart_jax.ngram.fingerprint import UNKNOWN, check_tokenizer
 from dart_jax.ngram.model import NgramModel
+from dart_jax.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
     Raises:
       UserError: it is missing or damaged.
     """
-    return load_tokenizer(path.parent if path.name == "tokenizer.json" else path)
+    return Tokenizer.load(path.parent if path.name == "tokenizer.json" else path).backend
 
 
 Command = (

@@ -31,7 +31,6 @@ from rich.progress import track
 from rich.table import Table
 
 from dart_jax import _core
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.memory import parse_memory, peak_memory
@@ -43,6 +42,7 @@ from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.windows import WindowLayout
 from dart_jax.ngram.workload import Drafts, generate, make_drafts
 from dart_jax.pruner import Handover, Pruner, trees_inside
+from dart_jax.tokenizer import Tokenizer
 
 LEAST_SORT = 32 * 10**6  # bytes for DuckDB
 MADE_UP = "made up: "  # before what is measured of a made-up model
@@ -161,7 +161,7 @@ def tokenise(config: BenchConfig, work: Path, console: Console) -> tuple[NDArray
     Returns:
       The tokens kept for the queries, and the vocabulary's size.
     """
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = Tokenizer.load(config.tokenizer).backend
     files = text_files(config.data)
     order = np.random.default_rng(0).permutation(len(files))
     counted, held_out, size = [], [], 0

@@ -10,12 +10,12 @@ import tyro
 from rich.console import Console
 
 from dart_jax import _core
-from dart_jax.checkpoint import load_tokenizer
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram.fingerprint import tokenizer_fingerprint, vocabulary_size
-from dart_jax.ngram.model import NgramModel
+from dart_jax.ngram.model import NgramModel, is_ngram_file
 from dart_jax.ngram.reference import convert_reference
+from dart_jax.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def convert(config: ConvertConfig, console: Console) -> None:
     if config.out.is_dir():
         raise UserError(f"{config.out} is a directory; name a file")
     before = config.source.stat().st_size
-    if _is_ngram_file(config.source):
+    if is_ngram_file(config.source):
         if not config.min_counts and config.precision is None:
             raise UserError(
                 f"{config.source} is an n-gram file already; "
@@ -64,7 +64,7 @@ def convert(config: ConvertConfig, console: Console) -> None:
         model.lossy(config.out, min_counts=config.min_counts, precision=config.precision)
     else:
         if config.tokenizer is not None:
-            tokenizer = load_tokenizer(config.tokenizer)
+            tokenizer = Tokenizer.load(config.tokenizer).backend
             vocab_size = vocabulary_size(tokenizer)
             fingerprint = tokenizer_fingerprint(tokenizer)
         elif config.vocab_size is not None:
@@ -89,8 +89,3 @@ def convert(config: ConvertConfig, console: Console) -> None:
         f"{config.out}: {sum(sizes):,} n-grams, {after:,} bytes "
         f"({after / max(1, sum(sizes)):.2f} an n-gram); {config.source} has {before:,} bytes"
     )
-
-
-def _is_ngram_file(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_core.MAGIC)) == _core.MAGIC

@@ -227,6 +227,12 @@ class NgramModel:
             )
 
 
+def is_ngram_file(path: Path) -> bool:
+    """Whether a file begins as ours do."""
+    with path.open("rb") as file:
+        return file.read(len(_core.MAGIC)) == _core.MAGIC
+
+
 def _map(descriptor: int, size: int, populate: bool) -> NDArray[np.uint8]:
     """The bytes of a file, shared with all that map it."""
     if populate and sys.platform == "linux":

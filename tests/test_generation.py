@@ -1,0 +1,252 @@
+"""generate and stream: what goes in, what comes out, and that drafting changes none of it."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from dart_jax import generate
+from dart_jax.errors import UserError
+from dart_jax.generate import GenerateConfig
+from dart_jax.generation import GenerationConfig, is_batch, length_bucket
+from dart_jax.model import DEMO, DartModel
+
+TEXT = "def heappush(heap, item):\n"
+SAMPLED = GenerationConfig(max_new_tokens=40, temperature=1.0, top_p=0.95, seed=5)
+CHAT = [{"role": "user", "content": "heap?"}]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{{ mood }}def "
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """The demo target with a chat template."""
+    target = shutil.copytree(DEMO / "target", tmp_path_factory.mktemp("chat") / "target")
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    return target
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    return DartModel.from_pretrained(directory, DEMO / "drafter", DEMO / "ngram.dng")
+
+
+@pytest.fixture(scope="module")
+def sampled(model):
+    return model.generate(TEXT, SAMPLED)
+
+
+def same(ours, theirs):
+    assert ours.text == theirs.text
+    assert ours.tokens.tolist() == theirs.tokens.tolist()
+    assert ours.finish == theirs.finish
+
+
+def test_a_completion(model, sampled):
+    assert sampled.finish == "length"
+    assert len(sampled.tokens) == len(sampled.drafted) == 40
+    assert sampled.text == model.tokenizer.decode(sampled.tokens)
+    assert sampled.prompt_tokens == len(model.tokenizer.encode(TEXT))
+    assert sampled.tau == 39 / sampled.steps
+    # Every verification gives one token of the target's own, unless it is cut, as the prefill does.
+    assert 0 < sampled.drafted.sum() - (40 - 1 - sampled.steps) + 1 <= 2
+    assert set(sampled.seconds) == {"prefill", "device", "search"}
+    assert sampled.tokens_per_second == pytest.approx(40 / sum(sampled.seconds.values()))
+
+
+@pytest.mark.parametrize("options", [{"nodes": 0}, {"nodes": 3}, {"use_ngram": False}])
+def test_drafting_changes_nothing(model, sampled, options):
+    other = model.generate(TEXT, SAMPLED, **options)
+    same(other, sampled)
+    assert other.drafted.any() == (options.get("nodes") != 0)
+
+
+def test_the_ways_to_write_a_prompt(model, sampled):
+    ids = model.tokenizer.encode(TEXT)
+    for prompt in (ids, tuple(ids), np.array(ids), np.array(ids, np.uint16)):
+        same(model.generate(prompt, SAMPLED), sampled)
+    chat = model.generate(CHAT, SAMPLED, chat_template_kwargs={"mood": "?"})
+    same(chat, model.generate("<user>heap?\n?def ", SAMPLED))
+
+
+def test_a_batch(model):
+    """Greedily every prompt of a batch gives what it gives alone, whatever its length."""
+    prompts = [TEXT, "x", model.tokenizer.encode("import os\n" * 4), CHAT]
+    together = model.generate(prompts, max_new_tokens=24)
+    assert [len(completion.tokens) for completion in together] == [24] * 4
+    for prompt, completion in zip(prompts, together, strict=True):
+        same(model.generate(prompt, max_new_tokens=24), completion)
+
+
+def test_options_replace_those_of_the_config(model, sampled):
+    config = GenerationConfig(max_new_tokens=1000, temperature=0.1, top_p=0.95, seed=5)
+    same(model.generate(TEXT, config, max_new_tokens=40, temperature=1.0), sampled)
+
+
+def test_streamed_pieces_join_to_the_text(model, sampled):
+    stream = model.stream(TEXT, SAMPLED)
+    assert stream.completion.text == ""
+    assert stream.completion.finish is None
+    pieces = []
+    for piece in stream:
+        pieces.append(piece)
+        assert stream.completion.text.startswith("".join(pieces))
+    assert "".join(pieces) == sampled.text
+    assert {piece.drafted for piece in pieces} == {True, False}
+    same(stream.completion, sampled)
+    assert stream.completion.drafted.tolist() == sampled.drafted.tolist()
+    assert stream.completion.steps == sampled.steps
+
+
+def test_a_stream_can_be_closed(model, sampled):
+    stream = model.stream(TEXT, SAMPLED)
+    first = next(stream)
+    stream.close()
+    assert list(stream) == []
+    assert sampled.text.startswith(first)
+    assert stream.completion.finish is None
+
+
+@pytest.mark.parametrize("nodes", [0, 8])
+def test_stop_strings(model, sampled, nodes):
+    """The text ends before the first stop string, the tokens with the one that completed it."""
+    text = sampled.text
+    begin, end = next((i, i + 3) for i in range(8, len(text)) if text.find(text[i : i + 3]) == i)
+    stop = (text[begin:end], "never in it")
+    done = model.generate(TEXT, SAMPLED, stop=stop, nodes=nodes)
+    assert done.text == text[:begin]
+    assert done.finish == "stop"
+    tokens = done.tokens.tolist()
+    assert tokens == sampled.tokens[: len(tokens)].tolist()
+    assert stop[0] in model.tokenizer.decode(tokens)
+    assert stop[0] not in model.tokenizer.decode(tokens[:-1])
+    stream = model.stream(TEXT, SAMPLED, stop=stop, nodes=nodes)
+    assert "".join(stream) == done.text
+    same(stream.completion, done)
+
+
+def test_stop_strings_in_a_batch(model):
+    """A row that has stopped does not hold up or change the others."""
+    prompts = [TEXT, "x", "import os\n"]
+    free = model.generate(prompts, max_new_tokens=30)
+    stop = free[1].text[5:7]
+    stopped = model.generate(prompts, max_new_tokens=30, stop=stop)
+    for ours, theirs in zip(stopped, free, strict=True):
+        before, found, _ = theirs.text.partition(stop)
+        assert ours.text == before
+        assert ours.finish == ("stop" if found else "length")
+    assert stopped[1].finish == "stop"
+
+
+def test_stop_ids(model, sampled):
+    tokens = sampled.tokens.tolist()
+    at = next(i for i in range(10, 40) if tokens.index(tokens[i]) == i)
+    for stop in (tokens[at], (tokens[at], 1000000)):
+        done = model.generate(TEXT, SAMPLED, stop=stop)
+        assert done.tokens.tolist() == tokens[: at + 1]
+        assert done.finish == "stop"
+        assert done.text == model.tokenizer.decode(tokens[:at])
+    stream = model.stream(TEXT, SAMPLED, stop=tokens[at])
+    assert "".join(stream) == done.text
+
+
+def test_every_end_of_the_generation_config(model, directory, sampled, tmp_path):
+    tokens = sampled.tokens.tolist()
+    target = shutil.copytree(directory, tmp_path / "target")
+    (target / "generation_config.json").write_text(f'{{"eos_token_id": [4095, {tokens[6]}]}}')
+    done = DartModel.from_pretrained(target).generate(TEXT, SAMPLED)
+    assert done.tokens.tolist() == tokens[: tokens.index(tokens[6]) + 1]
+    assert done.finish == "stop"
+
+
+def test_the_targets_positions_end_a_text(model):
+    prompt = [1] * (model.target.max_length - 5)
+    done = model.generate(prompt, max_new_tokens=50)
+    assert len(done.tokens) == 5
+    assert done.finish == "length"
+
+
+def test_penalised_and_cut_alike(model):
+    config = GenerationConfig(
+        max_new_tokens=40, temperature=0.8, top_k=40, min_p=0.02, repetition_penalty=1.4, seed=1
+    )
+    drafted, plain = (model.generate([TEXT, "x"], config, nodes=nodes) for nodes in (16, 0))
+    for ours, theirs in zip(drafted, plain, strict=True):
+        same(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "a prompt is empty"),
+        ([], {}, "no prompts"),
+        ("x", {"max_tokens": 3}, "unknown option max_tokens; the options are max_new_tokens"),
+        ("x", {"max_new_tokens": 0}, "max-new-tokens must be at least 1"),
+        ("x", {"top_p": 2.0}, "top-p must be"),
+        ("x", {"seed": -1}, "the seed must be in"),
+        ("x", {"stop": ""}, "stop string"),
+        ("x", {"nodes": -1}, "a tree cannot have -1 nodes"),
+        (["x", 3], {}, "a prompt is a text, a list of token ids"),
+        ([[0.5]], {}, "a prompt is a text, a list of token ids"),
+        ([4096], {}, r"prompt tokens must be in 0\.\.4095"),
+        ([1] * 2048, {}, "2048 tokens leaves no room"),
+        ({"role": "user", "content": "x"}, {}, "not a dict"),
+        ([{"content": "x"}], {}, "has no role"),
+    ],
+)
+def test_bad_input(model, prompt, options, message):
+    with pytest.raises(UserError, match=message) as error:
+        model.generate(prompt, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_a_batch():
+    assert not any(map(is_batch, ("x", [1, 2], np.array([1, 2]), CHAT)))
+    assert all(map(is_batch, (["x"], [[1]], np.array([[1]]), [CHAT], [np.array([1])], [])))
+
+
+@given(st.integers(1, 10**6))
+def test_buckets(tokens):
+    size = length_bucket(tokens)
+    assert size >= max(tokens, 128)
+    assert size == 128 or size * 2 <= tokens * 3
+    odd = size // (size & -size)
+    assert odd in (1, 3)
+
+
+def terminal(**options):
+    return Console(file=io.StringIO(), width=80, highlight=False, **options)
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_on_a_terminal(sampled, colours):
+    """The text as it is; drafted pieces are coloured where there are colours."""
+    kind = {"force_terminal": True, "color_system": "standard"} if colours else {}
+    out, err = terminal(**kind), terminal()
+    generate.run(GenerateConfig(TEXT, generation=SAMPLED), out, err)
+    printed = out.file.getvalue()
+    assert ("\x1b[32m" in printed) == colours
+    assert re.sub(r"\x1b\[\d+m", "", printed) == sampled.text + "\n"
+    assert err.file.getvalue().startswith("40 tokens, ")
+    assert f"tau {sampled.tau:.2f} over {sampled.steps} verifications" in err.file.getvalue()
+
+
+def test_the_command_line():
+    """The demo model, from standard input, in a process of its own."""
+    command = [sys.executable, "-m", "dart_jax.generate", "--max-new-tokens", "12"]
+    prompt = "import os\n"
+    done = subprocess.run(command, input=prompt, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == DartModel.demo().generate(prompt, max_new_tokens=12).text + "\n"
+    done = subprocess.run(
+        [*command, "x", "--target", "no/such/dir"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no directory no/such/dir")
+    assert done.stderr.count("\n") == 1

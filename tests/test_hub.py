@@ -1,0 +1,259 @@
+"""Names of models: local paths, the hub's cache, a hub on loopback, and all that goes wrong."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from dart_jax import hub
+from dart_jax.errors import UserError
+from tests import local_hub
+
+TARGET = {
+    name: name.encode()
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    )
+}
+OTHERS = {
+    "README.md": b"#",
+    ".gitattributes": b"",
+    "pytorch_model.bin": b"again",
+    "consolidated.safetensors": b"again",
+    "consolidated.00.pth": b"again",
+    "original/consolidated.00.pth": b"again",
+    "original/model.safetensors": b"again",
+    "onnx/config.json": b"{}",
+}
+PROGRAM = """
+import sys
+from dart_jax import hub
+from dart_jax.errors import one_line_errors
+function, name, *rest = sys.argv[1:]
+options = dict(zip(rest[::2], rest[1::2]))
+if "patterns" in options:
+    options["patterns"] = getattr(hub, options["patterns"])
+with one_line_errors():
+    print(getattr(hub, function)(name, **options))
+"""
+
+
+@pytest.fixture(scope="module")
+def served():
+    with local_hub.serve() as hub:
+        yield hub
+
+
+@pytest.fixture
+def server(served):
+    """A hub with nothing in it."""
+    for kept in (served.repositories, served.errors, served.asked, served.fetched):
+        kept.clear()
+    return served
+
+
+@pytest.fixture
+def ask(tmp_path, server):
+    """Calls a function of the module in a process of its own, which reads the hub's settings.
+
+    Returns:
+      The path that it found, or its error.
+    """
+
+    def ask(function, name, *, limit=None, environment=None, **options):
+        words = [str(word) for pair in options.items() for word in pair]
+        program = PROGRAM
+        if limit is not None:  # bytes of a file: what a full disk does
+            program = (
+                f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+            ) + PROGRAM
+        made = subprocess.run(
+            [sys.executable, "-c", program, function, str(name), *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ
+            | {
+                "HF_HOME": str(tmp_path / "home"),
+                "HF_ENDPOINT": server.address,
+                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                "HF_HUB_DISABLE_XET": "1",
+            }
+            | (environment or {}),
+        )
+        if made.returncode == 0:
+            return made.stdout.strip()
+        assert made.returncode == 2, made.stderr
+        errors = [line for line in made.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, made.stderr
+        assert "Traceback" not in made.stderr
+        return made.stderr.splitlines()[-1]
+
+    return ask
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+
+
+def test_local_paths_are_taken_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert hub.resolve(tmp_path / "a", patterns=hub.TARGET) == tmp_path / "a"
+    assert hub.resolve("~/a", patterns=hub.TARGET) == tmp_path / "a"
+    monkeypatch.chdir(tmp_path)
+    assert str(hub.resolve("a/b", patterns=hub.TARGET)) == "a/b"
+    (tmp_path / "x.dng").write_bytes(b"1")
+    assert hub.resolve_file("~/x.dng") == tmp_path / "x.dng"
+    assert hub.resolve_file(tmp_path) == tmp_path / "x.dng"
+    (tmp_path / "x.trie").write_bytes(b"1")
+    with pytest.raises(UserError, match=r"several .*; name one: .*/x\.dng, .*/x\.trie"):
+        hub.resolve_file(tmp_path)
+    with pytest.raises(UserError, match=r"holds no n-gram file \(\.dng or \.trie\)"):
+        hub.resolve_file(tmp_path / "a")
+    with pytest.raises(UserError, match="is a file; pass the directory"):
+        hub.resolve(tmp_path / "x.dng", patterns=hub.TARGET)
+
+
+@pytest.mark.parametrize(
+    "name", ["/no/such/place", "./a/b", "../b", "none", "a//b", "a/b/c", "~/none", "a/b c"]
+)
+def test_what_can_be_no_repository_is_not_asked_for(name):
+    with pytest.raises(UserError, match=rf"^no directory {name}; pass one that exists, or owner/"):
+        hub.resolve(name, patterns=hub.TARGET)
+    if name != "a/b/c":
+        with pytest.raises(UserError, match=rf"^no file {name}; pass one that exists, or owner/"):
+            hub.resolve_file(name)
+
+
+def test_no_name():
+    for function in (lambda: hub.resolve("", patterns=()), lambda: hub.resolve_file("")):
+        with pytest.raises(UserError, match="name of a model is empty"):
+            function()
+
+
+def test_a_path_is_never_a_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no directory owner/name; pass one that exists"):
+        hub.resolve(hub.Path("owner/name"), patterns=hub.TARGET)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "wanted"),
+    [
+        ("TARGET", set(TARGET)),
+        ("DRAFTER", {name for name in TARGET if name.startswith(("config", "model"))}),
+        ("TOKENIZER", {name for name in TARGET if not name.startswith("model")}),
+    ],
+)
+def test_only_what_is_wanted_is_fetched_and_once(server, ask, patterns, wanted):
+    server.repositories["some/model"] = TARGET | OTHERS
+    found = ask("resolve", "some/model", patterns=patterns)
+    assert set(os.listdir(found)) == set(server.fetched) == wanted
+    # From the cache: with the hub, without it, and where nothing may be asked.
+    for environment in ({}, UNREACHABLE, OFFLINE):
+        assert ask("resolve", "some/model", patterns=patterns, environment=environment) == found
+    assert len(server.fetched) == len(wanted)
+
+
+def test_a_drafter_without_safetensors(server, ask):
+    server.repositories["some/drafter"] = {
+        "config.json": b"{}",
+        "pytorch_model.bin": b"weights",
+        "training_args.bin": b"else",
+    }
+    found = ask("resolve", "some/drafter", patterns="DRAFTER")
+    assert sorted(os.listdir(found)) == ["config.json", "pytorch_model.bin"]
+    assert ask("resolve", "some/drafter", patterns="DRAFTER", environment=OFFLINE) == found
+
+
+def test_ngram_files(server, ask):
+    files = {"small.trie": b"1", "full.trie": b"2", "README.md": b"", "old/a.dng": b"3"}
+    server.repositories["some/ngrams"] = files
+    server.repositories["some/ngram"] = {"a.trie": b"4", "README.md": b""}
+    for name, content in (
+        ("some/ngrams/small.trie", b"1"),
+        ("some/ngrams/old/a.dng", b"3"),
+        ("some/ngram", b"4"),
+    ):
+        found = ask("resolve_file", name)
+        with open(found, "rb") as file:
+            assert file.read() == content
+        for environment in (UNREACHABLE, OFFLINE):
+            assert ask("resolve_file", name, environment=environment) == found
+    assert server.fetched == ["small.trie", "old/a.dng", "a.trie"]
+    message = ask("resolve_file", "some/ngrams")
+    assert message.endswith(
+        "some/ngrams holds several n-gram files; name one: "
+        "some/ngrams/full.trie, some/ngrams/old/a.dng, some/ngrams/small.trie"
+    )
+    message = ask("resolve_file", "some/ngrams/large.trie")
+    assert "some/ngrams has no such file; its files are listed at http" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "extra"), [("resolve", {"patterns": "TARGET"}), ("resolve_file", {})]
+)
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("misspelt", r"no (directory|file) some/thing, and the Hugging Face hub has no repository"),
+        ("gated", "some/thing is gated: accept its terms at http.*/some/thing, then log in"),
+        ("revision", "some/thing has no revision v9; pass one of its branches or tags"),
+        ("token", "does not know the token; log in with `hf auth login` or pass token="),
+        ("environment token", "does not know the token; log in with"),
+        ("forbidden", "the token may not read some/thing; pass one that may"),
+        ("offline", r"some/thing is not in the cache .* switched off \(HF_HUB_OFFLINE\)"),
+        ("unreachable", "some/thing cannot be downloaded: .*; check the network"),
+        ("down", "cannot download some/thing: the Hugging Face hub answers 503 .*try again later"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_that_says_what_to_do(
+    server, ask, case, message, function, extra
+):
+    options, environment = dict(extra), {}
+    if case != "misspelt":
+        server.repositories["some/thing"] = {**TARGET, "a.trie": b"1"}
+    errors = {
+        "gated": (403, {"X-Error-Code": "GatedRepo"}),
+        "forbidden": (403, {}),
+        "down": (503, {}),
+    }
+    if case in errors:
+        server.errors["some/thing"] = errors[case]
+    match case:
+        case "revision":
+            options["revision"] = "v9"
+        case "token":
+            options["token"] = "hf_other"
+        case "environment token":
+            environment["HF_TOKEN"] = "hf_other"
+        case "offline":
+            environment = OFFLINE
+        case "unreachable":
+            environment = UNREACHABLE
+    found = ask(function, "some/thing", environment=environment, **options)
+    assert re.search(message, found), found
+
+
+def test_a_full_disk(server, ask):
+    server.repositories["some/model"] = TARGET | {"model.safetensors": bytes(200_000)}
+    found = ask("resolve", "some/model", patterns="TARGET", limit=100_000)
+    assert "is full; free some space, or set HF_HOME to a directory of another disk" in found
+    server.repositories["some/ngram"] = {"a.trie": bytes(200_000)}
+    assert "is full; free some space" in ask("resolve_file", "some/ngram", limit=100_000)
+
+
+def test_a_valid_token_is_passed_on(server, ask):
+    server.repositories["some/model"] = TARGET
+    assert ask("resolve", "some/model", patterns="TARGET", token="hf_valid").startswith("/")

@@ -1,0 +1,176 @@
+"""One tokenizer class: the same ids and texts as transformers, chats, and bad input."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dart_jax.errors import UserError
+from dart_jax.ngram.fingerprint import tokenizer_fingerprint
+from dart_jax.tokenizer import Tokenizer
+from tests.tokenizers_made import KINDS, TEXTS
+
+TEMPLATE = (
+    "{%- for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>\n{% endfor -%}"
+    "{% if messages[0].role == 'robot' %}{{ raise_exception('no robots\nhere') }}{% endif %}"
+    "{% if tools %}{{ tools | length }} tools\n{% endif %}"
+    "{% if add_generation_prompt %}<s>assistant:"
+    "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+CHAT = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so."}]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def directory(request, tmp_path_factory):
+    """As the hub has them: padded and truncated, with a chat template and cleaning of spaces."""
+    made = KINDS[request.param]()
+    path = tmp_path_factory.mktemp("tokenizer")
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="</s>", clean_up_tokenization_spaces=True
+    )
+    wrapped.chat_template = TEMPLATE
+    wrapped.save_pretrained(path)
+    padded = tokenizers.Tokenizer.from_str(made.to_str())
+    padded.enable_padding(length=7)
+    padded.enable_truncation(5)
+    padded.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory):
+    return Tokenizer.load(directory)
+
+
+@pytest.fixture(scope="module")
+def theirs(directory):
+    return transformers.AutoTokenizer.from_pretrained(directory)
+
+
+@given(text=st.one_of(st.sampled_from(TEXTS), st.text(), st.text("abeél \n日'.,<s>/")))
+def test_encoding_and_decoding_are_those_of_transformers(tokenizer, theirs, text):
+    ids = tokenizer.encode(text)
+    assert ids == theirs(text)["input_ids"]
+    for skip in (False, True):
+        assert tokenizer.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+@given(ids=st.lists(st.integers(0, 340)))
+def test_any_ids_are_decoded_as_by_transformers(tokenizer, theirs, ids):
+    assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert tokenizer.decode(np.array(ids, np.int32)) == tokenizer.decode(ids)
+
+
+def test_chats_are_those_of_transformers(tokenizer, theirs):
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    for options in ({}, {"enable_thinking": False}, {"tools": tools}):
+        expected = theirs.apply_chat_template(CHAT, add_generation_prompt=True, **options)[
+            "input_ids"
+        ]
+        assert tokenizer.encode_chat(CHAT, **options) == expected
+    begin = tokenizer.backend.token_to_id("<s>")
+    assert tokenizer.encode_chat(CHAT).count(begin) == 3  # none added around the text
+    closed = tokenizer.encode_chat(CHAT, add_generation_prompt=False)
+    assert closed == theirs.apply_chat_template(CHAT)["input_ids"]
+
+
+def test_a_template_in_the_config(tmp_path, tokenizer):
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"}
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(config | {"chat_template": template})
+    )
+    ids = Tokenizer.load(tmp_path).encode_chat([{"role": "user", "content": "how?"}])
+    assert ids == tokenizer.backend.encode("<s>how?", add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hello", "not a str"),
+        ([], "not empty"),
+        ({"role": "user", "content": "a"}, "not a dict"),
+        (["hello"], "message 0 is a str"),
+        ([CHAT[0], {"content": "a"}], "message 1 has no role"),
+        ([{"role": 3, "content": "a"}], "message 0 has no role"),
+        ([{"role": "user"}], "message 0 has no text as its content"),
+        ([{"role": "user", "content": 3}], "message 0 has no text as its content"),
+        ([{"role": "robot", "content": "a"}], "refuses the messages: no robots$"),
+    ],
+)
+def test_bad_chats(tokenizer, messages, message):
+    with pytest.raises(UserError, match=message) as raised:
+        tokenizer.encode_chat(messages)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_chat_template(tmp_path, tokenizer, directory):
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    for path in (tmp_path, directory / "tokenizer.json"):
+        bare = Tokenizer.load(path)
+        assert bare.encode("how?") == tokenizer.encode("how?")
+        with pytest.raises(UserError, match=r"no chat template in .*; pass plain text"):
+            bare.encode_chat(CHAT)
+
+
+def test_vocabulary(tokenizer):
+    assert tokenizer.vocab_size == max(tokenizer.get_vocab().values()) + 1
+    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(tokenizer.backend)
+    assert tokenizer.special_ids >= {tokenizer.backend.token_to_id("<s>")}
+    assert tokenizer.backend.token_to_id("<think>") not in tokenizer.special_ids
+
+
+def test_without_tokenizer_json(tmp_path):
+    vocab = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    assert Tokenizer.load(tmp_path).encode("aab") == [0, 2]
+
+
+def test_bad_files(tmp_path, tokenizer):
+    with pytest.raises(UserError, match=r"no directory .*none; pass one with a tokenizer\.json"):
+        Tokenizer.load(tmp_path / "none")
+    with pytest.raises(UserError, match=r"tokenizer\.json: ") as missing:
+        Tokenizer.load(tmp_path)
+    whole = tokenizer.backend.to_str()
+    for damaged in ("", "{}", whole[: len(whole) // 2]):
+        (tmp_path / "tokenizer.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"cannot read .*tokenizer\.json: .*damaged") as raised:
+            Tokenizer.load(tmp_path)
+        assert "\n" not in str(raised.value)
+    (tmp_path / "tokenizer.json").write_text(whole)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(
+        UserError, match=r"cannot read the files beside .*tokenizer\.json"
+    ) as beside:
+        Tokenizer.load(tmp_path).encode_chat(CHAT)
+    assert "\n" not in str(missing.value) + str(beside.value)
+
+
+def test_half_a_surrogate_pair(tokenizer):
+    with pytest.raises(UserError, match="half of a surrogate pair at character 1"):
+        tokenizer.encode("a\ud800b")
+    with pytest.raises(UserError, match="half of a surrogate pair"):
+        tokenizer.encode_chat([{"role": "user", "content": "\udfff"}])
+
+
+def test_nothing_large_is_imported_before_it_is_needed(directory):
+    code = f"""
+import sys
+from dart_jax.hub import resolve
+from dart_jax.text_stream import TextStream
+from dart_jax.tokenizer import Tokenizer
+tokenizer = Tokenizer.load({str(directory)!r})
+TextStream(tokenizer).push(tokenizer.encode("a")[-1])
+print(sorted({{"jax", "torch", "transformers", "huggingface_hub.hf_api"}} & set(sys.modules)))
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (made.stdout, made.stderr) == ("[]\n", "")
