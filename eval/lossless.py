@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -29,6 +30,7 @@ from dart_jax.sampling import Sampling
 from eval import lossless_report as report
 from eval.distribution import Fit, Samples
 from eval.divergence import Divergence, examine
+from eval.literal import softmax
 from eval.prompts import Prompt, demo_prompts
 from eval.report import check_outputs, environment, write_json
 from eval.rounding import Prober
@@ -252,12 +254,20 @@ class Lossless:
             divergences=[divergence for divergence in found if divergence],
         )
 
+    def _starts(self) -> list[np.ndarray]:
+        """Beginnings of prompts that the target is surest how to continue.
+
+        Otherwise hardly a text would be seen often enough to be tested.
+        """
+        starts = [prompt.tokens[:START_TOKENS] for prompt in self.prompts]
+        starts.sort(key=lambda start: -softmax(self.prober(start).logits).max())
+        return starts[:STARTS]
+
     def fit(self) -> dict[Sampling, Fit]:
         """The distribution test of every sampling that draws."""
         config = self.config
         samplings = [sampling for sampling in config.samplings if sampling.temperature]
-        # One prompt of each of the first groups, cut short: few texts are seen often otherwise.
-        starts = [self.prompts[i * config.prompts].tokens[:START_TOKENS] for i in range(STARTS)]
+        starts = self._starts()
         batches = config.samples // (SAMPLES_AT_ONCE * STARTS)
         fits = {}
         if not batches:

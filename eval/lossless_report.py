@@ -22,21 +22,24 @@ SHOWN = 20
 
 
 def describe(sampling: Sampling) -> str:
-    """Such as `T = 0.7, top-k 50, top-p 0.9`."""
-    parts = [f"T = {sampling.temperature:g}"]
+    """Such as `T 0.7 k 50 p 0.9`: temperature, top-k, top-p; `min` min-p, `rep` the penalty."""
+    parts = [f"T {sampling.temperature:g}"]
     if sampling.temperature:
-        parts += [f"top-k {sampling.top_k}"] * (sampling.top_k > 0)
-        parts += [f"top-p {sampling.top_p:g}"] * (sampling.top_p < 1)
-        parts += [f"min-p {sampling.min_p:g}"] * (sampling.min_p > 0)
+        parts += [f"k {sampling.top_k}"] * (sampling.top_k > 0)
+        parts += [f"p {sampling.top_p:g}"] * (sampling.top_p < 1)
+        parts += [f"min {sampling.min_p:g}"] * (sampling.min_p > 0)
     penalty = sampling.repetition_penalty
-    return ", ".join(parts + [f"penalty {penalty:g}"] * (penalty != 1))
+    return " ".join(parts + [f"rep {penalty:g}"] * (penalty != 1))
 
 
 def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
     """A row for every sampling and batch size, over all trees and loops."""
-    columns = ("outputs", "tokens", "identical", "divergences", "of which ties", "tau")
+    columns = ("outputs", "tokens", "identical", "diverge", "ties", "tau")
     table = _table(title, "sampling", "batch", *columns)
-    table.caption = "tau: tokens per verification, bonus token included, by tree size"
+    table.caption = (
+        "diverge: outputs that differ; ties: of these, where rounding decides\n"
+        "tau: tokens per verification, bonus token included, lowest and highest of the trees"
+    )
     rows = groupby(outcomes, key=lambda outcome: (outcome.sampling, outcome.batch_size))
     for (sampling, batch_size), members in rows:
         group = list(members)
@@ -58,11 +61,12 @@ def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table:
     """Where outputs part, worst first."""
-    columns = ("token", "plain", "DART", "margin", "top-2", "rounding", "verdict")
-    table = _table("Divergences", "setting", "prompt", *columns)
+    columns = ("at", "plain", "DART", "margin", "top-2", "rounding", "verdict")
+    table = _table("Divergences", "sampling", "batch, tree, loop", "prompt", *columns)
     found = [(outcome, each) for outcome in outcomes for each in outcome.divergences]
     table.caption = (
-        "margin: between the two tokens' exact scores: logits, or logits / T with the draw's noise\n"
+        "at: new token, from 0; margin: between the two tokens' exact scores: logits, or logits\n"
+        "divided by T, with the draw's noise; "
         "top-2: between the target's two best logits\n"
         "rounding: how far off a score is by the way it is computed; a tie is within twice that"
     )
@@ -70,9 +74,9 @@ def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table
         table.caption += f"\n{len(found) - SHOWN} more, which --json lists"
     found.sort(key=lambda pair: (pair[1].tie, -pair[1].margin))
     for outcome, each in found[:SHOWN]:
-        where = f"batch {outcome.batch_size}, {outcome.nodes} nodes, {outcome.loop}"
         table.add_row(
-            f"{describe(outcome.sampling)}, {where}",
+            describe(outcome.sampling),
+            f"{outcome.batch_size}, {outcome.nodes}, {outcome.loop}",
             str(each.prompt),
             str(each.new_token),
             _token(tokenizer, each.plain),
@@ -87,11 +91,11 @@ def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table
 
 def fit_table(fits: Mapping[Sampling, Fit]) -> Table:
     """The chi-square tests."""
-    columns = ("samples", "texts", "left out", "draws", "drafted", "forbidden", "chi2", "dof", "p")
+    columns = ("samples", "texts", "unsure", "draws", "drafted", "cut", "chi2", "dof", "p")
     table = _table("Next tokens against the target's exact probabilities", "sampling", *columns)
     table.caption = (
-        "texts: seen often enough to be tested; left out where rounding decides the cut\n"
-        "forbidden: drawn although the target never would"
+        "texts: seen often enough to be tested; unsure: left out, rounding decides what is cut\n"
+        "cut: tokens drawn although the filters cut them; drafted: of the draws"
     )
     for sampling, fit in fits.items():
         table.add_row(
@@ -135,7 +139,7 @@ def _token(tokenizer: Tokenizer, token: int) -> str:
 
 def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right")
     return table

@@ -20,9 +20,10 @@ from dart_jax.model import DartModel
 from dart_jax.pure import bind
 from dart_jax.target import Target, TargetOutput
 
-# Largest rounding taken for rounding, in units of the dtype's resolution at the largest logit.
-# Ways that differ by more are not the same computation.
-PLAUSIBLE = 32
+# The most that is taken for rounding, in units of the dtype's resolution at the largest logit: some
+# ten times what the demo shows. Ways that differ by more do not compute the same. Sums are float32
+# in both, so bfloat16 loses fewer of its units.
+PLAUSIBLE = {"float32": 64.0, "bfloat16": 4.0}
 
 
 class Probe(NamedTuple):
@@ -48,6 +49,7 @@ class Prober:
         self._config, self._params = model.target, model.params["target"]
         self._exact = jax.tree.map(lambda x: x.astype(jnp.float32), self._params)
         self._dtype = jax.tree.leaves(self._params)[0].dtype
+        self._plausible = PLAUSIBLE.get(self._dtype.name, PLAUSIBLE["bfloat16"])
         self._nodes = nodes
         self._known: dict[tuple[int, ...], Probe] = {}
 
@@ -69,7 +71,7 @@ class Prober:
             ways.append(behind(tokens, length, jnp.int32(path)))
         rounding = max(float(np.abs(np.asarray(way) - exact).max()) for way in ways)
         resolution = float(jnp.finfo(self._dtype).eps) * float(np.abs(exact).max())
-        return Probe(exact, rounding, rounding <= PLAUSIBLE * resolution)
+        return Probe(exact, rounding, rounding <= self._plausible * resolution)
 
 
 @partial(jax.jit, static_argnames=("config",))
