@@ -31,13 +31,15 @@ from eval import lossless_report as report
 from eval.distribution import Fit, Samples
 from eval.divergence import Divergence, examine
 from eval.literal import softmax
-from eval.prompts import Prompt, demo_prompts
+from eval.prompts import demo_prompts
 from eval.report import check_outputs, environment, write_json
 from eval.rounding import Prober
 from eval.tree_size import LEVEL_DECAYS, SIZES
 from train.corpus import HELD_OUT
 
-# Longest prompt taken; one power of two, so that there are few programs to compile.
+# Prompts are functions of up to so many tokens, of which the first are taken: all of one length, or
+# nearly, so that there are few programs to compile.
+FUNCTION_TOKENS = 128
 PROMPT_TOKENS = 32
 
 # The distribution test: sequences drawn together, tokens of a prompt, tokens drawn, prompts.
@@ -164,7 +166,8 @@ class Lossless:
             None if config.no_ngram else config.ngram,
             dtype=None if config.dtype == "auto" else config.dtype,
         )
-        self.prompts = demo_prompts(self.model.tokenizer, config.prompts, PROMPT_TOKENS)
+        functions = demo_prompts(self.model.tokenizer, config.prompts, FUNCTION_TOKENS)
+        self.prompts = [prompt.tokens[:PROMPT_TOKENS] for prompt in functions]
         self.sizes = SIZES if config.grid else config.tree_nodes
         self.prober = Prober(self.model, max(self.sizes))
         self.progress = Progress(
@@ -208,12 +211,9 @@ class Lossless:
     def _decode(self, sampling: Sampling, size: int, nodes: int, loop: Loop) -> list[Generation]:
         new = self.config.max_new_tokens
         decoder = self.decoder(sampling, nodes, loop, PROMPT_TOKENS + new)
-        return [
-            decoder([prompt.tokens for prompt in batch], new, self._seed(n))
-            for n, batch in enumerate(self._batches(size))
-        ]
+        return [decoder(batch, new, self._seed(n)) for n, batch in enumerate(self._batches(size))]
 
-    def _batches(self, size: int) -> list[list[Prompt]]:
+    def _batches(self, size: int) -> list[list[np.ndarray]]:
         return [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)]
 
     def _seed(self, n: int) -> int:
@@ -236,7 +236,7 @@ class Lossless:
                 self._seed(n),
                 prompt=n * size + row,
                 row=row,
-                text=prompt.tokens,
+                text=prompt,
                 plain=plain[n].tokens[row],
                 dart=dart[n].tokens[row],
             )
@@ -259,7 +259,7 @@ class Lossless:
 
         Otherwise hardly a text would be seen often enough to be tested.
         """
-        starts = [prompt.tokens[:START_TOKENS] for prompt in self.prompts]
+        starts = [prompt[:START_TOKENS] for prompt in self.prompts]
         starts.sort(key=lambda start: -softmax(self.prober(start).logits).max())
         return starts[:STARTS]
 
