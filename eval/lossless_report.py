@@ -1,0 +1,145 @@
+"""What a person sees of `eval.lossless`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from dart_jax.sampling import Sampling
+from dart_jax.tokenizer import Tokenizer
+from eval.distribution import SIGNIFICANT, Fit
+from eval.divergence import ENDED
+
+if TYPE_CHECKING:
+    from eval.lossless import Outcome
+
+# Most divergences printed; all are in the JSON.
+SHOWN = 20
+
+
+def describe(sampling: Sampling) -> str:
+    """Such as `T 0.7 k 50 p 0.9`: temperature, top-k, top-p; `min` min-p, `rep` the penalty."""
+    parts = [f"T {sampling.temperature:g}"]
+    if sampling.temperature:
+        parts += [f"k {sampling.top_k}"] * (sampling.top_k > 0)
+        parts += [f"p {sampling.top_p:g}"] * (sampling.top_p < 1)
+        parts += [f"min {sampling.min_p:g}"] * (sampling.min_p > 0)
+    penalty = sampling.repetition_penalty
+    return " ".join(parts + [f"rep {penalty:g}"] * (penalty != 1))
+
+
+def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
+    """A row for every sampling and batch size, over all trees and loops."""
+    columns = ("outputs", "tokens", "identical", "diverge", "ties", "tau")
+    table = _table(title, "sampling", "batch", *columns)
+    table.caption = (
+        "diverge: outputs that differ; ties: of these, where rounding decides\n"
+        "tau: tokens per verification, bonus token included, lowest and highest of the trees"
+    )
+    rows = groupby(outcomes, key=lambda outcome: (outcome.sampling, outcome.batch_size))
+    for (sampling, batch_size), members in rows:
+        group = list(members)
+        prompts = sum(outcome.prompts for outcome in group)
+        found = [divergence for outcome in group for divergence in outcome.divergences]
+        taus = sorted(outcome.tau for outcome in group)
+        table.add_row(
+            describe(sampling),
+            str(batch_size),
+            str(prompts),
+            f"{sum(outcome.tokens for outcome in group):,}",
+            str(prompts - len(found)),
+            str(len(found)),
+            str(sum(divergence.tie for divergence in found)),
+            f"{taus[0]:.2f}-{taus[-1]:.2f}",
+        )
+    return table
+
+
+def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table:
+    """Where outputs part, worst first."""
+    columns = ("at", "plain", "DART", "margin", "top-2", "rounding", "verdict")
+    table = _table("Divergences", "sampling", "batch, tree, loop", "prompt", *columns)
+    found = [(outcome, each) for outcome in outcomes for each in outcome.divergences]
+    table.caption = (
+        "at: new token, from 0; margin: between the two tokens' exact scores: logits, or logits\n"
+        "divided by T, with the draw's noise; "
+        "top-2: between the target's two best logits\n"
+        "rounding: how far off a score is by the way it is computed; a tie is within twice that"
+    )
+    if len(found) > SHOWN:
+        table.caption += f"\n{len(found) - SHOWN} more, which --json lists"
+    found.sort(key=lambda pair: (pair[1].tie, -pair[1].margin))
+    for outcome, each in found[:SHOWN]:
+        table.add_row(
+            describe(outcome.sampling),
+            f"{outcome.batch_size}, {outcome.nodes}, {outcome.loop}",
+            str(each.prompt),
+            str(each.new_token),
+            _token(tokenizer, each.plain),
+            _token(tokenizer, each.dart),
+            f"{each.margin:.2g}",
+            f"{each.top2:.2g}",
+            f"{each.rounding:.2g}",
+            each.verdict,
+        )
+    return table
+
+
+def fit_table(fits: Mapping[Sampling, Fit]) -> Table:
+    """The chi-square tests."""
+    columns = ("samples", "texts", "unsure", "draws", "drafted", "cut", "chi2", "dof", "p")
+    table = _table("Next tokens against the target's exact probabilities", "sampling", *columns)
+    table.caption = (
+        "texts: seen often enough to be tested; unsure: left out, rounding decides what is cut\n"
+        "cut: tokens drawn although the filters cut them; drafted: of the draws"
+    )
+    for sampling, fit in fits.items():
+        table.add_row(
+            describe(sampling),
+            f"{fit.samples:,}",
+            str(fit.positions),
+            str(fit.uncertain),
+            f"{fit.draws:,}",
+            f"{fit.drafted / max(1, fit.draws):.0%}",
+            str(fit.forbidden),
+            f"{fit.chi2:.1f}",
+            str(fit.dof),
+            f"{fit.p:.2g}" if fit.tested else "-",
+        )
+    return table
+
+
+def verdict(outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]) -> tuple[bool, str]:
+    """Whether all is well, and one line that says so."""
+    found = [divergence for outcome in outcomes for divergence in outcome.divergences]
+    worse = sum(not divergence.tie for divergence in found)
+    wrong = [describe(sampling) for sampling, fit in fits.items() if not fit.fits]
+    untested = [describe(sampling) for sampling, fit in fits.items() if not fit.tested]
+    tokens = sum(outcome.tokens for outcome in outcomes)
+    told = [f"{tokens:,} tokens in {len(outcomes)} settings"]
+    told.append(f"{worse} divergences beyond rounding, {len(found) - worse} ties within it")
+    told += [f"wrong distribution at {'; '.join(wrong)} (p < {SIGNIFICANT:g})"] * bool(wrong)
+    told += [f"too few samples at {'; '.join(untested)}"] * bool(untested)
+    passed = not worse and not wrong
+    if fits and not wrong and len(untested) < len(fits):
+        least = min(fit.p for fit in fits.values())
+        told.append(f"the target's distribution (smallest p {least:.2g})")
+    return passed, f"{'Lossless' if passed else 'NOT LOSSLESS'}: {', '.join(told)}."
+
+
+def _token(tokenizer: Tokenizer, token: int) -> str:
+    if token == ENDED:
+        return "(ended)"
+    return escape(repr(tokenizer.decode([token], skip_special_tokens=False)))
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table

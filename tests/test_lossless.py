@@ -1,0 +1,443 @@
+"""The losslessness check: it passes what is lossless and catches what is not."""
+
+import io
+import itertools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import tiny_model
+from rich.console import Console
+
+from dart_jax import sampling as sampling_module
+from dart_jax import step as step_module
+from dart_jax.accept import accept
+from dart_jax.checkpoint import save_drafter, save_target
+from dart_jax.loop import Generation
+from dart_jax.model import DartModel
+from dart_jax.ngram import NgramModel
+from dart_jax.pure import init_params
+from dart_jax.sampling import Sampling, draw, gumbel_noise, keep_likely
+from dart_jax.tokenizer import Tokenizer
+from eval import lossless
+from eval.distribution import Samples, chi2_tail, chi_square
+from eval.divergence import ENDED, examine, first_difference
+from eval.literal import (
+    cut_is_certain,
+    kept,
+    may_be_cut,
+    may_be_kept,
+    may_win,
+    probabilities,
+    scale,
+)
+from eval.lossless import LosslessConfig, run
+from eval.rounding import Probe, Prober
+from eval.tree_size import SIZES
+
+CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}]
+
+# Tokens that target and drafter both prefer: without them random models hardly ever agree.
+LIKELY = slice(40, 60)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """The tiny model, but of one mind with its drafter in what is likely at all; its n-gram model
+    counts what the target itself writes."""
+    tiny = tiny_model.make(tmp_path_factory.getbasetemp())
+    directory = tmp_path_factory.mktemp("pair")
+    shapes = tiny_model.SHAPES
+    target, drafter = init_params(shapes.target, 0), init_params(shapes.drafter, 1)
+    target["embed_tokens"] = target["embed_tokens"].at[LIKELY].multiply(8.0)
+    [head] = [name for name in drafter if "head" in name]
+    drafter[head]["kernel"] = drafter[head]["kernel"].at[:, LIKELY].multiply(8.0)
+    save_target(directory / "target", shapes.target, target, eos=(0,))
+    tokenizer = (tiny.target / "tokenizer.json").read_bytes()
+    (directory / "target" / "tokenizer.json").write_bytes(tokenizer)
+    save_drafter(directory / "drafter", shapes.drafter, drafter, np.arange(shapes.vocab_size))
+    model = DartModel.from_pretrained(directory / "target")
+    decode = model.decoder(nodes=0, max_length=200, sampling=Sampling(0.7), stop=())
+    NgramModel.count(decode(tiny.prompts, 150).tokens).save(directory / "ngram")
+    return {name: str(directory / name) for name in ("target", "drafter", "ngram")}
+
+
+@pytest.fixture(scope="session")
+def check(pair, tmp_path_factory):
+    """Runs the program: whether it passed, what it printed, and its JSON."""
+
+    def check(**settings):
+        path = tmp_path_factory.mktemp("report") / "report.json"
+        quick = {"prompts": 1, "max_new_tokens": 16, "batch_sizes": (4,), "samples": 0}
+        config = LosslessConfig(**{**pair, **quick, "json": path, **settings})
+        file = io.StringIO()
+        passed = run(config, Console(file=file, width=140))
+        return passed, file.getvalue(), json.loads(path.read_text())
+
+    return check
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Replaces a function of the step, in programs compiled from here to the test's end."""
+
+    def replace(name, function):
+        monkeypatch.setattr(step_module, name, function)
+
+    jax.clear_caches()
+    yield replace
+    jax.clear_caches()
+
+
+def logits_of(seed, vocab=40):
+    return np.random.default_rng(seed).normal(0, 2, vocab).astype(np.float32)
+
+
+# The sampler written down once more
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("seed", range(5))
+def test_filters_are_the_samplers(cut, seed):
+    logits, sampling = logits_of(seed), Sampling(0.8, repetition_penalty=1.0, **cut)
+    scaled = scale(logits, sampling, np.array([1]))
+    theirs = keep_likely(sampling.values(), jnp.asarray(logits)[None] / jnp.float32(0.8))[0]
+    np.testing.assert_array_equal(kept(scaled, sampling), np.isfinite(theirs))
+    p = probabilities(scaled, sampling)
+    np.testing.assert_allclose(p, jax.nn.softmax(theirs), rtol=1e-5)
+
+
+def test_the_penalty_is_the_samplers():
+    logits, known = logits_of(0), np.array([3, 5, 5, 7])
+    marked = np.isin(np.arange(40), known)
+    theirs = sampling_module.penalize(jnp.float32(1.3), jnp.asarray(logits), jnp.asarray(marked))
+    ours = scale(logits, Sampling(0.5, repetition_penalty=1.3), known)
+    np.testing.assert_allclose(ours, np.asarray(theirs) / 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_what_rounding_can_do_to_a_cut(cut):
+    """Whatever random rounding does was foreseen, and nothing is foreseen without rounding."""
+    rng, sampling, eps = np.random.default_rng(0), Sampling(1.0, **cut), 0.3
+    changed = 0
+    for seed in range(10):
+        scaled = logits_of(seed).astype(np.float64)
+        inside = kept(scaled, sampling)
+        keeps = [may_be_kept(scaled, sampling, token, eps) for token in range(40)]
+        cuts = [may_be_cut(scaled, sampling, token, eps) for token in range(40)]
+        for _ in range(50):
+            after = kept(scaled + rng.uniform(-eps, eps, 40), sampling)
+            changed += (after != inside).any()
+            assert not (after & ~np.array(keeps)).any()
+            assert not (~after & ~np.array(cuts)).any()
+            assert (after == inside).all() or not cut_is_certain(scaled, sampling, eps)
+        for token in range(40):
+            assert may_be_kept(scaled, sampling, token, 0) == inside[token]
+            assert may_be_cut(scaled, sampling, token, 0) != inside[token]
+        assert cut_is_certain(scaled, sampling, 0)
+    assert changed > 50
+
+
+def test_who_may_win():
+    scaled, noise, plain = np.array([2.0, 1.9, 1.0]), np.zeros(3), Sampling(1.0)
+    assert [may_win(scaled, noise, plain, t, 0.0) for t in range(3)] == [True, False, False]
+    assert [may_win(scaled, noise, plain, t, 0.06) for t in range(3)] == [True, True, False]
+    # Where token 0 may fall off the cut's edge, token 1 may win however far it is behind.
+    noise = np.array([0.0, 0.0, 5.0])
+    cut = Sampling(1.0, top_k=2)
+    assert not may_win(scaled, noise, cut, 2, 0.4)
+    assert may_win(scaled, noise, cut, 2, 0.46)
+    assert may_win(scaled, noise, cut, 0, 0.46)
+
+
+# The test of the distribution
+
+
+@pytest.mark.parametrize("dof", [1, 2, 3, 10, 57, 400])
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 1.5])
+def test_chi2_tail(dof, ratio):
+    expected = scipy.stats.chi2.sf(ratio * dof, dof)
+    assert chi2_tail(ratio * dof, dof) == pytest.approx(expected, rel=1e-9)
+    assert chi2_tail(0.0, dof) == chi2_tail(5.0, 0) == 1.0
+
+
+def test_chi_square_is_uniform_on_its_own_distribution():
+    rng, p = np.random.default_rng(0), probabilities(logits_of(0).astype(float), Sampling(1.0))
+    ps = [chi2_tail(*chi_square(rng.multinomial(500, p), p)) for _ in range(400)]
+    assert scipy.stats.kstest(ps, "uniform").pvalue > 0.01
+    tempered = p**1.3 / (p**1.3).sum()
+    ps = [chi2_tail(*chi_square(rng.multinomial(2000, tempered), p)) for _ in range(20)]
+    assert max(ps) < 1e-4
+
+
+def test_forbidden_draws_fail():
+    """One token beyond the cut is enough."""
+    logits, sampling = np.array([3.0, 2.0, 1.0, 0.0], np.float32), Sampling(1.0, top_k=2)
+    counts = [146, 54]
+
+    def fit(*extra):
+        drawn = np.concatenate([np.repeat([0, 1], counts), extra]).astype(int)
+        samples = Samples()
+        rows = [np.array([9, token]) for token in drawn]
+        samples.add(np.array([5]), Generation(rows, [np.ones(2, bool)] * len(rows), 0, {}))
+        return samples.fit(lambda text: Probe(logits, 1e-6, True), sampling)
+
+    good = fit()
+    assert good.fits
+    assert (good.positions, good.draws, good.drafted, good.dof) == (1, 200, 200, 1)
+    bad = fit(2)
+    assert bad.forbidden == 1
+    assert not bad.fits
+
+
+def test_positions_on_the_edge_of_a_cut_are_left_out():
+    logits = np.array([3.0, 2.0, 2.0 - 1e-6, 0.0], np.float32)
+    samples, rows = Samples(), [np.array([9, 0])] * 300
+    samples.add(np.array([5]), Generation(rows, [np.ones(2, bool)] * 300, 0, {}))
+    fit = samples.fit(lambda text: Probe(logits, 1e-5, True), Sampling(1.0, top_k=2))
+    assert (fit.positions, fit.uncertain, fit.tested) == (0, 1, False)
+
+
+# A single divergence
+
+
+def test_first_difference():
+    assert first_difference(np.array([1, 2, 3]), np.array([1, 2, 3])) is None
+    assert first_difference(np.array([1, 2, 3]), np.array([1, 5, 3])) == 1
+    assert first_difference(np.array([1, 2]), np.array([1, 2, 3])) == 2
+
+
+def probe_of(logits, rounding=0.01, plausible=True):
+    return lambda text: Probe(np.array(logits, np.float32), rounding, plausible)
+
+
+@pytest.mark.parametrize(
+    ("prober", "dart", "verdict"),
+    [
+        (probe_of([1.0, 1.0, 0.0]), 1, "tie within rounding"),
+        (probe_of([1.0, 0.985, 0.0]), 1, "tie within rounding"),
+        (probe_of([1.0, 0.97, 0.0]), 1, "DIVERGES"),
+        (probe_of([1.0, 1.0, 0.0]), 2, "DIVERGES"),
+        (probe_of([1.0, 1.0, 0.0], plausible=False), 1, "DIVERGES"),
+        (probe_of([1.0, 1.0, 0.0]), None, "DIVERGES"),
+    ],
+)
+def test_greedy_verdicts(prober, dart, verdict):
+    new = [4, 4] if dart is None else [4, 4, dart]
+    texts = {"text": np.array([7]), "plain": np.array([4, 4, 0]), "dart": np.array(new)}
+    found = examine(prober, Sampling(), 0, prompt=3, row=1, **texts)
+    assert (found.prompt, found.row, found.new_token, found.plain) == (3, 1, 2, 0)
+    assert found.dart == (ENDED if dart is None else dart)
+    assert found.verdict == verdict
+    same = texts | {"dart": texts["plain"]}
+    assert examine(prober, Sampling(), 0, prompt=3, row=1, **same) is None
+
+
+def test_sampled_verdicts():
+    """Scores hold the noise of the very draw: the logits are made to tie with it."""
+    noise = np.asarray(gumbel_noise(jnp.uint32(5), jnp.full((3, 1), 2, jnp.int32), 3)[2, 0])
+    texts = {"text": np.array([7]), "plain": np.array([4, 0]), "dart": np.array([4, 1])}
+    for margin, tie in ((0.0, True), (0.03, True), (0.05, False)):
+        logits = 0.5 * (np.array([margin, 0.0, -9.0]) - noise)
+        found = examine(probe_of(logits), Sampling(0.5), 5, prompt=0, row=2, **texts)
+        assert found.margin == pytest.approx(margin, abs=1e-6)
+        assert found.rounding == pytest.approx(0.02)
+        assert found.tie == tie
+
+
+def test_a_tie_at_the_cut():
+    noise = np.asarray(gumbel_noise(jnp.uint32(0), jnp.full((1, 1), 1, jnp.int32), 4)[0, 0])
+    winner = int(np.argmax(noise))
+    logits = np.where(np.arange(4) == winner, 0.999, 1.0).astype(np.float32)
+    second = int(np.argsort(noise)[-2])
+    texts = {"text": np.array([7]), "plain": np.array([second]), "dart": np.array([winner])}
+    sampling = Sampling(1.0, top_k=3)
+    found = examine(probe_of(logits), sampling, 0, prompt=0, row=0, **texts)
+    assert found.at_cut
+    assert found.verdict == "tie at the cut"
+    found = examine(probe_of(logits, 1e-5), sampling, 0, prompt=0, row=0, **texts)
+    assert found.verdict == "DIVERGES"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_of_the_tiny_model(pair, dtype):
+    model = DartModel.from_pretrained(pair["target"], dtype=dtype)
+    text = np.arange(50, 61)
+    probe = Prober(model, 8)(text)
+    assert probe.plausible
+    assert 0 < probe.rounding < (1e-4 if dtype == "float32" else 1)
+    decode = model.decoder(nodes=0, max_length=32)
+    [[token]] = decode([text], 1).tokens
+    assert probe.logits[token] >= probe.logits.max() - 2 * probe.rounding
+
+
+# The program
+
+
+def test_the_full_product(check):
+    """Batches, temperatures, cuts, tree sizes and loops: everything is plain decoding's."""
+    passed, text, content = check(grid=True, batch_sizes=(1, 8), prompts=2, top_k=15)
+    assert passed
+    assert content["lossless"]
+    made = {
+        (
+            s["sampling"]["temperature"],
+            s["sampling"]["top_k"],
+            s["batch_size"],
+            s["nodes"],
+            s["loop"],
+        )
+        for s in content["settings"]
+    }
+    samplings = [(0.0, 0), (0.7, 0), (0.7, 15), (1.0, 0), (1.0, 15)]
+    expected = itertools.product(samplings, (1, 8), SIZES, ("fused", "host"))
+    assert made == {(*sampling, *rest) for sampling, *rest in expected}
+    assert all(s["prompts"] == 8 for s in content["settings"])
+    assert sum(s["tokens"] for s in content["settings"]) > 4000
+    assert min(s["tau"] for s in content["settings"]) >= 1
+    # The trees are put to use.
+    assert max(s["tau"] for s in content["settings"]) > 1.5
+    assert re.search(r"^Lossless: [\d,]+ tokens in 100 settings, 0 divergences", text, re.M)
+
+
+def test_the_distribution(check):
+    passed, text, content = check(temperatures=(0.5,), tree_nodes=(8,), samples=2048)
+    assert passed
+    assert [fit["sampling"]["top_k"] for fit in content["distribution"]] == [0, 50]
+    for fit in content["distribution"]:
+        assert fit["positions"] > 0
+        assert fit["drafted"] > 0
+        assert fit["dof"] > 10
+        assert fit["p"] > 1e-4
+    assert "the target's distribution (smallest p" in text
+
+
+def test_bfloat16_differs_by_ties_only(check):
+    passed, text, content = check(dtype="bfloat16", batch_sizes=(4,), max_new_tokens=24)
+    assert passed
+    found = [each for setting in content["settings"] for each in setting["divergences"]]
+    assert all(each["tie"] and "tie" in each["verdict"] for each in found)
+    assert f"0 divergences beyond rounding, {len(found)} ties" in text
+
+
+def test_penalty_and_min_p(check):
+    sampling = {"repetition_penalty": 1.3, "min_p": 0.1, "top_k": 0, "top_p": 1.0}
+    passed, text, _ = check(temperatures=(0.0, 0.7), tree_nodes=(8,), **sampling)
+    assert passed
+    for name in ("T 0 rep 1.3", "T 0.7 rep 1.3", "T 0.7 min 0.1 rep 1.3"):
+        assert name in text
+
+
+def test_a_wrong_acceptance_diverges(check, broken, pair, capfd):
+    def lenient(tree, mask, drawn, max_depth):
+        """Takes the first node below the root, whatever the target drew."""
+        first = jnp.where(tree.real[:, 1], tree.tokens[:, 1], drawn[:, 0])
+        return accept(tree, mask, drawn.at[:, 0].set(first), max_depth)
+
+    broken("accept", lambda *a: lenient(*a) if a[0].tokens.shape[1] > 1 else accept(*a))
+    passed, text, content = check(temperatures=(0.0,), tree_nodes=(8,), loops=("fused",))
+    assert not passed
+    [setting] = content["settings"]
+    assert setting["divergences"]
+    assert not any(each["tie"] for each in setting["divergences"])
+    assert "DIVERGES" in text
+    assert text.splitlines()[-1].startswith("NOT LOSSLESS: 64 tokens in 1 settings")
+    quick = "--temperatures 0 --tree-nodes 8 --loops fused --batch-sizes 4 --prompts 1 --samples 0"
+    arguments = [f"--{name}={value}" for name, value in pair.items()]
+    with pytest.raises(SystemExit) as exit:
+        lossless.main([*arguments, *quick.split(), "--max-new-tokens=16"])
+    assert exit.value.code == 1
+    assert "NOT LOSSLESS" in capfd.readouterr().out
+
+
+def test_a_wrong_mask_diverges(check, broken):
+    """Every node sees its siblings."""
+
+    def blurred(tree, depth):
+        nodes = tree.parents.shape[1]
+        return jnp.broadcast_to(
+            jnp.tril(jnp.ones((nodes, nodes), bool)), (*tree.parents.shape, nodes)
+        )
+
+    broken("ancestor_mask", blurred)
+    passed, text, _ = check(temperatures=(0.0,), tree_nodes=(32,), loops=("host",))
+    assert not passed
+    assert "DIVERGES" in text
+
+
+def test_ties_are_called_ties(check, broken, pair, tmp_path):
+    """Twins in the vocabulary; where trees are verified the other one wins."""
+    shapes = tiny_model.SHAPES
+    target = init_params(shapes.target, 0)
+    table = target["embed_tokens"].at[LIKELY].multiply(8.0)
+    target["embed_tokens"] = table.at[50:60].set(table[40:50])
+    save_target(tmp_path, shapes.target, target, eos=(0,))
+    tokenizer = DartModel.from_pretrained(pair["target"]).tokenizer
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+
+    def last(sampling, logits, seed, position, levels):
+        if levels.shape[1] == 1:
+            return draw(sampling, logits, seed, position, levels)
+        return (logits.shape[2] - 1 - jnp.argmax(logits[:, :, ::-1], axis=2)).astype(jnp.int32)
+
+    broken("draw", last)
+    settings = {"temperatures": (0.0,), "tree_nodes": (8,), "loops": ("fused",)}
+    passed, text, content = check(target=str(tmp_path), **settings)
+    [setting] = content["settings"]
+    assert setting["divergences"]
+    for each in setting["divergences"]:
+        assert abs(each["plain"] - each["dart"]) == 10
+        assert each["margin"] == each["top2"] == 0
+    assert passed
+    assert "tie within rounding" in text
+
+
+@pytest.mark.parametrize("mistake", ["temperature", "noise"])
+def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
+    """Equality holds; the distribution does not."""
+
+    def wrong(sampling, logits, seed, position, levels):
+        if mistake == "temperature":
+            return draw(sampling, logits * 1.25, seed, position, levels)
+        return draw(sampling, logits, seed, position // 2 * 2, levels)
+
+    broken("draw", wrong)
+    settings = {"temperatures": (0.5,), "tree_nodes": (8,), "loops": ("fused",), "top_k": 0}
+    passed, text, content = check(top_p=1.0, samples=2048, **settings)
+    assert not passed
+    assert not any(setting["divergences"] for setting in content["settings"])
+    assert content["distribution"][0]["p"] < 1e-4
+    assert "wrong distribution at T 0.5" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--prompts 0", "--prompts must be at least 1"),
+        ("--tree-nodes 8 0", "--tree-nodes must be at least 1"),
+        ("--batch-sizes 9", "a batch of 9 needs more than the 2 prompts"),
+        ("--temperatures -1", "temperature must be 0 or a positive number"),
+        ("--top-p 0", "top-p must be above 0"),
+        ("--samples 5", "--samples must be 0 or at least 128"),
+        ("--seed -1", "--seed must be in"),
+        ("--target /nowhere/at/all", "/nowhere/at/all"),
+    ],
+)
+def test_bad_input(arguments, message, capfd):
+    with pytest.raises(SystemExit) as exit:
+        lossless.main(arguments.split())
+    stderr = capfd.readouterr().err
+    assert exit.value.code == 2
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    assert message in stderr
+
+
+def test_tokenizer_of_the_pair(pair):
+    """What the tests above rely on: the likely tokens are no special ones."""
+    tokenizer = Tokenizer.load(pair["target"])
+    assert not tokenizer.special_ids & set(range(300)[LIKELY])
