@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import tyro
+from huggingface_hub.constants import HF_HOME
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -85,7 +85,7 @@ def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
     """`stages` in a process whose compilation cache lies in `cache`; imports count too."""
     asked = json.dumps(dataclasses.asdict(dataclasses.replace(config, json=None)))
     environ = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    environ |= {"XDG_CACHE_HOME": str(cache), "HF_HOME": huggingface_hub.constants.HF_HOME}
+    environ |= {"XDG_CACHE_HOME": str(cache), "HF_HOME": HF_HOME}
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "eval.startup", "--child", asked],
