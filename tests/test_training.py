@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.layers import rope
 from dart_jax.pure import abstract_params, bind, init_params
+from dart_jax.rope import rotate
 from train.data import Windows
 from train.demo import DemoConfig
 from train.lm import causal, held_out_loss, lm_loss
@@ -215,8 +215,8 @@ def dense(params, target_params, tokens, anchors, _):
         return jnp.repeat(split, 4 // count, axis=1)
 
     place = jnp.asarray(place)
-    q = rope(heads(drafter.q_proj, 4), place, DRAFTER.rope.theta)
-    k = rope(heads(drafter.k_proj, 2), place, DRAFTER.rope.theta)
+    q = rotate(heads(drafter.q_proj, 4), place, DRAFTER.rope)
+    k = rotate(heads(drafter.k_proj, 2), place, DRAFTER.rope)
     v = heads(drafter.v_proj, 2)
     scores = jnp.einsum("bhqc,bhkc->bhqk", q, k) / jnp.sqrt(16.0)
     weights = jax.nn.softmax(jnp.where(jnp.asarray(sees)[:, None], scores, -jnp.inf), axis=-1)
