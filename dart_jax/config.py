@@ -288,7 +288,7 @@ def _moe(json: Mapping[str, Any]) -> MoEConfig:
     fields.setdefault("num_experts", json.get("num_local_experts"))
     mixtral = json["model_type"] == "mixtral"
     if mixtral:
-        fields["moe_intermediate_size"] = json.get("intermediate_size")
+        fields.update(moe_intermediate_size=json.get("intermediate_size"))
     names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_hidden_layers")
     _require(fields, names)
     return MoEConfig(

@@ -53,6 +53,7 @@ MOE = MoEConfig(3, 2, 6, norm_topk_prob=True)
 TARGETS = {
     "tied": dataclasses.replace(TARGET, tie_word_embeddings=True),
     "untied": TARGET,
+    "wide": dataclasses.replace(TARGET, intermediate_size=2100),  # more than one tile
     "llama": dataclasses.replace(TARGET, model_type="llama"),
     "mistral": dataclasses.replace(TARGET, model_type="mistral", sliding_window=16),
     "qwen3_moe": dataclasses.replace(
