@@ -22,7 +22,7 @@ def byte_tokenizer():
     vocab = {letter: n for n, letter in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return tokenizer
+    return Tokenizer(tokenizer)
 
 
 @pytest.mark.parametrize("group", HELD_OUT)

@@ -8,10 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_model
+from safetensors.numpy import load_file, save_file
 
+from dart_jax.checkpoint import save_drafter
+from dart_jax.config import Eagle3Config
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
+from dart_jax.pure import init_params
 from dart_jax.sampling import Sampling
 from dart_jax.tokenizer import Tokenizer
 from eval.prompts import demo_prompts
@@ -80,6 +84,29 @@ def test_decoders_agree(tiny, model, loop, nodes, use_ngram, sampling):
     rest = {"host"} if loop == "host" else set()
     assert set(generation.seconds) == {"prefill", "device", "search"} | rest
     assert generation.seconds["search"] > 0 == expected.seconds["search"]
+
+
+@pytest.mark.parametrize("embedding", [False, True], ids=["", "with an embedding"])
+def test_an_eagle3_drafter(tiny, model, tmp_path, embedding):
+    """Of a vocabulary of its own, read from files; some hold the target's embedding once more."""
+    fields = dataclasses.asdict(tiny_model.SHAPES.drafter)
+    del fields["draft_length"]
+    fields |= {"rope": tiny_model.SHAPES.drafter.rope, "draft_vocab_size": 100}
+    config = Eagle3Config(**fields)
+    save_drafter(tmp_path, config, init_params(config, 1), np.arange(100, 300, 2))
+    path = tmp_path / "model.safetensors"
+    if embedding:
+        table = load_file(tiny.target / "model.safetensors")["model.embed_tokens.weight"]
+        save_file(load_file(path) | {"embed_tokens.weight": table}, path)
+    eagle = DartModel.from_pretrained(tiny.target, tmp_path)
+    assert eagle.drafter == config
+    expected = model.decoder(nodes=0, max_length=MAX_LENGTH)(tiny.prompts, 12)
+    generation = eagle.decoder(nodes=20, max_length=MAX_LENGTH)(tiny.prompts, 12)
+    assert lists(generation) == lists(expected)
+    if embedding:
+        save_file(load_file(path) | {"embed_tokens.weight": table[::-1].copy()}, path)
+        with pytest.raises(UserError, match="is not the target's"):
+            DartModel.from_pretrained(tiny.target, tmp_path)
 
 
 def test_generation_stops_at_the_end_of_the_cache(tiny, model):

@@ -1,10 +1,14 @@
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "check.h"
+#include "dart/search_handle.h"
 #include "dart/tree_search.h"
 #include "ngram_file.h"
 
@@ -105,6 +109,43 @@ void test_rejects() {
   rejects([](auto& c) { c.eps = 0; });
 }
 
+void test_handles() {
+  const dart::TreeSearch three(nullptr, config(3)), five(nullptr, config(5));
+  int nodes = 0;
+  const auto look = [&](const dart::TreeSearch& found) { nodes = found.config().nodes; };
+  std::int32_t ended;
+  {
+    const dart::SearchHandle first(three), second(five);
+    CHECK(dart::with_search(second.value(), look) && nodes == 5);
+    CHECK(dart::with_search(first.value(), look) && nodes == 3);
+    ended = second.value();
+  }
+  CHECK(!dart::with_search(ended, look));
+  CHECK(dart::SearchHandle(five).value() > ended);  // never used again
+  CHECK(!dart::with_search(-1, look));
+}
+
+// Under the sanitizers this finds a search that is used after it is gone.
+void test_a_handle_outlasts_its_calls() {
+  std::atomic<std::int32_t> handle{-1};
+  std::atomic<bool> done{false};
+  std::thread user([&] {
+    while (!done) {
+      dart::with_search(handle, [](const dart::TreeSearch& search) {
+        CHECK(search.config().nodes == 7);
+      });
+    }
+  });
+  for (int i = 0; i < 1000; ++i) {
+    const auto search = std::make_unique<dart::TreeSearch>(nullptr, config(7));
+    const dart::SearchHandle known(*search);
+    handle = known.value();
+    std::this_thread::yield();
+  }
+  done = true;
+  user.join();
+}
+
 }  // namespace
 
 int main() {
@@ -115,5 +156,7 @@ int main() {
   test_unusable_candidates();
   test_finished_row();
   test_rejects();
+  test_handles();
+  test_a_handle_outlasts_its_calls();
   return failures == 0 ? 0 : 1;
 }
