@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,24 +34,25 @@ from dart_jax.pure import abstract_params
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What is loaded, and how.
-
-    Attributes:
-      size: of the generated checkpoint, about.
-      shards: number of its files, at least.
-      experts: of each layer; 0 is a dense model.
-      stored: dtype in the files.
-      dtype: on the device.
-      target: a checkpoint to load instead.
-    """
+class LoadingConfig:
+    """What is loaded, and how."""
 
     size: str = "1GB"
+    """Of the generated checkpoint, about."""
     shards: int = 4
+    """Its files, at least."""
     experts: int = 0
-    stored: str = "bfloat16"
-    dtype: str = "bfloat16"
+    """Of each layer; 0 is a dense model."""
+    stored: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights in the files."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights on the device."""
     target: Path | None = None
+    """A checkpoint to load instead."""
+
+    def __post_init__(self) -> None:
+        if self.shards < 1 or self.experts < 0:
+            raise UserError("--shards must be at least 1 and --experts at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,35 +130,29 @@ def measure(directory: Path, dtype: str) -> Loading:
     return Loading(model, max(files), sum(files), before, peak_memory(), seconds, cpu_seconds)
 
 
-def main(options: Options) -> None:
-    """Measures and prints."""
-    with _checkpoint(options) as directory:
-        command = [sys.executable, "-m", "eval.loading", "--in-this-process"]
-        done = subprocess.run(
-            [*command, str(directory), options.dtype], stdout=subprocess.PIPE, text=True
-        )
+def in_new_process(directory: Path, dtype: str) -> Loading:
+    """`measure` in a process of its own; raises UserError if that fails."""
+    command = [sys.executable, "-m", "eval.loading", "--child", str(directory), dtype]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(done.returncode)
-    print(Loading(**json.loads(done.stdout)))
+        told = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise UserError(told.removeprefix("error: "))
+    return Loading(**json.loads(done.stdout))
 
 
 @contextlib.contextmanager
-def _checkpoint(options: Options) -> Iterator[Path]:
+def _checkpoint(config: LoadingConfig) -> Iterator[Path]:
     """The directory to load: the given one, or one made for this."""
-    if options.target is not None:
-        yield options.target
+    if config.target is not None:
+        yield config.target
         return
-    if options.stored not in ("float32", "bfloat16"):
-        raise UserError(f"--stored is {options.stored!r}; it can be float32 or bfloat16")
-    if options.shards < 1 or options.experts < 0:
-        raise UserError("--shards must be at least 1 and --experts at least 0")
-    size, itemsize = parse_memory(options.size), jnp.dtype(options.stored).itemsize
-    config = shape(size, options.experts, itemsize)
+    size, itemsize = parse_memory(config.size), jnp.dtype(config.stored).itemsize
+    target = shape(size, config.experts, itemsize)
     with tempfile.TemporaryDirectory(prefix="dart_jax-") as name:
         directory = Path(name)
-        params = _random_params(config, options.stored)
-        size = _count(config) * itemsize
-        save_target(directory, config, params, max_shard_size=-(-size // options.shards))
+        params = _random_params(target, config.stored)
+        size = _count(target) * itemsize
+        save_target(directory, target, params, max_shard_size=-(-size // config.shards))
         yield directory
 
 
@@ -173,9 +169,17 @@ def _count(config: TargetConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)))
 
 
-if __name__ == "__main__":
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line: bad input ends in one line and exit status 2."""
+    args = sys.argv[1:] if args is None else args
     with one_line_errors():
-        if sys.argv[1:2] == ["--in-this-process"]:
-            print(json.dumps(dataclasses.asdict(measure(Path(sys.argv[2]), sys.argv[3]))))
-        else:
-            main(tyro.cli(Options))
+        if args[:1] == ["--child"]:
+            print(json.dumps(dataclasses.asdict(measure(Path(args[1]), args[2]))))
+            return
+        config = tyro.cli(LoadingConfig, args=args, description=__doc__)
+        with _checkpoint(config) as directory:
+            print(in_new_process(directory, config.dtype))
+
+
+if __name__ == "__main__":
+    main()
