@@ -257,7 +257,7 @@ def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
     def read() -> np.ndarray:
         part = parameter if piece.expert is None else parameter[piece.expert]
         value = np.asarray(part)
-        return np.ascontiguousarray(value.T if piece.transposed else value)
+        return value.T if piece.transposed else value
 
     return Tensor(entry.shape, parameter.dtype, read)
 

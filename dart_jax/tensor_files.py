@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, write_atomically
-from dart_jax.safetensors_file import Tensor, open_safetensors, write_safetensors
+from dart_jax.safetensors_file import Tensor, open_safetensors
 from dart_jax.torch_file import open_torch
 
 WEIGHTS = "model.safetensors"
@@ -72,7 +73,7 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
 
     Args:
       directory: made where it is missing.
-      tensors: by name; they are read one by one.
+      tensors: by name; those of one file are in memory together.
       max_shard_size: in bytes; a single tensor may be larger.
     """
     sizes = {name: math.prod(t.shape) * t.dtype.itemsize for name, t in tensors.items()}
@@ -81,7 +82,7 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
     path, index = directory / WEIGHTS, _index(directory / WEIGHTS)
     if len(shards) == 1:
         with atomic_path(path) as part:
-            write_safetensors(part, tensors)
+            _write(part, tensors)
         _remove({index, *old} - {path})
         return
     _remove({index, path, *old})  # first: new shards may have the names of old ones
@@ -90,7 +91,7 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
         file = f"model-{i:05}-of-{len(shards):05}.safetensors"
         names |= dict.fromkeys(shard, file)
         with atomic_path(directory / file) as part:
-            write_safetensors(part, {name: tensors[name] for name in shard})
+            _write(part, {name: tensors[name] for name in shard})
     content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": names}
     write_atomically(index, (json.dumps(content, indent=2) + "\n").encode())
 
@@ -147,6 +148,13 @@ def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) ->
                 problems.append(f"{name} is in both {holders[name]} and {file}")
             tensors[name], holders[name] = tensor, file
     return TensorFiles(index, tensors, problems, lost)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a file that PyTorch programs read."""
+    # Of arrays that are not contiguous, the library would write other numbers.
+    arrays = {name: np.ascontiguousarray(tensor.read()) for name, tensor in tensors.items()}
+    save_file(arrays, path, metadata={"format": "pt"})
 
 
 def _plan(sizes: Mapping[str, int], max_shard_size: int) -> list[list[str]]:
