@@ -5,11 +5,11 @@ import re
 import subprocess
 import sys
 
+import local_hub
 import pytest
 
 from dart_jax import hub
 from dart_jax.errors import UserError
-from tests import local_hub
 
 TARGET = {
     name: name.encode()

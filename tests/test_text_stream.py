@@ -7,11 +7,11 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers_made import KINDS, TEXTS, byte_tokens
 
 from dart_jax.errors import UserError
 from dart_jax.text_stream import TextStream
 from dart_jax.tokenizer import Tokenizer
-from tests.tokenizers_made import KINDS, TEXTS, byte_tokens
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -10,11 +10,11 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers_made import KINDS, TEXTS
 
 from dart_jax.errors import UserError
 from dart_jax.ngram.fingerprint import tokenizer_fingerprint
 from dart_jax.tokenizer import Tokenizer
-from tests.tokenizers_made import KINDS, TEXTS
 
 TEMPLATE = (
     "{%- for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>\n{% endfor -%}"

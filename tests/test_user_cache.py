@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from conftest import GOLDEN, NAMES
 from tokenizers import models
 
 from dart_jax import user_cache
@@ -18,7 +19,6 @@ from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.tokenizer import Tokenizer
-from tests.conftest import GOLDEN, NAMES
 
 VOCAB = 512
 TRIE = GOLDEN / NAMES[0] / "ngram" / "small.trie"
