@@ -138,7 +138,11 @@ def test_without_tokenizer_json(tmp_path):
 def test_bad_files(tmp_path, tokenizer):
     with pytest.raises(UserError, match=r"no directory .*none; pass one with a tokenizer\.json"):
         Tokenizer.load(tmp_path / "none")
-    with pytest.raises(UserError, match=r"no file .*tokenizer\.json, and none") as missing:
+    with pytest.raises(UserError, match=r"no file .*tokenizer\.json; a target") as missing:
+        Tokenizer.load(tmp_path)
+    # transformers would make an empty tokenizer of the kind that the config names.
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(UserError, match=r"no file .*tokenizer\.json; a target"):
         Tokenizer.load(tmp_path)
     whole = tokenizer.backend.to_str()
     for damaged in ("", "{}", whole[: len(whole) // 2]):
