@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.model import DEMO, DartModel, Decoder, Loop
+from dart_jax.model import Decoder, Loop
 from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
 from eval import report
 from eval.measure import Run, Summary, measure, summarize
+from eval.model_choice import ModelChoice
 from eval.prompts import Prompt, demo_prompts, warm_up_prompts
 from eval.tree_size import LEVEL_DECAYS, SIZES, Tree, fastest
 
@@ -32,17 +33,9 @@ PROMPT_TOKENS = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class SpeedupConfig:
+class SpeedupConfig(ModelChoice):
     """What to measure, and on what."""
 
-    target: str = str(DEMO / "target")
-    """Directory or hub repository of the target, with its tokenizer."""
-    drafter: str = str(DEMO / "drafter")
-    """Directory or hub repository of a DART or EAGLE-3 drafter."""
-    ngram: str = str(DEMO / "ngram.dng")
-    """N-gram model file, or owner/name/file of the hub."""
-    no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Search by the drafter alone."""
     temperature: float = 0.0
     """0 takes the most likely token."""
     top_k: int = 0
@@ -69,8 +62,6 @@ class SpeedupConfig:
     """Measured passes over all prompts."""
     seed: int = 0
     """Of the target's draws; plain decoding and DART get the same."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
     sweep: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Also measure every tree size with and without n-gram model, and both loops."""
     json: Path | None = None
@@ -102,12 +93,7 @@ class Speedup:
         self.config = config
         self.console = console
         self.sampling = Sampling(config.temperature, config.top_k, config.top_p)
-        self.model = DartModel.from_pretrained(
-            config.target,
-            config.drafter,
-            None if config.no_ngram else config.ngram,
-            dtype=None if config.dtype == "auto" else config.dtype,
-        )
+        self.model = config.load()
         self.prompts = demo_prompts(self.model.tokenizer, config.prompts, PROMPT_TOKENS)
         self.max_length = config.max_length or PROMPT_TOKENS + config.max_new_tokens
         longest = max(len(prompt.tokens) for prompt in self.prompts)

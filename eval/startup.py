@@ -28,22 +28,16 @@ from rich.progress import track
 from rich.table import Table
 
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.model import DEMO, DartModel
+from eval.model_choice import ModelChoice
 from eval.report import check_outputs, environment, write_json
 
 PROMPT = "def mean(values):\n"
 
 
 @dataclasses.dataclass(frozen=True)
-class StartupConfig:
+class StartupConfig(ModelChoice):
     """Which model, and how often."""
 
-    target: str = str(DEMO / "target")
-    """Directory or hub repository of the target."""
-    drafter: str | None = str(DEMO / "drafter")
-    """Directory or hub repository of the drafter."""
-    ngram: str | None = str(DEMO / "ngram.dng")
-    """N-gram model file."""
     max_new_tokens: int = 100
     """Tokens of the text."""
     repeats: int = 3
@@ -67,10 +61,7 @@ def stages(config: StartupConfig) -> dict[str, float]:
         seconds[name] = time.perf_counter() - began
         return result
 
-    model = timed(
-        "loading the model",
-        lambda: DartModel.from_pretrained(config.target, config.drafter, config.ngram),
-    )
+    model = timed("loading the model", config.load)
     generate = partial(model.generate, PROMPT, max_new_tokens=tokens)
     timed("first text", generate)
     timed("the same text again", generate)
