@@ -12,6 +12,7 @@ import collections
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,16 @@ _STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 _MOST_PROBLEMS = 8
 
 
+def read_target_config(directory: Path) -> TargetConfig:
+    """Of a Hugging Face directory; raises UserError if it is missing or not supported."""
+    return TargetConfig.from_json(read_json(directory / "config.json"))
+
+
+def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
+    """Of a drafter's directory; raises UserError if it is missing or not supported."""
+    return drafter_config(read_json(directory / "config.json"))
+
+
 def load_target(
     directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
 ) -> tuple[TargetConfig, Params]:
@@ -46,8 +57,8 @@ def load_target(
         another; all that does not fit is in one message.
     """
     directory = Path(directory)
-    dtype = _weights_dtype(dtype)
-    config = TargetConfig.from_json(read_json(directory / "config.json"))
+    dtype = weights_dtype(dtype)
+    config = read_target_config(directory)
     files = open_tensors(directory)
     if config.tie_word_embeddings:
         files.tensors.pop("lm_head.weight", None)
@@ -69,13 +80,19 @@ def save_target(
       directory: made where it is missing.
       config: the shapes.
       params: their dtype becomes the file's.
-      eos: ids that end a sequence, written to `generation_config.json`.
+      eos: ids that end a sequence, written to both configs.
       max_shard_size: bytes; larger models are written as shards, with an index as the last file.
     """
+    directory = Path(directory)
+    # Written out even where there is none: transformers has defaults, which are other tokens.
+    special = {"eos_token_id": list(eos) or None, "bos_token_id": None, "pad_token_id": None}
+    generation = directory / "generation_config.json"
     if eos:
         text = json.dumps({"eos_token_id": list(eos)}) + "\n"
-        write_atomically(Path(directory) / "generation_config.json", text.encode())
-    _save(Path(directory), config, params, {}, max_shard_size)
+        write_atomically(generation, text.encode())
+    else:
+        generation.unlink(missing_ok=True)  # of what was here before
+    _save(directory, config, special, params, {}, max_shard_size)
 
 
 def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
@@ -111,8 +128,8 @@ def load_drafter(
       UserError: as `load_target`.
     """
     directory = Path(directory)
-    dtype = _weights_dtype(dtype)
-    config = drafter_config(read_json(directory / "config.json"))
+    dtype = weights_dtype(dtype)
+    config = read_drafter_config(directory)
     files = open_tensors(directory)
     own = files.tensors.pop("embed_tokens.weight", None)
     ids = _draft_ids(files, config)
@@ -133,11 +150,17 @@ def save_drafter(
     d2t = ids.astype(np.int64) - np.arange(len(ids))
     t2d = np.isin(np.arange(config.vocab_size), ids)
     extra = {"d2t": d2t, "t2d": t2d}
-    _save(Path(directory), config, params, extra, max_shard_size)
+    _save(Path(directory), config, {}, params, extra, max_shard_size)
 
 
 def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config) -> None:
     """Raises UserError unless the drafter was made for a target of these shapes."""
+    read = tuple(layer - 1 for layer in target.feature_layers)
+    if isinstance(drafter, Eagle3Config) and drafter.aux_layers not in (None, read):
+        raise UserError(
+            f"the drafter reads the outputs of layers {drafter.aux_layers}; only those of layers "
+            f"{read} are supported"
+        )
     for name, want, have in (
         ("vocab_size", target.vocab_size, drafter.vocab_size),
         ("hidden_size", target.hidden_size, drafter.target_hidden_size),
@@ -150,7 +173,8 @@ def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config) -> No
             )
 
 
-def _weights_dtype(dtype: DTypeLike) -> np.dtype:
+def weights_dtype(dtype: DTypeLike) -> np.dtype:
+    """The dtype of weights that is asked for; raises UserError if weights cannot have it."""
     try:
         known = jnp.dtype(dtype)
     except TypeError:
@@ -233,6 +257,7 @@ def _fill(parameter: np.ndarray, piece: Piece, stored: np.ndarray) -> None:
 def _save(
     directory: Path,
     config: AnyConfig,
+    fields: dict[str, Any],
     params: Params,
     extra: dict[str, np.ndarray],
     max_shard_size: int,
@@ -243,7 +268,8 @@ def _save(
     tensors = {name: _stored(by_path, entry) for name, entry in layout(config).items()}
     tensors |= {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in extra.items()}
     float_dtype = next(leaf.dtype for leaf in by_path.values()).name
-    text = json.dumps({**config.to_json(), "torch_dtype": float_dtype}, indent=2) + "\n"
+    json_config = {**config.to_json(), **fields, "torch_dtype": float_dtype}
+    text = json.dumps(json_config, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
     # Last: where the weights are, everything is.
     write_tensors(directory, tensors, max_shard_size)

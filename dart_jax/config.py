@@ -109,22 +109,25 @@ class TargetConfig:
         """Reads a Hugging Face config; refuses by name what would change the maths."""
         kind = json.get("model_type")
         architectures = json.get("architectures") or []
-        if kind not in _ARCHITECTURES:
+        if not isinstance(kind, str) or kind not in _ARCHITECTURES:
             raise UserError(
                 f"target model_type is {kind!r}; supported are {', '.join(_ARCHITECTURES)}"
             )
         architecture, default_theta = _ARCHITECTURES[kind]
-        if architectures and architecture not in architectures:
+        if architectures and (
+            not isinstance(architectures, list) or architecture not in architectures
+        ):
             raise UserError(
-                f"the target's architecture is {', '.join(map(str, architectures))}, "
-                f"which is not supported; of model_type {kind!r} it must be {architecture}"
+                f"the target's architectures are {architectures!r}, which is not supported; with "
+                f"model_type {kind!r} they must be [{architecture!r}]"
             )
         _refuse(json, "attention_bias", (False, None))
         _refuse(json, "mlp_bias", (False, None))
         _refuse(json, "hidden_act", ("silu",))
         _refuse(json, "quantization_config", (None,))
         _refuse(json, "pretraining_tp", (0, 1, None))
-        if any(t != "full_attention" for t in json.get("layer_types") or ()):
+        types = json.get("layer_types") or []
+        if not isinstance(types, list) or any(t != "full_attention" for t in types):
             raise UserError("target layer_types other than 'full_attention' are not supported")
         fields = _with_head_defaults(json, guess=kind not in ("qwen3",))
         fields["rope"] = Rope.from_json(json, default_theta)
@@ -134,7 +137,8 @@ class TargetConfig:
             _refuse(json, "use_sliding_window", (False, None))
             fields["sliding_window"] = None  # which configs may name and not use
         fields["moe"] = _moe(json) if kind in ("qwen3_moe", "mixtral") else None
-        _require(json, ("rms_norm_eps",))  # defaults differ between architectures
+        # Their defaults differ between architectures.
+        _require(json, ("rms_norm_eps", "max_position_embeddings"))
         return cls(**_known_fields(cls, fields))
 
     def to_json(self) -> dict[str, Any]:
@@ -245,7 +249,14 @@ class DrafterConfig(DraftLayerConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3Config(DraftLayerConfig):
-    """An EAGLE-3 drafter (docs/method.md, section 7)."""
+    """An EAGLE-3 drafter (docs/method.md, section 7).
+
+    Attributes:
+      aux_layers: layers of the target whose outputs it reads; None where its config is silent,
+        which means those of the reference.
+    """
+
+    aux_layers: tuple[int, ...] | None = None
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Eagle3Config:
@@ -259,11 +270,21 @@ class Eagle3Config(DraftLayerConfig):
                 f"drafter config.json has neither the architecture {_EAGLE3} nor a "
                 "draft_vocab_size: it is not an EAGLE-3 drafter"
             )
-        return cls._read(json)
+        eagle = json.get("eagle_config")
+        eagle = eagle if isinstance(eagle, dict) else {}
+        _refuse(eagle, "use_aux_hidden_state", (True, None))
+        layers = eagle.get("eagle_aux_hidden_state_layer_ids")
+        if layers is not None and not isinstance(layers, list):
+            raise UserError(f"config.json has eagle_aux_hidden_state_layer_ids={layers!r}")
+        return cls._read({**json, "aux_layers": None if layers is None else tuple(layers)})
 
     def to_json(self) -> dict[str, Any]:
         """The config as the reference reads it."""
-        return self._write(_EAGLE3)
+        json = self._write(_EAGLE3)
+        layers = json.pop("aux_layers")
+        if layers is not None:
+            json["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        return json
 
 
 def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
@@ -326,7 +347,8 @@ def _check_fields(config: TargetConfig | DraftLayerConfig | MoEConfig) -> None:
             good = good or (value is None and field.type == "int | None")
             want = f"an integer of at least {least}"
         elif field.type == "float":
-            good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            good = isinstance(value, int | float) and not isinstance(value, bool)
+            good = good and 0 < value < float("inf")
             want = "a positive number"
         else:
             continue

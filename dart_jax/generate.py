@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.text import Text
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.generation import Completion, GenerationConfig, Piece
-from dart_jax.model import DEMO, DartModel
+from dart_jax.model import DartModel
 
-DRAFTED = "green"
+DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
+
+# What could move the cursor or set a title; all but tab and line feed.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,21 +49,31 @@ class GenerateConfig:
     """Of weights and activations; auto is float32 on CPU, else bfloat16."""
     revision: str | None = None
     """Branch, tag or commit of the target's repository."""
+    chat_template_kwargs: str = "{}"
+    """For the target's chat template, as JSON: '{"enable_thinking": false}'."""
     generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
     """How to generate."""
 
     def __post_init__(self) -> None:
         if self.target is None and (self.drafter or self.ngram):
             raise UserError("--drafter and --ngram need the --target that they belong to")
+        if not isinstance(self.template_kwargs, dict):
+            raise UserError("--chat-template-kwargs must be a JSON object")
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """For the chat template."""
+        try:
+            return json.loads(self.chat_template_kwargs)
+        except ValueError as error:
+            raise UserError(f"--chat-template-kwargs is no JSON: {error}") from None
 
 
 def load(config: GenerateConfig) -> DartModel:
     """The model asked for."""
     dtype = None if config.dtype == "auto" else config.dtype
     if config.target is None:
-        return DartModel.from_pretrained(
-            DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype
-        )
+        return DartModel.demo(dtype)
     return DartModel.from_pretrained(
         config.target, config.drafter, config.ngram, dtype=dtype, revision=config.revision
     )
@@ -81,7 +95,8 @@ def prompt_of(config: GenerateConfig) -> str | list[dict[str, Any]]:
 def run(config: GenerateConfig, out: Console, err: Console) -> None:
     """Streams the continuation, then says what it took."""
     prompt = prompt_of(config)
-    stream = load(config).stream(prompt, config.generation)
+    model = load(config)
+    stream = model.stream(prompt, config.generation, chat_template_kwargs=config.template_kwargs)
     # Ctrl-C ends the text, not the report.
     with contextlib.suppress(KeyboardInterrupt):
         for piece in stream:
@@ -91,13 +106,14 @@ def run(config: GenerateConfig, out: Console, err: Console) -> None:
 
 
 def show(piece: Piece, out: Console) -> None:
-    """Writes a piece: as it is to a file, in its colour and without control codes to a terminal."""
+    """Writes a piece: as it is to a file, in its colour to a terminal, which it cannot command."""
+    text = str(piece)
     if out.is_terminal:
-        text = Text(piece, style=DRAFTED if piece.drafted else "")
-        out.print(text, end="", soft_wrap=True)
-    else:
-        out.file.write(piece)
-        out.file.flush()
+        text = CONTROL.sub("\ufffd", text)
+        if piece.drafted and out.color_system and not out.no_color:
+            text = f"{DRAFTED}{text}{NORMAL}"
+    out.file.write(text)
+    out.file.flush()
 
 
 def summary(completion: Completion) -> str:
@@ -108,7 +124,7 @@ def summary(completion: Completion) -> str:
         words.append(f"{completion.drafted.mean():.0%} drafted")
     if completion.steps:
         words.append(f"tau {completion.tau:.2f} over {completion.steps} verifications")
-    ends = {"stop": "stopped", "length": "cut at the length asked for", None: "interrupted"}
+    ends = {"stop": "stopped", "length": "cut at its greatest length", None: "interrupted"}
     return ", ".join([*words, ends[completion.finish]])
 
 

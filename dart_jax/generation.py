@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from dart_jax.errors import UserError
-from dart_jax.loop import Options, generate_fused, stream
+from dart_jax.loop import generate_fused, stream
 from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
 from dart_jax.text_stream import TextStream
@@ -46,8 +46,11 @@ class GenerationConfig:
     """Above 1, tokens that the prompt or the text holds become less likely."""
     seed: int = 0
     """Of the draws; the same seed gives the same text, drafted or not."""
-    stop: tuple[str | int, ...] = ()
-    """Strings, before which the text ends, and token ids, besides the target's own."""
+    stop: Annotated[
+        tuple[str | int, ...] | str | int,
+        tyro.conf.arg(constructor=tuple[str, ...], help="Strings before which the text ends."),
+    ] = ()
+    """Strings, before which the text ends, and token ids, besides the target's own; or one."""
     nodes: int | None = None
     """Nodes of the draft tree; 0 decodes plainly; by default what is best on this kind of device
     (see `default_tree`)."""
@@ -55,15 +58,38 @@ class GenerationConfig:
     """Parameters of the tree search; by default what goes with the tree."""
     use_ngram: bool = True
     """Search with the n-gram model, if there is one."""
-    chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    chat_template_kwargs: Annotated[Mapping[str, Any], tyro.conf.Suppress] = dataclasses.field(
+        default_factory=dict
+    )
     """For the target's chat template, such as enable_thinking."""
+
+    def __post_init__(self) -> None:
+        for name, kinds, want in (
+            ("max_new_tokens", int, "an integer"),
+            ("top_k", int, "an integer"),
+            ("seed", int, "an integer"),
+            ("temperature", int | float, "a number"),
+            ("top_p", int | float, "a number"),
+            ("min_p", int | float, "a number"),
+            ("repetition_penalty", int | float, "a number"),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise UserError(f"{name} must be {want}, got {value!r}")
+        if self.nodes is not None and not isinstance(self.nodes, int):
+            raise UserError(f"nodes must be an integer, got {self.nodes!r}")
+        stop = (self.stop,) if isinstance(self.stop, str | int) else tuple(self.stop)
+        if not all(isinstance(one, str | int) for one in stop):
+            raise UserError(f"stop must be strings and token ids, got {self.stop!r}")
+        object.__setattr__(self, "stop", stop)
 
     @classmethod
     def of(cls, config: GenerationConfig | None, options: Mapping[str, Any]) -> GenerationConfig:
         """`config`, or the defaults, with some fields replaced.
 
         Raises:
-          UserError: a field does not exist.
+          UserError: a field does not exist, or a value is of a wrong kind. None leaves a field as
+            it is, as in `transformers`.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(options.keys() - set(names))
@@ -71,10 +97,8 @@ class GenerationConfig:
             raise UserError(
                 f"unknown option {', '.join(unknown)}; the options are {', '.join(names)}"
             )
-        options = dict(options)
-        if isinstance(options.get("stop"), str | int):
-            options["stop"] = (options["stop"],)
-        return dataclasses.replace(config or cls(), **options)
+        given = {name: value for name, value in options.items() if value is not None}
+        return dataclasses.replace(config or cls(), **given)
 
     @property
     def sampling(self) -> Sampling:
@@ -98,6 +122,9 @@ class Piece(str):
         piece = super().__new__(cls, text)
         piece.drafted = drafted
         return piece
+
+    def __getnewargs__(self) -> tuple[str, bool]:
+        return str(self), self.drafted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +157,9 @@ class Completion:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of this completion alone, prefill included."""
-        return len(self.tokens) / sum(self.seconds.values())
+        """Of this completion alone, prefill included; nan before there is one."""
+        seconds = sum(self.seconds.values())
+        return len(self.tokens) / seconds if seconds else float("nan")
 
 
 def default_tree() -> tuple[int, SearchConfig]:
@@ -148,7 +176,7 @@ def default_tree() -> tuple[int, SearchConfig]:
 def length_bucket(tokens: int) -> int:
     """The cache length a sequence is given: 128, 192, 256, 384, 512, 768, ...
 
-    Programs are compiled for a length, so there are few; at most a third of one is unused.
+    Programs are compiled for a length, so there are few; of one above 128 at most a third is unused.
     """
     size = 128
     while size < tokens:
@@ -183,8 +211,7 @@ class TextGeneration:
         Raises:
           UserError: as `DartModel.generate`.
         """
-        strings = [stop for stop in config.stop if isinstance(stop, str)]
-        ids = (*model.eos, *(stop for stop in config.stop if not isinstance(stop, str)))
+        strings, ids = _stops(model, config)
         tokens = [_encode(model.tokenizer, prompt, config) for prompt in prompts]
         longest = max(map(len, tokens), default=0)
         nodes, search = _tree(model, config)
@@ -199,7 +226,7 @@ class TextGeneration:
             search=search,
         )
         self._prompts = self._decoder.pad(tokens, config.max_new_tokens)
-        self._options = Options(config.sampling, ids, config.seed)
+        self._options = self._decoder.options(config.seed)
         self._rows = [_Row(model.tokenizer, strings, ids) for _ in tokens]
         self._whole = not strings
         self._steps = np.zeros(len(tokens), int)
@@ -315,7 +342,7 @@ class _Row:
         before = len(self.pieces)
         if self.finish is None:
             self._add(self._text.finish())
-            self.finish = "length"
+            self.finish = "stop" if self._text.stopped else "length"
         return self.pieces[before:]
 
     def _add(self, text: str) -> None:
@@ -336,6 +363,15 @@ def _encode(tokenizer: Tokenizer, prompt: Prompt, config: GenerationConfig) -> n
             "a prompt is a text, a list of token ids or a list of messages with role and content"
         )
     return tokens.astype(np.int64)
+
+
+def _stops(model: DartModel, config: GenerationConfig) -> tuple[list[str], tuple[int, ...]]:
+    """Stop strings and stop ids; a string that is a special token, which no text shows, is an id."""
+    special = {model.tokenizer.backend.id_to_token(id): id for id in model.tokenizer.special_ids}
+    stops: Any = config.stop
+    strings = [stop for stop in stops if isinstance(stop, str) and stop not in special]
+    ids = [special.get(stop, stop) for stop in stops if stop not in strings]
+    return strings, (*model.eos, *ids)
 
 
 def _tree(model: DartModel, config: GenerationConfig) -> tuple[int, SearchConfig]:

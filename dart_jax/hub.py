@@ -21,8 +21,9 @@ TOKENIZER = (
     "generation_config.json",
 )
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-TARGET = (*TOKENIZER, *_WEIGHTS)
-DRAFTER = ("config.json", *_WEIGHTS, "pytorch_model*.bin", "pytorch_model.bin.index.json")
+_TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS)
+DRAFTER = ("config.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 
 # The same weights once more: in folders (`original/`), and as the models' authors keep them.
 _DUPLICATES = ["*/*", "consolidated*"]

@@ -61,15 +61,15 @@ class Prompts:
             raise UserError("a prompt is empty; give it at least one token")
         if length.max() >= max_length:
             raise UserError(
-                f"a prompt of {length.max()} tokens leaves no room in a cache of {max_length}; "
-                "shorten it or raise --max-length"
+                f"a prompt of {length.max()} tokens leaves no room in {max_length} positions; "
+                "shorten it"
             )
         padded = min(max(16, 1 << (int(length.max()) - 1).bit_length()), max_length)
         tokens = np.zeros((len(prompts), padded), np.int32)
         for row, prompt in zip(tokens, prompts, strict=True):
+            if prompt.min() < 0 or prompt.max() >= vocab_size:
+                raise UserError(f"prompt tokens must be in 0..{vocab_size - 1}")
             row[: len(prompt)] = prompt
-        if tokens.min() < 0 or tokens.max() >= vocab_size:
-            raise UserError(f"prompt tokens must be in 0..{vocab_size - 1}")
         budget = np.minimum(max_new_tokens, max_length - length).astype(np.int32)
         return cls(tokens, length, budget, max_length)
 

@@ -13,7 +13,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dart_jax import hub
-from dart_jax.checkpoint import check_fit, load_drafter, load_eos, load_target
+from dart_jax.checkpoint import (
+    check_fit,
+    load_drafter,
+    load_eos,
+    load_target,
+    read_drafter_config,
+    read_target_config,
+    weights_dtype,
+)
 from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Completion, GenerationConfig, Prompt, TextGeneration, is_batch
@@ -59,6 +67,10 @@ class Decoder:
         """The prompts as a batch for this decoder; raises UserError as `Prompts.pad`."""
         return Prompts.pad(prompts, max_new_tokens, self.max_length, self.config.target.vocab_size)
 
+    def options(self, seed: int) -> Options:
+        """How it decodes; raises UserError if the seed is out of range."""
+        return Options(self.sampling, self.stop, seed)
+
     def __call__(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> Generation:
         """Continues token prompts, each int [n], by up to `max_new_tokens`.
 
@@ -66,9 +78,8 @@ class Decoder:
           UserError: as `Prompts.pad` and `Options`.
         """
         padded = self.pad(prompts, max_new_tokens)
-        options = Options(self.sampling, self.stop, seed)
         generate = generate_fused if self.loop == "fused" else generate_streaming
-        return generate(self.config, self.params, self.pruner, padded, options)
+        return generate(self.config, self.params, self.pruner, padded, self.options(seed))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +87,7 @@ class DartModel:
     """A target, its drafter and its n-gram model.
 
     Attributes:
-      target: the target's shapes.
+      target: the target's shapes; on CPU a tied head is given a kernel of its own, which is faster.
       drafter: the drafter's, DART or EAGLE-3; None if there is none.
       params: see `DecodeParams`.
       ngram: n-gram model of the tree search; None searches by the drafter alone.
@@ -123,29 +134,33 @@ class DartModel:
         """
         enable_compilation_cache()
         on_cpu = jax.default_backend() == "cpu"
-        kind = dtype or (jnp.float32 if on_cpu else jnp.bfloat16)
+        kind = weights_dtype(dtype or (jnp.float32 if on_cpu else jnp.bfloat16))
+        # What is small is read first, so that what does not fit is told before the weights come.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
-        tokenizer = Tokenizer.load(directory)
-        config, target_params = load_target(directory, kind)
+        config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
         if tokenizer.vocab_size > config.vocab_size:
             raise UserError(
                 f"{target}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the target "
                 f"embeddings for {config.vocab_size} tokens; pass the tokenizer that belongs to it"
             )
-        drafter_config, params = None, DecodeParams()
+        drafter_path = drafter_config = ngram_model = None
         if drafter is not None:
-            path = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
-            drafter_config, params["drafter"], ids = load_drafter(
-                path, kind, target_params["embed_tokens"]
-            )
+            drafter_path = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
+            drafter_config = read_drafter_config(drafter_path)
             check_fit(config, drafter_config)
+        if ngram is not None:
+            if not isinstance(drafter_config, DrafterConfig):
+                raise UserError("only a DART drafter searches with an n-gram model; leave it out")
+            ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
+        config, target_params = load_target(directory, kind)
+        params: DecodeParams = {}
+        if drafter_path is not None:
+            embedding = target_params["embed_tokens"]
+            _, params["drafter"], ids = load_drafter(drafter_path, kind, embedding)
             params["draft_ids"] = jnp.asarray(ids)
         if on_cpu:
             config, target_params = untie(config, target_params)
         params["target"] = target_params
-        ngram_model = None
-        if ngram is not None:
-            ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
         return cls(config, drafter_config, params, ngram_model, tokenizer, load_eos(directory))
 
     @classmethod
@@ -157,7 +172,7 @@ class DartModel:
 
     @overload
     def generate(
-        self, prompts: str | np.ndarray, config: GenerationConfig | None = None, **options: Any
+        self, prompts: str, config: GenerationConfig | None = None, **options: Any
     ) -> Completion: ...
     @overload
     def generate(
@@ -229,12 +244,12 @@ class DartModel:
         if max_length > self.target.max_length:
             raise UserError(
                 f"a cache of {max_length} tokens is beyond the target's {self.target.max_length} "
-                "positions; lower --max-length"
+                "positions; lower the length"
             )
         if nodes < 0:
             raise UserError(f"a tree cannot have {nodes} nodes")
         if nodes and self.drafter is None:
-            raise UserError("no drafter was loaded; pass --drafter or decode with 0 nodes")
+            raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
         config = DecodeConfig(self.target, self.drafter if nodes else None, nodes)
         pruner = None
         if config.searches:

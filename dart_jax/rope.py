@@ -101,7 +101,7 @@ class Rope:
             # As transformers: first the one beside the parameters, last the model's own length.
             name = "original_max_position_embeddings"
             given[name] = json.get(name, given.get(name, json.get("max_position_embeddings")))
-        unknown = sorted(given.keys() - fields.keys()) if kind != "default" else []
+        unknown = sorted(given.keys() - fields.keys())
         if unknown:
             raise UserError(f"RoPE scaling {kind!r} has unknown parameters {', '.join(unknown)}")
         values = {name: given.get(name, default) for name, default in fields.items()}
@@ -176,7 +176,8 @@ def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
 
 
 def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
         raise UserError(f"config.json has {name}={value!r}; it must be a positive number")
 
 

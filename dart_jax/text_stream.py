@@ -20,7 +20,9 @@ class TextStream:
 
     A piece is given out as soon as nothing that may follow can change it. So half a character is
     held back, and so is all of a run of byte tokens (`<0xE2>`): where one of them turns out not to
-    be UTF-8, every one of them becomes U+FFFD. The work for a token does not grow with the text.
+    be UTF-8, every one of them becomes U+FFFD. A stop string ends the text with the token that
+    completes it in what is decoded so far, a byte token too. The work for a token does not grow
+    with the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] | str = ()):
@@ -50,15 +52,26 @@ class TextStream:
         if self.stopped or not token or token_id in self._tokenizer.special_ids:
             return ""
         self._run.append(token_id)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return ""
-        return self._stops.push(self._decode(final=False))
+        if not _is_byte(token):
+            return self._stops.push(self._decode(final=False))
+        if self._stops and self._stops.found_in(self._run_text()):
+            return self._stops.push(self._decode(final=True))
+        return ""
 
     def finish(self) -> str:
         """The rest of the text."""
         if self.stopped:
             return ""
         return self._stops.push(self._decode(final=True)) + self._stops.finish()
+
+    def _run_text(self) -> str:
+        """What the run adds if nothing more of it follows; nothing while it is no UTF-8."""
+        tokens = [self._tokenizer.backend.id_to_token(id) or "" for id in self._run]
+        try:
+            bytes(int(token[3:5], 16) for token in tokens).decode()
+        except UnicodeDecodeError:
+            return ""
+        return self._tokenizer.decode(self._context + self._run)[self._given :]
 
     def _decode(self, final: bool) -> str:
         """Moves the run into the context; returns the text not given out yet."""
@@ -75,6 +88,10 @@ class TextStream:
         return piece
 
 
+def _is_byte(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
 class _StopStrings:
     """Lets text through up to the first stop string that is completed.
 
@@ -87,6 +104,13 @@ class _StopStrings:
         self.found = False
         self._stops = stops
         self._held = ""  # the longest end of the text that a stop string may begin with
+
+    def __bool__(self) -> bool:
+        return bool(self._stops)
+
+    def found_in(self, text: str) -> bool:
+        """Whether `text`, coming next, would complete a stop string."""
+        return any(stop in self._held + text for stop in self._stops)
 
     def push(self, text: str) -> str:
         text = self._held + text

@@ -1,6 +1,8 @@
 """generate and stream: what goes in, what comes out, and that drafting changes none of it."""
 
+import copy
 import io
+import pickle
 import re
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ from rich.console import Console
 from dart_jax import generate
 from dart_jax.errors import UserError
 from dart_jax.generate import GenerateConfig
-from dart_jax.generation import GenerationConfig, is_batch, length_bucket
+from dart_jax.generation import GenerationConfig, Piece, _stops, is_batch, length_bucket
 from dart_jax.model import DEMO, DartModel
 
 TEXT = "def heappush(heap, item):\n"
@@ -131,6 +133,15 @@ def test_stop_strings(model, sampled, nodes):
     same(stream.completion, done)
 
 
+def test_a_special_token_is_a_stop_id(model):
+    """Though no text shows it; ordinary tokens' names are strings."""
+    name = model.tokenizer.backend.id_to_token(0)
+    assert 0 in model.tokenizer.special_ids
+    for stop, strings, ids in [(name, [], (0,)), ((name, "def", 7), ["def"], (0, 7)), ((), [], ())]:
+        found = _stops(model, GenerationConfig(stop=stop))
+        assert found == (strings, (*model.eos, *ids))
+
+
 def test_stop_strings_in_a_batch(model):
     """A row that has stopped does not hold up or change the others."""
     prompts = [TEXT, "x", "import os\n", "def f("]
@@ -192,6 +203,9 @@ def test_penalised_and_cut_alike(model):
         ("x", {"seed": -1}, "the seed must be in"),
         ("x", {"stop": ""}, "stop string"),
         ("x", {"nodes": -1}, "a tree cannot have -1 nodes"),
+        ("x", {"top_k": 2.5}, "top_k must be an integer, got 2.5"),
+        ("x", {"max_new_tokens": "5"}, "max_new_tokens must be an integer, got '5'"),
+        ("x", {"stop": (1.5,)}, "stop must be strings and token ids"),
         (["x", 3], {}, "a prompt is a text, a list of token ids"),
         ([[0.5]], {}, "a prompt is a text, a list of token ids"),
         ([4096], {}, r"prompt tokens must be in 0\.\.4095"),
@@ -204,6 +218,25 @@ def test_bad_input(model, prompt, options, message):
     with pytest.raises(UserError, match=message) as error:
         model.generate(prompt, **options)
     assert "\n" not in str(error.value)
+
+
+def test_none_is_the_default():
+    """As users of transformers write it."""
+    options = {"stop": None, "temperature": None, "top_k": None, "seed": None, "top_p": 0.5}
+    assert GenerationConfig.of(None, options) == GenerationConfig(top_p=0.5)
+    assert GenerationConfig(stop="ab").stop == ("ab",)
+    assert GenerationConfig(stop=["ab", 3]).stop == ("ab", 3)
+
+
+def test_pieces_can_be_copied():
+    for copied in (copy.copy(Piece("a", True)), pickle.loads(pickle.dumps(Piece("a", True)))):
+        assert (copied, copied.drafted) == ("a", True)
+
+
+def test_before_the_first_step(model):
+    completion = model.stream(TEXT).completion
+    assert np.isnan(completion.tau)
+    assert np.isnan(completion.tokens_per_second)
 
 
 def test_what_is_a_batch():
@@ -235,6 +268,24 @@ def test_on_a_terminal(sampled, colours):
     assert re.sub(r"\x1b\[\d+m", "", printed) == sampled.text + "\n"
     assert err.file.getvalue().startswith("40 tokens, ")
     assert f"tau {sampled.tau:.2f} over {sampled.steps} verifications" in err.file.getvalue()
+
+
+def test_a_text_cannot_command_the_terminal():
+    text = "a\x1b[2J\x9b1m\tb\r\x07c\n"
+    for kind, expected in (
+        ({"force_terminal": True, "color_system": None}, "a\ufffd[2J\ufffd1m\tb\ufffd\ufffdc\n"),
+        ({}, text),
+    ):
+        out = terminal(**kind)
+        generate.show(Piece(text, True), out)
+        assert out.file.getvalue() == expected
+
+
+@pytest.mark.parametrize("wrong", ["{", "[1]"])
+def test_template_options_are_json(wrong):
+    with pytest.raises(UserError, match="--chat-template-kwargs"):
+        GenerateConfig(chat_template_kwargs=wrong)
+    assert GenerateConfig(chat_template_kwargs='{"a": false}').template_kwargs == {"a": False}
 
 
 def test_the_command_line():
