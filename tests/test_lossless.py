@@ -41,6 +41,9 @@ from eval.tree_size import SIZES
 
 CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}]
 
+# Few programs to compile.
+QUICK = {"temperatures": (0.0, 0.7), "tree_nodes": (8,), "loops": ("fused",)}
+
 # Tokens that target and drafter both prefer: without them random models hardly ever agree.
 LIKELY = slice(40, 60)
 
@@ -218,8 +221,8 @@ def probe_of(logits, rounding=0.01, plausible=True):
 @pytest.mark.parametrize(
     ("prober", "dart", "verdict"),
     [
-        (probe_of([1.0, 1.0, 0.0]), 1, "tie within rounding"),
-        (probe_of([1.0, 0.985, 0.0]), 1, "tie within rounding"),
+        (probe_of([1.0, 1.0, 0.0]), 1, "tie"),
+        (probe_of([1.0, 0.985, 0.0]), 1, "tie"),
         (probe_of([1.0, 0.97, 0.0]), 1, "DIVERGES"),
         (probe_of([1.0, 1.0, 0.0]), 2, "DIVERGES"),
         (probe_of([1.0, 1.0, 0.0], plausible=False), 1, "DIVERGES"),
@@ -258,7 +261,7 @@ def test_a_tie_at_the_cut():
     sampling = Sampling(1.0, top_k=3)
     found = examine(probe_of(logits), sampling, 0, prompt=0, row=0, **texts)
     assert found.at_cut
-    assert found.verdict == "tie at the cut"
+    assert found.verdict == "tie at a cut"
     found = examine(probe_of(logits, 1e-5), sampling, 0, prompt=0, row=0, **texts)
     assert found.verdict == "DIVERGES"
 
@@ -278,9 +281,11 @@ def test_rounding_of_the_tiny_model(pair, dtype):
 # The program
 
 
-def test_the_full_product(check):
+@pytest.mark.timeout(900)
+def test_the_product(check):
     """Batches, temperatures, cuts, tree sizes and loops: everything is plain decoding's."""
-    passed, text, content = check(grid=True, batch_sizes=(1, 8), prompts=2, top_k=15)
+    sizes = (SIZES[0], SIZES[-1])
+    passed, text, content = check(tree_nodes=sizes, batch_sizes=(1, 8), prompts=2, top_k=15)
     assert passed
     assert content["lossless"]
     made = {
@@ -294,18 +299,18 @@ def test_the_full_product(check):
         for s in content["settings"]
     }
     samplings = [(0.0, 0), (0.7, 0), (0.7, 15), (1.0, 0), (1.0, 15)]
-    expected = itertools.product(samplings, (1, 8), SIZES, ("fused", "host"))
+    expected = itertools.product(samplings, (1, 8), sizes, ("fused", "host"))
     assert made == {(*sampling, *rest) for sampling, *rest in expected}
     assert all(s["prompts"] == 8 for s in content["settings"])
     assert sum(s["tokens"] for s in content["settings"]) > 4000
     assert min(s["tau"] for s in content["settings"]) >= 1
     # The trees are put to use.
     assert max(s["tau"] for s in content["settings"]) > 1.5
-    assert re.search(r"^Lossless: [\d,]+ tokens in 100 settings, 0 divergences", text, re.M)
+    assert re.search(r"^Lossless: [\d,]+ tokens in 40 settings; 0 divergences", text, re.M)
 
 
 def test_the_distribution(check):
-    passed, text, content = check(temperatures=(0.5,), tree_nodes=(8,), samples=2048)
+    passed, text, content = check(**QUICK | {"temperatures": (0.5,)}, samples=2048)
     assert passed
     assert [fit["sampling"]["top_k"] for fit in content["distribution"]] == [0, 50]
     for fit in content["distribution"]:
@@ -317,7 +322,7 @@ def test_the_distribution(check):
 
 
 def test_bfloat16_differs_by_ties_only(check):
-    passed, text, content = check(dtype="bfloat16", batch_sizes=(4,), max_new_tokens=24)
+    passed, text, content = check(dtype="bfloat16", max_new_tokens=24, **QUICK)
     assert passed
     found = [each for setting in content["settings"] for each in setting["divergences"]]
     assert all(each["tie"] and "tie" in each["verdict"] for each in found)
@@ -326,7 +331,7 @@ def test_bfloat16_differs_by_ties_only(check):
 
 def test_penalty_and_min_p(check):
     sampling = {"repetition_penalty": 1.3, "min_p": 0.1, "top_k": 0, "top_p": 1.0}
-    passed, text, _ = check(temperatures=(0.0, 0.7), tree_nodes=(8,), **sampling)
+    passed, text, _ = check(temperatures=(0.0, 0.7), tree_nodes=(8,), loops=("host",), **sampling)
     assert passed
     for name in ("T 0 rep 1.3", "T 0.7 rep 1.3", "T 0.7 min 0.1 rep 1.3"):
         assert name in text
@@ -345,7 +350,7 @@ def test_a_wrong_acceptance_diverges(check, broken, pair, capfd):
     assert setting["divergences"]
     assert not any(each["tie"] for each in setting["divergences"])
     assert "DIVERGES" in text
-    assert text.splitlines()[-1].startswith("NOT LOSSLESS: 64 tokens in 1 settings")
+    assert text.splitlines()[-1].startswith("NOT LOSSLESS: 64 tokens in 1 settings;")
     quick = "--temperatures 0 --tree-nodes 8 --loops fused --batch-sizes 4 --prompts 1 --samples 0"
     arguments = [f"--{name}={value}" for name, value in pair.items()]
     with pytest.raises(SystemExit) as exit:
@@ -393,7 +398,7 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
         assert abs(each["plain"] - each["dart"]) == 10
         assert each["margin"] == each["top2"] == 0
     assert passed
-    assert "tie within rounding" in text
+    assert "tie" in text
 
 
 @pytest.mark.parametrize("mistake", ["temperature", "noise"])
