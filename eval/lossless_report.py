@@ -38,7 +38,7 @@ def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
     table = _table(title, "batch", *columns)
     table.caption = (
         "diverge: outputs that differ; ties: of these, where rounding decides\n"
-        "tau: tokens per verification, bonus token included, lowest and highest of the trees"
+        "tau: tokens per verification, bonus included, least and most of the trees"
     )
     rows = groupby(outcomes, key=lambda outcome: (outcome.sampling, outcome.batch_size))
     for (sampling, batch_size), members in rows:
@@ -91,8 +91,9 @@ def fit_table(fits: Mapping[Sampling, Fit]) -> Table:
     table = _table("Next tokens against the target's exact probabilities", *columns)
     samples = max(fit.samples for fit in fits.values())
     table.caption = (
-        f"{samples:,} samples; texts: tested, seen often enough; unsure: left out, since rounding\n"
-        "decides what is cut there; drafted: of the draws, the drafter had proposed"
+        f"{samples:,} samples each; texts: seen often enough to be tested\n"
+        "unsure: left out, since rounding decides what is cut there\n"
+        "drafted: of the draws, the drafter had proposed"
     )
     for sampling, fit in fits.items():
         table.add_row(

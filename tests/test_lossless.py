@@ -1,9 +1,11 @@
 """The losslessness check: it passes what is lossless and catches what is not."""
 
+import dataclasses
 import io
 import itertools
 import json
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from rich.console import Console
 from dart_jax import sampling as sampling_module
 from dart_jax import step as step_module
 from dart_jax.accept import accept
+from dart_jax.cache import append
 from dart_jax.checkpoint import save_drafter, save_target
 from dart_jax.loop import Generation
 from dart_jax.model import DartModel
@@ -46,6 +49,12 @@ QUICK = {"temperatures": (0.0, 0.7), "tree_nodes": (8,), "loops": ("fused",)}
 
 # Tokens that target and drafter both prefer: without them random models hardly ever agree.
 LIKELY = slice(40, 60)
+TARGET = dataclasses.replace(tiny_model.SHAPES.target, tie_word_embeddings=False)
+
+
+def sharpen(kernel):
+    """A head [D, V] whose logits for likely tokens spread 12 times as far."""
+    return kernel.at[:, LIKELY].multiply(12.0)
 
 
 @pytest.fixture(scope="session")
@@ -54,15 +63,15 @@ def pair(tmp_path_factory):
     counts what the target itself writes."""
     tiny = tiny_model.make(tmp_path_factory.getbasetemp())
     directory = tmp_path_factory.mktemp("pair")
-    shapes = tiny_model.SHAPES
-    target, drafter = init_params(shapes.target, 0), init_params(shapes.drafter, 1)
-    target["embed_tokens"] = target["embed_tokens"].at[LIKELY].multiply(8.0)
+    drafter = init_params(tiny_model.SHAPES.drafter, 1)
     [head] = [name for name in drafter if "head" in name]
-    drafter[head]["kernel"] = drafter[head]["kernel"].at[:, LIKELY].multiply(8.0)
-    save_target(directory / "target", shapes.target, target, eos=(0,))
-    tokenizer = (tiny.target / "tokenizer.json").read_bytes()
-    (directory / "target" / "tokenizer.json").write_bytes(tokenizer)
-    save_drafter(directory / "drafter", shapes.drafter, drafter, np.arange(shapes.vocab_size))
+    drafter[head]["kernel"] = sharpen(drafter[head]["kernel"])
+    ids = np.arange(tiny_model.SHAPES.vocab_size)
+    save_drafter(directory / "drafter", tiny_model.SHAPES.drafter, drafter, ids)
+    target = init_params(TARGET, 0)
+    target["lm_head"]["kernel"] = sharpen(target["lm_head"]["kernel"])
+    save_target(directory / "target", TARGET, target, eos=(0,))
+    shutil.copy(tiny.target / "tokenizer.json", directory / "target")
     model = DartModel.from_pretrained(directory / "target")
     decode = model.decoder(nodes=0, max_length=200, sampling=Sampling(0.7), stop=())
     NgramModel.count(decode(tiny.prompts, 150).tokens).save(directory / "ngram")
@@ -359,30 +368,32 @@ def test_a_wrong_acceptance_diverges(check, broken, pair, capfd):
     assert "NOT LOSSLESS" in capfd.readouterr().out
 
 
-def test_a_wrong_mask_diverges(check, broken):
-    """Every node sees its siblings."""
+@pytest.mark.parametrize("mistake", ["orphans", "cache"])
+def test_a_wrong_tree_diverges(check, broken, mistake):
+    """Nodes see the root and themselves only; or the root's rows are kept for every node's."""
 
-    def blurred(tree, depth):
+    def orphans(tree, depth):
         nodes = tree.parents.shape[1]
-        return jnp.broadcast_to(
-            jnp.tril(jnp.ones((nodes, nodes), bool)), (*tree.parents.shape, nodes)
-        )
+        mask = jnp.eye(nodes, dtype=bool).at[:, 0].set(True)
+        return jnp.broadcast_to(mask, (*tree.parents.shape, nodes))
 
-    broken("ancestor_mask", blurred)
-    passed, text, _ = check(temperatures=(0.0,), tree_nodes=(32,), loops=("host",))
+    if mistake == "orphans":
+        broken("ancestor_mask", orphans)
+    else:
+        broken("append", lambda cache, rows, index, *a: append(cache, rows, index * 0, *a))
+    passed, text, content = check(**QUICK | {"tree_nodes": (32,), "loops": ("host",)}, prompts=2)
     assert not passed
+    assert not all(each["tie"] for s in content["settings"] for each in s["divergences"])
     assert "DIVERGES" in text
 
 
 def test_ties_are_called_ties(check, broken, pair, tmp_path):
     """Twins in the vocabulary; where trees are verified the other one wins."""
-    shapes = tiny_model.SHAPES
-    target = init_params(shapes.target, 0)
-    table = target["embed_tokens"].at[LIKELY].multiply(8.0)
-    target["embed_tokens"] = table.at[50:60].set(table[40:50])
-    save_target(tmp_path, shapes.target, target, eos=(0,))
-    tokenizer = DartModel.from_pretrained(pair["target"]).tokenizer
-    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    target = init_params(TARGET, 0)
+    kernel = sharpen(target["lm_head"]["kernel"])
+    target["lm_head"]["kernel"] = kernel.at[:, 50:60].set(kernel[:, 40:50])
+    save_target(tmp_path, TARGET, target, eos=(0,))
+    shutil.copy(f"{pair['target']}/tokenizer.json", tmp_path)
 
     def last(sampling, logits, seed, position, levels):
         if levels.shape[1] == 1:
