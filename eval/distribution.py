@@ -20,7 +20,7 @@ from eval.literal import cut_is_certain, kept, probabilities, scale, scale_round
 from eval.rounding import Prober
 
 # A position is tested if that many samples came through it.
-ENOUGH = 200
+ENOUGH = 100
 
 # Tokens expected less often are counted together.
 LEAST_EXPECTED = 5.0

@@ -49,7 +49,7 @@ class Divergence:
         """In words."""
         if not self.tie:
             return "DIVERGES"
-        return "tie at the cut" if self.at_cut else "tie within rounding"
+        return "tie at a cut" if self.at_cut else "tie"
 
 
 def first_difference(plain: np.ndarray, dart: np.ndarray) -> int | None:

@@ -45,7 +45,7 @@ PROMPT_TOKENS = 32
 # The distribution test: sequences drawn together, tokens of a prompt, tokens drawn, prompts.
 SAMPLES_AT_ONCE = 64
 START_TOKENS = 16
-SAMPLE_TOKENS = 6
+SAMPLE_TOKENS = 5
 STARTS = 2
 
 
@@ -85,7 +85,7 @@ class LosslessConfig:
     """All tree sizes that eval.speedup chooses from, instead of --tree-nodes."""
     loops: tuple[Loop, ...] = ("fused", "host")
     """fused: the generation is one program; host: step and search in turn."""
-    samples: int = 2048
+    samples: int = 1024
     """Sequences drawn for each distribution test; 0 leaves the tests out."""
     seed: int = 0
     """Of the target's draws."""

@@ -34,11 +34,11 @@ def describe(sampling: Sampling) -> str:
 
 def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
     """A row for every sampling and batch size, over all trees and loops."""
-    columns = ("outputs", "tokens", "identical", "diverge", "ties", "tau")
-    table = _table(title, "sampling", "batch", *columns)
+    columns = ("tokens", "identical", "diverge", "ties", "tau")
+    table = _table(title, "batch", *columns)
     table.caption = (
         "diverge: outputs that differ; ties: of these, where rounding decides\n"
-        "tau: tokens per verification, bonus token included, lowest and highest of the trees"
+        "tau: tokens per verification, bonus included, least and most of the trees"
     )
     rows = groupby(outcomes, key=lambda outcome: (outcome.sampling, outcome.batch_size))
     for (sampling, batch_size), members in rows:
@@ -49,9 +49,8 @@ def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
         table.add_row(
             describe(sampling),
             str(batch_size),
-            str(prompts),
             f"{sum(outcome.tokens for outcome in group):,}",
-            str(prompts - len(found)),
+            f"{prompts - len(found)}/{prompts}",
             str(len(found)),
             str(sum(divergence.tie for divergence in found)),
             f"{taus[0]:.2f}-{taus[-1]:.2f}",
@@ -61,51 +60,48 @@ def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table:
     """Where outputs part, worst first."""
-    columns = ("at", "plain", "DART", "margin", "top-2", "rounding", "verdict")
-    table = _table("Divergences", "sampling", "batch, tree, loop", "prompt", *columns)
+    table = _table("Divergences", "plain", "DART", "margin", "top-2", "rounding", "", first="where")
     found = [(outcome, each) for outcome in outcomes for each in outcome.divergences]
     table.caption = (
-        "at: new token, from 0; margin: between the two tokens' exact scores: logits, or logits\n"
-        "divided by T, with the draw's noise; "
+        "margin: between the two tokens' exact scores: logits, or logits / T and the draw's noise\n"
         "top-2: between the target's two best logits\n"
-        "rounding: how far off a score is by the way it is computed; a tie is within twice that"
+        "rounding: how far off a score is by the way it is computed; within twice that is a tie"
     )
     if len(found) > SHOWN:
         table.caption += f"\n{len(found) - SHOWN} more, which --json lists"
     found.sort(key=lambda pair: (pair[1].tie, -pair[1].margin))
     for outcome, each in found[:SHOWN]:
         table.add_row(
-            describe(outcome.sampling),
-            f"{outcome.batch_size}, {outcome.nodes}, {outcome.loop}",
-            str(each.prompt),
-            str(each.new_token),
+            f"{describe(outcome.sampling)}\nbatch {outcome.batch_size}, {outcome.nodes} nodes, "
+            f"{outcome.loop}\nprompt {each.prompt}, new token {each.new_token}",
             _token(tokenizer, each.plain),
             _token(tokenizer, each.dart),
             f"{each.margin:.2g}",
             f"{each.top2:.2g}",
             f"{each.rounding:.2g}",
             each.verdict,
+            end_section=True,
         )
     return table
 
 
 def fit_table(fits: Mapping[Sampling, Fit]) -> Table:
     """The chi-square tests."""
-    columns = ("samples", "texts", "unsure", "draws", "drafted", "cut", "chi2", "dof", "p")
-    table = _table("Next tokens against the target's exact probabilities", "sampling", *columns)
+    columns = ("texts", "unsure", "draws", "drafted", "chi2", "dof", "p")
+    table = _table("Next tokens against the target's exact probabilities", *columns)
+    samples = max(fit.samples for fit in fits.values())
     table.caption = (
-        "texts: seen often enough to be tested; unsure: left out, rounding decides what is cut\n"
-        "cut: tokens drawn although the filters cut them; drafted: of the draws"
+        f"{samples:,} samples each; texts: seen often enough to be tested\n"
+        "unsure: left out, since rounding decides what is cut there\n"
+        "drafted: of the draws, the drafter had proposed"
     )
     for sampling, fit in fits.items():
         table.add_row(
             describe(sampling),
-            f"{fit.samples:,}",
             str(fit.positions),
             str(fit.uncertain),
             f"{fit.draws:,}",
             f"{fit.drafted / max(1, fit.draws):.0%}",
-            str(fit.forbidden),
             f"{fit.chi2:.1f}",
             str(fit.dof),
             f"{fit.p:.2g}" if fit.tested else "-",
@@ -117,18 +113,28 @@ def verdict(outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]) -> tuple[
     """Whether all is well, and one line that says so."""
     found = [divergence for outcome in outcomes for divergence in outcome.divergences]
     worse = sum(not divergence.tie for divergence in found)
-    wrong = [describe(sampling) for sampling, fit in fits.items() if not fit.fits]
-    untested = [describe(sampling) for sampling, fit in fits.items() if not fit.tested]
+    wrong = [f"{describe(how)} ({_why(fit)})" for how, fit in fits.items() if not fit.fits]
+    untested = [describe(how) for how, fit in fits.items() if not fit.tested]
+    tested = [fit.p for fit in fits.values() if fit.tested]
     tokens = sum(outcome.tokens for outcome in outcomes)
     told = [f"{tokens:,} tokens in {len(outcomes)} settings"]
     told.append(f"{worse} divergences beyond rounding, {len(found) - worse} ties within it")
-    told += [f"wrong distribution at {'; '.join(wrong)} (p < {SIGNIFICANT:g})"] * bool(wrong)
-    told += [f"too few samples at {'; '.join(untested)}"] * bool(untested)
+    if wrong:
+        told.append(f"wrong distribution at {', '.join(wrong)}")
+    elif tested:
+        told.append(f"the target's distribution (smallest p {min(tested):.2g})")
+    if untested:
+        told.append(f"too few samples at {', '.join(untested)}")
     passed = not worse and not wrong
-    if fits and not wrong and len(untested) < len(fits):
-        least = min(fit.p for fit in fits.values())
-        told.append(f"the target's distribution (smallest p {least:.2g})")
-    return passed, f"{'Lossless' if passed else 'NOT LOSSLESS'}: {', '.join(told)}."
+    return passed, f"{'Lossless' if passed else 'NOT LOSSLESS'}: {'; '.join(told)}."
+
+
+def _why(fit: Fit) -> str:
+    if fit.forbidden:
+        return f"{fit.forbidden} tokens that are cut"
+    if fit.implausible:
+        return f"logits differ by {fit.rounding:.2g} by the way they are computed"
+    return f"p {fit.p:.1g} < {SIGNIFICANT:g}"
 
 
 def _token(tokenizer: Tokenizer, token: int) -> str:
@@ -137,7 +143,7 @@ def _token(tokenizer: Tokenizer, token: int) -> str:
     return escape(repr(tokenizer.decode([token], skip_special_tokens=False)))
 
 
-def _table(title: str, first: str, *columns: str) -> Table:
+def _table(title: str, *columns: str, first: str = "sampling") -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column(first, no_wrap=True)
     for column in columns:
