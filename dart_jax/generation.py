@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import jax
 import numpy as np
@@ -176,7 +176,7 @@ def default_tree() -> tuple[int, SearchConfig]:
 def length_bucket(tokens: int) -> int:
     """The cache length a sequence is given: 128, 192, 256, 384, 512, 768, ...
 
-    Programs are compiled for a length, so there are few; of one above 128 at most a third is unused.
+    Programs are compiled for a length, so there are few; above 128 at most a third is unused.
     """
     size = 128
     while size < tokens:
@@ -366,11 +366,13 @@ def _encode(tokenizer: Tokenizer, prompt: Prompt, config: GenerationConfig) -> n
 
 
 def _stops(model: DartModel, config: GenerationConfig) -> tuple[list[str], tuple[int, ...]]:
-    """Stop strings and stop ids; a string that is a special token, which no text shows, is an id."""
-    special = {model.tokenizer.backend.id_to_token(id): id for id in model.tokenizer.special_ids}
-    stops: Any = config.stop
+    """Stop strings and stop ids; a special token's name, which no text shows, is an id."""
+    tokenizer, stops = model.tokenizer, cast(tuple[str | int, ...], config.stop)
+    special = {tokenizer.backend.id_to_token(id): id for id in tokenizer.special_ids}
     strings = [stop for stop in stops if isinstance(stop, str) and stop not in special]
-    ids = [special.get(stop, stop) for stop in stops if stop not in strings]
+    ids = [
+        special[stop] if isinstance(stop, str) else stop for stop in stops if stop not in strings
+    ]
     return strings, (*model.eos, *ids)
 
 

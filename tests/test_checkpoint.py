@@ -329,7 +329,7 @@ def test_a_drafter_is_no_target_nor_a_target_a_drafter(target, tmp_path_factory)
     assert "neither a draft_length (DART) nor" in report(load_drafter, target)
     directory = tmp_path_factory.mktemp("drafter")
     save_drafter(directory, DRAFTER, random_params(DRAFTER), IDS)
-    assert "architecture is LlamaForCausalLMDart" in report(load_target, directory)
+    assert "architectures are ['LlamaForCausalLMDart']" in report(load_target, directory)
 
 
 @pytest.mark.parametrize(
