@@ -370,9 +370,8 @@ def _stops(model: DartModel, config: GenerationConfig) -> tuple[list[str], tuple
     tokenizer, stops = model.tokenizer, cast(tuple[str | int, ...], config.stop)
     special = {tokenizer.backend.id_to_token(id): id for id in tokenizer.special_ids}
     strings = [stop for stop in stops if isinstance(stop, str) and stop not in special]
-    ids = [
-        special[stop] if isinstance(stop, str) else stop for stop in stops if stop not in strings
-    ]
+    rest = (stop for stop in stops if stop not in strings)
+    ids = [special[stop] if isinstance(stop, str) else stop for stop in rest]
     return strings, (*model.eos, *ids)
 
 

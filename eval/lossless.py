@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -24,13 +24,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.loop import Generation
-from dart_jax.model import DEMO, DartModel, Decoder, Loop
+from dart_jax.model import Decoder, Loop
 from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
 from eval import lossless_report as report
 from eval.distribution import Fit, Samples
 from eval.divergence import Divergence, examine
 from eval.literal import softmax
+from eval.model_choice import ModelChoice
 from eval.prompts import demo_prompts
 from eval.report import check_outputs, environment, write_json
 from eval.rounding import Prober
@@ -50,19 +51,9 @@ STARTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class LosslessConfig:
+class LosslessConfig(ModelChoice):
     """What to check, and how thoroughly."""
 
-    target: str = str(DEMO / "target")
-    """Directory or hub repository of the target, with its tokenizer."""
-    drafter: str = str(DEMO / "drafter")
-    """Directory or hub repository of a DART or EAGLE-3 drafter."""
-    ngram: str = str(DEMO / "ngram.dng")
-    """N-gram model file, or owner/name/file of the hub."""
-    no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Search by the drafter alone."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
     prompts: int = 2
     """Prompts of each of the four groups."""
     max_new_tokens: int = 32
@@ -160,12 +151,7 @@ class Lossless:
 
     def __init__(self, config: LosslessConfig, console: Console):
         self.config = config
-        self.model = DartModel.from_pretrained(
-            config.target,
-            config.drafter,
-            None if config.no_ngram else config.ngram,
-            dtype=None if config.dtype == "auto" else config.dtype,
-        )
+        self.model = config.load()
         functions = demo_prompts(self.model.tokenizer, config.prompts, FUNCTION_TOKENS)
         self.prompts = [prompt.tokens[:PROMPT_TOKENS] for prompt in functions]
         self.sizes = SIZES if config.grid else config.tree_nodes
