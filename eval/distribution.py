@@ -16,7 +16,7 @@ import numpy as np
 
 from dart_jax.loop import Generation
 from dart_jax.sampling import Sampling
-from eval.literal import cut_is_certain, kept, probabilities, scale, scale_rounding
+from eval.literal import edge, scale, scale_rounding, softmax
 from eval.rounding import Prober
 
 # A position is tested if that many samples came through it.
@@ -36,10 +36,11 @@ class Fit:
     Attributes:
       samples: sequences drawn.
       positions: texts whose continuations are tested together.
-      uncertain: texts left out because rounding decides what top-k, top-p or min-p cut.
       draws: tokens drawn at the positions tested.
       drafted: how many of them the drafter had proposed.
-      forbidden: how many of them the target would never draw.
+      at_edge: how many were not counted because rounding decides whether top-k, top-p or min-p
+        cut them; those of the others are compared among themselves.
+      forbidden: how many are cut for certain.
       chi2: sum of squared deviations over their variances.
       dof: degrees of freedom.
       rounding: the largest of the positions.
@@ -49,9 +50,9 @@ class Fit:
 
     samples: int
     positions: int
-    uncertain: int
     draws: int
     drafted: int
+    at_edge: int
     forbidden: int
     chi2: float
     dof: int
@@ -102,19 +103,16 @@ class Samples:
             probe, before = prober(np.array(text)), np.array(text)
             eps = scale_rounding(probe.rounding, sampling)
             scaled = scale(probe.logits, sampling, before)
-            if not cut_is_certain(scaled, sampling, eps):
-                total = dataclasses.replace(total, uncertain=total.uncertain + 1)
-                continue
+            always, maybe = edge(scaled, sampling, eps)
             seen = np.bincount(list(counts.elements()), minlength=len(scaled))
-            # What is cut is never drawn; what is merely improbable may be.
-            forbidden = int(seen[~kept(scaled, sampling)].sum())
-            chi2, dof = chi_square(seen, probabilities(scaled, sampling), eps)
+            chi2, dof = chi_square(seen[always], softmax(scaled[always]), eps)
             total = dataclasses.replace(
                 total,
                 positions=total.positions + 1,
                 draws=total.draws + counts.total(),
                 drafted=total.drafted + self._drafted[text],
-                forbidden=total.forbidden + forbidden,
+                at_edge=total.at_edge + int(seen[maybe & ~always].sum()),
+                forbidden=total.forbidden + int(seen[~maybe].sum()),
                 chi2=total.chi2 + chi2,
                 dof=total.dof + dof,
                 rounding=max(total.rounding, eps),
@@ -133,6 +131,8 @@ def chi_square(seen: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> t
         counts' own. Nothing in float32; in bfloat16 it keeps rounding from looking like a wrong
         distribution.
     """
+    if not seen.sum():
+        return 0.0, 0
     expected = seen.sum() * probability
     often = expected >= LEAST_EXPECTED
     cells = [*zip(expected[often], seen[often], strict=True)]

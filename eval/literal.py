@@ -7,6 +7,8 @@ with them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 from dart_jax.sampling import Sampling
@@ -57,11 +59,6 @@ def kept(scaled: np.ndarray, sampling: Sampling) -> np.ndarray:
     return left > -np.inf
 
 
-def probabilities(scaled: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The distribution that a token is drawn from, float64 [V]; a temperature is needed."""
-    return softmax(np.where(kept(scaled, sampling), scaled, -np.inf))
-
-
 def may_be_kept(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -> bool:
     """Whether the filters could leave a token: it and all below lifted, all above lowered."""
     level = scaled[token] + eps
@@ -78,16 +75,17 @@ def may_be_cut(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -
     return not kept(moved, sampling)[token]
 
 
-def cut_is_certain(scaled: np.ndarray, sampling: Sampling, eps: float) -> bool:
-    """Whether the same tokens are left however the logits are rounded."""
-    inside = kept(scaled, sampling)
-    if inside.all():
-        return not may_be_cut(scaled, sampling, int(scaled.argmin()), eps)
-    last = int(np.where(inside, scaled, np.inf).argmin())
-    next_one = int(np.where(inside, -np.inf, scaled).argmax())
-    return not (
-        may_be_cut(scaled, sampling, last, eps) or may_be_kept(scaled, sampling, next_one, eps)
-    )
+def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens that are left however the logits are rounded, and those that may be: bool [V] each."""
+    order = np.argsort(-scaled, kind="stable")
+    places = range(len(order))
+    # Where a token may be cut, so may every less likely one.
+    cut = bisect_left(places, True, key=lambda i: may_be_cut(scaled, sampling, order[i], eps))
+    gone = bisect_left(places, True, key=lambda i: not may_be_kept(scaled, sampling, order[i], eps))
+    always, maybe = np.zeros((2, len(order)), bool)
+    always[order[:cut]] = True
+    maybe[order[:gone]] = True
+    return always, maybe
 
 
 def may_win(

@@ -60,12 +60,12 @@ def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table:
     """Where outputs part, worst first."""
-    table = _table("Divergences", "plain", "DART", "margin", "top-2", "rounding", "", first="where")
+    table = _table("Divergences", "plain", "DART", "margin", "top-2", "error", "", first="where")
     found = [(outcome, each) for outcome in outcomes for each in outcome.divergences]
     table.caption = (
-        "margin: between the two tokens' exact scores: logits, or logits / T and the draw's noise\n"
-        "top-2: between the target's two best logits\n"
-        "rounding: how far off a score is by the way it is computed; within twice that is a tie"
+        "margin: of the tokens' exact scores: logits, or logits / T plus noise\n"
+        "top-2: of the target's two best logits\n"
+        "error: of a score, by the way it is computed; within twice that is a tie"
     )
     if len(found) > SHOWN:
         table.caption += f"\n{len(found) - SHOWN} more, which --json lists"
@@ -87,21 +87,21 @@ def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table
 
 def fit_table(fits: Mapping[Sampling, Fit]) -> Table:
     """The chi-square tests."""
-    columns = ("texts", "unsure", "draws", "drafted", "chi2", "dof", "p")
+    columns = ("texts", "draws", "drafted", "edge", "chi2", "dof", "p")
     table = _table("Next tokens against the target's exact probabilities", *columns)
     samples = max(fit.samples for fit in fits.values())
     table.caption = (
         f"{samples:,} samples each; texts: seen often enough to be tested\n"
-        "unsure: left out, since rounding decides what is cut there\n"
-        "drafted: of the draws, the drafter had proposed"
+        "drafted: of the draws, the drafter had proposed\n"
+        "edge: of the draws, not counted, since rounding decides whether they are cut"
     )
     for sampling, fit in fits.items():
         table.add_row(
             describe(sampling),
             str(fit.positions),
-            str(fit.uncertain),
             f"{fit.draws:,}",
             f"{fit.drafted / max(1, fit.draws):.0%}",
+            str(fit.at_edge),
             f"{fit.chi2:.1f}",
             str(fit.dof),
             f"{fit.p:.2g}" if fit.tested else "-",
