@@ -102,7 +102,7 @@ def test_drafter_defaults():
         (
             "target",
             {"model_type": "llama"},
-            "architectures are .'Qwen3ForCausalLM'., .* 'LlamaForCausalLM'",
+            "'Qwen3ForCausalLM'.*'llama'.*'LlamaForCausalLM'",
         ),
         ("target", {"mlp_bias": True}, "mlp_bias=True"),
         ("target", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
