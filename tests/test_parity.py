@@ -11,7 +11,7 @@ import pytest
 from dart_jax.cache import append, init_cache
 from dart_jax.checkpoint import load_target, save_target
 from dart_jax.pure import bind
-from dart_jax.sampling import Sampling, keep_likely
+from dart_jax.sampling import Sampling, keep_likely, penalize
 from dart_jax.tree import DraftTree, ancestor_mask
 
 if os.environ.get("DART_REQUIRE_PARITY") == "1":
@@ -225,6 +225,8 @@ def test_fused_experts_are_the_same_experts(name, tmp_path):
         Sampling(1.0, top_p=0.9),
         Sampling(0.8, 20, 0.9),
         Sampling(1.5, 100, 0.01),
+        Sampling(0.7, min_p=0.05),
+        Sampling(1.2, 30, 0.95, min_p=0.1),
     ],
 )
 def test_filters_are_those_of_transformers(sampling):
@@ -234,9 +236,24 @@ def test_filters_are_those_of_transformers(sampling):
         warpers.append(logits_process.TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
         warpers.append(logits_process.TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(logits_process.MinPLogitsWarper(sampling.min_p))
     scores = torch.from_numpy(logits)
     for warper in warpers:
         scores = warper(None, scores)
-    kept = keep_likely(sampling, jnp.asarray(logits) / sampling.temperature)
+    kept = keep_likely(sampling.values(), jnp.asarray(logits) / sampling.temperature)
     np.testing.assert_array_equal(np.isfinite(kept), np.isfinite(scores.numpy()))
     np.testing.assert_allclose(kept, scores.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("penalty", [0.8, 1.3])
+def test_the_repetition_penalty_is_that_of_transformers(penalty):
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 3, (20, 50)).astype(np.float32)
+    tokens = rng.integers(0, 50, (20, 12))
+    known = np.zeros((20, 50), bool)
+    np.put_along_axis(known, tokens, True, axis=1)
+    processor = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
+    expected = processor(torch.from_numpy(tokens), torch.from_numpy(logits.copy())).numpy()
+    ours = penalize(jnp.float32(penalty), jnp.asarray(logits), jnp.asarray(known))
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
