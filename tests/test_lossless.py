@@ -48,13 +48,13 @@ CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8,
 QUICK = {"temperatures": (0.0, 0.7), "tree_nodes": (8,), "loops": ("fused",)}
 
 # Tokens that target and drafter both prefer: without them random models hardly ever agree.
-LIKELY = slice(40, 60)
+LIKELY = slice(40, 48)
 TARGET = dataclasses.replace(tiny_model.SHAPES.target, tie_word_embeddings=False)
 
 
 def sharpen(kernel):
-    """A head [D, V] whose logits for likely tokens spread 12 times as far."""
-    return kernel.at[:, LIKELY].multiply(12.0)
+    """A head [D, V] whose logits for likely tokens spread 30 times as far."""
+    return kernel.at[:, LIKELY].multiply(30.0)
 
 
 @pytest.fixture(scope="session")
@@ -285,7 +285,7 @@ def test_a_tie_at_the_cut():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rounding_of_the_tiny_model(pair, dtype):
     model = DartModel.from_pretrained(pair["target"], dtype=dtype)
-    text = np.arange(50, 61)
+    text = np.arange(40, 51)
     probe = Prober(model, 8)(text)
     assert probe.plausible
     assert 0 < probe.rounding < (1e-4 if dtype == "float32" else 1)
@@ -301,7 +301,7 @@ def test_rounding_of_the_tiny_model(pair, dtype):
 def test_the_product(check):
     """Batches, temperatures, cuts, tree sizes and loops: everything is plain decoding's."""
     sizes = (SIZES[0], SIZES[-1])
-    passed, text, content = check(tree_nodes=sizes, batch_sizes=(1, 8), prompts=2, top_k=15)
+    passed, text, content = check(tree_nodes=sizes, batch_sizes=(1, 8), prompts=2, top_k=4)
     assert passed
     assert content["lossless"]
     made = {
@@ -314,19 +314,19 @@ def test_the_product(check):
         )
         for s in content["settings"]
     }
-    samplings = [(0.0, 0), (0.7, 0), (0.7, 15), (1.0, 0), (1.0, 15)]
+    samplings = [(0.0, 0), (0.7, 0), (0.7, 4), (1.0, 0), (1.0, 4)]
     expected = itertools.product(samplings, (1, 8), sizes, ("fused", "host"))
     assert made == {(*sampling, *rest) for sampling, *rest in expected}
     assert all(s["prompts"] == 8 for s in content["settings"])
     assert sum(s["tokens"] for s in content["settings"]) > 4000
     assert min(s["tau"] for s in content["settings"]) >= 1
     # The trees are put to use.
-    assert max(s["tau"] for s in content["settings"]) > 1.5
+    assert max(s["tau"] for s in content["settings"] if s["sampling"]["temperature"]) > 1.5
     assert re.search(r"^Lossless: [\d,]+ tokens in 40 settings; 0 divergences", text, re.M)
 
 
 def test_the_distribution(check):
-    passed, text, content = check(**QUICK | {"temperatures": (0.5,)}, samples=2048)
+    passed, text, content = check(**QUICK | {"temperatures": (1.0,)}, samples=2048)
     assert passed
     assert [fit["sampling"]["top_k"] for fit in content["distribution"]] == [0, 50]
     for fit in content["distribution"]:
@@ -388,8 +388,8 @@ def test_a_wrong_tree_diverges(check, broken, mistake):
         broken("ancestor_mask", orphans)
     else:
         broken("append", lambda cache, rows, index, *a: append(cache, rows, index * 0, *a))
-    settings = {"temperatures": (0.7,), "tree_nodes": (32,), "loops": ("host",), "top_k": 0}
-    passed, text, content = check(**settings, top_p=1.0, prompts=2)
+    settings = {"temperatures": (1.0,), "tree_nodes": (32,), "loops": ("host",), "top_k": 0}
+    passed, text, content = check(**settings, top_p=1.0, prompts=2, max_new_tokens=60)
     assert not passed
     assert not all(each["tie"] for s in content["settings"] for each in s["divergences"])
     assert "DIVERGES" in text
@@ -399,7 +399,7 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
     """Twins in the vocabulary; where trees are verified the other one wins."""
     target = init_params(TARGET, 0)
     kernel = sharpen(target["lm_head"]["kernel"])
-    target["lm_head"]["kernel"] = kernel.at[:, 50:60].set(kernel[:, 40:50])
+    target["lm_head"]["kernel"] = kernel.at[:, 44:48].set(kernel[:, 40:44])
     save_target(tmp_path, TARGET, target, eos=(0,))
     shutil.copy(f"{pair['target']}/tokenizer.json", tmp_path)
 
@@ -414,7 +414,7 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
     [setting] = content["settings"]
     assert setting["divergences"]
     for each in setting["divergences"]:
-        assert abs(each["plain"] - each["dart"]) == 10
+        assert abs(each["plain"] - each["dart"]) == 4
         assert each["margin"] == each["top2"] == 0
     assert passed
     assert "tie" in text
@@ -430,12 +430,12 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
         return draw(sampling, logits, seed, position // 2 * 2, levels)
 
     broken("draw", wrong)
-    settings = {"temperatures": (0.5,), "tree_nodes": (8,), "loops": ("fused",), "top_k": 0}
+    settings = {"temperatures": (1.0,), "tree_nodes": (8,), "loops": ("fused",), "top_k": 0}
     passed, text, content = check(top_p=1.0, samples=2048, **settings)
     assert not passed
     assert not any(setting["divergences"] for setting in content["settings"])
     assert content["distribution"][0]["p"] < 1e-4
-    assert "wrong distribution at T 0.5" in text
+    assert "wrong distribution at T 1" in text
 
 
 @pytest.mark.parametrize(
