@@ -7,8 +7,11 @@ import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
 
 from dart_jax.cache import append, init_cache, visible
-from dart_jax.loop import Prompts, start
+from dart_jax.loop import Options, Prompts, start
+from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig, step
+
+OPTIONS = Options(seed=SEED)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -53,7 +56,7 @@ def test_capacity_has_room_for_a_path_behind_the_last_token(models):
 
 def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
     config = DecodeConfig(models.target, models.drafter, nodes=60)
-    oracle = Oracle(config, sequences(prompts, plain(config.sampling).tokens))
+    oracle = Oracle(config, sequences(prompts, plain(Sampling()).tokens))
 
     def check(state, known):
         """All known tokens but the last, the root, are in the caches; a prefill draws it anew."""
@@ -62,7 +65,7 @@ def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
             config,
             models.params,
             Prompts.pad(read, 1, MAX_LENGTH, models.target.vocab_size),
-            SEED,
+            OPTIONS,
         )
         assert state.length.tolist() == [len(tokens) for tokens in read]
         np.testing.assert_array_equal(state.context, fresh.context)
@@ -76,7 +79,7 @@ def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
                     ours[b, :, : len(tokens)], theirs[b, :, : len(tokens)], rtol=0, atol=1e-5
                 )
 
-    state, packed = start(config, models.params, prompts, SEED)
+    state, packed = start(config, models.params, prompts, OPTIONS)
     packed = np.asarray(packed)
     known = sequences(prompts, config.handover.emitted(packed))
     steps = 0
