@@ -11,38 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 import tiny_model
 from rich.console import Console
 
-from dart_jax import sampling as sampling_module
 from dart_jax import step as step_module
 from dart_jax.accept import accept
 from dart_jax.cache import append
 from dart_jax.checkpoint import save_drafter, save_target
-from dart_jax.loop import Generation
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
 from dart_jax.pure import init_params
-from dart_jax.sampling import Sampling, draw, gumbel_noise, keep_likely
+from dart_jax.sampling import Sampling, draw
 from dart_jax.tokenizer import Tokenizer
 from eval import lossless
-from eval.distribution import Samples, chi2_tail, chi_square
-from eval.divergence import ENDED, examine, first_difference
-from eval.literal import (
-    edge,
-    kept,
-    may_be_cut,
-    may_be_kept,
-    may_win,
-    scale,
-    softmax,
-)
 from eval.lossless import LosslessConfig, run
-from eval.rounding import Probe, Prober
+from eval.rounding import Prober
 from eval.tree_size import SIZES
-
-CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}]
 
 # Few programs to compile.
 QUICK = {"temperatures": (0.0, 0.7), "tree_nodes": (8,), "loops": ("fused",)}
@@ -105,183 +89,6 @@ def broken(monkeypatch):
     jax.clear_caches()
 
 
-def logits_of(seed, vocab=40):
-    return np.random.default_rng(seed).normal(0, 2, vocab).astype(np.float32)
-
-
-# The sampler written down once more
-
-
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("seed", range(5))
-def test_filters_are_the_samplers(cut, seed):
-    logits, sampling = logits_of(seed), Sampling(0.8, repetition_penalty=1.0, **cut)
-    scaled = scale(logits, sampling, np.array([1]))
-    theirs = keep_likely(sampling.values(), jnp.asarray(logits)[None] / jnp.float32(0.8))[0]
-    np.testing.assert_array_equal(kept(scaled, sampling), np.isfinite(theirs))
-    p = softmax(np.where(kept(scaled, sampling), scaled, -np.inf))
-    np.testing.assert_allclose(p, jax.nn.softmax(theirs), rtol=1e-5)
-
-
-def test_the_penalty_is_the_samplers():
-    logits, known = logits_of(0), np.array([3, 5, 5, 7])
-    marked = np.isin(np.arange(40), known)
-    theirs = sampling_module.penalize(jnp.float32(1.3), jnp.asarray(logits), jnp.asarray(marked))
-    ours = scale(logits, Sampling(0.5, repetition_penalty=1.3), known)
-    np.testing.assert_allclose(ours, np.asarray(theirs) / 0.5, rtol=1e-6)
-
-
-@pytest.mark.parametrize("cut", CUTS)
-def test_what_rounding_can_do_to_a_cut(cut):
-    """Whatever random rounding does was foreseen, and nothing is foreseen without rounding."""
-    rng, sampling, eps = np.random.default_rng(0), Sampling(1.0, **cut), 0.3
-    changed = 0
-    for seed in range(10):
-        scaled = logits_of(seed).astype(np.float64)
-        inside = kept(scaled, sampling)
-        keeps = [may_be_kept(scaled, sampling, token, eps) for token in range(40)]
-        cuts = [may_be_cut(scaled, sampling, token, eps) for token in range(40)]
-        always, maybe = edge(scaled, sampling, eps)
-        for _ in range(50):
-            after = kept(scaled + rng.uniform(-eps, eps, 40), sampling)
-            changed += (after != inside).any()
-            assert not (after & ~np.array(keeps)).any()
-            assert not (~after & ~np.array(cuts)).any()
-            assert not (always & ~after).any()
-            assert not (after & ~maybe).any()
-        for token in range(40):
-            assert may_be_kept(scaled, sampling, token, 0) == inside[token]
-            assert may_be_cut(scaled, sampling, token, 0) != inside[token]
-    assert changed > 50
-
-
-def test_who_may_win():
-    scaled, noise, plain = np.array([2.0, 1.9, 1.0]), np.zeros(3), Sampling(1.0)
-    assert [may_win(scaled, noise, plain, t, 0.0) for t in range(3)] == [True, False, False]
-    assert [may_win(scaled, noise, plain, t, 0.06) for t in range(3)] == [True, True, False]
-    # Where token 0 may fall off the cut's edge, token 1 may win however far it is behind.
-    noise = np.array([0.0, 0.0, 5.0])
-    cut = Sampling(1.0, top_k=2)
-    assert not may_win(scaled, noise, cut, 2, 0.4)
-    assert may_win(scaled, noise, cut, 2, 0.46)
-    assert may_win(scaled, noise, cut, 0, 0.46)
-
-
-# The test of the distribution
-
-
-@pytest.mark.parametrize("dof", [1, 2, 3, 10, 57, 400])
-@pytest.mark.parametrize("ratio", [0.3, 1.0, 1.5])
-def test_chi2_tail(dof, ratio):
-    expected = scipy.stats.chi2.sf(ratio * dof, dof)
-    assert chi2_tail(ratio * dof, dof) == pytest.approx(expected, rel=1e-9)
-    assert chi2_tail(0.0, dof) == chi2_tail(5.0, 0) == 1.0
-
-
-def test_chi_square_is_uniform_on_its_own_distribution():
-    rng, p = np.random.default_rng(0), softmax(logits_of(0).astype(float))
-    ps = [chi2_tail(*chi_square(rng.multinomial(500, p), p)) for _ in range(400)]
-    assert scipy.stats.kstest(ps, "uniform").pvalue > 0.01
-    tempered = p**1.3 / (p**1.3).sum()
-    ps = [chi2_tail(*chi_square(rng.multinomial(2000, tempered), p)) for _ in range(20)]
-    assert max(ps) < 1e-4
-
-
-def test_forbidden_draws_fail():
-    """One token beyond the cut is enough."""
-    logits, sampling = np.array([3.0, 2.0, 1.0, 0.0], np.float32), Sampling(1.0, top_k=2)
-    counts = [146, 54]
-
-    def fit(*extra):
-        drawn = np.concatenate([np.repeat([0, 1], counts), extra]).astype(int)
-        samples = Samples()
-        rows = [np.array([9, token]) for token in drawn]
-        samples.add(np.array([5]), Generation(rows, [np.ones(2, bool)] * len(rows), 0, {}))
-        return samples.fit(lambda text: Probe(logits, 1e-6, True), sampling)
-
-    good = fit()
-    assert good.fits
-    assert (good.positions, good.draws, good.drafted, good.dof) == (1, 200, 200, 1)
-    bad = fit(2)
-    assert bad.forbidden == 1
-    assert not bad.fits
-
-
-@pytest.mark.parametrize("edge_draws", [0, 100])
-def test_draws_on_the_edge_of_a_cut_are_not_counted(edge_draws):
-    """Of two tokens that nearly tie, rounding decides which the cut leaves: either is right."""
-    logits = np.array([3.0, 2.5, 2.0, 2.0 - 1e-6, 0.0], np.float32)
-    drawn = np.repeat([0, 1, 2, 3], [187, 113, 100 - edge_draws, edge_draws])
-    rows = [np.array([9, token]) for token in drawn]
-    samples = Samples()
-    samples.add(np.array([5]), Generation(rows, [np.ones(2, bool)] * 400, 0, {}))
-    fit = samples.fit(lambda text: Probe(logits, 1e-5, True), Sampling(1.0, top_k=3))
-    assert (fit.positions, fit.draws, fit.at_edge, fit.forbidden) == (1, 400, 100, 0)
-    assert fit.dof == 1
-    assert fit.p > 0.9
-
-
-# A single divergence
-
-
-def test_first_difference():
-    assert first_difference(np.array([1, 2, 3]), np.array([1, 2, 3])) is None
-    assert first_difference(np.array([1, 2, 3]), np.array([1, 5, 3])) == 1
-    assert first_difference(np.array([1, 2]), np.array([1, 2, 3])) == 2
-
-
-def probe_of(logits, rounding=0.01, plausible=True):
-    return lambda text: Probe(np.array(logits, np.float32), rounding, plausible)
-
-
-@pytest.mark.parametrize(
-    ("prober", "dart", "verdict"),
-    [
-        (probe_of([1.0, 1.0, 0.0]), 1, "tie"),
-        (probe_of([1.0, 0.985, 0.0]), 1, "tie"),
-        (probe_of([1.0, 0.97, 0.0]), 1, "DIVERGES"),
-        (probe_of([1.0, 1.0, 0.0]), 2, "DIVERGES"),
-        (probe_of([1.0, 1.0, 0.0], plausible=False), 1, "DIVERGES"),
-        (probe_of([1.0, 1.0, 0.0]), None, "DIVERGES"),
-    ],
-)
-def test_greedy_verdicts(prober, dart, verdict):
-    new = [4, 4] if dart is None else [4, 4, dart]
-    texts = {"text": np.array([7]), "plain": np.array([4, 4, 0]), "dart": np.array(new)}
-    found = examine(prober, Sampling(), 0, prompt=3, row=1, **texts)
-    assert (found.prompt, found.row, found.new_token, found.plain) == (3, 1, 2, 0)
-    assert found.dart == (ENDED if dart is None else dart)
-    assert found.verdict == verdict
-    same = texts | {"dart": texts["plain"]}
-    assert examine(prober, Sampling(), 0, prompt=3, row=1, **same) is None
-
-
-def test_sampled_verdicts():
-    """Scores hold the noise of the very draw: the logits are made to tie with it."""
-    noise = np.asarray(gumbel_noise(jnp.uint32(5), jnp.full((3, 1), 2, jnp.int32), 3)[2, 0])
-    texts = {"text": np.array([7]), "plain": np.array([4, 0]), "dart": np.array([4, 1])}
-    for margin, tie in ((0.0, True), (0.03, True), (0.05, False)):
-        logits = 0.5 * (np.array([margin, 0.0, -9.0]) - noise)
-        found = examine(probe_of(logits), Sampling(0.5), 5, prompt=0, row=2, **texts)
-        assert found.margin == pytest.approx(margin, abs=1e-6)
-        assert found.rounding == pytest.approx(0.02)
-        assert found.tie == tie
-
-
-def test_a_tie_at_the_cut():
-    noise = np.asarray(gumbel_noise(jnp.uint32(0), jnp.full((1, 1), 1, jnp.int32), 4)[0, 0])
-    winner = int(np.argmax(noise))
-    logits = np.where(np.arange(4) == winner, 0.999, 1.0).astype(np.float32)
-    second = int(np.argsort(noise)[-2])
-    texts = {"text": np.array([7]), "plain": np.array([second]), "dart": np.array([winner])}
-    sampling = Sampling(1.0, top_k=3)
-    found = examine(probe_of(logits), sampling, 0, prompt=0, row=0, **texts)
-    assert found.at_cut
-    assert found.verdict == "tie at a cut"
-    found = examine(probe_of(logits, 1e-5), sampling, 0, prompt=0, row=0, **texts)
-    assert found.verdict == "DIVERGES"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rounding_of_the_tiny_model(pair, dtype):
     model = DartModel.from_pretrained(pair["target"], dtype=dtype)
@@ -294,14 +101,15 @@ def test_rounding_of_the_tiny_model(pair, dtype):
     assert probe.logits[token] >= probe.logits.max() - 2 * probe.rounding
 
 
-# The program
-
-
 @pytest.mark.timeout(900)
-def test_the_product(check):
+def test_the_product(check, monkeypatch):
     """Batches, temperatures, cuts, tree sizes and loops: everything is plain decoding's."""
+    # A random drafter is worth little in depth: broad trees.
+    monkeypatch.setattr(lossless, "LEVEL_DECAYS", (0.7,))
     sizes = (SIZES[0], SIZES[-1])
-    passed, text, content = check(tree_nodes=sizes, batch_sizes=(1, 8), prompts=2, top_k=4)
+    passed, text, content = check(
+        tree_nodes=sizes, batch_sizes=(1, 8), prompts=2, top_k=4, max_new_tokens=32
+    )
     assert passed
     assert content["lossless"]
     made = {
@@ -318,10 +126,10 @@ def test_the_product(check):
     expected = itertools.product(samplings, (1, 8), sizes, ("fused", "host"))
     assert made == {(*sampling, *rest) for sampling, *rest in expected}
     assert all(s["prompts"] == 8 for s in content["settings"])
-    assert sum(s["tokens"] for s in content["settings"]) > 4000
+    assert sum(s["tokens"] for s in content["settings"]) > 8000
     assert min(s["tau"] for s in content["settings"]) >= 1
     # The trees are put to use.
-    assert max(s["tau"] for s in content["settings"] if s["sampling"]["temperature"]) > 1.5
+    assert max(s["tau"] for s in content["settings"] if s["sampling"]["temperature"]) > 1.4
     assert re.search(r"^Lossless: [\d,]+ tokens in 40 settings; 0 divergences", text, re.M)
 
 
