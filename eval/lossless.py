@@ -20,7 +20,6 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.loop import Generation
@@ -33,7 +32,7 @@ from eval.divergence import Divergence, examine
 from eval.literal import softmax
 from eval.model_choice import ModelChoice
 from eval.prompts import demo_prompts
-from eval.report import check_outputs, environment, write_json
+from eval.report import check_outputs, environment, progress_bar, write_json
 from eval.rounding import Prober
 from eval.tree_size import LEVEL_DECAYS, SIZES
 from train.corpus import HELD_OUT
@@ -156,14 +155,7 @@ class Lossless:
         self.prompts = [prompt.tokens[:PROMPT_TOKENS] for prompt in functions]
         self.sizes = SIZES if config.grid else config.tree_nodes
         self.prober = Prober(self.model, max(self.sizes))
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
+        self.progress = progress_bar(console)
 
     def decoder(self, sampling: Sampling, nodes: int, loop: Loop, length: int) -> Decoder:
         """One way to decode; 0 nodes is plain decoding. Deep trees put most to the test."""

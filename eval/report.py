@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dart_jax.errors import UserError
@@ -106,6 +108,18 @@ def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
         raise UserError(f"--plot writes .png, .pdf or .svg, not {plot_path.name!r}")
     if plot_path and importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs matplotlib: pip install 'dart-jax[plot]'")
+
+
+def progress_bar(console: Console) -> Progress:
+    """Of long work: what is done, how much of it and for how long; gone when it ends."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

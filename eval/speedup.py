@@ -16,7 +16,6 @@ from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.model import Decoder, Loop
@@ -102,14 +101,7 @@ class Speedup:
                 f"a prompt of {longest} tokens and {config.max_new_tokens} new ones do not fit "
                 f"into a cache of {self.max_length}; raise --max-length"
             )
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
+        self.progress = report.progress_bar(console)
 
     def plain(self) -> Decoder:
         """The baseline: the target alone, always as one program on the device."""

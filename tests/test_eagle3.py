@@ -12,7 +12,7 @@ from conftest import GOLDEN, NAMES
 from safetensors.numpy import load_file
 
 from dart_jax.cache import append, init_cache
-from dart_jax.config import DrafterConfig, Eagle3Config
+from dart_jax.config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.eagle3 import Eagle3Tree, draft_tree
 from dart_jax.errors import UserError
 from dart_jax.pure import abstract_params, bind
@@ -396,8 +396,10 @@ def test_trees_are_well_formed(nodes, dtype):
 
 
 def test_parameters_are_a_dart_drafters_without_the_mask():
-    fields = {field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(CONFIG)}
-    dart = abstract_params(DrafterConfig(**fields, draft_length=7))
+    shared = {
+        field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(DraftLayerConfig)
+    }
+    dart = abstract_params(DrafterConfig(**shared, draft_length=7))
     del dart["mask_rep"]
     assert abstract_params(CONFIG) == dart
 
