@@ -197,8 +197,6 @@ class DraftLayerConfig:
         _refuse(json, "mlp_bias", (False, None))
         _refuse(json, "quantization_config", (None,))
         _refuse(json, "norm_before_residual", (False, None))
-        if json.get("num_hidden_layers", 1) != 1:
-            raise UserError("drafters of more than one layer are not supported")
         fields = _with_head_defaults(json, guess=True)
         fields["rope"] = Rope.from_json(json, 1e4)
         fields.setdefault("draft_vocab_size", fields.get("vocab_size"))
@@ -210,7 +208,6 @@ class DraftLayerConfig:
         json = {
             "architectures": [architecture],
             "model_type": "llama",
-            "num_hidden_layers": 1,
             "hidden_act": "silu",
             "tie_word_embeddings": False,
             **dataclasses.asdict(self),
@@ -226,14 +223,25 @@ class DrafterConfig(DraftLayerConfig):
 
     Attributes:
       draft_length: mask rows, m.
+      num_hidden_layers: decoder layers; the method's drafters, which the reference reads, have one.
+      shifted: whether the last real row predicts too, and each mask row one token further on. The
+        paper compares with drafters whose mask rows alone predict; the reference cannot read them.
     """
 
     draft_length: int
+    num_hidden_layers: int = 1
+    shifted: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.num_positions:
+            raise UserError("an unshifted drafter needs mask rows: draft_length must be at least 1")
 
     @property
     def num_positions(self) -> int:
-        """Positions drafted in one forward, d: the last real row's and the mask rows'."""
-        return self.draft_length + 1
+        """Positions drafted in one forward, d: the mask rows' and, if shifted, the last real
+        row's."""
+        return self.draft_length + self.shifted
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> DrafterConfig:
@@ -244,7 +252,10 @@ class DrafterConfig(DraftLayerConfig):
 
     def to_json(self) -> dict[str, Any]:
         """The config as the reference reads it."""
-        return self._write(_DART)
+        json = self._write(_DART)
+        if self.shifted:
+            del json["shifted"]  # as published
+        return json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,6 +284,8 @@ class Eagle3Config(DraftLayerConfig):
         eagle = json.get("eagle_config")
         eagle = eagle if isinstance(eagle, dict) else {}
         _refuse(eagle, "use_aux_hidden_state", (True, None))
+        if json.get("num_hidden_layers", 1) != 1:
+            raise UserError("EAGLE-3 drafters of more than one layer are not supported")
         layers = eagle.get("eagle_aux_hidden_state_layer_ids")
         if layers is not None and not isinstance(layers, list):
             raise UserError(f"config.json has eagle_aux_hidden_state_layer_ids={layers!r}")
@@ -280,7 +293,7 @@ class Eagle3Config(DraftLayerConfig):
 
     def to_json(self) -> dict[str, Any]:
         """The config as the reference reads it."""
-        json = self._write(_EAGLE3)
+        json = self._write(_EAGLE3) | {"num_hidden_layers": 1}
         layers = json.pop("aux_layers")
         if layers is not None:
             json["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}

@@ -1,7 +1,7 @@
-"""The decoder layer and head that DART's and EAGLE-3's drafters have in common.
+"""The decoder layers and the head that DART's and EAGLE-3's drafters have in common.
 
-Its inputs are twice as wide as its residual stream: the embedding of a token beside what is known
-about the position before it.
+The first layer's inputs are twice as wide as the residual stream: the embedding of a token beside
+what is known about the position before it. Later ones are ordinary.
 """
 
 from __future__ import annotations
@@ -14,34 +14,65 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.config import DraftLayerConfig
-from dart_jax.layers import Linear, Part, RMSNorm, SwiGLU, attend
+from dart_jax.layers import Linear, Part, RMSNorm, SwiGLU, attend, split_heads
 
 
-class DraftLayer(nnx.Module):
-    """One decoder layer, a final norm and a head; drafters add what feeds them."""
+class Layer(nnx.Module):
+    """Attention and MLP on the residual stream; subclasses say how the inputs come from it."""
+
+    def __init__(self, config: DraftLayerConfig, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        d, h = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = Linear(width, self.heads * h, dtype=dtype, rngs=rngs)
+        self.k_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
+        self.v_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
+        self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs)
+        self.post_attention_layernorm = RMSNorm(d, config.rms_norm_eps, dtype=dtype)
+        self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
+
+    def queries(self, inputs: jax.Array) -> jax.Array:
+        """[B, H, T, h] of inputs [B, T, C], not yet rotated."""
+        return split_heads(self.q_proj(inputs), self.heads)
+
+    def keys(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys, not yet rotated, and values of inputs [B, T, C], each [B, K, T, h]."""
+        return (
+            split_heads(self.k_proj(inputs), self.kv_heads),
+            split_heads(self.v_proj(inputs), self.kv_heads),
+        )
+
+    def finish(self, residual: jax.Array, parts: Sequence[Part]) -> jax.Array:
+        """Attention and MLP on the residual stream, [B, T, D], not yet normed."""
+        return self.add(residual, attend(parts))
+
+    def add(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
+        """The same with what attention gave, [B, T, H * h]."""
+        x = residual + self.o_proj(attended)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LaterLayer(Layer):
+    """A decoder layer behind the first."""
 
     def __init__(self, config: DraftLayerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        d, h, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        super().__init__(config, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+
+
+class DraftLayer(Layer):
+    """The first decoder layer, the final norm and the head; drafters add what feeds them."""
+
+    def __init__(self, config: DraftLayerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        d, eps = config.hidden_size, config.rms_norm_eps
+        super().__init__(config, 2 * d, dtype=dtype, rngs=rngs)
         self.hidden_norm = RMSNorm(d, eps, dtype=dtype)
         self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.post_attention_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.q_proj = Linear(2 * d, heads * h, dtype=dtype, rngs=rngs)
-        self.k_proj = Linear(2 * d, kv_heads * h, dtype=dtype, rngs=rngs)
-        self.v_proj = Linear(2 * d, kv_heads * h, dtype=dtype, rngs=rngs)
-        self.o_proj = Linear(heads * h, d, dtype=dtype, rngs=rngs)
-        self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
         self.norm = RMSNorm(d, eps, dtype=dtype)
         self.lm_head = Linear(d, config.draft_vocab_size, dtype=dtype, rngs=rngs)
 
     def join(self, embeds: jax.Array, hidden: jax.Array) -> jax.Array:
         """The layer's inputs, [B, T, 2D], from two halves [B, T, D]."""
         return jnp.concatenate([self.input_layernorm(embeds), self.hidden_norm(hidden)], axis=-1)
-
-    def finish(self, residual: jax.Array, parts: Sequence[Part]) -> jax.Array:
-        """Attention and MLP on the residual stream, [B, T, D], not yet normed."""
-        x = residual + self.o_proj(attend(parts))
-        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def take_rows(rows: jax.Array, index: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ from dart_jax.cache import KVCache, visible
 from dart_jax.config import Eagle3Config
 from dart_jax.draft_layer import DraftLayer, take_rows
 from dart_jax.errors import UserError
-from dart_jax.layers import Linear, Part, split_heads
+from dart_jax.layers import Linear, Part
 from dart_jax.rope import rotate
 
 # What a forward over T rows attends to: keys and values [B, K, S, h], and which of them each row
@@ -73,10 +73,9 @@ class Eagle3Drafter(DraftLayer):
         self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
         super().__init__(config, dtype=dtype, rngs=rngs)
 
-    def keys(self, inputs: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys and values [B, K, T, h] of rows [B, T, 2D] at int32 positions [B, T]."""
-        k = split_heads(self.k_proj(inputs), self.config.num_key_value_heads)
-        v = split_heads(self.v_proj(inputs), self.config.num_key_value_heads)
+    def keys_at(self, inputs: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Rotated keys and values [B, K, T, h] of rows [B, T, 2D] at int32 positions [B, T]."""
+        k, v = self.keys(inputs)
         return rotate(k, positions, self.config.rope), v
 
     def __call__(
@@ -93,14 +92,16 @@ class Eagle3Drafter(DraftLayer):
         Returns:
           [B, T, D], before the final norm.
         """
-        q = split_heads(self.q_proj(inputs), self.config.num_attention_heads)
-        q = rotate(q, positions, self.config.rope)
+        q = rotate(self.queries(inputs), positions, self.config.rope)
         return self.finish(hidden, [Part(q, *rows) for rows in seen])
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Of the token that follows each row's: [B, T, D] -> float32 [B, T, Vd]."""
-        logits = self.lm_head(self.norm(hidden)).astype(jnp.float32)
-        return jax.nn.log_softmax(logits, axis=-1)
+        return jax.nn.log_softmax(self.logits(hidden), axis=-1)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] after the layer -> float32 [..., Vd]."""
+        return self.lm_head(self.norm(hidden)).astype(jnp.float32)
 
 
 class _Candidates(NamedTuple):
@@ -188,7 +189,7 @@ def draft_tree(
     at = last[:, None]
     hidden = drafter.fc(features)
     inputs = drafter.join(embed(following), hidden)
-    k, v = real_rows = drafter.keys(inputs, positions)
+    k, v = real_rows = drafter.keys_at(inputs, positions)
     real = jnp.arange(p, dtype=jnp.int32)[None] <= at
     prefix = [(k, v, real[:, None])]
     if cache is not None and length is not None:
@@ -210,7 +211,7 @@ def draft_tree(
         own = (level - 1) * top_k + row
         k, v = (
             jax.lax.dynamic_update_slice_in_dim(old, new, own[0], axis=2)
-            for old, new in zip((rows.k, rows.v), drafter.keys(inputs, position), strict=True)
+            for old, new in zip((rows.k, rows.v), drafter.keys_at(inputs, position), strict=True)
         )
         lineage = rows.lineage | (slot[None] == own[:, None])[None]
         hidden = drafter(rows.hidden, inputs, position, [*prefix, (k, v, lineage)])

@@ -89,20 +89,20 @@ def attend(parts: Sequence[Part]) -> jax.Array:
     Returns:
       [B, T, H * h] in the queries' dtype.
     """
-    scores = [_scores(part) for part in parts]
-    top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in scores])
+    every = [scores(part) for part in parts]
+    top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in every])
     top = jax.lax.stop_gradient(top)
-    weights = [jnp.exp(s - top) for s in scores]
+    weights = [jnp.exp(s - top) for s in every]
     total = functools.reduce(jnp.add, [w.sum(axis=-1, keepdims=True) for w in weights])
     out = functools.reduce(
-        jnp.add, [_weigh(w, part) for w, part in zip(weights, parts, strict=True)]
+        jnp.add, [weigh(w, part) for w, part in zip(weights, parts, strict=True)]
     )
     b, heads, t, h = parts[0].q.shape
     out = (out / total).reshape(b, heads, t, h).swapaxes(1, 2)
     return out.reshape(b, t, heads * h).astype(parts[0].q.dtype)
 
 
-def _scores(part: Part) -> jax.Array:
+def scores(part: Part) -> jax.Array:
     """Scaled, masked scores, float32 [B, K, G, T, S]."""
     b, heads, t, h = part.q.shape
     kv_heads = part.k.shape[1]
@@ -113,7 +113,7 @@ def _scores(part: Part) -> jax.Array:
     return jnp.where(part.mask[:, None, None], score, -jnp.inf)
 
 
-def _weigh(weights: jax.Array, part: Part) -> jax.Array:
+def weigh(weights: jax.Array, part: Part) -> jax.Array:
     """Values summed by their weights, float32 [B, K, G, T, h]."""
     b, kv_heads, groups, t, s = weights.shape
     w = weights.reshape(b, kv_heads, groups * t, s).astype(part.v.dtype)

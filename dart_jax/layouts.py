@@ -69,6 +69,16 @@ _DRAFTER = {
     "mlp.down_proj.kernel": "midlayer.mlp.down_proj.weight",
     "norm.scale": "norm.weight",
     "lm_head.kernel": "lm_head.weight",
+    # Layers behind the first are ours; the reference has none.
+    "layers.{i}.input_layernorm.scale": "layers.{i}.input_layernorm.weight",
+    "layers.{i}.q_proj.kernel": "layers.{i}.self_attn.q_proj.weight",
+    "layers.{i}.k_proj.kernel": "layers.{i}.self_attn.k_proj.weight",
+    "layers.{i}.v_proj.kernel": "layers.{i}.self_attn.v_proj.weight",
+    "layers.{i}.o_proj.kernel": "layers.{i}.self_attn.o_proj.weight",
+    "layers.{i}.post_attention_layernorm.scale": "layers.{i}.post_attention_layernorm.weight",
+    "layers.{i}.mlp.gate_proj.kernel": "layers.{i}.mlp.gate_proj.weight",
+    "layers.{i}.mlp.up_proj.kernel": "layers.{i}.mlp.up_proj.weight",
+    "layers.{i}.mlp.down_proj.kernel": "layers.{i}.mlp.down_proj.weight",
 }
 
 

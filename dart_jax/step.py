@@ -349,8 +349,8 @@ def _draft(
             ids, logits = _no_candidates(last.shape[0])
         else:
             embeds = target.embed(following)
-            draft, rows = drafter(features, embeds, positions, last[:, None], known, start)
-            logits, index = jax.lax.top_k(draft[:, 0], config.handover.candidates)
+            draft, rows = drafter(features, embeds, positions, last, known, start)
+            logits, index = jax.lax.top_k(draft, config.handover.candidates)
             ids = jnp.take(params["draft_ids"], index)
     if start is None:
         cache = _pad(rows, state.target_cache[0][0].shape[2])

@@ -18,7 +18,7 @@ from dart_jax.checkpoint import (
     save_drafter,
     save_target,
 )
-from dart_jax.config import DrafterConfig, Eagle3Config, MoEConfig, TargetConfig
+from dart_jax.config import DrafterConfig, DraftLayerConfig, Eagle3Config, MoEConfig, TargetConfig
 from dart_jax.errors import UserError
 from dart_jax.pure import abstract_params
 
@@ -43,11 +43,7 @@ DRAFTER = DrafterConfig(
     target_hidden_size=8,
 )
 EAGLE3 = Eagle3Config(
-    **{
-        field.name: getattr(DRAFTER, field.name)
-        for field in dataclasses.fields(DRAFTER)
-        if field.name != "draft_length"
-    }
+    **{field.name: getattr(DRAFTER, field.name) for field in dataclasses.fields(DraftLayerConfig)}
 )
 MOE = MoEConfig(3, 2, 6, norm_topk_prob=True)
 TARGETS = {
