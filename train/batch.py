@@ -41,5 +41,5 @@ def positions(document: Array) -> jax.Array:
 
 def causal(document: Array) -> jax.Array:
     """bool [B, T, T]: a token sees its own document up to itself; padding sees padding."""
-    order = jnp.arange(document.shape[1], dtype=jnp.int32)
-    return (document[:, :, None] == document[:, None]) & (order[:, None] >= order)[None]
+    t = document.shape[1]
+    return (document[:, :, None] == document[:, None]) & jnp.tril(jnp.ones((1, t, t), bool))

@@ -1,0 +1,342 @@
+"""The drafters' objective: the efficient way against the one written out, and against decoding."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dart_jax.config import DrafterConfig, DraftLayerConfig, Eagle3Config, TargetConfig
+from dart_jax.errors import UserError
+from dart_jax.pure import abstract_params, bind
+from dart_jax.rope import Rope
+from train import literal
+from train.batch import Batch, causal, positions
+from train.objective import (
+    DrafterLoss,
+    Objective,
+    cross_entropy,
+    draw_anchors,
+    kl,
+    number,
+    restrict,
+    top_k_kl,
+)
+from train.predictions import Drafting, Frozen, Predictions, count, largest_divisor, runs
+
+VOCABULARY = 61
+TARGET = TargetConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=7,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    tie_word_embeddings=True,
+    rope=Rope(1e4),
+)
+# Queries of four heads share two key heads.
+DART = DrafterConfig(
+    vocab_size=VOCABULARY,
+    draft_vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    target_hidden_size=32,
+    draft_length=7,
+)
+EAGLE3 = Eagle3Config(
+    **{field.name: getattr(DART, field.name) for field in dataclasses.fields(DraftLayerConfig)}
+)
+ALL = np.arange(VOCABULARY, dtype=np.int32)
+
+
+def random_params(config, seed):
+    """Parameters large enough for logits of order 1, and norms that are not 1."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), jnp.float32),
+        abstract_params(config),
+    )
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Two rows: four documents, the third shorter than a block, and padding; a long one and a
+    short one. Most tokens are supervised."""
+    rng = np.random.default_rng(0)
+    document = np.array([[1] * 7 + [2] * 9 + [3] * 3 + [0] * 5, [1] * 20 + [2] * 4], np.int32)
+    tokens = rng.integers(0, VOCABULARY, document.shape).astype(np.int32)
+    return Batch(tokens, document, rng.random(document.shape) < 0.8)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return random_params(TARGET, 1)
+
+
+def frozen(target, ids=ALL):
+    return Frozen(target, jnp.asarray(ids))
+
+
+def loss_of(drafter, chunk=8, steps=None, **objective):
+    steps = drafter.num_positions if steps is None else steps
+    return DrafterLoss(Drafting(TARGET, drafter, steps, chunk), Objective(**objective))
+
+
+def assert_close(ours, theirs):
+    """Within 1e-5 of the largest entry of each leaf; no leaf is nearly 0."""
+    for (path, our), their in zip(
+        jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
+    ):
+        scale = float(jnp.max(jnp.abs(their)))
+        assert scale > 1e-4, path
+        np.testing.assert_allclose(our / scale, their / scale, rtol=0, atol=1e-5, err_msg=str(path))
+
+
+# Exactness
+
+SOME = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "anchors"),
+    [
+        (DART, None),
+        (DART, SOME),
+        (dataclasses.replace(DART, draft_length=2, shifted=False), None),
+        (dataclasses.replace(DART, draft_length=3, num_hidden_layers=2), None),
+        (dataclasses.replace(DART, draft_length=3, num_hidden_layers=3), SOME),
+    ],
+    ids=["all", "some", "unshifted", "two layers", "three layers, some"],
+)
+def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
+    """Losses and gradients, over chunks of 8 anchors and documents packed together."""
+    loss = loss_of(drafter, gamma=0.7)
+    given = frozen(target)
+    rows = np.broadcast_to(np.arange(24, dtype=np.int32), (2, 24)) if anchors is None else anchors
+
+    def ours(params):
+        at = None if anchors is None else jnp.asarray(anchors)
+        return loss.drafting.total(loss._measure, params, given, batch, at)
+
+    def theirs(params):
+        return literal.loss(loss, params, given, batch, jnp.asarray(rows))[0]
+
+    params = random_params(drafter, 2)
+    assert_close(
+        jax.jit(jax.value_and_grad(ours))(params), jax.jit(jax.value_and_grad(theirs))(params)
+    )
+
+
+@pytest.mark.parametrize("drafter", [DART, dataclasses.replace(DART, num_hidden_layers=2)])
+def test_training_sees_what_decoding_computes(batch, target, drafter):
+    """Behind one anchor: the drafter over its document's prefix alone, as when it drafts."""
+    row, n, start = 0, 13, 7  # the seventh token of the second document
+    params = random_params(drafter, 2)
+    prefix = jnp.asarray(batch.tokens[row : row + 1, start : n + 1])
+    alone = jnp.ones_like(prefix)
+    module = bind(TARGET, target)
+    out = module(prefix, positions(alone), causal(alone))
+    after = module.embed(jnp.asarray(batch.tokens[row : row + 1, start + 1 : n + 2]))
+    last = jnp.array([n - start], jnp.int32)
+    logits, _ = bind(drafter, params)(out.features, after, positions(alone), last)
+
+    known = Drafting(TARGET, drafter, 8).read(frozen(target), batch)
+    anchors = jnp.array([[n], [0]], jnp.int32)
+    packed = literal.draft_logits(drafter, params, known, anchors)
+    np.testing.assert_allclose(packed[row, 0], logits[0], rtol=0, atol=1e-4)
+
+
+def test_eagle3_is_trained_as_it_drafts(batch, target):
+    """Its steps against its own layer, row by row, with keys that grow as when it drafts."""
+    params, steps = random_params(EAGLE3, 2), 3
+    drafter, module = bind(EAGLE3, params), bind(TARGET, target)
+    loss = loss_of(EAGLE3, steps=steps, gamma=0.8, loss="cross-entropy")
+    expected = 0.0
+    for row, n in ((0, 2), (0, 9), (1, 6)):
+        start = int(np.flatnonzero(batch.document[row] == batch.document[row, n])[0])
+        tokens = jnp.asarray(batch.tokens[row : row + 1, start:])
+        alone = jnp.ones_like(tokens)
+        out = module(tokens, positions(alone), causal(alone))
+        at = n - start
+        hidden = drafter.fc(out.features[:, : at + 1])
+        inputs = drafter.join(module.embed(tokens[:, 1 : at + 2]), hidden)
+        seen = [drafter.keys_at(inputs, positions(alone)[:, : at + 1])]
+        hidden, inputs = hidden[:, -1:], inputs[:, -1:]
+        for t in range(1, steps + 1):
+            place = jnp.array([[at + t - 1]], jnp.int32)
+            if t > 1:
+                seen.append(drafter.keys_at(inputs, place))
+            everything = jnp.ones((1, 1, 1), bool)
+            hidden = drafter(hidden, inputs, place, [(*keys, everything) for keys in seen])
+            if bool(count(batch.document, runs(batch.supervised), jnp.array([[n]] * 2), t)[row, 0]):
+                expected -= 0.8 ** (t - 1) * float(
+                    drafter.log_probs(hidden)[0, 0, batch.tokens[row, n + 1 + t]]
+                )
+            following = tokens[:, at + 1 + t : at + 2 + t]
+            inputs = drafter.join(module.embed(following), hidden)
+    anchors = jnp.array([[2, 9], [6, 23]], jnp.int32)  # the last has nothing to predict
+    total = jax.jit(
+        lambda params: loss.drafting.total(loss._measure, params, frozen(target), batch, anchors)
+    )(params)
+    assert expected > 10
+    assert float(total) == pytest.approx(expected, rel=1e-5)
+
+
+def test_eagle3_gradients_do_not_depend_on_chunks(batch, target):
+    params = random_params(EAGLE3, 2)
+
+    def of(chunk):
+        loss = loss_of(EAGLE3, chunk=chunk, steps=2)
+        total = lambda params: loss(params, frozen(target), batch, jax.random.key(0))[0]  # noqa: E731
+        return jax.jit(jax.value_and_grad(total))(params)
+
+    assert_close(of(24), of(6))
+
+
+def test_what_the_target_computed_earlier_serves_as_well(batch, target):
+    loss = loss_of(dataclasses.replace(DART, draft_length=1))
+    known = loss.drafting.read(frozen(target), batch)
+    cached = batch._replace(features=known.features, hidden=known.hidden)
+    params = random_params(loss.drafting.drafter, 2)
+    run = jax.jit(lambda batch: loss(params, frozen(target), batch, jax.random.key(0)))
+    np.testing.assert_allclose(run(cached), run(batch), rtol=1e-6)
+
+
+def test_no_gradient_reaches_the_target(batch, target):
+    loss = loss_of(dataclasses.replace(DART, draft_length=1), anchors=3)
+    params = random_params(loss.drafting.drafter, 2)
+
+    def total(target):
+        return loss(params, frozen(target), batch, jax.random.key(0))[0]
+
+    for leaf in jax.tree.leaves(jax.jit(jax.grad(total))(target)):
+        assert not np.asarray(leaf).any()
+
+
+# Which predictions count
+
+
+def test_what_counts(batch):
+    run = runs(batch.supervised)
+    rows, width = batch.tokens.shape
+    anchors = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None], (rows, width))
+    first = 0
+    for t in range(1, 9):
+        counts = np.asarray(count(batch.document, run, anchors, t))
+        for row in range(rows):
+            document, supervised = batch.document[row], batch.supervised[row]
+            for n in range(width):
+                reach = range(n + 2, n + 2 + t)
+                expected = (
+                    document[n] > 0
+                    and reach[-1] < width
+                    and document[reach[-1]] == document[n]
+                    and all(supervised[i] for i in reach)
+                )
+                assert counts[row, n] == expected
+        first += counts.sum() * (t == 1)
+    assert float(number(batch, None)) == first > 0
+    assert float(number(batch, anchors[:, :5])) < first
+
+
+def test_anchors_are_drawn_among_those_that_count(batch):
+    drawn = np.asarray(draw_anchors(jax.random.key(3), batch, 6))
+    again = np.asarray(draw_anchors(jax.random.key(4), batch, 6))
+    assert drawn.shape == (2, 6)
+    assert drawn.dtype == np.int32
+    assert (drawn != again).any()
+    for anchors in (drawn, again):
+        assert (np.diff(anchors) > 0).all()
+        assert count(batch.document, runs(batch.supervised), jnp.asarray(anchors), 1).all()
+    # All rows where more are asked for than there are.
+    everything = draw_anchors(jax.random.key(3), batch, 100)
+    assert np.asarray(everything).tolist() == [[*range(24)]] * 2
+
+
+# Losses
+
+
+def log_softmax(x):
+    return np.log(np.exp(x) / np.exp(x).sum(-1, keepdims=True))
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Predictions of a drafter with a vocabulary of its own."""
+    rng = np.random.default_rng(5)
+    ids = np.sort(rng.permutation(9)[:6]).astype(np.int32)
+    return Predictions(
+        jnp.int32(1),
+        jnp.asarray(log_softmax(2 * rng.normal(size=(2, 3, 9))), jnp.float32),
+        jnp.asarray(log_softmax(2 * rng.normal(size=(2, 3, 6))), jnp.float32),
+        jnp.asarray(rng.integers(0, 9, (2, 3)), jnp.int32),
+        jnp.ones((2, 3), bool),
+        jnp.asarray(ids),
+    )
+
+
+def test_losses(made):
+    teacher, draft = np.exp(np.asarray(made.teacher, np.float64)), np.asarray(made.draft)
+    ids = np.asarray(made.draft_ids)
+    mass = teacher[..., ids].sum(-1)
+    p, q = teacher[..., ids] / mass[..., None], np.exp(draft)
+    restricted, weight = restrict(made)
+    np.testing.assert_allclose(weight, mass, rtol=1e-5)
+    divergence = (p * np.log(p / q)).sum(-1)
+    np.testing.assert_allclose(kl(restricted, made.draft), divergence, rtol=1e-5)
+    # In expectation over the target's tokens, both losses pull alike: they differ by a constant.
+    every = [made._replace(token=jnp.full((2, 3), v, jnp.int32)) for v in range(9)]
+    expected = sum(
+        teacher[..., v] * np.asarray(cross_entropy(each)) for v, each in enumerate(every)
+    )
+    entropy = -(p * np.log(p)).sum(-1)
+    np.testing.assert_allclose(expected, mass * (divergence + entropy), rtol=1e-5)
+    # Nothing tells tokens apart that are taken together.
+    for k in (1, 2, 5, 6, 100):
+        order = np.argsort(-p, axis=-1)
+        top = order[..., :k]
+        parts = [np.take_along_axis(x, top, -1) for x in (p, q)]
+        rest = [np.maximum(1 - x.sum(-1), 0) for x in parts]
+        expected = (parts[0] * np.log(parts[0] / parts[1])).sum(-1)
+        if k < 6:
+            expected += rest[0] * np.log(rest[0] / rest[1])
+        ours = top_k_kl(restricted, made.draft, k)
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+        assert (np.asarray(ours) <= divergence + 1e-5).all()
+
+
+@pytest.mark.parametrize("kind", ["kl", "top-k-kl", "cross-entropy"])
+def test_each_loss_with_a_draft_vocabulary(batch, target, kind):
+    ids = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:20]).astype(np.int32)
+    drafter = dataclasses.replace(DART, draft_vocab_size=20, draft_length=1)
+    loss = loss_of(drafter, loss=kind, top_k=5)
+    params, given = random_params(drafter, 2), frozen(target, ids)
+    total, found = jax.jit(lambda: loss(params, given, batch, jax.random.key(0)))()
+    anchors = jnp.broadcast_to(jnp.arange(24, dtype=jnp.int32)[None], (2, 24))
+    expected = jax.jit(lambda: literal.loss(loss, params, given, batch, anchors))()
+    np.testing.assert_allclose((total, found), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [{"gamma": 0}, {"gamma": 1.5}, {"top_k": 0}, {"anchors": 0}])
+def test_settings_out_of_range(bad):
+    [name] = bad
+    with pytest.raises(UserError, match=name.replace("_", "-")):
+        Objective(**bad)
+
+
+def test_largest_divisor():
+    assert [largest_divisor(24, most) for most in (1, 5, 7, 8, 23, 24, 99)] == [
+        1,
+        4,
+        6,
+        8,
+        12,
+        24,
+        24,
+    ]
