@@ -1,0 +1,101 @@
+"""A recipe in a TOML file: the command line's options by their names, in tables as one likes.
+
+    target = "Qwen/Qwen3-1.7B"
+    [objective]
+    gamma = 0.6
+
+What stands on the command line replaces what stands in the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from dart_jax.errors import UserError
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], args: list[str], description: str | None) -> T:
+    """Reads the command line, after the file that `--config FILE` names at its beginning.
+
+    Args:
+      cls: a dataclass of options and of further such dataclasses.
+      args: the command line.
+      description: for `--help`.
+
+    Raises:
+      UserError: the file cannot be read, or an option in it is unknown or of a wrong kind.
+    """
+    values: dict[str, Any] = {}
+    path = None
+    if args[:1] == ["--config"] and len(args) > 1:
+        path, args = Path(args[1]), args[2:]
+        values = _read(path)
+    default = _fill(cls, values)
+    if values:
+        raise UserError(f"{path}: unknown options {', '.join(values)}; --help lists all")
+    flat = tyro.conf.OmitArgPrefixes[cls]  # pyright: ignore[reportInvalidTypeArguments]
+    return tyro.cli(flat, args=args, default=default, description=description)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not TOML: {error}") from None
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        inner = value if isinstance(value, dict) else {name: value}
+        for option, given in inner.items():
+            key = option.replace("-", "_")
+            if key in flat:
+                raise UserError(f"{path}: {option} stands there twice")
+            flat[key] = tuple(given) if isinstance(given, list) else given
+    return flat
+
+
+def _fill(cls: type[T], values: dict[str, Any]) -> T:
+    """An instance with these values, taken out of the dictionary; what lacks is left to tyro."""
+    hints = typing.get_type_hints(cls)
+    made: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        kind = hints[field.name]
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if dataclasses.is_dataclass(kind):
+            made[field.name] = _fill(kind, values)
+        elif field.name in values:
+            made[field.name] = _convert(kind, field.name, values.pop(field.name))
+        elif required:
+            made[field.name] = tyro.MISSING
+    return cls(**made)
+
+
+def _convert(kind: Any, name: str, value: Any) -> Any:
+    """A value of the option's kind; TOML has fewer."""
+    kinds = typing.get_args(kind) if typing.get_origin(kind) is not typing.Literal else (kind,)
+    kinds = kinds or (kind,)
+    if Path in kinds and isinstance(value, str):
+        return Path(value)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    for each in kinds:
+        origin = typing.get_origin(each)
+        if origin is typing.Literal and value in typing.get_args(each):
+            return value
+        if origin is tuple and isinstance(value, tuple):
+            return value
+        if origin is None and isinstance(each, type) and type(value) is each:
+            return value
+    if typing.get_origin(kind) is tuple and isinstance(value, tuple):
+        return value
+    raise UserError(f"the file gives {name} = {value!r}, which is of a wrong kind; see --help")

@@ -1,0 +1,312 @@
+"""Trains a drafter for a target: DART's recipe (paper, section 4.1), or EAGLE-3's.
+
+    python -m train.drafter --target Qwen/Qwen3-1.7B --data chats.jsonl --out runs/dart
+
+Data: chats (ShareGPT, UltraChat, `messages`), instructions (Alpaca, CodeAlpaca, GSM8K), completions
+and plain text, in files or data sets of the Hugging Face hub; and what `train.regenerate` writes.
+The run's directory gets the prepared data, checkpoints, `metrics.jsonl` and at the end the drafter
+itself, in `drafter/`, which `dart_jax` and the reference load; `best/` is the one that decoded best
+while it was trained, where that was not the last. An interrupted run goes on where it was when the
+same command runs again. `--config FILE.toml`, in first place, gives a recipe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax import hub
+from dart_jax.checkpoint import (
+    check_fit,
+    load_drafter,
+    load_eos,
+    load_target,
+    read_target_config,
+    save_drafter,
+    weights_dtype,
+)
+from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
+from dart_jax.errors import UserError, one_line_errors
+from dart_jax.files import write_atomically
+from dart_jax.model import DartModel
+from dart_jax.pure import Params, abstract_params, init_params
+from dart_jax.target import untie
+from dart_jax.tokenizer import Tokenizer
+from dart_jax.user_cache import enable_compilation_cache, load_ngram
+from train import config_file
+from train.acceptance import AcceptanceConfig, AcceptanceLength, Agreement, held_out_prompts
+from train.batch import Batch
+from train.checkpoints import best_params
+from train.dataset import DataConfig, PackedDataset, draft_vocabulary, prepare
+from train.distributed import DistributedConfig, initialize, is_main
+from train.flops import step_flops
+from train.objective import DrafterLoss, Objective
+from train.order import Order
+from train.predictions import Drafting, Frozen
+from train.records import fingerprint
+from train.teacher import CachedTeacher, cached_teacher
+from train.trainer import TrainerConfig, fit
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterShape:
+    """What is trained."""
+
+    method: Literal["dart", "eagle3"] = "dart"
+    """DART drafts all positions in one forward; EAGLE-3 one after the other."""
+    positions: int = 8
+    """Positions that are learned, d; EAGLE-3 may draft further."""
+    layers: int = 1
+    """Decoder layers; the reference reads one alone."""
+    shifted: bool = True
+    """Let the last real row predict as well, as DART does. Unshifted drafters, whose mask rows
+    alone predict, are for comparison."""
+    draft_vocab: int | None = None
+    """Tokens that it may propose, the most frequent of the data; all without it."""
+    head: Literal["target", "random"] = "target"
+    """What its head starts as: the target's own, or random."""
+    init: str | None = None
+    """Directory or hub repository of a drafter to start from, of the same shape; with its draft
+    vocabulary."""
+
+    def __post_init__(self) -> None:
+        if self.positions < 1 or self.layers < 1:
+            raise UserError("--positions and --layers must be at least 1")
+        if self.method == "eagle3" and (self.layers > 1 or not self.shifted):
+            raise UserError("--layers and --no-shifted are DART's; leave them out with eagle3")
+
+    def config(self, target: TargetConfig) -> DrafterConfig | Eagle3Config:
+        """The drafter's config: its layers are shaped as the target's."""
+        shape: dict[str, Any] = {
+            "vocab_size": target.vocab_size,
+            "draft_vocab_size": self.draft_vocab or target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "intermediate_size": target.intermediate_size,
+            "num_attention_heads": target.num_attention_heads,
+            "num_key_value_heads": target.num_key_value_heads,
+            "head_dim": target.head_dim,
+            "target_hidden_size": target.hidden_size,
+            "rms_norm_eps": target.rms_norm_eps,
+            "rope": target.rope,
+            "max_position_embeddings": target.max_position_embeddings,
+        }
+        if self.method == "eagle3":
+            return Eagle3Config(**shape)
+        return DrafterConfig(
+            **shape,
+            draft_length=self.positions - self.shifted,
+            num_hidden_layers=self.layers,
+            shifted=self.shifted,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterTraining:
+    """A run."""
+
+    target: str
+    """Directory or hub repository of the target."""
+    out: Path
+    """Directory of the run."""
+    teacher: Literal["online", "cached"] = "online"
+    """Run the target in every step, or once for every row and keep what it gives on the disk."""
+    target_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the target; auto is float32 on CPU, else bfloat16."""
+    epochs: float | None = None
+    """Train for so many passes over the data instead of --steps."""
+    chunk: int | None = None
+    """Anchors of a row that are held in memory at a time; by default as many as keep the logits of
+    one position below 256 MB."""
+    drafter: DrafterShape = dataclasses.field(default_factory=DrafterShape)
+    data: DataConfig = dataclasses.field(default_factory=lambda: DataConfig(()))
+    objective: Objective = dataclasses.field(default_factory=Objective)
+    trainer: TrainerConfig = dataclasses.field(default_factory=TrainerConfig)
+    acceptance: AcceptanceConfig = dataclasses.field(default_factory=AcceptanceConfig)
+    processes: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Training rows for `train.trainer`.
+
+    Attributes:
+      dataset: where they lie.
+      order: in which they come.
+      teacher: what the target says of them, if it is kept.
+    """
+
+    dataset: PackedDataset
+    order: Order
+    teacher: CachedTeacher | None = None
+
+    @property
+    def batch(self) -> int:
+        """Rows of a step."""
+        return self.order.batch
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells other data, or another order."""
+        return f"{self.dataset.fingerprint}, seed {self.order.seed}"
+
+    def __call__(self, step: int, rows: slice) -> Batch:
+        """These rows of a step."""
+        numbers = self.order(step)[rows]
+        batch = self.dataset.batch(numbers)
+        return batch if self.teacher is None else self.teacher.add_to(batch, numbers)
+
+
+def train(config: DrafterTraining) -> Path:
+    """Trains and writes the drafter.
+
+    Returns:
+      The directory of the drafter.
+
+    Raises:
+      UserError: something cannot be used; what was saved before stays.
+    """
+    initialize(config.processes)
+    enable_compilation_cache()
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = weights_dtype(
+        {"auto": jnp.float32 if on_cpu else jnp.bfloat16}.get(
+            config.target_dtype, config.target_dtype
+        )
+    )
+    directory = hub.resolve(config.target, patterns=hub.TARGET)
+    target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
+    context = config.data.context
+    if context > target.max_length:
+        raise UserError(
+            f"--context {context} is beyond the target's {target.max_length} positions; lower it"
+        )
+    data = prepare(config.data, tokenizer, config.out, vocab_size=target.vocab_size)
+    target, target_params = load_target(directory, dtype)
+    drafter, params, ids = _start(config, target, target_params, data.training)
+    frozen = Frozen(target_params, jnp.asarray(ids))
+
+    teacher = None
+    if config.teacher == "cached":
+        weights = fingerprint(sorted(directory.glob("*.safetensors")))
+        teacher = cached_teacher(
+            target, target_params, data.training, config.out / "features", weights
+        )
+    order = Order(data.training.rows, config.trainer.batch, config.trainer.seed)
+    trainer = config.trainer
+    if config.epochs is not None:
+        trainer = dataclasses.replace(
+            trainer, steps=max(1, math.ceil(config.epochs * order.steps_per_epoch))
+        )
+    drafting = Drafting(target, drafter, config.drafter.positions, config.chunk)
+    evaluate = None
+    if is_main():
+        evaluate = _evaluation(config, drafting, frozen, data.held_out, tokenizer, directory)
+    parts = (config.drafter, config.objective)
+    trained = fit(
+        config.drafter.method,
+        params=params,
+        loss=DrafterLoss(drafting, config.objective),
+        batches=Rows(data.training, order, teacher),
+        config=trainer,
+        directory=config.out,
+        frozen=frozen,
+        evaluate=evaluate,
+        settings={k: v for part in parts for k, v in dataclasses.asdict(part).items()},
+        tokens_per_step=trainer.batch * context,
+        flops_per_step=step_flops(
+            drafting,
+            trainer.batch,
+            context,
+            config.objective.anchors or context,
+            online=teacher is None,
+        ),
+    )
+    if is_main():
+        save_drafter(config.out / "drafter", drafter, trained, ids)
+        step, best = best_params(config.out / "checkpoints", abstract_params(drafter))
+        if step != trainer.steps:
+            save_drafter(config.out / "best", drafter, best, ids)
+        text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
+        write_atomically(config.out / "config.json", text.encode())
+    return config.out / "drafter"
+
+
+def _start(
+    config: DrafterTraining, target: TargetConfig, target_params: Params, dataset: PackedDataset
+) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
+    """The drafter before training: config, float32 parameters, draft vocabulary."""
+    shape = config.drafter
+    drafter = shape.config(target)
+    if shape.init is not None:
+        path = hub.resolve(shape.init, patterns=hub.DRAFTER)
+        found, params, ids = load_drafter(path, jnp.float32, target_params["embed_tokens"])
+        check_fit(target, found)
+        if type(found) is not type(drafter) or (
+            isinstance(found, DrafterConfig)
+            and (found.num_positions, found.num_hidden_layers, found.shifted)
+            != (shape.positions, shape.layers, shape.shifted)
+        ):
+            raise UserError(
+                f"--init {shape.init} is a drafter of another shape than --method, --positions, "
+                "--layers and --shifted ask for"
+            )
+        return found, params, ids
+    ids = np.arange(target.vocab_size, dtype=np.int32)
+    if shape.draft_vocab is not None:
+        ids = draft_vocabulary(dataset, shape.draft_vocab)
+    params = init_params(drafter, config.trainer.seed)
+    if shape.head == "target":
+        _, untied = untie(target, target_params)
+        kernel = jnp.take(untied["lm_head"]["kernel"], jnp.asarray(ids), axis=1)
+        params["lm_head"] = {"kernel": kernel.astype(jnp.float32)}
+    return drafter, params, ids
+
+
+def _evaluation(
+    config: DrafterTraining,
+    drafting: Drafting,
+    frozen: Frozen,
+    held_out: PackedDataset,
+    tokenizer: Tokenizer,
+    directory: Path,
+):
+    """A function of the drafter's parameters: figures by name."""
+    ours = config.acceptance
+    agreement = Agreement(drafting, frozen, held_out, ours.eval_rows)
+    target, params = drafting.target, frozen.target
+    if jax.default_backend() == "cpu":
+        target, params = untie(target, params)
+    ngram = None
+    if ours.ngram is not None and isinstance(drafting.drafter, DrafterConfig):
+        ngram = load_ngram(ours.ngram, tokenizer, target.vocab_size)
+    model = DartModel(
+        target,
+        drafting.drafter,
+        {"target": params, "draft_ids": frozen.draft_ids},
+        ngram,
+        tokenizer,
+        load_eos(directory),
+    )
+    longest = min(held_out.context, target.max_length - ours.eval_new_tokens)
+    prompts = held_out_prompts(held_out, ours.eval_prompts, longest)
+    length = AcceptanceLength(model, prompts, ours.eval_new_tokens)
+
+    def evaluate(params: Params) -> dict[str, float]:
+        dtype = frozen.target["embed_tokens"].dtype
+        return agreement(params) | length(jax.tree.map(lambda p: p.astype(dtype), params))
+
+    return evaluate
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        path = train(config_file.parse(DrafterTraining, sys.argv[1:], __doc__))
+        print(path)
