@@ -20,7 +20,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,6 +127,33 @@ def read_examples(path: Path, *, bad: Callable[[UserError], None] = refuse) -> I
             pieces = map(Text, cut(io.StringIO(content.text, newline="")))
         for piece in pieces:
             yield Example(piece, digest, record.where, record.read)
+
+
+def read_all(
+    files: Iterable[Path], limit: int | None = None, bad: Callable[[UserError], None] = refuse
+) -> Iterator[tuple[Example, int]]:
+    """What some files hold, with the bytes of all files that were read by then.
+
+    Args:
+      files: in the order they are read.
+      limit: examples at most.
+      bad: see `read_examples`; a file without any is bad as well, unless such are passed over.
+
+    Raises:
+      UserError: a file cannot be read or used; says where.
+    """
+
+    def everything() -> Iterator[tuple[Example, int]]:
+        before = 0
+        for path in files:
+            example = None
+            for example in read_examples(path, bad=bad):
+                yield example, before + example.read
+            if example is None and bad is refuse:
+                raise UserError(f"{path} holds nothing to learn; leave it out")
+            before += path.stat().st_size
+
+    return islice(everything(), limit)
 
 
 def parse(value: Any) -> Content:

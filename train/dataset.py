@@ -9,21 +9,20 @@ import heapq
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock
 
 from dart_jax.errors import UserError
 from dart_jax.tokenizer import Tokenizer
-from train.conversations import Chat, Completion, Content, Example, Text, Tokens, read_examples
+from train.conversations import Chat, Completion, Content, Example, Text, Tokens, read_all
 from train.counting import progress_bars
 from train.documents import LONGEST
-from train.encoding import Encoder, LossOn
+from train.encoding import Encoder, LossOn, parse_template_kwargs
 from train.packed import PackedDataset, Writer
-from train.records import find_files, fingerprint, refuse
+from train.records import Skipped, find_files, fingerprint, refuse
 
 _VERSION = 1  # of what is written
 _MADE = "data"  # the directory's name; renamed into place when all of it is on the disk
@@ -60,16 +59,7 @@ class DataConfig:
             raise UserError(
                 f"--held-out must be a fraction or a number of records, got {self.held_out:g}"
             )
-        if not isinstance(self.template_kwargs, dict):
-            raise UserError("--chat-template-kwargs must be a JSON object")
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """For the chat template."""
-        try:
-            return json.loads(self.chat_template_kwargs)
-        except ValueError as error:
-            raise UserError(f"--chat-template-kwargs is no JSON: {error}") from None
+        parse_template_kwargs(self.chat_template_kwargs)
 
 
 class Prepared(NamedTuple):
@@ -82,18 +72,6 @@ class Prepared(NamedTuple):
 
     training: PackedDataset
     held_out: PackedDataset
-
-
-@dataclasses.dataclass
-class _Skipped:
-    """Counts bad records and remembers the first."""
-
-    count: int = 0
-    first: str = ""
-
-    def __call__(self, error: UserError) -> None:
-        self.count += 1
-        self.first = self.first or str(error)
 
 
 def prepare(
@@ -115,7 +93,10 @@ def prepare(
     files = find_files(config.data)
     name = _fingerprint(config, files, tokenizer, vocab_size)
     encoder = Encoder(
-        tokenizer, vocab_size, loss_on=config.loss_on, template_kwargs=config.template_kwargs
+        tokenizer,
+        vocab_size,
+        loss_on=config.loss_on,
+        template_kwargs=parse_template_kwargs(config.chat_template_kwargs),
     )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -176,7 +157,7 @@ def _replacing(directory: Path) -> Iterator[Path]:
 def _make(
     config: DataConfig, files: Sequence[Path], encoder: Encoder, directory: Path, name: str
 ) -> None:
-    skipped = _Skipped()
+    skipped = Skipped()
     bad = skipped if config.skip_bad else refuse
     size = sum(path.stat().st_size for path in files)
     with contextlib.ExitStack() as stack:
@@ -189,7 +170,7 @@ def _make(
         stack.callback(held_out.close)
         below = _threshold(config, files)
         bar = progress.add_task("prepare", total=size, note="")
-        for examples, read in _batches(_examples(files, config.limit, bad)):
+        for examples, read in _batches(read_all(files, config.limit, bad)):
             for example, document in zip(examples, encoder.encode(examples, bad=bad), strict=True):
                 if document is not None:
                     (held_out if example.digest < below else training).add(document)
@@ -203,10 +184,14 @@ def _make(
     made = _load(directory, name)
     assert made is not None
     for field, packed in zip(Prepared._fields, made, strict=True):
-        progress.console.print(f"{field.replace('_', ' ')}: {packed}", highlight=False)
+        progress.console.print(
+            f"{field.replace('_', ' ')}: {packed}", highlight=False, soft_wrap=True
+        )
     if skipped.count:
         progress.console.print(
-            f"skipped {skipped.count:,} bad records, the first: {skipped.first}", highlight=False
+            f"skipped {skipped.count:,} bad records, the first: {skipped.first}",
+            highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -214,27 +199,9 @@ def _threshold(config: DataConfig, files: Sequence[Path]) -> int:
     """Records with a digest below it are held out."""
     if config.held_out < 1:
         return int(config.held_out * 2**64)
-    digests = (example.digest for example, _ in _examples(files, config.limit, _Skipped()))
+    digests = (example.digest for example, _ in read_all(files, config.limit, Skipped()))
     lowest = heapq.nsmallest(int(config.held_out), set(digests))
     return lowest[-1] + 1 if lowest else 0
-
-
-def _examples(
-    files: Sequence[Path], limit: int | None, bad: Callable[[UserError], None]
-) -> Iterator[tuple[Example, int]]:
-    """With the bytes of all files that were read by then."""
-
-    def everything() -> Iterator[tuple[Example, int]]:
-        before = 0
-        for path in files:
-            example = None
-            for example in read_examples(path, bad=bad):
-                yield example, before + example.read
-            if example is None and bad is refuse:
-                raise UserError(f"{path} holds nothing to learn; leave it out")
-            before += path.stat().st_size
-
-    return islice(everything(), limit)
 
 
 def _batches(examples: Iterator[tuple[Example, int]]) -> Iterator[tuple[list[Example], int]]:

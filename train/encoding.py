@@ -9,6 +9,7 @@ turns (Qwen3's leaves out all thinking but the last turn's).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -47,6 +48,17 @@ class Span(NamedTuple):
 
     begin: int
     end: int
+
+
+def parse_template_kwargs(text: str) -> dict[str, Any]:
+    """Options for a chat template, from JSON; raises UserError."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--chat-template-kwargs is no JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise UserError("--chat-template-kwargs must be a JSON object")
+    return options
 
 
 class _Plan(NamedTuple):

@@ -11,6 +11,7 @@ Kept by its end, after a compression's (.gz, .bz2, .xz, .zst), a file is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import hashlib
 import io
@@ -60,6 +61,18 @@ Columns = Callable[[list[str]], list[str]]
 def refuse(error: UserError) -> NoReturn:
     """What is done about a bad record, if nothing else is asked for."""
     raise error
+
+
+@dataclasses.dataclass
+class Skipped:
+    """Counts bad records and remembers the first."""
+
+    count: int = 0
+    first: str = ""
+
+    def __call__(self, error: UserError) -> None:
+        self.count += 1
+        self.first = self.first or str(error)
 
 
 def is_text(path: Path) -> bool:
