@@ -1,9 +1,13 @@
-"""Models by name: local paths as they are, others from the Hugging Face hub through its cache."""
+"""Models by name: local paths as they are, others from the Hugging Face hub through its cache.
+
+Data sets of the hub as well.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,6 +115,34 @@ def resolve_file(
     return Path(found)
 
 
+def resolve_data(name: str) -> list[Path]:
+    """Files of a data set of the hub, downloaded if need be, sorted.
+
+    Args:
+      name: `owner/name` for all of it, or `owner/name/path` of a file, a directory or a glob in it.
+
+    Raises:
+      UserError: there is no such data set or nothing of that name in it, or it cannot be
+        downloaded; says why.
+    """
+    repository = _repository(name, "data set")
+    import huggingface_hub
+
+    inside = name[len(repository) + 1 :].strip("/")
+    patterns = [inside, f"{inside}/*"] if inside else ["*"]
+    with _one_line(f"data set {name}", repository, None, page=f"datasets/{repository}"):
+        found = huggingface_hub.snapshot_download(
+            repository, repo_type="dataset", allow_patterns=patterns
+        )
+    paths = [path for path in sorted(Path(found).rglob("*")) if path.is_file()]
+    names = [path.relative_to(found).as_posix() for path in paths]
+    return [path for path, name in zip(paths, names, strict=True) if _fits(name, patterns)]
+
+
+def _fits(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _path(name: str | os.PathLike[str]) -> Path:
     if not os.fspath(name):  # which pathlib takes for the current directory
         raise UserError("the name of a model is empty; pass a path or owner/name")
@@ -130,6 +162,8 @@ def _repository(name: str | os.PathLike[str], kind: str) -> str:
             validate_repo_id(repository)
             return repository
     of_hub = "owner/name" if kind == "directory" else "owner/name or owner/name/file"
+    if kind == "data set":
+        raise UserError(f"no data set {name!r}; pass hub:owner/name or hub:owner/name/path")
     raise UserError(
         f"no {kind} {name}; pass one that exists, or {of_hub} of a repository of the Hugging Face "
         "hub"
@@ -171,17 +205,22 @@ def _files(repository: str, revision: str | None, token: str | bool | None) -> l
 
 
 @contextlib.contextmanager
-def _one_line(local: str, repository: str, revision: str | None) -> Iterator[None]:
-    """Around downloads: whatever goes wrong is told in one line that says what to do."""
+def _one_line(
+    local: str, repository: str, revision: str | None, *, page: str | None = None
+) -> Iterator[None]:
+    """Around downloads: whatever goes wrong is told in one line that says what to do.
+
+    `page` is where the hub shows the repository, if not under its name.
+    """
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # from several libraries
-        raise UserError(_advice(local, repository, revision, error)) from error
+        raise UserError(_advice(local, repository, revision, page or repository, error)) from error
 
 
-def _advice(local: str, repository: str, revision: str | None, error: Exception) -> str:
+def _advice(local: str, repository: str, revision: str | None, page: str, error: Exception) -> str:
     from huggingface_hub import constants, errors
 
     cause = error
@@ -196,7 +235,7 @@ def _advice(local: str, repository: str, revision: str | None, error: Exception)
             )
         case errors.GatedRepoError():
             return (
-                f"{repository} is gated: accept its terms at {constants.ENDPOINT}/{repository}, "
+                f"{repository} is gated: accept its terms at {constants.ENDPOINT}/{page}, "
                 f"then {log_in}"
             )
         case errors.RepositoryNotFoundError():
@@ -211,7 +250,7 @@ def _advice(local: str, repository: str, revision: str | None, error: Exception)
         case errors.EntryNotFoundError() if not isinstance(cause, FileNotFoundError):
             return (
                 f"no {local}, and {repository} has no such file; its files are listed at "
-                f"{constants.ENDPOINT}/{repository}/tree/{revision or 'main'}"
+                f"{constants.ENDPOINT}/{page}/tree/{revision or 'main'}"
             )
         case errors.HfHubHTTPError():
             status = cause.response.status_code

@@ -25,10 +25,11 @@ from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
 from dart_jax.ngram.fingerprint import tokenizer_fingerprint
-from train import counting, documents, executors, ngram, text_tokenizer
-from train.documents import Corpus, Document, Position, find_files
+from train import counting, documents, executors, ngram, records, text_tokenizer
+from train.documents import Corpus, Document, Position
 from train.executors import Executor, _measured
 from train.ngram import NgramConfig, main
+from train.records import find_files
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CHAT = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so."}]
@@ -211,7 +212,7 @@ def test_large_json_values_and_records_between_reads(tmp_path, monkeypatch):
     texts = words(0, 30, 200)
     path = write(tmp_path / "a.json", json.dumps([{"text": text} for text in texts]))
     for chunk in (1, 7, 64, 1000):
-        monkeypatch.setattr(documents, "_CHUNK", chunk)
+        monkeypatch.setattr(records, "_CHUNK", chunk)
         assert texts_of(path) == texts
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import tokenizers
 from tokenizers import (
     AddedToken,
@@ -94,6 +97,60 @@ KINDS = {
     "byte fallback": byte_fallback,
     "metaspace": lambda: byte_fallback(metaspace=True),
 }
+
+
+# A turn of each message, as many models have it.
+TURNS = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ '' }}{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{{ '' }}{%- endif -%}"""
+
+# The same, which says itself what the assistant wrote.
+MARKED = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ '' }}
+{%- if message.role == "assistant" -%}
+{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}
+{%- else -%}{{ message.content }}<|im_end|>{%- endif -%}
+{{ "\n" }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{{ '' }}{%- endif -%}"""
+
+# Behind the last question the thinking stays (or a place for it), before it is left out.
+THINKING = """{%- set last = namespace(question=-1) -%}
+{%- for message in messages -%}
+{%- if message.role == "user" -%}{%- set last.question = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ '' }}
+{%- set parts = message.content.split("</think>") -%}
+{%- if message.role == "assistant" and loop.index0 > last.question -%}
+{%- set thought = parts[0].split("<think>")[-1].strip() if parts | length > 1 else "" -%}
+<think>
+{{ thought }}
+</think>
+
+{{ parts[-1].strip() }}
+{%- elif message.role == "assistant" -%}{{ parts[-1].strip() }}
+{%- else -%}{{ message.content }}
+{%- endif -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{{ "<think>\n\n</think>\n\n" if enable_thinking is false }}{%- endif -%}"""
+
+
+def write_chat(directory: Path, made: tokenizers.Tokenizer, template: str) -> None:
+    """A tokenizer with a chat template, as transformers keeps it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    made.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(template)
 
 
 def byte_tokens(made: tokenizers.Tokenizer) -> list[int]:

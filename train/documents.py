@@ -1,44 +1,24 @@
 """The documents of a corpus, in one fixed order, whatever files they lie in.
 
-Kept by its end, after a compression's (.gz, .bz2, .xz, .zst), a file is
-
-    .jsonl .ndjson   one JSON record a line
-    .json            an array of records, or records one after the other
-    .parquet         a column
-    anything else    one document of plain text
-
-A record holds a text or a chat. A chat is a list of messages, `{"role": .., "content": ..}`, and
-becomes text by a chat template. Text beyond `LONGEST` characters is cut at line ends into pieces,
-which are encoded and counted by themselves, so that memory does not depend on the corpus (but for
-one record, which is read whole). Empty documents are left out.
+A record (see `train.records`) holds a text or a chat; a file of plain text is one document. A chat
+is a list of messages, `{"role": .., "content": ..}`, and becomes text by a chat template. Text
+beyond `LONGEST` characters is cut at line ends into pieces, which are encoded and counted by
+themselves, so that memory does not depend on the corpus (but for one record, which is read whole).
+Empty documents are left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import glob
-import hashlib
 import io
-import json
-import lzma
-import os
-import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO, cast
-
-import duckdb
+from typing import Any, NamedTuple, TextIO
 
 from dart_jax.errors import UserError
-from train.compression import COMPRESSIONS, decompressed
+from train.records import PARQUET, fingerprint, is_text, kind, open_text, records
 
-PARQUET = 256 * 10**6  # bytes for reading it, at least
 LONGEST = 2**18  # characters; encoding takes some 100 bytes for each
-
-_IN_DIRECTORIES = (".jsonl", ".ndjson", ".json", ".parquet", ".txt")
-_CHUNK = 2**16  # characters read at a time
-_BETWEEN = re.compile(r"[\s,]*")
 
 # Messages -> text; raises if the template refuses them.
 ChatTemplate = Callable[[list[dict[str, Any]]], str]
@@ -114,11 +94,7 @@ class Corpus:
 
     def fingerprint(self) -> str:
         """Tells one state of the files from another by their names, sizes and times."""
-        digest = hashlib.sha256()
-        for path in self.files:
-            stat = path.stat()
-            digest.update(json.dumps([str(path), stat.st_size, stat.st_mtime_ns]).encode())
-        return digest.hexdigest()
+        return fingerprint(self.files)
 
     def documents(self, start: Position = START) -> Iterator[tuple[Document, Position]]:
         """Every document from `start` on, and the place behind it.
@@ -167,47 +143,26 @@ class Corpus:
 
     def _read(self, path: Path) -> Iterator[tuple[Document, int]]:
         """Documents, and how many bytes of the file were read by then."""
-        ending = _ending(path)
-        try:
-            if ending == ".parquet":
-                yield from self._parquet(path)
-                return
-            with (
-                path.open("rb") as raw,
-                decompressed(raw, path) as stream,
-                io.TextIOWrapper(stream, "utf-8-sig", newline="") as text,
-            ):
-                if ending in (".jsonl", ".ndjson"):
-                    records = _json_lines(stream, path)
-                elif ending == ".json":
-                    records = _json_values(text, path)
-                else:
-                    for document in _pieces(text):
-                        yield document, raw.tell()
-                    return
-                for line, record in records:
-                    where = f"{path}:{line}"
-                    for document in self._content(self._select(record, where), where):
-                        yield document, raw.tell()
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path} is not UTF-8 text ({error.reason}); convert it or leave it out"
-            ) from None
-        except duckdb.OutOfMemoryException:
-            raise UserError(
-                f"cannot read {path}: its row groups are too large for the memory; give more "
-                "--memory, or write the file again with smaller ones"
-            ) from None
-        except (OSError, EOFError, zlib.error, lzma.LZMAError, duckdb.Error) as error:
-            reason = str(error).split("\n", 1)[0]
-            raise UserError(f"cannot read {path}: {reason}") from None
+        if is_text(path):
+            with open_text(path) as (text, raw):
+                for document in _pieces(text):
+                    yield document, raw.tell()
+            return
+
+        def column(names: list[str]) -> list[str]:
+            return [self._field(names, str(path))]
+
+        for record in records(path, columns=column, memory=self.memory):
+            value = self._select(record.value, record.where)
+            for document in self._content(value, record.where):
+                yield document, record.read
 
     def _select(self, record: Any, where: str) -> Any:
         """What a record holds in the wanted field."""
         if isinstance(record, str):
             return record
         if not isinstance(record, dict):
-            raise UserError(f"{where}: a record must be an object, not {_kind(record)}")
+            raise UserError(f"{where}: a record must be an object, not {kind(record)}")
         field = self._field(record, where)
         return record[field]
 
@@ -228,7 +183,7 @@ class Corpus:
         elif isinstance(value, list):
             text, chat = self._render(value, where), True
         else:
-            raise UserError(f"{where}: neither a text nor a list of messages, but {_kind(value)}")
+            raise UserError(f"{where}: neither a text nor a list of messages, but {kind(value)}")
         yield from _pieces(io.StringIO(text, newline=""), chat)
 
     def _render(self, messages: list[Any], where: str) -> str:
@@ -253,53 +208,6 @@ class Corpus:
             return self.template(messages)
         except Exception as error:  # a template may raise anything
             raise UserError(f"{where}: the chat template refuses the messages: {error}") from None
-
-    def _parquet(self, path: Path) -> Iterator[tuple[Document, int]]:
-        size = path.stat().st_size
-        with duckdb.connect(config={"threads": 1, "memory_limit": f"{self.memory}B"}) as database:
-            # As a value, so that no letter of the name means anything.
-            source = [glob.escape(str(path))]
-            described = database.execute("describe select * from read_parquet($1)", [source])
-            column = self._field([name for name, *_ in described.fetchall()], str(path))
-            quoted = '"' + column.replace('"', '""') + '"'
-            counted = database.execute("select count(*) from read_parquet($1)", [source])
-            rows = cast(tuple, counted.fetchone())[0]
-            database.execute(f"select {quoted} from read_parquet($1)", [source])
-            row = 0
-            while batch := database.fetchmany(64):
-                for (value,) in batch:
-                    row += 1
-                    for document in self._content(value, f"{path}, row {row}"):
-                        yield document, size * row // rows
-
-
-def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
-    """Files, directories and globs (`**` for any depth) -> files, sorted, each once.
-
-    A directory gives the files below it that end like records, Parquet or `.txt`.
-
-    Raises:
-      UserError: something does not exist, or nothing is found.
-    """
-    found: set[Path] = set()
-    for pattern in patterns:
-        path = Path(pattern).expanduser()
-        if path.is_file():
-            files = [path]
-        elif path.is_dir():
-            files = [file for file in path.rglob("*") if _ending(file) in _IN_DIRECTORIES]
-        elif glob.has_magic(pattern):
-            files = [Path(name) for name in glob.glob(str(path), recursive=True)]
-        else:
-            raise UserError(f"no file or directory {pattern}")
-        files = [Path(os.path.realpath(file)) for file in files if file.is_file()]
-        if not files:
-            what = f"no {', '.join(_IN_DIRECTORIES)} files in" if path.is_dir() else "no file is"
-            raise UserError(f"{what} {pattern}")
-        found.update(files)
-    if not found:
-        raise UserError("no data; pass files, directories or globs with --data")
-    return tuple(sorted(found))
 
 
 def cut(stream: TextIO) -> Iterator[str]:
@@ -329,61 +237,3 @@ def _pieces(stream: TextIO, chat: bool = False) -> Iterator[Document]:
 def _document(text: str, chat: bool, first: bool, last: bool) -> Document:
     # JSON can hold halves of surrogate pairs, which no tokenizer takes.
     return Document(text.encode(errors="replace"), chat, first, last)
-
-
-def _ending(path: Path) -> str:
-    """What the name ends with, before a compression's ending."""
-    path = Path(path.name.lower())
-    return (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix
-
-
-def _kind(value: Any) -> str:
-    return {dict: "an object", list: "an array", str: "a string"}.get(type(value), repr(value))
-
-
-def _json_lines(stream: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
-    """Line number and value of every line that is not blank."""
-    for number, line in enumerate(stream, 1):
-        if line.isspace():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: broken JSON: {error}") from None
-        yield number, value
-
-
-def _json_values(stream: TextIO, path: Path) -> Iterator[tuple[int, Any]]:
-    """Line number and value of an array's elements, or of values one after the other."""
-    decode = json.JSONDecoder().raw_decode
-    text = stream.read(_CHUNK).lstrip()
-    array = text.startswith("[")
-    at, line = int(array), 1
-    while True:
-        blank = cast(re.Match, _BETWEEN.match(text, at)).end()
-        line += text.count("\n", at, blank)
-        at = blank
-        if at == len(text):
-            text, at = stream.read(_CHUNK), 0
-            if text:
-                continue
-            if array:
-                raise UserError(f"{path}:{line}: broken JSON: the array does not end")
-            return
-        if array and text[at] == "]":
-            return
-        try:
-            value, end = decode(text, at)
-        except RecursionError as error:
-            raise UserError(f"{path}:{line}: broken JSON: {error}") from None
-        except json.JSONDecodeError as error:
-            # An error at the end of what was read may only mean that the value goes on.
-            unfinished = error.msg.startswith("Unterminated") or error.pos > len(text) - 16
-            if unfinished and (more := stream.read(max(_CHUNK, len(text) - at))):
-                text, at = text[at:] + more, 0
-                continue
-            line += text.count("\n", at, error.pos)
-            raise UserError(f"{path}:{line}: broken JSON: {error.msg}") from None
-        yield line, value
-        line += text.count("\n", at, end)
-        at = end

@@ -28,8 +28,9 @@ from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokeniz
 from dart_jax.ngram.builder import check_lossy
 from train import text_tokenizer, work_directory
 from train.counting import DRIVER, LEAST, MB, Budget, Counted, Counting, progress_bars
-from train.documents import PARQUET, Corpus, find_files
+from train.documents import Corpus
 from train.executors import Executor, LocalExecutor, RayExecutor
+from train.records import PARQUET, find_files
 
 _VERSION = 1  # of what work directories hold
 
