@@ -6,6 +6,7 @@ So a resumed run needs no data position beyond its step number.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 
 import jax
 import numpy as np
@@ -32,8 +33,14 @@ class Windows:
     length: int
     seed: int = 0
 
-    def __call__(self, step: int) -> np.ndarray:
-        """int32 [batch, length] of one step.
+    @property
+    def fingerprint(self) -> str:
+        """Tells other tokens or another order of them."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.tokens).data)
+        return f"{digest.hexdigest()[:16]} {self.length} {self.seed}"
+
+    def __call__(self, step: int, rows: slice = slice(None)) -> np.ndarray:
+        """int32 [batch, length] of one step, or some of its rows.
 
         The stream is cut at a random phase into windows that are visited once an epoch.
         """
@@ -47,5 +54,5 @@ class Windows:
         rng = np.random.default_rng((self.seed, epoch))
         phase = rng.integers(self.length)
         chosen = rng.permutation(per_epoch * self.batch)[index * self.batch :][: self.batch]
-        starts = phase + chosen * self.length
+        starts = phase + chosen[rows] * self.length
         return self.tokens[starts[:, None] + np.arange(self.length)].astype(np.int32)

@@ -9,10 +9,12 @@ training stages resume from their newest checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +32,11 @@ from dart_jax.rope import Rope
 from dart_jax.sampling import Sampling
 from train.corpus import HELD_OUT, function_prompts, held_out_files, read, training_files
 from train.data import Windows
-from train.lm import held_out_loss, lm_loss
+from train.lm import held_out_loss, lm_losses
 from train.objective import AnchorBatches, agreement, anchored_logits, annealed_kl, draw_anchors
 from train.regenerate import Sequences, regenerate
 from train.tokenizer import end_of_text, train_tokenizer
-from train.trainer import adamw, fit
+from train.trainer import TrainerConfig, fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,23 +136,29 @@ def train_target(
     if (config.work / "target" / "model.safetensors").is_file():
         return
     model = config.target
+    recipe = TrainerConfig(
+        steps=config.target_steps,
+        batch=config.batch,
+        lr=config.target_lr,
+        warmup=1 / 16,
+        final_lr=1 / 20,
+        clip=1.0,
+        b2=0.95,
+        weight_decay=0.1,
+        save_every=200,
+        eval_every=200,
+        seed=config.seed,
+    )
     params = fit(
         "target",
         params=init_params(model, config.seed),
-        loss=lambda params, batch, key: lm_loss(model, params, batch),
+        loss=lambda params, frozen, batch, key: lm_losses(model, params, batch),
         batches=Windows(np.concatenate(documents), config.batch, config.context + 1, config.seed),
-        optimizer=adamw(
-            config.target_lr,
-            config.target_steps,
-            warmup=config.target_steps // 16,
-            clip=1.0,
-            weight_decay=0.1,
-        ),
-        steps=config.target_steps,
+        config=recipe,
         directory=config.work / "target-training",
         # A part of the held-out text; `main` reports the loss on all of it.
         evaluate=held_out_loss(model, np.concatenate(held_out)[:20_000], config.context),
-        seed=config.seed,
+        tokens_per_step=config.batch * config.context,
     )
     save_target(config.work / "target", model, params, eos=(end,))
 
@@ -183,24 +191,53 @@ def make_sequences(
     return sequences
 
 
+class SequenceBatches(NamedTuple):
+    """`AnchorBatches` as the trainer takes them."""
+
+    sequences: Sequences
+    batch: int
+    seed: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells other sequences or another order of them."""
+        return (
+            f"{hashlib.sha256(np.asarray(self.sequences.tokens).data).hexdigest()[:16]} {self.seed}"
+        )
+
+    def __call__(self, step: int, rows: slice) -> Sequences:
+        """Some rows of one step's batch."""
+        tokens, length = AnchorBatches(self.sequences, self.batch, self.seed)(step)
+        return Sequences(tokens[rows], length[rows])
+
+
 def train_drafter(config: DemoConfig, training: Sequences, held_out: Sequences) -> None:
     """Trains the drafter on what the target wrote."""
     if (config.work / "drafter" / "model.safetensors").is_file():
         return
     target, target_params = load_target(config.work / "target")
     model = config.drafter
-    logits = partial(anchored_logits, target, target_params, model)
     horizon = model.num_positions
 
-    def loss(params: Params, batch: Sequences, key: jax.Array) -> jax.Array:
+    def logits(
+        params: Params, target_params: Params, batch: Sequences, anchors: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        return anchored_logits(target, target_params, model, params, batch.tokens, anchors)
+
+    def loss(
+        params: Params, target_params: Params, batch: Sequences, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         anchors = draw_anchors(key, batch.length, config.anchors, horizon)
-        return annealed_kl(*logits(params, batch.tokens, anchors), config.gamma)
+        count = jnp.float32(anchors.size)
+        return annealed_kl(
+            *logits(params, target_params, batch, anchors), config.gamma
+        ) * count, count
 
     @jax.jit
     def agree(params: Params, batch: Sequences) -> jax.Array:
         key = jax.random.key(config.seed)
         anchors = draw_anchors(key, batch.length, config.anchors, horizon)
-        return agreement(*logits(params, batch.tokens, anchors))
+        return agreement(*logits(params, target_params, batch, anchors))
 
     def evaluate(params: Params) -> dict[str, float]:
         batches = AnchorBatches(held_out, config.drafter_batch)
@@ -213,15 +250,22 @@ def train_drafter(config: DemoConfig, training: Sequences, held_out: Sequences) 
     params = fit(
         "drafter",
         params=params,
+        frozen=target_params,
         loss=loss,
-        batches=AnchorBatches(training, config.drafter_batch, config.seed),
-        optimizer=adamw(
-            config.drafter_lr, config.drafter_steps, warmup=config.drafter_steps // 16, clip=0.5
+        batches=SequenceBatches(training, config.drafter_batch, config.seed),
+        config=TrainerConfig(
+            steps=config.drafter_steps,
+            batch=config.drafter_batch,
+            lr=config.drafter_lr,
+            warmup=1 / 16,
+            final_lr=1 / 20,
+            b2=0.95,
+            save_every=200,
+            eval_every=200,
+            seed=config.seed,
         ),
-        steps=config.drafter_steps,
         directory=config.work / "drafter-training",
         evaluate=evaluate,
-        seed=config.seed,
     )
     ids = np.arange(model.vocab_size)
     save_drafter(config.work / "drafter", model, params, ids)

@@ -11,15 +11,25 @@ from dart_jax.config import TargetConfig
 from dart_jax.pure import Params, bind
 
 
-def lm_loss(config: TargetConfig, params: Params, tokens: jax.Array) -> jax.Array:
-    """Mean next-token cross-entropy in nats over int32 tokens [B, T + 1]."""
+def lm_losses(
+    config: TargetConfig, params: Params, tokens: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The sum of next-token cross-entropies in nats over int32 tokens [B, T + 1], and their number.
+
+    Both are float32 scalars.
+    """
     target = bind(config, params)
     inputs = tokens[:, :-1]
     positions, mask = causal(*inputs.shape)
     hidden = target(inputs, positions, mask).hidden
-    return optax.softmax_cross_entropy_with_integer_labels(
-        target.logits(hidden), tokens[:, 1:]
-    ).mean()
+    losses = optax.softmax_cross_entropy_with_integer_labels(target.logits(hidden), tokens[:, 1:])
+    return losses.sum(), jnp.float32(losses.size)
+
+
+def lm_loss(config: TargetConfig, params: Params, tokens: jax.Array) -> jax.Array:
+    """Their mean."""
+    total, count = lm_losses(config, params, tokens)
+    return total / count
 
 
 def causal(b: int, t: int) -> tuple[jax.Array, jax.Array]:

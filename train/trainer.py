@@ -1,123 +1,245 @@
-"""One training loop for every model: progress, metrics, and orbax checkpoints to resume from."""
+"""The training loop: any loss, any mesh, resumable to the bit."""
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
+import dataclasses
+import math
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from types import FrameType
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
-from orbax.checkpoint import v1 as ocp
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dart_jax.errors import UserError
 from dart_jax.pure import Params
+from train.checkpoints import Checkpoints
+from train.disk import writing
+from train.distributed import any_process, is_main, wait
+from train.loader import Batches, loading
+from train.mesh import (
+    MeshConfig,
+    batch_sharding,
+    fsdp_shardings,
+    make_mesh,
+    place,
+    replicated,
+    target_shardings,
+)
+from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from train.peak import peak_flops
+from train.report import reporting
+from train.step import Loss, TrainState, make_update, state_shardings
+
+# What may be another when a run goes on.
+_FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
+_AT_LEAST_1 = ("steps", "batch", "accumulate", "save_every", "eval_every", "keep", "log_every")
 
 
-class TrainState(NamedTuple):
-    """What a checkpoint holds."""
+@dataclasses.dataclass(frozen=True)
+class TrainerConfig(OptimizerConfig):
+    """How long training runs, on what, and what it leaves."""
 
-    params: Params
-    opt_state: Any
+    steps: int = 1000
+    """Updates in all, earlier runs included."""
+    batch: int = 32
+    """Rows of an update, over all devices."""
+    accumulate: int = 1
+    """Microbatches that an update adds up: the more, the less memory."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which the loss is computed; parameters and optimiser stay float32."""
+    seed: int = 0
+    """Of everything random."""
+    save_every: int = 500
+    """Steps between checkpoints; the last step always leaves one."""
+    eval_every: int = 500
+    """Steps between evaluations; one always ends the run."""
+    keep: int = 2
+    """Newest checkpoints kept, beside the best."""
+    log_every: int = 50
+    """Steps between lines, where the output is no terminal."""
+    tensorboard: bool = False
+    """Write TensorBoard's files as well."""
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    """How devices share the work."""
 
 
 def fit(
     name: str,
     *,
     params: Params,
-    loss: Callable[[Params, Any, jax.Array], jax.Array],
-    batches: Callable[[int], Any],
-    optimizer: optax.GradientTransformation,
-    steps: int,
+    loss: Loss,
+    batches: Batches,
+    config: TrainerConfig,
     directory: Path,
+    frozen: Any = None,
     evaluate: Callable[[Params], dict[str, float]] | None = None,
-    save_every: int = 200,
-    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    tokens_per_step: int = 0,
+    flops_per_step: float = 0.0,
 ) -> Params:
-    """Trains to `steps`, resuming from the newest checkpoint in `directory`.
+    """Trains to `config.steps`, going on from the newest checkpoint in `directory`.
+
+    With several processes all call it alike; process 0 writes metrics and shows progress.
 
     Args:
-      name: shown beside the progress bar.
-      params: initial parameters, used when there is nothing to resume.
-      loss: (params, batch, key) -> scalar; jitted here.
-      batches: step -> batch, a pytree of token arrays; a pure function of the step, so that
-        resuming is exact.
-      optimizer: optax transformation.
-      steps: total number of updates, earlier runs included.
-      directory: gets `checkpoints/` and `metrics.jsonl`.
-      evaluate: called at every checkpoint; its figures join the metrics.
-      save_every: steps between checkpoints.
-      seed: of the keys handed to `loss`.
+      name: shown beside the progress.
+      params: initial parameters; they stay valid.
+      loss: (params, frozen, batch, key) -> sum of the losses and their number, float32 scalars;
+        jitted here, for one microbatch.
+      batches: the data; `batches.batch` is `config.batch`.
+      config: the recipe.
+      directory: gets `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
+      frozen: a tree of arrays that the loss needs: the target's parameters.
+      evaluate: called in process 0 with the parameters on one device, valid during the call; its
+        figures join the metrics, and `tau` or `held_out_loss` among them tells the best checkpoint.
+      settings: what else must be the same when a run goes on, by name; JSON values.
+      tokens_per_step: for the tokens a second, if known.
+      flops_per_step: floating-point operations of an update over the whole batch, for the
+        devices' utilisation, if known.
 
     Returns:
-      The trained parameters.
+      The trained parameters, on one device of every process.
+
+    Raises:
+      UserError: the run cannot start, go on or be saved; its newest checkpoint stays.
+      SystemExit: SIGTERM or SIGINT came; the state was saved.
     """
+    _check(config, batches)
+    mesh = make_mesh(config.mesh)
+    rows = batch_sharding(mesh, config.batch, config.accumulate)
+    optimizer = make_optimizer(config, config.steps)
+    shardings = state_shardings(mesh, optimizer, params)
+    dtype = jnp.dtype(config.dtype)
+    update = make_update(loss, optimizer, mesh, shardings, dtype=dtype, seed=config.seed)
+    rate = jax.jit(lambda step: learning_rate(config, step, config.steps))
+    gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
 
-    @jax.jit
-    def update(state: TrainState, batch: Any, step: int) -> tuple[TrainState, Any]:
-        key = jax.random.fold_in(jax.random.key(seed), step)
-        value, grads = jax.value_and_grad(loss)(state.params, batch, key)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        norm = optax.tree.norm(grads)
-        params = cast(Params, optax.apply_updates(state.params, updates))
-        return TrainState(params, opt_state), (value, norm)
+    def whole(params: Params) -> Params:
+        return jax.tree.map(lambda leaf: leaf.addressable_data(0), gather(params))
 
-    state = TrainState(params, optimizer.init(params))
-    directory.mkdir(parents=True, exist_ok=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    policy: Any = ocp.training.preservation_policies.LatestN(2)
-    with (
-        ocp.training.Checkpointer(
-            os.path.abspath(directory / "checkpoints"), preservation_policy=policy
-        ) as checkpointer,
-        Progress(*columns) as progress,
-        (directory / "metrics.jsonl").open("a") as metrics,
-    ):
-        done = 0
-        if checkpointer.latest is not None:
-            done = checkpointer.latest.step
-            state = checkpointer.load(done, state)
-        task = progress.add_task(name, total=steps, completed=done, note="")
-        losses: list[float] = []
-        tokens = 0
-        start = time.perf_counter()
-        for step in range(done, steps):
-            batch = batches(step)
-            state, (value, norm) = update(state, batch, step)
-            losses.append(float(value))
-            tokens += sum(leaf.size for leaf in jax.tree.leaves(batch))
-            rate = tokens / (time.perf_counter() - start)
-            note = f"loss {np.mean(losses[-50:]):.3f}  {rate:,.0f} tokens/s"
-            progress.update(task, completed=step + 1, note=note)
-            record = {"step": step + 1, "loss": losses[-1], "grad_norm": float(norm)}
-            if (step + 1) % save_every == 0 or step + 1 == steps:
-                # Forced, since orbax skips a save while the one before it still runs.
-                checkpointer.save_async(step + 1, state, force=True)
-                if evaluate is not None:
-                    record |= evaluate(state.params)
-                    progress.console.print(f"{name} {record} {rate:,.0f} tokens/s")
-            metrics.write(json.dumps(record) + "\n")
-            metrics.flush()
-    return state.params
+    def begin(params: Params) -> TrainState:
+        copy = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
+        return TrainState(copy, optimizer.init(copy))
+
+    with writing("the run", directory.parent):
+        directory.mkdir(parents=True, exist_ok=True)
+    saved = directory / "checkpoints"
+    with contextlib.ExitStack() as stack:
+        fixed = _fixed(config, batches) | dict(settings or {})
+        checkpoints = Checkpoints(saved, config.keep, fixed)
+        stack.enter_context(contextlib.closing(checkpoints))
+        placed = place(params, fsdp_shardings(mesh, params))
+        abstract = jax.tree.map(
+            lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
+            jax.eval_shape(begin, placed),
+            shardings,
+        )
+        done, state = checkpoints.resume(abstract) or (
+            0,
+            jax.jit(begin, out_shardings=shardings)(placed),
+        )
+        if done >= config.steps:
+            return whole(state.params)
+        split = target_shardings(mesh, frozen, shard_target=config.mesh.shard_target)
+        frozen = place(frozen, split)
+        utilisation = 0.0
+        if flops_per_step:
+            utilisation = flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
+        report = stack.enter_context(
+            reporting(
+                name,
+                directory,
+                steps=config.steps,
+                done=done,
+                log_every=config.log_every,
+                tensorboard=config.tensorboard,
+                tokens=tokens_per_step,
+                utilisation=utilisation,
+            )
+        )
+        if done:
+            report.say(f"goes on from the checkpoint of step {done}")
+        signals = stack.enter_context(_signals())
+        steps = range(done, config.steps)
+        arrays = stack.enter_context(loading(batches, steps, rows, config.accumulate))
+        for number in range(done + 1, config.steps + 1):
+            began = time.perf_counter()
+            state, measured = update(state, frozen, next(arrays), np.int32(number - 1))
+            figures = {
+                "loss": float(measured.loss),
+                "grad_norm": float(measured.grad_norm),
+                "lr": float(rate(np.int32(number - 1))),
+            }
+            if not all(map(math.isfinite, figures.values())):
+                raise UserError(
+                    f"step {number} of {name} has loss {figures['loss']} and gradient norm "
+                    f"{figures['grad_norm']}; the run stops and {saved} keeps what was saved "
+                    "before; try a lower --lr or a longer --warmup in another directory"
+                )
+            figures["seconds"] = seconds = round(time.perf_counter() - began, 6)
+            if tokens_per_step:
+                figures["tokens_per_second"] = round(tokens_per_step / seconds, 1)
+            if utilisation:
+                figures["mfu"] = round(utilisation / seconds, 6)
+
+            last = number == config.steps
+            evaluated: dict[str, float] = {}
+            if evaluate is not None and (last or number % config.eval_every == 0):
+                gathered = whole(state.params)
+                if is_main():
+                    evaluated = evaluate(gathered)
+                wait(f"{name}: evaluation of step {number}")
+            report.step(number, figures, evaluated)
+            stopped = any_process(bool(signals))
+            if last or stopped or number % config.save_every == 0:
+                # A checkpoint must not know of more steps than the metrics.
+                report.sync()
+                checkpoints.save(number, state, {"loss": report.recent_loss, **evaluated})
+            if stopped and not last:
+                checkpoints.close()
+                report.say(f"stopped; step {number} is saved, the same command goes on from there")
+                raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
+        return whole(state.params)
 
 
-def adamw(
-    peak: float, steps: int, *, warmup: int, clip: float, weight_decay: float = 0.0
-) -> optax.GradientTransformation:
-    """AdamW with linear warm-up, cosine decay to a twentieth, and clipping by global norm."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps, peak / 20)
-    decay = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)  # noqa: E731
-    return optax.chain(
-        optax.clip_by_global_norm(clip),
-        optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=weight_decay, mask=decay),
-    )
+def _check(config: TrainerConfig, batches: Batches) -> None:
+    if batches.batch != config.batch:
+        raise ValueError(f"batches of {batches.batch} rows do not match --batch {config.batch}")
+    for name in _AT_LEAST_1:
+        if getattr(config, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+
+
+def _fixed(config: TrainerConfig, batches: Batches) -> dict[str, Any]:
+    """What must be the same for a run to go on exactly, by name."""
+    recipe = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
+    return {**recipe, "data": batches.fingerprint}
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGTERM and SIGINT meanwhile; what comes a second time ends the process."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came  # where Python allows no handlers
+        return
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        signal.signal(number, before[number])
+
+    before: dict[int, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, note)
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

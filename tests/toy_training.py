@@ -1,0 +1,129 @@
+"""A training run that takes seconds; also a program, to be killed or started several times."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from dart_jax.errors import one_line_errors
+from train.distributed import DistributedConfig, initialize, is_main
+from train.trainer import TrainerConfig, fit
+
+WIDTH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyBatches:
+    """Noisy values of a fixed map; every row depends on the seed, the step and its place."""
+
+    batch: int
+    seed: int = 0
+    pause: float = 0.0
+
+    @property
+    def fingerprint(self) -> str:
+        return f"toy {self.seed}"
+
+    def __call__(self, step: int, rows: slice) -> dict[str, np.ndarray]:
+        time.sleep(self.pause)
+        made = [
+            np.random.default_rng((self.seed, step, row)).normal(size=WIDTH)
+            for row in range(self.batch)[rows]
+        ]
+        x = np.array(made, np.float32)
+        # Some rows have no target, so that the number of losses differs from batch to batch.
+        return {"x": x, "y": np.roll(x, 1, axis=1), "counts": x[:, 0] > -1}
+
+
+def toy_params() -> dict:
+    """Two matrices and a vector."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(0, 0.1, shape), jnp.float32)  # noqa: E731
+    return {"up": draw(WIDTH, 128), "bias": draw(128), "down": draw(128, WIDTH)}
+
+
+def toy_frozen() -> dict:
+    """Named as the target's parts are, to be split as they are."""
+    return {"lm_head": {"kernel": jnp.eye(WIDTH, dtype=jnp.float32)}}
+
+
+def toy_loss(params, frozen, batch, key):
+    """Squared errors under dropout."""
+    dtype = params["up"].dtype
+    hidden = jnp.tanh(batch["x"].astype(dtype) @ params["up"] + params["bias"][None])
+    hidden = hidden * jax.random.bernoulli(key, 0.9, hidden.shape)
+    out = hidden @ params["down"] @ frozen["lm_head"]["kernel"].astype(dtype)
+    errors = jnp.sum((out.astype(jnp.float32) - batch["y"]) ** 2, axis=1)
+    return jnp.sum(jnp.where(batch["counts"], errors, 0)), jnp.sum(batch["counts"], dtype="float32")
+
+
+def toy_evaluate(params) -> dict[str, float]:
+    """A figure of all parameters, on one device."""
+    assert all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(params))
+    return {"norm": float(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)))}
+
+
+RECIPE = TrainerConfig(
+    steps=12,
+    batch=8,
+    lr=1e-2,
+    warmup=0.2,
+    clip=5.0,
+    weight_decay=0.1,
+    save_every=5,
+    eval_every=6,
+    log_every=1,
+    seed=3,
+)
+
+
+def toy_fit(directory: Path, config: TrainerConfig = RECIPE, **changes):
+    """Trains the toy; `changes` are of `fit`'s arguments."""
+    arguments = {
+        "params": toy_params(),
+        "frozen": toy_frozen(),
+        "loss": toy_loss,
+        "batches": ToyBatches(config.batch),
+        "evaluate": toy_evaluate,
+        "tokens_per_step": config.batch * WIDTH,
+        "flops_per_step": config.batch * WIDTH * 128 * 12.0,
+        **changes,
+    }
+    return fit("toy", config=config, directory=directory, **arguments)
+
+
+def records(directory: Path) -> list[dict]:
+    """The metrics, without those of time."""
+    timed = ("seconds", "tokens_per_second", "mfu")
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if name not in timed}
+        for line in lines
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyConfig:
+    """The program's options."""
+
+    directory: Path
+    recipe: tyro.conf.OmitArgPrefixes[TrainerConfig]
+    processes: tyro.conf.OmitArgPrefixes[DistributedConfig]
+    pause: float = 0.0
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        options = tyro.cli(ToyConfig, default=ToyConfig(Path(), RECIPE, DistributedConfig()))
+        initialize(options.processes)
+        batches = ToyBatches(options.recipe.batch, pause=options.pause)
+        trained = toy_fit(options.directory, options.recipe, batches=batches)
+        if is_main():
+            np.savez(options.directory / "trained.npz", **trained)

@@ -1,0 +1,74 @@
+"""Several processes, one on each host or device group, that train together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
+
+from dart_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedConfig:
+    """Who takes part."""
+
+    distributed: bool = False
+    """Find the other processes through the cluster's environment: Slurm, Open MPI, Kubernetes, TPU
+    pods."""
+    coordinator: str | None = None
+    """host:port at which process 0 is met, where the environment does not tell."""
+    processes: int | None = None
+    """How many there are."""
+    process_id: int | None = None
+    """Which of them this one is, from 0."""
+
+
+def initialize(config: DistributedConfig, timeout: int = 300) -> None:
+    """Joins the other processes; call it before anything else of JAX.
+
+    Args:
+      config: without any of its options nothing is done.
+      timeout: seconds to wait for the others.
+
+    Raises:
+      UserError: options are missing, or the others do not come.
+    """
+    given = (config.coordinator, config.processes, config.process_id)
+    if all(value is None for value in given) and not config.distributed:
+        return
+    if not config.distributed and None in given:
+        raise UserError("--coordinator, --processes and --process-id go together; pass all three")
+    try:
+        jax.distributed.initialize(*given, initialization_timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"the processes could not meet: {reason}") from None
+
+
+def is_main() -> bool:
+    """Whether this process is the one that talks to the user and writes what is not sharded."""
+    return jax.process_index() == 0
+
+
+def wait(name: str, timeout: int = 24 * 3600) -> None:
+    """Waits in every process for all others, without the devices, whose own waits are short."""
+    multihost.sync_global_processes(name, timeout=timeout)
+
+
+def any_process(flag: bool) -> bool:
+    """Whether the flag is set in any process; all must call it."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+
+def from_main(value: Any) -> Any:
+    """What process 0 passes, in every process: a tree of numbers."""
+    if jax.process_count() == 1:
+        return value
+    return multihost_utils.broadcast_one_to_all(value)

@@ -1,0 +1,62 @@
+"""The record of a run: one JSON object a step, and TensorBoard's files beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from dart_jax.errors import UserError
+from dart_jax.files import atomic_path
+
+
+class Metrics:
+    """Appends to `metrics.jsonl`, from the step on from which a run goes on.
+
+    Lines of steps behind that, which are taken again, are cut off.
+    """
+
+    def __init__(self, directory: Path, step: int, *, tensorboard: bool = False):
+        """`step`: updates done so far."""
+        path = directory / "metrics.jsonl"
+        if path.is_file():
+            with path.open("rb") as old, atomic_path(path) as part, part.open("wb") as new:
+                new.writelines(line for line in old if 0 < _step(line) <= step)
+        self._file = path.open("a")
+        self._board = _open_board(directory, step) if tensorboard else None
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One step's figures; `step` is among them."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in record.items():
+                if name != "step":
+                    self._board.add_scalar(name, value, record["step"])
+
+    def sync(self) -> None:
+        """Returns when what was written is on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Ends the files."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _step(line: bytes) -> int:
+    """The step of a record; 0 for a line that a killed process left unfinished."""
+    try:
+        return json.loads(line)["step"] if line.endswith(b"\n") else 0
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _open_board(directory: Path, step: int) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard needs a package: pip install tensorboardX") from None
+    return SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1, flush_secs=10)

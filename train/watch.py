@@ -1,0 +1,104 @@
+"""What a person sees of a run: a bar on a terminal, a line now and then in a log file."""
+
+from __future__ import annotations
+
+import datetime
+from collections import deque
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_RECENT = 50  # steps that figures are averaged over
+
+
+class Watch:
+    """Shows progress on stderr."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        steps: int,
+        done: int,
+        log_every: int,
+        tokens: int = 0,
+        utilisation: float = 0.0,
+        console: Console | None = None,
+    ):
+        """Begins at `done` of `steps`.
+
+        Args:
+          name: of what is trained.
+          steps: of the whole run.
+          done: of these, earlier.
+          log_every: steps between lines, where there is no terminal.
+          tokens: of a step; 0 if unknown.
+          utilisation: of the devices' arithmetic, were a step done every second; 0 if unknown.
+          console: another than stderr.
+        """
+        self._name, self._steps, self._log_every = name, steps, log_every
+        self._tokens, self._utilisation = tokens, utilisation
+        self._losses: deque[float] = deque(maxlen=_RECENT)
+        self._seconds: deque[float] = deque(maxlen=_RECENT)
+        self._first = True
+        self.console = console or Console(stderr=True)
+        self._bar = None
+        if self.console.is_terminal:
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                *columns,
+                TextColumn("{task.fields[note]}"),
+                console=self.console,
+            )
+            self._task = self._bar.add_task(name, total=steps, completed=done, note="")
+
+    def __enter__(self) -> Watch:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, number: int, loss: float, seconds: float) -> None:
+        """A step is done, the `number`th; it took so long."""
+        self._losses.append(loss)
+        if not self._first:  # which compiles
+            self._seconds.append(seconds)
+        self._first = False
+        note = "  ".join(self._figures())
+        if self._bar is not None:
+            self._bar.update(self._task, completed=number, note=note)
+        elif number % self._log_every == 0 or number == self._steps:
+            left = ""
+            if self._seconds:
+                pace = sum(self._seconds) / len(self._seconds)
+                left = f"  {datetime.timedelta(seconds=round(pace * (self._steps - number)))} left"
+            self.say(f"step {number}/{self._steps}  {note}{left}")
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(f"{self._name}: {line}", soft_wrap=True, highlight=False, markup=False)
+
+    @property
+    def loss(self) -> float:
+        """Mean over recent steps."""
+        return sum(self._losses) / len(self._losses)
+
+    def _figures(self) -> list[str]:
+        figures = [f"loss {self.loss:.3f}"]
+        if self._seconds:
+            pace = len(self._seconds) / sum(self._seconds)
+            if self._tokens:
+                figures.append(f"{self._tokens * pace:,.0f} tokens/s")
+            if self._utilisation:
+                figures.append(f"MFU {self._utilisation * pace:.1%}")
+        return figures
