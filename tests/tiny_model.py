@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +16,28 @@ from dart_jax.ngram import NgramModel
 from dart_jax.pure import init_params
 from train.corpus import function_prompts, read, stdlib
 from train.demo import DemoConfig, tokenize
+from train.shape import DrafterShape
 from train.tokenizer import train_tokenizer
 
-SHAPES = DemoConfig(vocab_size=300, hidden_size=64, intermediate_size=96, layers=7, draft_length=3)
+
+@dataclasses.dataclass(frozen=True)
+class Shapes(DemoConfig):
+    """The demo's, but smaller."""
+
+    vocab_size: int = 300
+    hidden_size: int = 64
+    intermediate_size: int = 96
+    layers: int = 7
+
+    @property
+    def drafter(self) -> DrafterConfig:
+        """A drafter of four positions."""
+        config = DrafterShape(positions=4).config(self.target)
+        assert isinstance(config, DrafterConfig)
+        return config
+
+
+SHAPES = Shapes()
 _FILES = [stdlib() / name for name in ("heapq.py", "bisect.py", "shlex.py")]
 
 

@@ -19,6 +19,7 @@ the distances are the same as if it stood alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -99,9 +100,9 @@ def merge(*parts: Attended) -> jax.Array:
     top = parts[0].top
     for part in parts[1:]:
         top = jnp.maximum(top, part.top)
-    scales = [jnp.exp(part.top - top) for part in parts]
-    total = sum(part.total * scale for part, scale in zip(parts, scales, strict=True))
-    return sum(part.out * scale for part, scale in zip(parts, scales, strict=True)) / total
+    scaled = [(part, jnp.exp(part.top - top)) for part in parts]
+    out = functools.reduce(jnp.add, [part.out * scale for part, scale in scaled])
+    return out / functools.reduce(jnp.add, [part.total * scale for part, scale in scaled])
 
 
 def known_rows(
@@ -286,11 +287,8 @@ def _attend_by_lines(
         nearest = anchors[:, :, None] + jnp.arange(2 - m, 1, dtype=jnp.int32)[None, None]
         within = jnp.asarray(np.arange(m - 1) >= np.arange(m)[:, None])[None, None]
         seen = within & (_document_at(document, nearest) == own)[:, :, None]
-        near = Attended.to(
-            by_block(q_mask),
-            *(_rows_at(y, jnp.maximum(nearest, 0)) for y in (real.k, real.v)),
-            seen.reshape(b * c, m, m - 1),
-        )
+        k_near, v_near = (_rows_at(y, jnp.maximum(nearest, 0)) for y in (real.k, real.v))
+        near = Attended.to(by_block(q_mask), k_near, v_near, seen.reshape(b * c, m, m - 1))
         parts.append(near.map(lambda y: unblock(y, b)))
 
     # The mask rows of a block among themselves, once for all blocks.

@@ -41,8 +41,13 @@ def parse(cls: type[T], args: list[str], description: str | None) -> T:
     default = _fill(cls, values)
     if values:
         raise UserError(f"{path}: unknown options {', '.join(values)}; --help lists all")
-    flat = tyro.conf.OmitArgPrefixes[cls]  # pyright: ignore[reportInvalidTypeArguments]
-    return tyro.cli(flat, args=args, default=default, description=description)
+    return tyro.cli(
+        cls,
+        args=args,
+        default=default,
+        description=description,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -64,11 +69,11 @@ def _read(path: Path) -> dict[str, Any]:
     return flat
 
 
-def _fill(cls: type[T], values: dict[str, Any]) -> T:
+def _fill(cls: Any, values: dict[str, Any]) -> Any:
     """An instance with these values, taken out of the dictionary; what lacks is left to tyro."""
     hints = typing.get_type_hints(cls)
     made: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+    for field in dataclasses.fields(cls):
         kind = hints[field.name]
         required = field.default is field.default_factory is dataclasses.MISSING
         if dataclasses.is_dataclass(kind):

@@ -2,6 +2,8 @@
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
+The drafter is trained by `train.drafter` with the recipe `train/demo.toml`.
+
 Tokenizer, target, completions and drafter stay in the work directory and are not made again;
 training stages resume from their newest checkpoint.
 """
@@ -9,12 +11,9 @@ training stages resume from their newest checkpoint.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import io
 import json
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,20 +22,24 @@ import tokenizers
 import tyro
 
 from dart_jax.checkpoint import load_drafter, load_eos, load_target, save_drafter, save_target
-from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.config import TargetConfig
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import write_atomically
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
-from dart_jax.pure import Params, init_params
+from dart_jax.pure import init_params
 from dart_jax.rope import Rope
-from dart_jax.sampling import Sampling
+from train.config_file import parse
 from train.corpus import HELD_OUT, function_prompts, held_out_files, read, training_files
 from train.data import Windows
+from train.drafter import DrafterTraining, train
 from train.lm import held_out_loss, lm_losses
-from train.objective import AnchorBatches, agreement, anchored_logits, annealed_kl, draw_anchors
-from train.regenerate import Sequences, regenerate
+from train.regenerate import RegenerateConfig
+from train.regenerate import main as regenerate
 from train.tokenizer import end_of_text, train_tokenizer
 from train.trainer import TrainerConfig, fit
+
+# How the drafter is trained.
+RECIPE = Path(__file__).parent / "demo.toml"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +58,8 @@ class DemoConfig:
     batch: int = 8
     target_steps: int = 1500
     target_lr: float = 2e-3
-    draft_length: int = 7
-    sequence: int = 256
-    anchors: int = 32
-    drafter_batch: int = 16
-    drafter_steps: int = 1300
-    drafter_lr: float = 2e-3
-    gamma: float = 0.6
+    answer: int = 192
+    """Tokens that the target writes behind a function's head."""
     seed: int = 0
 
     @property
@@ -78,24 +76,6 @@ class DemoConfig:
             rope=Rope(1e4),
             tie_word_embeddings=True,
             max_position_embeddings=2048,
-        )
-
-    @property
-    def drafter(self) -> DrafterConfig:
-        """The drafter's shape: one layer like the target's, over the whole vocabulary."""
-        target = self.target
-        return DrafterConfig(
-            vocab_size=target.vocab_size,
-            draft_vocab_size=target.vocab_size,
-            hidden_size=target.hidden_size,
-            intermediate_size=target.intermediate_size,
-            num_attention_heads=target.num_attention_heads,
-            num_key_value_heads=target.num_key_value_heads,
-            head_dim=target.head_dim,
-            draft_length=self.draft_length,
-            target_hidden_size=target.hidden_size,
-            rope=target.rope,
-            max_position_embeddings=target.max_position_embeddings,
         )
 
 
@@ -163,112 +143,37 @@ def train_target(
     save_target(config.work / "target", model, params, eos=(end,))
 
 
-def make_sequences(
-    config: DemoConfig, tokenizer: tokenizers.Tokenizer, training: bool
-) -> Sequences:
-    """The target completes functions of the training files, or of the held-out ones."""
-    name = "training" if training else "held-out"
-    path = config.work / f"sequences-{name}.npz"
-    if path.is_file():
-        with np.load(path) as file:
-            return Sequences(file["tokens"], file["length"])
-    files = training_files() if training else [f for g in HELD_OUT for f in held_out_files(g)]
-    texts = [prompt for file in files for prompt in function_prompts(read(file))]
-    prompts = [np.array(encoded.ids) for encoded in tokenizer.encode_batch(texts)]
-    model, params = load_target(config.work / "target")
-    sequences = regenerate(
-        model,
-        params,
-        [prompt for prompt in prompts if len(prompt) <= config.sequence // 2],
-        samplings=(Sampling(), Sampling(temperature=1.0)),
-        max_length=config.sequence,
-        eos=end_of_text(tokenizer),
-        seed=config.seed,
-    )
-    buffer = io.BytesIO()
-    np.savez(buffer, **sequences._asdict())
-    write_atomically(path, buffer.getvalue())
-    return sequences
-
-
-class SequenceBatches(NamedTuple):
-    """`AnchorBatches` as the trainer takes them."""
-
-    sequences: Sequences
-    batch: int
-    seed: int
-
-    @property
-    def fingerprint(self) -> str:
-        """Tells other sequences or another order of them."""
-        return (
-            f"{hashlib.sha256(np.asarray(self.sequences.tokens).data).hexdigest()[:16]} {self.seed}"
+def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
+    """The target completes documented functions, greedily and drawn; nothing is made again."""
+    path = config.work / "answers.jsonl"
+    if not path.is_file():
+        functions = config.work / "functions.jsonl"
+        lines = [json.dumps({"text": prompt}) for prompt in prompts]
+        write_atomically(functions, "\n".join(lines).encode())
+        regenerate(
+            RegenerateConfig(
+                target=str(config.work / "target"),
+                data=(str(functions),),
+                out=path,
+                temperature=(0.0, 1.0),
+                max_new_tokens=config.answer,
+                batch=64,
+                seed=config.seed,
+            )
         )
-
-    def __call__(self, step: int, rows: slice) -> Sequences:
-        """Some rows of one step's batch."""
-        tokens, length = AnchorBatches(self.sequences, self.batch, self.seed)(step)
-        return Sequences(tokens[rows], length[rows])
+    return path
 
 
-def train_drafter(config: DemoConfig, training: Sequences, held_out: Sequences) -> None:
-    """Trains the drafter on what the target wrote."""
-    if (config.work / "drafter" / "model.safetensors").is_file():
-        return
-    target, target_params = load_target(config.work / "target")
-    model = config.drafter
-    horizon = model.num_positions
-
-    def logits(
-        params: Params, target_params: Params, batch: Sequences, anchors: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        return anchored_logits(target, target_params, model, params, batch.tokens, anchors)
-
-    def loss(
-        params: Params, target_params: Params, batch: Sequences, key: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        anchors = draw_anchors(key, batch.length, config.anchors, horizon)
-        count = jnp.float32(anchors.size)
-        return annealed_kl(
-            *logits(params, target_params, batch, anchors), config.gamma
-        ) * count, count
-
-    @jax.jit
-    def agree(params: Params, batch: Sequences) -> jax.Array:
-        key = jax.random.key(config.seed)
-        anchors = draw_anchors(key, batch.length, config.anchors, horizon)
-        return agreement(*logits(params, target_params, batch, anchors))
-
-    def evaluate(params: Params) -> dict[str, float]:
-        batches = AnchorBatches(held_out, config.drafter_batch)
-        rates = np.mean([agree(params, batches(n)) for n in range(8)], axis=0)
-        return {f"agreement_{t}": round(float(rate), 3) for t, rate in enumerate(rates, 1)}
-
-    # The head starts as the target's own; all else is random.
-    params = init_params(model, config.seed)
-    params["lm_head"] = {"kernel": target_params["embed_tokens"].T}
-    params = fit(
-        "drafter",
-        params=params,
-        frozen=target_params,
-        loss=loss,
-        batches=SequenceBatches(training, config.drafter_batch, config.seed),
-        config=TrainerConfig(
-            steps=config.drafter_steps,
-            batch=config.drafter_batch,
-            lr=config.drafter_lr,
-            warmup=1 / 16,
-            final_lr=1 / 20,
-            b2=0.95,
-            save_every=200,
-            eval_every=200,
-            seed=config.seed,
-        ),
-        directory=config.work / "drafter-training",
-        evaluate=evaluate,
-    )
-    ids = np.arange(model.vocab_size)
-    save_drafter(config.work / "drafter", model, params, ids)
+def train_drafter(config: DemoConfig, answers: Path) -> None:
+    """Trains the drafter by the recipe `RECIPE` on what the target wrote."""
+    options = {
+        "--target": config.work / "target",
+        "--data": answers,
+        "--out": config.work / "drafter-training",
+        "--seed": config.seed,
+    }
+    args = [str(word) for option in options.items() for word in option]
+    train(parse(DrafterTraining, ["--config", str(RECIPE), *args], None))
 
 
 def export(config: DemoConfig, directory: Path) -> None:
@@ -277,7 +182,7 @@ def export(config: DemoConfig, directory: Path) -> None:
     target, params = load_target(config.work / "target")
     eos = load_eos(config.work / "target")
     save_target(directory / "target", target, half(params), eos)
-    drafter, params, ids = load_drafter(config.work / "drafter")
+    drafter, params, ids = load_drafter(config.work / "drafter-training" / "drafter")
     save_drafter(directory / "drafter", drafter, half(params), ids)
     for name in ("target/tokenizer.json", "ngram.dng"):
         write_atomically(directory / name, (config.work / name).read_bytes())
@@ -297,9 +202,14 @@ def main(config: DemoConfig) -> None:
     model, params = load_target(config.work / "target")
     loss = held_out_loss(model, np.concatenate(held_out), config.context)(params)
     print(f"target: {loss['held_out_loss']:.3f} nats per token on all held-out text")
-    sequences = make_sequences(config, tokenizer, training=True)
-    train_drafter(config, sequences, make_sequences(config, tokenizer, training=False))
-    made = [row[:n] for row, n in zip(sequences.tokens, sequences.length, strict=True)]
+    prompts = [prompt for file in training_files() for prompt in function_prompts(read(file))]
+    longest = config.context // 4
+    lengths = map(len, tokenizer.encode_batch(prompts))
+    short = [p for p, length in zip(prompts, lengths, strict=True) if length <= longest]
+    answers = make_answers(config, short)
+    train_drafter(config, answers)
+    with answers.open() as lines:
+        made = [np.array(json.loads(line)["tokens"], np.uint16) for line in lines]
     ngram = NgramModel.count(
         [*documents, *made],
         vocab_size=tokenizer.get_vocab_size(),

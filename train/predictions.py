@@ -225,9 +225,9 @@ def largest_divisor(number: int, most: int) -> int:
     return max(n for n in range(1, min(number, most) + 1) if number % n == 0)
 
 
-def _at(rows: jax.Array, index: jax.Array) -> jax.Array:
+def _at(rows: Array, index: jax.Array) -> jax.Array:
     """Entries of [B, T] at int32 [B, A], the last one for those beyond."""
-    return jnp.take_along_axis(rows, jnp.minimum(index, rows.shape[1] - 1), axis=1)
+    return jnp.take_along_axis(jnp.asarray(rows), jnp.minimum(index, rows.shape[1] - 1), axis=1)
 
 
 def _teach(target: Target, known: Known, rows: jax.Array) -> jax.Array:
