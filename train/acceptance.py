@@ -34,6 +34,8 @@ class AcceptanceConfig:
     ngram: str | None = None
     """N-gram file for the tree search, as `dart_jax.generate` takes it; decoding is measured with
     and without it."""
+    ngram_weight: float = 0.5
+    """Of the n-gram model in that search; the paper's is 0.5."""
 
     def __post_init__(self) -> None:
         for name in ("eval_rows", "eval_prompts"):
@@ -107,9 +109,12 @@ class AcceptanceLength:
     `tau` is with the n-gram model where there is one, `tau_without_ngram` without it.
     """
 
-    def __init__(self, model: DartModel, prompts: Sequence[np.ndarray], new_tokens: int):
+    def __init__(
+        self, model: DartModel, prompts: Sequence[np.ndarray], new_tokens: int, ngram_weight: float
+    ):
         """Takes a model whose drafter's parameters are of no account."""
         self._model, self._prompts, self._new = model, list(prompts), new_tokens
+        self._ngram_weight = ngram_weight
 
     def __call__(self, params: Params) -> dict[str, float]:
         """The figures; none without prompts."""
@@ -127,7 +132,7 @@ class AcceptanceLength:
         decode = model.decoder(
             nodes=nodes,
             max_length=min(length_bucket(longest), model.target.max_length),
-            search=search,
+            search=dataclasses.replace(search, ngram_weight=self._ngram_weight),
             use_ngram=use_ngram,
         )
         made = decode(self._prompts, self._new)

@@ -66,6 +66,9 @@ class DrafterTraining:
     """Directory or hub repository of the target."""
     out: Path
     """Directory of the run."""
+    cache: Path | None = None
+    """Directory of the prepared data and what the target says of it, which runs may share; by
+    default the run's own."""
     teacher: Literal["online", "cached"] = "online"
     """Run the target in every step, or once for every row and keep what it gives on the disk."""
     target_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -138,7 +141,8 @@ def train(config: DrafterTraining) -> Path:
         raise UserError(
             f"--context {context} is beyond the target's {target.max_length} positions; lower it"
         )
-    data = prepare(config.data, tokenizer, config.out, vocab_size=target.vocab_size)
+    cache = config.cache or config.out
+    data = prepare(config.data, tokenizer, cache, vocab_size=target.vocab_size)
     target, target_params = load_target(directory, dtype)
     drafter, params, ids = _start(config, target, target_params, data.training)
     frozen = Frozen(target_params, jnp.asarray(ids))
@@ -146,9 +150,7 @@ def train(config: DrafterTraining) -> Path:
     teacher = None
     if config.teacher == "cached":
         weights = fingerprint(sorted(directory.glob("*.safetensors")))
-        teacher = cached_teacher(
-            target, target_params, data.training, config.out / "features", weights
-        )
+        teacher = cached_teacher(target, target_params, data.training, cache / "features", weights)
     order = Order(data.training.rows, config.trainer.batch, config.trainer.seed)
     trainer = config.trainer
     if config.epochs is not None:
@@ -247,7 +249,7 @@ def _evaluation(
     )
     longest = min(held_out.context, target.max_length - ours.eval_new_tokens)
     prompts = held_out_prompts(held_out, ours.eval_prompts, longest)
-    length = AcceptanceLength(model, prompts, ours.eval_new_tokens)
+    length = AcceptanceLength(model, prompts, ours.eval_new_tokens, ours.ngram_weight)
 
     def evaluate(params: Params) -> dict[str, float]:
         dtype = frozen.target["embed_tokens"].dtype
