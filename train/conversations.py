@@ -232,11 +232,10 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
     if not isinstance(turn, dict):
         raise UserError(f"{name} must be an object, not {kind(turn)}")
     turn = {key: value for key, value in turn.items() if value is not None}
-    role = turn.pop("role", None) or turn.pop("from", None)
-    if role not in _ROLES:
-        raise UserError(f"{name} has the unknown role {role!r}; it must be one of {_known()}")
-    content = turn.pop("content", None)
-    content = turn.pop("value", None) if content is None else content
+    role = turn.pop("role", turn.pop("from", None))
+    if not isinstance(role, str) or role not in _ROLES:
+        raise UserError(f"{name} has the unknown role {role!r}; known are {', '.join(_ROLES)}")
+    content = turn.pop("content", turn.pop("value", None))
     if isinstance(content, list):
         content = "".join(_part(part, name) for part in content)
     if content is None and "tool_calls" in turn:
@@ -250,10 +249,6 @@ def _part(part: Any, name: str) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("text"), str):
         raise UserError(f"{name} holds something else than text")
     return part["text"]
-
-
-def _known() -> str:
-    return ", ".join(_ROLES)
 
 
 def _clean(text: str) -> str:

@@ -229,7 +229,7 @@ def main(config: RegenerateConfig) -> Summary:
         model = DartModel.from_pretrained(directory, config.drafter, config.ngram, dtype=dtype)
         try:
             blocks = _answer_blocks(config, files, model, work, skipped)
-            answers, tokens, unfinished = _join(blocks, config.out)
+            answers, tokens, unfinished = _join(blocks, config.out, skipped)
         except OSError as error:
             raise UserError(
                 f"cannot write to {work} or {config.out}: {error.strerror or error}; free disk "
@@ -313,7 +313,7 @@ def _lines(dialogues: Iterable[Dialogue], model: DartModel) -> Iterator[bytes]:
             yield json.dumps(record).encode() + b"\n"
 
 
-def _join(blocks: Iterable[Path], out: Path) -> tuple[int, int, int]:
+def _join(blocks: Iterable[Path], out: Path, skipped: Skipped) -> tuple[int, int, int]:
     """Writes the file; gives its answers, their tokens, and how many were cut off."""
     answers = tokens = unfinished = 0
     with atomic_path(out) as part, part.open("wb") as file:
@@ -325,7 +325,8 @@ def _join(blocks: Iterable[Path], out: Path) -> tuple[int, int, int]:
                 tokens += len(record["tokens"]) - record["prompt_length"]
                 unfinished += record["finish"] == "length"
         if not answers:
-            raise UserError("no record could be answered")
+            why = skipped.first or "all were cut off, so raise --max-new-tokens"
+            raise UserError(f"there is no answer to write: {why}")
     return answers, tokens, unfinished
 
 
