@@ -55,7 +55,7 @@ class DataConfig:
             raise UserError(f"--context must be at least 2, got {self.context}")
         if self.limit is not None and self.limit < 1:
             raise UserError(f"--limit must be at least 1, got {self.limit}")
-        if self.held_out < 0 or (self.held_out > 1 and self.held_out % 1):
+        if not self.held_out >= 0 or (self.held_out > 1 and self.held_out % 1):
             raise UserError(
                 f"--held-out must be a fraction or a number of records, got {self.held_out:g}"
             )
