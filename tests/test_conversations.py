@@ -82,6 +82,7 @@ def test_forms(record, content):
         ({"messages": [1]}, "message 1 must be an object, not 1"),
         ({"tokens": "1 2"}, "must be an array of ids"),
         ({"tokens": [1, True]}, "must be an array of ids"),
+        ({"tokens": [1, 2**70]}, "must be an array of ids"),
         ({"tokens": [1], "prompt_length": 2}, r"must be in 0\.\.1"),
     ],
 )

@@ -15,7 +15,7 @@ from dart_jax.model import DartModel
 from dart_jax.pure import abstract_params
 from dart_jax.tokenizer import Tokenizer
 from train import regenerate
-from train.conversations import Chat, Tokens, parse
+from train.conversations import Chat, Tokens, digest_of, parse, read_all
 from train.dialogues import turns_of
 from train.regenerate import RegenerateConfig, main
 
@@ -83,7 +83,7 @@ def whole(target, tmp_path_factory):
     return config.out.read_bytes()
 
 
-def test_answers_are_the_targets_own(whole, target):
+def test_answers_are_the_targets_own(whole, target, tmp_path):
     model = DartModel.from_pretrained(target)
     records = [json.loads(line) for line in whole.splitlines()]
     for record in records:
@@ -92,6 +92,13 @@ def test_answers_are_the_targets_own(whole, target):
         assert (answer[-1] in model.eos) == (record["finish"] == "stop")
         assert record["text"] == model.tokenizer.decode(record["tokens"], False)
         assert parse(record) == Tokens(record["tokens"], record["prompt_length"])
+    sources = [digest_of(parse(record)) for record in RECORDS]
+    assert [int(record["source"], 16) for record in records] == [
+        source for source, count in zip(sources, ANSWERS, strict=True) for _ in range(2 * count)
+    ]
+    path = tmp_path / "again.jsonl"
+    path.write_bytes(whole)
+    assert [e.digest for e, _ in read_all([path])] == [int(r["source"], 16) for r in records]
     # Of each record the greedy answers come first, then those at temperature 1.
     greedy, drawn = records[6:8], records[8:10]
     assert greedy != drawn

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -64,8 +65,8 @@ class Example(NamedTuple):
 
     Attributes:
       content: what there is to learn.
-      digest: 64 bits, evenly spread, that are the same for the same content wherever it lies; the
-        pieces of a text share it.
+      digest: 64 bits, evenly spread, that are the same for the same content wherever it lies. The
+        pieces of a text share it, and so do a record and what `train.regenerate` made of it.
       where: file and line, for errors.
       read: bytes of the file that were read by then.
     """
@@ -78,7 +79,7 @@ class Example(NamedTuple):
 
 _TURNS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("instruction", "output"), ("question", "answer"))
-_FIELDS = ("tokens", "prompt_length", *_TURNS, *sum(_PAIRS, ()), "input", "text", "data")
+_FIELDS = ("tokens", "prompt_length", *_TURNS, *sum(_PAIRS, ()), "input", "text", "data", "source")
 _ROLES = {
     "human": "user",
     "user": "user",
@@ -121,7 +122,7 @@ def read_examples(path: Path, *, bad: Callable[[UserError], None] = refuse) -> I
         except UserError as error:
             bad(UserError(f"{record.where}: {error}"))
             continue
-        digest = digest_of(content)
+        digest = _source(record.value) or digest_of(content)
         pieces = [content]
         if isinstance(content, Text):
             pieces = map(Text, cut(io.StringIO(content.text, newline="")))
@@ -197,10 +198,20 @@ def digest_of(content: Content) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
+def _source(value: Any) -> int | None:
+    """The digest of the record that this one was made from, if it names it."""
+    source = value.get("source") if isinstance(value, dict) else None
+    if isinstance(source, str) and re.fullmatch("[0-9a-f]{16}", source):
+        return int(source, 16)
+    return None
+
+
 def _tokens(record: dict[str, Any]) -> Tokens:
     tokens, length = record["tokens"], record.get("prompt_length", 0)
     # A bool is an int to Python, but no id.
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+    if not isinstance(tokens, list) or not all(
+        type(token) is int and abs(token) < 2**31 for token in tokens
+    ):
         raise UserError("`tokens` must be an array of ids")
     if type(length) is not int or not 0 <= length <= len(tokens):
         raise UserError(f"`prompt_length` must be in 0..{len(tokens)}, the tokens' number")

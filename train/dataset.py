@@ -22,7 +22,7 @@ from train.counting import progress_bars
 from train.documents import LONGEST
 from train.encoding import Encoder, LossOn, parse_template_kwargs
 from train.packed import PackedDataset, Writer
-from train.records import Skipped, find_files, fingerprint, refuse
+from train.records import Skipped, find_files, fingerprint, refuse, without
 
 _VERSION = 1  # of what is written
 _MADE = "data"  # the directory's name; renamed into place when all of it is on the disk
@@ -90,7 +90,7 @@ def prepare(
     Raises:
       UserError: the data cannot be used, or the directory not be written; says where.
     """
-    files = find_files(config.data)
+    files = without(find_files(config.data), [directory])
     name = _fingerprint(config, files, tokenizer, vocab_size)
     encoder = Encoder(
         tokenizer,
