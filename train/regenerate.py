@@ -288,6 +288,7 @@ def _answer_blocks(
             blocks.append(path)
             before = after
             progress.update(bar, completed=after)
+        progress.update(bar, completed=size)
     return blocks
 
 
