@@ -10,6 +10,7 @@ A set `name` in a directory is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -106,8 +107,10 @@ class Writer:
         self._base = directory / name
         self._vocab_size = vocab_size
         self._dtypes = _dtypes(context, vocab_size)
+        self._open = contextlib.ExitStack()
         self._files = {
-            field: self._base.with_name(f"{name}.{field}").open("wb") for field in Row._fields
+            field: self._open.enter_context((directory / f"{name}.{field}").open("wb"))
+            for field in Row._fields
         }
 
     def add(self, document: Encoded) -> None:
@@ -134,8 +137,7 @@ class Writer:
 
     def close(self) -> None:
         """Lets go of the files, whatever is in them."""
-        for file in self._files.values():
-            file.close()
+        self._open.close()
 
     def _write(self, row: Row) -> None:
         for field, file in self._files.items():

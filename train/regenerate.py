@@ -5,9 +5,12 @@
 What a drafter must predict is what its target says, so answers drawn from the target raise
 acceptance over the original ones. Chats are answered turn by turn, each answer in the place of the
 record's own; of prompts with completions the prompts; texts are prompts. Each answer becomes a
-record `{"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length"}` for
-`train.drafter`, so that what the target wrote is not tokenised anew. An interrupted run goes on
-where it was when the same command runs again.
+record for `train.drafter`, so that what the target wrote is not tokenised anew:
+
+    {"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length", "source": ".."}
+
+The source tells which answers belong to one record. An interrupted run goes on where it was when
+the same command runs again.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from train.counting import progress_bars
 from train.data import Array
 from train.dialogues import Answering, Dialogue, Journal, turns_of
 from train.encoding import parse_template_kwargs
-from train.records import Skipped, find_files, fingerprint, refuse
+from train.records import Skipped, find_files, fingerprint, refuse, without
 
 _VERSION = 1  # of what work directories hold
 _BLOCK = 16  # batches answered turn by turn, before the next are read
@@ -202,9 +205,9 @@ def main(config: RegenerateConfig) -> Summary:
         raise UserError(f"--out {config.out} is there already; delete it or name another file")
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
-    files = find_files(config.data)
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     work = (config.work or config.out.with_name(config.out.name + ".work")).resolve()
+    files = without(find_files(config.data), (work, config.out))
     options = {
         f"--{name.replace('_', '-')}": value
         for name, value in dataclasses.asdict(config).items()
@@ -229,7 +232,7 @@ def main(config: RegenerateConfig) -> Summary:
         model = DartModel.from_pretrained(directory, config.drafter, config.ngram, dtype=dtype)
         try:
             blocks = _answer_blocks(config, files, model, work, skipped)
-            answers, tokens, unfinished = _join(blocks, config.out)
+            answers, tokens, unfinished = _join(blocks, config.out, skipped)
         except OSError as error:
             raise UserError(
                 f"cannot write to {work} or {config.out}: {error.strerror or error}; free disk "
@@ -285,6 +288,7 @@ def _answer_blocks(
             blocks.append(path)
             before = after
             progress.update(bar, completed=after)
+        progress.update(bar, completed=size)
     return blocks
 
 
@@ -296,7 +300,7 @@ def _dialogues(examples: Iterable[Example], answering: Answering) -> Iterator[Di
             answering.bad(UserError(f"{example.where}: {error}"))
             continue
         for sampling in range(len(answering.samplings)):
-            yield Dialogue(example.where, sampling, turns)
+            yield Dialogue(example.where, example.digest, sampling, turns)
 
 
 def _lines(dialogues: Iterable[Dialogue], model: DartModel) -> Iterator[bytes]:
@@ -309,11 +313,12 @@ def _lines(dialogues: Iterable[Dialogue], model: DartModel) -> Iterator[bytes]:
                 "prompt_length": len(answer.prompt),
                 "text": model.tokenizer.decode(tokens, skip_special_tokens=False),
                 "finish": answer.finish,
+                "source": f"{dialogue.digest:016x}",
             }
             yield json.dumps(record).encode() + b"\n"
 
 
-def _join(blocks: Iterable[Path], out: Path) -> tuple[int, int, int]:
+def _join(blocks: Iterable[Path], out: Path, skipped: Skipped) -> tuple[int, int, int]:
     """Writes the file; gives its answers, their tokens, and how many were cut off."""
     answers = tokens = unfinished = 0
     with atomic_path(out) as part, part.open("wb") as file:
@@ -325,7 +330,8 @@ def _join(blocks: Iterable[Path], out: Path) -> tuple[int, int, int]:
                 tokens += len(record["tokens"]) - record["prompt_length"]
                 unfinished += record["finish"] == "length"
         if not answers:
-            raise UserError("no record could be answered")
+            why = skipped.first or "all were cut off, so raise --max-new-tokens"
+            raise UserError(f"there is no answer to write: {why}")
     return answers, tokens, unfinished
 
 
