@@ -224,7 +224,7 @@ def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way):
 def test_nothing_but_damaged_checkpoints(half_way):
     for path in (half_way / "checkpoints").glob("*/_CHECKPOINT_METADATA"):
         path.write_text("{")
-    with pytest.raises(UserError, match="no checkpoint can be read; the last tried was .*10"):
+    with pytest.raises(UserError, match=r"no checkpoint can be read; the last tried was .*10"):
         toy_fit(half_way)
 
 
@@ -303,7 +303,7 @@ def test_options_out_of_range(tmp_path):
 
 
 def test_no_room_for_a_checkpoint(uninterrupted, half_way):
-    """No file may grow beyond 64 KB, a checkpoint's would: as on a full disk, but for the reason."""
+    """No file may grow beyond 64 KB, as if the disk were full then; a checkpoint's would."""
     limited = ["bash", "-c", 'ulimit -f 64; exec "$@"', "-", *PROGRAM, "--directory", str(half_way)]
     environment = {**ENVIRONMENT, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     ended = subprocess.run(limited, env=environment, capture_output=True, text=True, check=False)
@@ -326,7 +326,7 @@ def test_no_room_for_metrics(tmp_path):
 
 def test_a_full_disk_told_by_tensorstore(tmp_path):
     text = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
-    with pytest.raises(UserError, match="file system at /.* is full"), writing("it", tmp_path):
+    with pytest.raises(UserError, match=r"file system at /.* is full"), writing("it", tmp_path):
         raise ValueError(text)
     with pytest.raises(ValueError, match="another"), writing("it", tmp_path):
         raise ValueError("another")
