@@ -1,14 +1,13 @@
-"""Training: batches, losses, and a loop that resumes exactly."""
+"""Training: batches and losses."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.pure import abstract_params, bind, init_params
+from dart_jax.pure import abstract_params, bind
 from dart_jax.rope import rotate
 from train.data import Windows
 from train.demo import DemoConfig
@@ -21,7 +20,6 @@ from train.objective import (
     draw_anchors,
 )
 from train.regenerate import Sequences
-from train.trainer import adamw, fit
 
 
 def softmax(x):
@@ -63,6 +61,23 @@ def test_windows_depend_on_seed_and_step_alone():
     forward = [windows(step).tolist() for step in range(60)]
     assert [again(step).tolist() for step in reversed(range(60))] == forward[::-1]
     assert Windows(tokens, 2, 10, seed=2)(0).tolist() != forward[0]
+
+
+def test_windows_give_some_rows_of_a_batch():
+    windows = Windows(np.arange(200), 5, 8, seed=1)
+    np.testing.assert_array_equal(windows(3, slice(1, 4)), windows(3)[1:4])
+
+
+def test_windows_tell_other_data():
+    tokens = np.arange(200)
+    others = [
+        Windows(tokens, 2, 10),
+        Windows(tokens, 2, 10, seed=1),
+        Windows(tokens, 2, 11),
+        Windows(tokens + 1, 2, 10),
+    ]
+    assert len({windows.fingerprint for windows in others}) == len(others)
+    assert Windows(tokens.copy(), 2, 10).fingerprint == others[0].fingerprint
 
 
 @pytest.fixture
@@ -294,85 +309,3 @@ def test_held_out_loss_is_the_mean_over_whole_windows(anchored):
     windows = jnp.asarray(tokens[:40].reshape(4, 10), jnp.int32)
     expected = float(lm_loss(TARGET, params, windows))
     assert evaluate(params) == {"held_out_loss": pytest.approx(expected, rel=1e-5)}
-
-
-# The loop
-
-SMALL = dataclasses.replace(
-    TARGET, vocab_size=64, hidden_size=32, num_attention_heads=2, head_dim=16
-)
-STEPS = 24
-
-
-class Interrupted(Exception):
-    """Stands for a killed process."""
-
-
-def train(directory, stop_before=None):
-    """Trains on a stream that repeats itself; raises before the step `stop_before`."""
-    windows = Windows(np.tile(np.arange(0, 64, 3), 40), batch=4, length=17, seed=3)
-
-    def batches(step):
-        if step == stop_before:
-            raise Interrupted
-        return windows(step)
-
-    def loss(params, batch, key):
-        # Noise from the key: resuming must also give every step its own key back.
-        keep = jax.random.bernoulli(key, 0.9, batch.shape)
-        return lm_loss(SMALL, params, jnp.where(keep, batch, 0))
-
-    # optax raises a float to an integer power.
-    with jax.numpy_dtype_promotion("standard"):
-        return fit(
-            "test",
-            params=init_params(SMALL, 0),
-            loss=loss,
-            batches=batches,
-            optimizer=adamw(1e-2, STEPS, warmup=2, clip=1.0, weight_decay=0.1),
-            steps=STEPS,
-            directory=directory,
-            evaluate=lambda params: {"norm": float(jnp.linalg.norm(params["embed_tokens"]))},
-            save_every=5,
-            seed=7,
-        )
-
-
-def bits(params):
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
-
-
-def metrics(directory):
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("uninterrupted")
-    return train(directory), directory
-
-
-def test_training_learns(trained):
-    _, directory = trained
-    records = metrics(directory)
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
-    assert records[0]["loss"] == pytest.approx(np.log(64), rel=0.05)
-    assert records[-1]["loss"] < 0.7 * records[0]["loss"]
-    assert [r["step"] for r in records if "norm" in r] == [5, 10, 15, 20, 24]
-
-
-def test_resuming_is_exact(trained, tmp_path):
-    params, directory = trained
-    with pytest.raises(Interrupted):
-        train(tmp_path, stop_before=13)
-    assert metrics(tmp_path) == metrics(directory)[:13]
-    assert bits(train(tmp_path)) == bits(params)
-    # The steps behind the last checkpoint are taken, and recorded, again.
-    assert metrics(tmp_path) == metrics(directory)[:13] + metrics(directory)[10:]
-
-
-def test_a_finished_run_is_only_read(trained):
-    params, directory = trained
-    before = metrics(directory)
-    assert bits(train(directory, stop_before=0)) == bits(params)
-    assert metrics(directory) == before
