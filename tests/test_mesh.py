@@ -73,8 +73,8 @@ def test_microbatches_on_eight_devices(many, tmp_path):
     assert_close(records(many / "accumulated"), records(tmp_path))
 
 
-def test_a_split_target_computes_the_same(many):
-    one, split = json.loads((many / "target.json").read_text())
+def test_a_split_target_and_drafter_compute_the_same(many):
+    one, split = json.loads((many / "drafter.json").read_text())
     assert split == pytest.approx(one, rel=1e-5)
 
 

@@ -24,26 +24,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import jax
-import numpy as np
 import tyro
-from rich.progress import track
 
 from dart_jax import hub
-from dart_jax.config import TargetConfig
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import atomic_path, write_atomically
 from dart_jax.generation import GenerationConfig
-from dart_jax.loop import Options, Prompts, generate_fused
 from dart_jax.model import DartModel
-from dart_jax.pure import Params
-from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig
-from dart_jax.target import untie
 from train import work_directory
 from train.conversations import Example, read_all
 from train.counting import progress_bars
-from train.data import Array
 from train.dialogues import Answering, Dialogue, Journal, turns_of
 from train.encoding import parse_template_kwargs
 from train.records import Skipped, find_files, fingerprint, refuse, without
@@ -113,56 +103,6 @@ class RegenerateConfig:
             )
             for temperature in self.temperature
         ]
-
-
-class Sequences(NamedTuple):
-    """Token sequences of different lengths.
-
-    Attributes:
-      tokens: integers [M, T], padded on the right.
-      length: int32 [M].
-    """
-
-    tokens: Array
-    length: Array
-
-
-def regenerate(
-    config: TargetConfig,
-    params: Params,
-    prompts: Sequence[np.ndarray],
-    *,
-    samplings: Sequence[Sampling],
-    max_length: int,
-    eos: int,
-    batch: int = 64,
-    seed: int = 0,
-) -> Sequences:
-    """Continues prompts up to `max_length` tokens, once for each way of sampling.
-
-    They are decoded in full batches, shortest first; the longest, up to `batch - 1`, are left out.
-    """
-    batch = min(batch, len(prompts))
-    if jax.default_backend() == "cpu":
-        config, params = untie(config, params)
-    # Prompts of like length share a padded shape and finish together.
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    chunks = [order[i : i + batch] for i in range(0, len(order) // batch * batch, batch)]
-    rows = []
-    for sampling in samplings:
-        decode = DecodeConfig(config)
-        name = f"regenerate T={sampling.temperature:g}"
-        for n, chunk in enumerate(track(chunks, description=name)):
-            padded = Prompts.pad(
-                [prompts[i] for i in chunk], max_length, max_length, config.vocab_size
-            )
-            options = Options(sampling, stop=(eos,), seed=seed + n)
-            made = generate_fused(decode, {"target": params}, None, padded, options)
-            rows += map(np.append, (prompts[i] for i in chunk), made.tokens)
-    tokens = np.zeros((len(rows), max_length), np.min_scalar_type(config.vocab_size - 1))
-    for row, sequence in zip(tokens, rows, strict=True):
-        row[: len(sequence)] = sequence
-    return Sequences(tokens, np.array([len(row) for row in rows], np.int32))
 
 
 class Summary(NamedTuple):
