@@ -103,6 +103,11 @@ def test_it_is_made_once(config, make, tmp_path, monkeypatch):
         assert one.fingerprint == other.fingerprint
         np.testing.assert_array_equal(one.tokens, other.tokens)
     monkeypatch.setattr(dataset, "_make", made)
+    # Elsewhere, from the same records in another file: other files, the same rows.
+    path = write(tmp_path / "other.jsonl", records(60))
+    elsewhere = make(dataclasses.replace(config, data=(str(path),)), "elsewhere")
+    assert elsewhere.training.made_from != first.training.made_from
+    assert elsewhere.training.fingerprint == first.training.fingerprint
     fingerprints = {first.training.fingerprint}
     for change in ({"context": 64}, {"loss_on": "all"}, {"limit": 50}, {"held_out": 0.2}):
         fingerprints.add(make(dataclasses.replace(config, **change)).training.fingerprint)
