@@ -17,6 +17,7 @@ from dart_jax.errors import UserError
 from dart_jax.tokenizer import Tokenizer
 from train import dataset
 from train.dataset import DataConfig, prepare
+from train.order import Order, PackedBatches
 from train.packed import PackedDataset, draft_vocabulary
 
 VOCABULARY = 400
@@ -103,6 +104,11 @@ def test_it_is_made_once(config, make, tmp_path, monkeypatch):
         assert one.fingerprint == other.fingerprint
         np.testing.assert_array_equal(one.tokens, other.tokens)
     monkeypatch.setattr(dataset, "_make", made)
+    # Elsewhere, from the same records in another file: other files, the same rows.
+    path = write(tmp_path / "other.jsonl", records(60))
+    elsewhere = make(dataclasses.replace(config, data=(str(path),)), "elsewhere")
+    assert elsewhere.training.made_from != first.training.made_from
+    assert elsewhere.training.fingerprint == first.training.fingerprint
     fingerprints = {first.training.fingerprint}
     for change in ({"context": 64}, {"loss_on": "all"}, {"limit": 50}, {"held_out": 0.2}):
         fingerprints.add(make(dataclasses.replace(config, **change)).training.fingerprint)
@@ -134,6 +140,7 @@ import os, sys
 from pathlib import Path
 from dart_jax.tokenizer import Tokenizer
 from train import dataset
+from train.order import Order, PackedBatches
 from train.packed import Writer
 finish = Writer.finish
 Writer.finish = lambda writer, name: (finish(writer, name), os.kill(os.getpid(), 9))
@@ -223,6 +230,23 @@ def test_a_full_disk_is_one_line(config, make, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert sorted(os.listdir(tmp_path / "prepared")) == ["data", "data.lock"]
     assert documents(make(config).training) == documents(before.training)
+
+
+def test_batches_are_rows_in_their_order(config, make):
+    training, _ = make(config)
+    order = Order(training.rows, 4, seed=1)
+    batches = PackedBatches(training, order)
+    assert batches.batch == 4
+    whole = training.batch(order(7))
+    for rows in (slice(0, 4), slice(1, 3)):
+        batch = batches(7, rows)
+        np.testing.assert_array_equal(batch.tokens, whole.tokens[rows])
+        np.testing.assert_array_equal(batch.supervised, whole.supervised[rows])
+    others = [Order(training.rows, 4, seed=2), Order(training.rows, 3, seed=1)]
+    fingerprints = {PackedBatches(training, other).fingerprint for other in (order, *others)}
+    assert len(fingerprints) == 3
+    with pytest.raises(ValueError, match="is not of"):
+        PackedBatches(training, Order(training.rows + 1, 4))
 
 
 def test_draft_vocabulary(config, make):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 
 import jax
 import numpy as np
@@ -147,6 +148,20 @@ def test_a_run_goes_on_where_it_was(config, monkeypatch):
     assert calls == all_calls + 1  # for the torn line
 
 
+def test_a_full_disk_is_one_line(config, whole):
+    """And what is done stays done."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot write to .*out\.jsonl: File too large; free"):
+            main(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert not config.out.exists()
+    main(config)
+    assert config.out.read_bytes() == whole
+
+
 def test_unfinished_answers_can_be_left_out(config, whole):
     summary = main(dataclasses.replace(config, unfinished=False))
     kept = config.out.read_bytes().splitlines()
@@ -192,6 +207,8 @@ def test_errors(config, tmp_path):
     )
     with pytest.raises(UserError, match="batch must be at least 1"):
         dataclasses.replace(config, batch=0)
+    with pytest.raises(UserError, match="seed must not be negative"):
+        dataclasses.replace(config, seed=-1)
     with pytest.raises(UserError, match="top-p must be"):
         dataclasses.replace(config, top_p=2.0)
     config.out.write_text("")

@@ -91,7 +91,7 @@ def prepare(
       UserError: the data cannot be used, or the directory not be written; says where.
     """
     files = without(find_files(config.data), [directory])
-    name = _fingerprint(config, files, tokenizer, vocab_size)
+    name = _made_from(config, files, tokenizer, vocab_size)
     encoder = Encoder(
         tokenizer,
         vocab_size,
@@ -115,10 +115,10 @@ def prepare(
     return found
 
 
-def _fingerprint(
+def _made_from(
     config: DataConfig, files: Sequence[Path], tokenizer: Tokenizer, vocab_size: int
 ) -> str:
-    """Of all that the rows depend on."""
+    """A name for all that the rows depend on."""
     options = dataclasses.asdict(config)
     del options["data"]
     settings = {
@@ -135,7 +135,7 @@ def _fingerprint(
 def _load(directory: Path, name: str) -> Prepared | None:
     """What is there, if it was made from the same."""
     sets = [PackedDataset.load(directory, field) for field in Prepared._fields]
-    if not all(made is not None and made.fingerprint == name for made in sets):
+    if not all(made is not None and made.made_from == name for made in sets):
         return None
     return Prepared(*filter(None, sets))
 

@@ -85,6 +85,8 @@ class RegenerateConfig:
         for name in ("max_new_tokens", "batch", "limit"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.seed < 0:
+            raise UserError(f"--seed must not be negative, got {self.seed}")
         if not self.temperature:
             raise UserError("--temperature needs at least one value")
         parse_template_kwargs(self.chat_template_kwargs)
