@@ -10,6 +10,7 @@ import numpy as np
 from dart_jax.errors import UserError
 from train.batch import Batch
 from train.packed import PackedDataset
+from train.teacher import TaughtDataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +58,11 @@ class PackedBatches:
     """What the trainer is given: the rows of a data set in an order.
 
     Attributes:
-      dataset: the rows.
+      dataset: the rows, alone or with what the target says of them.
       order: over all of them.
     """
 
-    dataset: PackedDataset
+    dataset: PackedDataset | TaughtDataset
     order: Order
 
     def __post_init__(self) -> None:
