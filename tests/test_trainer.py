@@ -228,6 +228,16 @@ def test_nothing_but_damaged_checkpoints(half_way):
         toy_fit(half_way)
 
 
+def test_two_runs_do_not_share_a_directory(tmp_path):
+    def evaluate(params):
+        with pytest.raises(UserError, match="another run trains in"):
+            toy_fit(tmp_path)
+        return {"tried": 1.0}
+
+    toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=2), evaluate=evaluate)
+    assert records(tmp_path)[-1]["tried"] == 1
+
+
 def test_other_settings_are_refused(half_way):
     for recipe, arguments, told in [
         (dataclasses.replace(RECIPE, lr=0.5), {}, r"another lr \(0\.01, now 0\.5\)"),
@@ -328,8 +338,10 @@ def test_a_full_disk_told_by_tensorstore(tmp_path):
     text = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
     with pytest.raises(UserError, match=r"file system at /.* is full"), writing("it", tmp_path):
         raise ValueError(text)
-    with pytest.raises(ValueError, match="another"), writing("it", tmp_path):
-        raise ValueError("another")
+    with pytest.raises(ValueError, match="not the disk's"), writing("it", tmp_path):
+        raise ValueError("not the disk's")
+    with pytest.raises(UserError, match="another process did not"), writing("it", tmp_path):
+        raise TimeoutError
 
 
 # What is told

@@ -20,6 +20,9 @@ from train.disk import writing
 from train.distributed import from_main
 from train.step import TrainState
 
+# Seconds that a process waits for the others to finish a checkpoint; one may have failed.
+_PATIENCE = 300
+
 
 class Checkpoints:
     """The newest checkpoints of a run and the best one.
@@ -47,6 +50,7 @@ class Checkpoints:
         with writing("checkpoints", directory.parent):
             self._checkpointer = ocp.training.Checkpointer(
                 os.path.abspath(directory),
+                context=ocp.Context(async_options=ocp.options.AsyncOptions(timeout_secs=_PATIENCE)),
                 preservation_policy=kept,
                 cleanup_tmp_directories=True,
             )

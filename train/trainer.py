@@ -20,7 +20,7 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.pure import Params
 from train.checkpoints import Checkpoints
-from train.disk import writing
+from train.disk import alone, writing
 from train.distributed import any_process, is_main, wait
 from train.loader import Batches, loading
 from train.mesh import (
@@ -34,7 +34,7 @@ from train.mesh import (
 )
 from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from train.peak import peak_flops
-from train.report import reporting
+from train.report import Work, reporting
 from train.step import Loss, TrainState, make_update, state_shardings
 
 # What may be another when a run goes on.
@@ -128,11 +128,13 @@ def fit(
         copy = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
         return TrainState(copy, optimizer.init(copy))
 
-    with writing("the run", directory.parent):
-        directory.mkdir(parents=True, exist_ok=True)
     saved = directory / "checkpoints"
+    fixed = _fixed(config, batches) | dict(settings or {})
     with contextlib.ExitStack() as stack:
-        fixed = _fixed(config, batches) | dict(settings or {})
+        with writing("the run", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            if is_main():
+                stack.enter_context(alone(directory))
         checkpoints = Checkpoints(saved, config.keep, fixed)
         stack.enter_context(contextlib.closing(checkpoints))
         placed = place(params, fsdp_shardings(mesh, params))
@@ -141,54 +143,39 @@ def fit(
             jax.eval_shape(begin, placed),
             shardings,
         )
-        done, state = checkpoints.resume(abstract) or (
-            0,
-            jax.jit(begin, out_shardings=shardings)(placed),
-        )
+        resumed = checkpoints.resume(abstract)
+        done, state = resumed or (0, jax.jit(begin, out_shardings=shardings)(placed))
         if done >= config.steps:
             return whole(state.params)
         split = target_shardings(mesh, frozen, shard_target=config.mesh.shard_target)
         frozen = place(frozen, split)
-        utilisation = 0.0
+        work = Work(tokens_per_step)
         if flops_per_step:
-            utilisation = flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
-        report = stack.enter_context(
-            reporting(
-                name,
-                directory,
-                steps=config.steps,
-                done=done,
-                log_every=config.log_every,
-                tensorboard=config.tensorboard,
-                tokens=tokens_per_step,
-                utilisation=utilisation,
+            work = Work(
+                tokens_per_step, flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
             )
-        )
+        report = stack.enter_context(reporting(name, directory, config, done, work))
         if done:
             report.say(f"goes on from the checkpoint of step {done}")
         signals = stack.enter_context(_signals())
         steps = range(done, config.steps)
         arrays = stack.enter_context(loading(batches, steps, rows, config.accumulate))
-        for number in range(done + 1, config.steps + 1):
+        for step in map(np.int32, steps):
             began = time.perf_counter()
-            state, measured = update(state, frozen, next(arrays), np.int32(number - 1))
+            state, measured = update(state, frozen, next(arrays), step)
             figures = {
                 "loss": float(measured.loss),
                 "grad_norm": float(measured.grad_norm),
-                "lr": float(rate(np.int32(number - 1))),
+                "lr": float(rate(step)),
             }
+            seconds = time.perf_counter() - began
+            number = int(step) + 1
             if not all(map(math.isfinite, figures.values())):
                 raise UserError(
                     f"step {number} of {name} has loss {figures['loss']} and gradient norm "
                     f"{figures['grad_norm']}; the run stops and {saved} keeps what was saved "
                     "before; try a lower --lr or a longer --warmup in another directory"
                 )
-            figures["seconds"] = seconds = round(time.perf_counter() - began, 6)
-            if tokens_per_step:
-                figures["tokens_per_second"] = round(tokens_per_step / seconds, 1)
-            if utilisation:
-                figures["mfu"] = round(utilisation / seconds, 6)
-
             last = number == config.steps
             evaluated: dict[str, float] = {}
             if evaluate is not None and (last or number % config.eval_every == 0):
@@ -196,7 +183,7 @@ def fit(
                 if is_main():
                     evaluated = evaluate(gathered)
                 wait(f"{name}: evaluation of step {number}")
-            report.step(number, figures, evaluated)
+            report.step(number, seconds, figures, evaluated)
             stopped = any_process(bool(signals))
             if last or stopped or number % config.save_every == 0:
                 # A checkpoint must not know of more steps than the metrics.
