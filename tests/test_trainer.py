@@ -105,10 +105,9 @@ def test_the_loss_is_the_mean_over_what_counts(tmp_path):
     assert records(tmp_path)[0]["loss"] == pytest.approx(errors.mean(), rel=1e-5)
 
 
-@pytest.mark.parametrize("accumulate", [2, 8])
-def test_microbatches_change_nothing(tmp_path, accumulate):
+def test_microbatches_change_nothing(tmp_path):
     runs = []
-    for parts in (1, accumulate):
+    for parts in (1, 4):
         recipe = dataclasses.replace(RECIPE, steps=6, accumulate=parts)
         params = toy_fit(tmp_path / str(parts), recipe, loss=plain_loss)
         losses = [record["loss"] for record in records(tmp_path / str(parts))]

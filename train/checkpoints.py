@@ -74,7 +74,7 @@ class Checkpoints:
                 self._check(step)
                 loaded = self._checkpointer.load_checkpointables(step, abstract._asdict())
                 return step, TrainState(**loaded)
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, ValueError, KeyError, TypeError) as error:
                 damaged = f"{checkpoint.path}: {str(error).splitlines()[0]}"
         if damaged:
             raise UserError(f"no checkpoint can be read; the last tried was {damaged}")

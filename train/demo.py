@@ -34,9 +34,10 @@ from train.corpus import HELD_OUT, function_prompts, held_out_files, read, train
 from train.data import Windows
 from train.lm import held_out_loss, lm_losses
 from train.objective import AnchorBatches, agreement, anchored_logits, annealed_kl, draw_anchors
+from train.recipe import TrainerConfig
 from train.regenerate import Sequences, regenerate
 from train.tokenizer import end_of_text, train_tokenizer
-from train.trainer import TrainerConfig, fit
+from train.trainer import fit
 
 
 @dataclasses.dataclass(frozen=True)

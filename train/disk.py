@@ -39,8 +39,9 @@ def writing(what: str, directory: Path, remains: Callable[[], str] = lambda: "")
         if number is None:
             raise
         if number in _FULL:
-            reason = f"the file system at {_mount(directory)} {_FULL[number]}"
-            free = shutil.disk_usage(directory).free
+            mount = _mount(directory)
+            reason = f"the file system at {mount} {_FULL[number]}"
+            free = shutil.disk_usage(mount).free
             advice = f"({free / 1e6:,.0f} MB free; make room, then run the same command again)"
         else:
             reason, advice = os.strerror(number), "(mend that, then run the same command again)"

@@ -5,25 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from train.disk import writing
 from train.distributed import is_main
 from train.metrics import Metrics
+from train.recipe import TrainerConfig
 from train.watch import Watch
-
-
-class Outlet(Protocol):
-    """What the settings of a run say about its report."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def log_every(self) -> int: ...
-
-    @property
-    def tensorboard(self) -> bool: ...
 
 
 class Work(NamedTuple):
@@ -93,19 +81,19 @@ class Report:
 
 @contextlib.contextmanager
 def reporting(
-    name: str, directory: Path, settings: Outlet, done: int, work: Work
+    name: str, directory: Path, config: TrainerConfig, done: int, work: Work
 ) -> Iterator[Report]:
     """A report of the steps behind `done`, into the files of `directory`."""
     if not is_main():
         yield Report(directory, work, None)
         return
     with writing("metrics", directory):
-        metrics = Metrics(directory, done, tensorboard=settings.tensorboard)
+        metrics = Metrics(directory, done, tensorboard=config.tensorboard)
     watch = Watch(
         name,
-        steps=settings.steps,
+        steps=config.steps,
         done=done,
-        log_every=settings.log_every,
+        log_every=config.log_every,
         tokens=work.tokens,
         utilisation=work.utilisation,
     )

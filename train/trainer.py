@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import signal
 import threading
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,6 @@ from train.disk import alone, writing
 from train.distributed import any_process, is_main, wait
 from train.loader import Batches, loading
 from train.mesh import (
-    MeshConfig,
     batch_sharding,
     fsdp_shardings,
     make_mesh,
@@ -32,42 +30,11 @@ from train.mesh import (
     replicated,
     target_shardings,
 )
-from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from train.optimizer import learning_rate, make_optimizer
 from train.peak import peak_flops
+from train.recipe import TrainerConfig
 from train.report import Work, reporting
 from train.step import Loss, TrainState, make_update, state_shardings
-
-# What may be another when a run goes on.
-_FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
-_AT_LEAST_1 = ("steps", "batch", "accumulate", "save_every", "eval_every", "keep", "log_every")
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainerConfig(OptimizerConfig):
-    """How long training runs, on what, and what it leaves."""
-
-    steps: int = 1000
-    """Updates in all, earlier runs included."""
-    batch: int = 32
-    """Rows of an update, over all devices."""
-    accumulate: int = 1
-    """Microbatches that an update adds up: the more, the less memory."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the loss is computed; parameters and optimiser stay float32."""
-    seed: int = 0
-    """Of everything random."""
-    save_every: int = 500
-    """Steps between checkpoints; the last step always leaves one."""
-    eval_every: int = 500
-    """Steps between evaluations; one always ends the run."""
-    keep: int = 2
-    """Newest checkpoints kept, beside the best."""
-    log_every: int = 50
-    """Steps between lines, where the output is no terminal."""
-    tensorboard: bool = False
-    """Write TensorBoard's files as well."""
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    """How devices share the work."""
 
 
 def fit(
@@ -111,7 +78,9 @@ def fit(
       UserError: the run cannot start, go on or be saved; its newest checkpoint stays.
       SystemExit: SIGTERM or SIGINT came; the state was saved.
     """
-    _check(config, batches)
+    config.check()
+    if batches.batch != config.batch:
+        raise ValueError(f"batches of {batches.batch} rows do not match --batch {config.batch}")
     mesh = make_mesh(config.mesh)
     rows = batch_sharding(mesh, config.batch, config.accumulate)
     optimizer = make_optimizer(config, config.steps)
@@ -129,7 +98,7 @@ def fit(
         return TrainState(copy, optimizer.init(copy))
 
     saved = directory / "checkpoints"
-    fixed = _fixed(config, batches) | dict(settings or {})
+    fixed = {**config.fixed, "data": batches.fingerprint, **(settings or {})}
     with contextlib.ExitStack() as stack:
         with writing("the run", directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -194,20 +163,6 @@ def fit(
                 report.say(f"stopped; step {number} is saved, the same command goes on from there")
                 raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
         return whole(state.params)
-
-
-def _check(config: TrainerConfig, batches: Batches) -> None:
-    if batches.batch != config.batch:
-        raise ValueError(f"batches of {batches.batch} rows do not match --batch {config.batch}")
-    for name in _AT_LEAST_1:
-        if getattr(config, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-
-
-def _fixed(config: TrainerConfig, batches: Batches) -> dict[str, Any]:
-    """What must be the same for a run to go on exactly, by name."""
-    recipe = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
-    return {**recipe, "data": batches.fingerprint}
 
 
 @contextlib.contextmanager
