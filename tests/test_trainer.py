@@ -207,7 +207,7 @@ def test_a_finished_run_is_only_read(uninterrupted):
 # orbax leaves work unfinished when one of its reads fails.
 @pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
-def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way):
+def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way, capsys):
     params, directory = uninterrupted
     checkpoints = half_way / "checkpoints"
     shutil.copytree(checkpoints / "10", checkpoints / "11")
@@ -218,6 +218,9 @@ def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way):
     assert bits(toy_fit(half_way)) == bits(params)
     assert records(half_way) == records(directory)
     assert not list(checkpoints.glob("*tmp*"))
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith(f"toy: passes over a damaged checkpoint: {checkpoints / '11'}: ")
+    assert told[1] == "toy: goes on from the checkpoint of step 10"
 
 
 def test_nothing_but_damaged_checkpoints(half_way):

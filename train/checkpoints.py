@@ -29,6 +29,9 @@ class Checkpoints:
 
     The best has the highest acceptance length `tau` among the evaluated ones, else the lowest
     `held_out_loss`, else the lowest training loss.
+
+    Attributes:
+      damaged: checkpoints that could not be read, and why.
     """
 
     def __init__(self, directory: Path, keep: int, settings: Mapping[str, Any]):
@@ -39,6 +42,7 @@ class Checkpoints:
           keep: how many of the newest stay.
           settings: what must be the same when a run goes on, by the names of the options.
         """
+        self.damaged: list[str] = []
         # Its errors come back as exceptions; the log would print each a second time.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         policies = ocp.training.preservation_policies
@@ -58,7 +62,7 @@ class Checkpoints:
     def resume(self, abstract: TrainState) -> tuple[int, TrainState] | None:
         """The newest whole checkpoint: the updates it has seen, and the state; None without any.
 
-        One that is damaged is passed over.
+        One that is damaged is noted in `damaged` and passed over.
 
         Args:
           abstract: shapes, dtypes and the shardings to load with, which may be others than those
@@ -67,7 +71,6 @@ class Checkpoints:
         Raises:
           UserError: the run was begun with other settings, or no checkpoint can be read.
         """
-        damaged = ""
         for checkpoint in reversed(self._checkpointer.checkpoints):
             step = checkpoint.step
             try:
@@ -75,9 +78,10 @@ class Checkpoints:
                 loaded = self._checkpointer.load_checkpointables(step, abstract._asdict())
                 return step, TrainState(**loaded)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                damaged = f"{checkpoint.path}: {str(error).splitlines()[0]}"
-        if damaged:
-            raise UserError(f"no checkpoint can be read; the last tried was {damaged}")
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                self.damaged.append(f"{checkpoint.path}: {reason}")
+        if self.damaged:
+            raise UserError(f"no checkpoint can be read; the last tried was {self.damaged[-1]}")
         return None
 
     def save(self, step: int, state: TrainState, figures: Mapping[str, float]) -> None:

@@ -124,6 +124,8 @@ def fit(
                 tokens_per_step, flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
             )
         report = stack.enter_context(reporting(name, directory, config, done, work))
+        for line in checkpoints.damaged:
+            report.say(f"passes over a damaged checkpoint: {line}")
         if done:
             report.say(f"goes on from the checkpoint of step {done}")
         signals = stack.enter_context(_signals())
