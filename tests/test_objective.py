@@ -108,12 +108,12 @@ SOME = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
     [
         (DART, None),
         (DART, SOME),
-        (dataclasses.replace(DART, draft_length=0), None),
+        (dataclasses.replace(DART, draft_length=1), None),
         (dataclasses.replace(DART, draft_length=2, shifted=False), None),
         (dataclasses.replace(DART, draft_length=3, num_hidden_layers=2), None),
         (dataclasses.replace(DART, draft_length=3, num_hidden_layers=3), SOME),
     ],
-    ids=["all", "some", "one position", "unshifted", "two layers", "three layers, some"],
+    ids=["all", "some", "two positions", "unshifted", "two layers", "three layers, some"],
 )
 def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
     """Losses and gradients, over chunks that do not come out even, of documents in one row."""

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.draft_layer import Layer, take_rows
+from dart_jax.draft_layer import take_rows
 from dart_jax.drafter import Drafter
 from dart_jax.layers import Part, scores, weigh
 from dart_jax.rope import Rope, rotate
