@@ -1,6 +1,6 @@
 """Draws what runs recorded: losses, acceptance, learning rate and gradient norm over the steps.
 
-    python -m train.plot runs/dart runs/other --out curves.png
+python -m train.plot runs/dart runs/other --out curves.png
 """
 
 from __future__ import annotations
