@@ -293,7 +293,8 @@ class Eagle3Config(DraftLayerConfig):
 
     def to_json(self) -> dict[str, Any]:
         """The config as the reference reads it."""
-        json = self._write(_EAGLE3) | {"num_hidden_layers": 1}
+        json = self._write(_EAGLE3)
+        json["num_hidden_layers"] = 1
         layers = json.pop("aux_layers")
         if layers is not None:
             json["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}

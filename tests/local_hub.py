@@ -19,7 +19,7 @@ class LocalHub:
 
     Attributes:
       address: for HF_ENDPOINT.
-      repositories: name -> path -> bytes.
+      repositories: name -> path -> bytes; the names of data sets begin with `datasets/`.
       errors: name -> status and the hub's headers, instead of an answer.
       token: the only one that is valid.
       asked: method and path of each request.
@@ -45,8 +45,10 @@ class LocalHub:
         if authorization not in (None, f"Bearer {self.token}"):
             message = "Invalid credentials in Authorization header"
             return 401, {"X-Error-Message": message}, b"{}"
-        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path)
-        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        path = path.replace("/api/datasets/", "/api/models/datasets/")
+        name = r"((?:datasets/)?[^/]+/[^/]+)"
+        api = re.fullmatch(rf"/api/models/{name}(?:/(revision|tree)/([^/]+))?", path)
+        file = re.fullmatch(rf"/{name}/resolve/([^/]+)/(.+)", path)
         match = api or file
         if match is None:
             return 404, {}, b"{}"

@@ -55,10 +55,15 @@ def toy_frozen() -> dict:
 
 
 def toy_loss(params, frozen, batch, key):
-    """Squared errors under dropout."""
+    """Squared errors under dropout: the key counts."""
+    keep = jax.random.bernoulli(key, 0.9, batch["x"].shape)
+    return plain_loss(params, frozen, batch | {"x": jnp.where(keep, batch["x"], 0)}, key)
+
+
+def plain_loss(params, frozen, batch, key):
+    """Squared errors."""
     dtype = params["up"].dtype
     hidden = jnp.tanh(batch["x"].astype(dtype) @ params["up"] + params["bias"][None])
-    hidden = hidden * jax.random.bernoulli(key, 0.9, hidden.shape)
     out = hidden @ params["down"] @ frozen["lm_head"]["kernel"].astype(dtype)
     errors = jnp.sum((out.astype(jnp.float32) - batch["y"]) ** 2, axis=1)
     return jnp.sum(jnp.where(batch["counts"], errors, 0)), jnp.sum(batch["counts"], dtype="float32")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -64,8 +65,8 @@ class Example(NamedTuple):
 
     Attributes:
       content: what there is to learn.
-      digest: 64 bits, evenly spread, that are the same for the same content wherever it lies; the
-        pieces of a text share it.
+      digest: 64 bits, evenly spread, that are the same for the same content wherever it lies. The
+        pieces of a text share it, and so do a record and what `train.regenerate` made of it.
       where: file and line, for errors.
       read: bytes of the file that were read by then.
     """
@@ -78,7 +79,7 @@ class Example(NamedTuple):
 
 _TURNS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("instruction", "output"), ("question", "answer"))
-_FIELDS = ("tokens", "prompt_length", *_TURNS, *sum(_PAIRS, ()), "input", "text", "data")
+_FIELDS = ("tokens", "prompt_length", *_TURNS, *sum(_PAIRS, ()), "input", "text", "data", "source")
 _ROLES = {
     "human": "user",
     "user": "user",
@@ -121,7 +122,7 @@ def read_examples(path: Path, *, bad: Callable[[UserError], None] = refuse) -> I
         except UserError as error:
             bad(UserError(f"{record.where}: {error}"))
             continue
-        digest = digest_of(content)
+        digest = _source(record.value) or digest_of(content)
         pieces = [content]
         if isinstance(content, Text):
             pieces = map(Text, cut(io.StringIO(content.text, newline="")))
@@ -197,10 +198,20 @@ def digest_of(content: Content) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
+def _source(value: Any) -> int | None:
+    """The digest of the record that this one was made from, if it names it."""
+    source = value.get("source") if isinstance(value, dict) else None
+    if isinstance(source, str) and re.fullmatch("[0-9a-f]{16}", source):
+        return int(source, 16)
+    return None
+
+
 def _tokens(record: dict[str, Any]) -> Tokens:
     tokens, length = record["tokens"], record.get("prompt_length", 0)
     # A bool is an int to Python, but no id.
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+    if not isinstance(tokens, list) or not all(
+        type(token) is int and abs(token) < 2**31 for token in tokens
+    ):
         raise UserError("`tokens` must be an array of ids")
     if type(length) is not int or not 0 <= length <= len(tokens):
         raise UserError(f"`prompt_length` must be in 0..{len(tokens)}, the tokens' number")
@@ -232,11 +243,10 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
     if not isinstance(turn, dict):
         raise UserError(f"{name} must be an object, not {kind(turn)}")
     turn = {key: value for key, value in turn.items() if value is not None}
-    role = turn.pop("role", None) or turn.pop("from", None)
-    if role not in _ROLES:
-        raise UserError(f"{name} has the unknown role {role!r}; it must be one of {_known()}")
-    content = turn.pop("content", None)
-    content = turn.pop("value", None) if content is None else content
+    role = turn.pop("role", turn.pop("from", None))
+    if not isinstance(role, str) or role not in _ROLES:
+        raise UserError(f"{name} has the unknown role {role!r}; known are {', '.join(_ROLES)}")
+    content = turn.pop("content", turn.pop("value", None))
     if isinstance(content, list):
         content = "".join(_part(part, name) for part in content)
     if content is None and "tool_calls" in turn:
@@ -250,10 +260,6 @@ def _part(part: Any, name: str) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("text"), str):
         raise UserError(f"{name} holds something else than text")
     return part["text"]
-
-
-def _known() -> str:
-    return ", ".join(_ROLES)
 
 
 def _clean(text: str) -> str:

@@ -8,13 +8,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
-import jax
 import numpy as np
 
 from dart_jax.errors import UserError
-
-# On the host, or already inside a jitted function.
-Array = np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from train.counting import progress_bars
 from train.documents import LONGEST
 from train.encoding import Encoder, LossOn, parse_template_kwargs
 from train.packed import PackedDataset, Writer
-from train.records import Skipped, find_files, fingerprint, refuse
+from train.records import Skipped, find_files, fingerprint, refuse, without
 
 _VERSION = 1  # of what is written
 _MADE = "data"  # the directory's name; renamed into place when all of it is on the disk
@@ -55,7 +55,7 @@ class DataConfig:
             raise UserError(f"--context must be at least 2, got {self.context}")
         if self.limit is not None and self.limit < 1:
             raise UserError(f"--limit must be at least 1, got {self.limit}")
-        if self.held_out < 0 or (self.held_out > 1 and self.held_out % 1):
+        if not self.held_out >= 0 or (self.held_out > 1 and self.held_out % 1):
             raise UserError(
                 f"--held-out must be a fraction or a number of records, got {self.held_out:g}"
             )
@@ -90,8 +90,8 @@ def prepare(
     Raises:
       UserError: the data cannot be used, or the directory not be written; says where.
     """
-    files = find_files(config.data)
-    name = _fingerprint(config, files, tokenizer, vocab_size)
+    files = without(find_files(config.data), [directory])
+    name = _made_from(config, files, tokenizer, vocab_size)
     encoder = Encoder(
         tokenizer,
         vocab_size,
@@ -115,10 +115,10 @@ def prepare(
     return found
 
 
-def _fingerprint(
+def _made_from(
     config: DataConfig, files: Sequence[Path], tokenizer: Tokenizer, vocab_size: int
 ) -> str:
-    """Of all that the rows depend on."""
+    """A name for all that the rows depend on."""
     options = dataclasses.asdict(config)
     del options["data"]
     settings = {
@@ -135,7 +135,7 @@ def _fingerprint(
 def _load(directory: Path, name: str) -> Prepared | None:
     """What is there, if it was made from the same."""
     sets = [PackedDataset.load(directory, field) for field in Prepared._fields]
-    if not all(made is not None and made.fingerprint == name for made in sets):
+    if not all(made is not None and made.made_from == name for made in sets):
         return None
     return Prepared(*filter(None, sets))
 

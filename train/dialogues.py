@@ -37,6 +37,7 @@ class Dialogue:
 
     Attributes:
       where: file and line, for errors.
+      digest: of the record.
       sampling: number of the way.
       turns: what is said before each answer: messages, or the tokens of one prompt.
       messages: what was said and answered.
@@ -44,6 +45,7 @@ class Dialogue:
     """
 
     where: str
+    digest: int
     sampling: int
     turns: list[list[dict[str, Any]]] | list[list[int]]
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)

@@ -43,18 +43,17 @@ from dart_jax.tokenizer import Tokenizer
 from dart_jax.user_cache import enable_compilation_cache, load_ngram
 from train import config_file
 from train.acceptance import AcceptanceConfig, AcceptanceLength, Agreement, held_out_prompts
-from train.batch import Batch
 from train.checkpoints import best_params
 from train.dataset import DataConfig, prepare
 from train.distributed import DistributedConfig, initialize, is_main
 from train.flops import step_flops
 from train.objective import DrafterLoss, Objective
-from train.order import Order
+from train.order import Order, PackedBatches
 from train.packed import PackedDataset, draft_vocabulary
 from train.predictions import Drafting, Frozen
 from train.records import fingerprint
 from train.shape import DrafterShape
-from train.teacher import CachedTeacher, cached_teacher
+from train.teacher import cached_teacher
 from train.trainer import TrainerConfig, fit
 
 
@@ -84,37 +83,6 @@ class DrafterTraining:
     trainer: TrainerConfig = dataclasses.field(default_factory=TrainerConfig)
     acceptance: AcceptanceConfig = dataclasses.field(default_factory=AcceptanceConfig)
     processes: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Training rows for `train.trainer`.
-
-    Attributes:
-      dataset: where they lie.
-      order: in which they come.
-      teacher: what the target says of them, if it is kept.
-    """
-
-    dataset: PackedDataset
-    order: Order
-    teacher: CachedTeacher | None = None
-
-    @property
-    def batch(self) -> int:
-        """Rows of a step."""
-        return self.order.batch
-
-    @property
-    def fingerprint(self) -> str:
-        """Tells other data, or another order."""
-        return f"{self.dataset.fingerprint}, seed {self.order.seed}"
-
-    def __call__(self, step: int, rows: slice) -> Batch:
-        """These rows of a step."""
-        numbers = self.order(step)[rows]
-        batch = self.dataset.batch(numbers)
-        return batch if self.teacher is None else self.teacher.add_to(batch, numbers)
 
 
 def train(config: DrafterTraining) -> Path:
@@ -147,11 +115,11 @@ def train(config: DrafterTraining) -> Path:
     drafter, params, ids = _start(config, target, target_params, data.training)
     frozen = Frozen(target_params, jnp.asarray(ids))
 
-    teacher = None
+    rows = data.training
     if config.teacher == "cached":
         weights = fingerprint(sorted(directory.glob("*.safetensors")))
-        teacher = cached_teacher(target, target_params, data.training, cache / "features", weights)
-    order = Order(data.training.rows, config.trainer.batch, config.trainer.seed)
+        rows = cached_teacher(target, target_params, rows, cache / "features", weights)
+    order = Order(rows.rows, config.trainer.batch, config.trainer.seed)
     trainer = config.trainer
     if config.epochs is not None:
         trainer = dataclasses.replace(
@@ -166,7 +134,7 @@ def train(config: DrafterTraining) -> Path:
         config.drafter.method,
         params=params,
         loss=DrafterLoss(drafting, config.objective),
-        batches=Rows(data.training, order, teacher),
+        batches=PackedBatches(rows, order),
         config=trainer,
         directory=config.out,
         frozen=frozen,
@@ -178,7 +146,7 @@ def train(config: DrafterTraining) -> Path:
             trainer.batch,
             context,
             config.objective.anchors or context,
-            online=teacher is None,
+            online=config.teacher == "online",
         ),
     )
     if is_main():

@@ -192,25 +192,21 @@ class Encoder:
         if not document.supervised.any() and not isinstance(content, Text):
             raise UserError("there is nothing in it to learn: no answer, or an empty one")
 
-    def _render(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False
-    ) -> tuple[str, list[Span]]:
+    def _render(self, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
         """The text, and what the template itself marks as the assistant's."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        marks = self._marks and not add_generation_prompt
         try:
             texts, marked = cast(Any, render_jinja_template)(
                 [messages],
                 chat_template=self._template,
-                return_assistant_tokens_mask=marks,
-                add_generation_prompt=add_generation_prompt,
+                return_assistant_tokens_mask=self._marks,
                 **self.tokenizer.wrapped.special_tokens_map | self.template_kwargs,
             )
         except Exception as error:  # a template may raise anything
             reason = str(error).strip().split("\n", 1)[0]
             raise UserError(f"the chat template refuses the messages: {reason}") from None
-        return texts[0], [Span(*span) for span in marked[0]] if marks else []
+        return texts[0], [Span(*span) for span in marked[0]] if self._marks else []
 
     def _turns(self, messages: list[dict[str, Any]], whole: str) -> list[Span]:
         """Where the assistant's turns lie in a rendering of all messages."""
@@ -239,9 +235,9 @@ class Encoder:
 
     @cached_property
     def _closing(self) -> re.Pattern[str]:
-        """What ends a turn: the first special token behind its content."""
+        """What ends a turn: the first of the tokenizer's own tokens behind its content."""
         added = self.tokenizer.backend.get_added_tokens_decoder().values()
-        texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        texts = sorted((token.content for token in added), key=len, reverse=True)
         return re.compile(rf"\s*(?:{'|'.join(map(re.escape, texts))})" if texts else "(?!)")
 
     @cached_property

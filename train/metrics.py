@@ -19,17 +19,16 @@ class Metrics:
 
     def __init__(self, directory: Path, step: int, *, tensorboard: bool = False):
         """`step`: updates done so far."""
-        path = directory / "metrics.jsonl"
+        self._path = path = directory / "metrics.jsonl"
         if path.is_file():
             with path.open("rb") as old, atomic_path(path) as part, part.open("wb") as new:
                 new.writelines(line for line in old if 0 < _step(line) <= step)
-        self._file = path.open("a")
         self._board = _open_board(directory, step) if tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
         """One step's figures; `step` is among them."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with self._path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
         if self._board is not None:
             for name, value in record.items():
                 if name != "step":
@@ -37,11 +36,11 @@ class Metrics:
 
     def sync(self) -> None:
         """Returns when what was written is on the disk."""
-        os.fsync(self._file.fileno())
+        with self._path.open("a") as file:
+            os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Ends the files."""
-        self._file.close()
+        """Ends TensorBoard's files."""
         if self._board is not None:
             self._board.close()
 

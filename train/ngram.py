@@ -30,7 +30,7 @@ from train import text_tokenizer, work_directory
 from train.counting import DRIVER, LEAST, MB, Budget, Counted, Counting, progress_bars
 from train.documents import Corpus
 from train.executors import Executor, LocalExecutor, RayExecutor
-from train.records import PARQUET, find_files
+from train.records import PARQUET, find_files, without
 
 _VERSION = 1  # of what work directories hold
 
@@ -113,16 +113,9 @@ def main(config: NgramConfig) -> Summary:
     check(config)
     work = config.work or config.out.with_name(config.out.name + ".work")
     work = work.resolve()  # workers may be elsewhere
-    ours = (work, config.out.resolve())  # may lie among the data
-    files = [
-        file
-        for file in find_files(config.data)
-        if not any(file.resolve().is_relative_to(path) for path in ours)
-    ]
-    if not files:
-        raise UserError(f"the data lie in the work directory {work}; pass another --work")
+    files = without(find_files(config.data), (work, config.out))
     tokenizer = text_tokenizer.load(config.tokenizer)
-    corpus = Corpus(tuple(files), config.field, tokenizer.template)
+    corpus = Corpus(files, config.field, tokenizer.template)
     eos = tokenizer.eos_named(config.eos_token) if config.eos else None
     layout = WindowLayout(config.order, tokenizer.vocab_size)
     encoder = tokenizer.backend.to_str().encode()

@@ -8,6 +8,9 @@ import functools
 import numpy as np
 
 from dart_jax.errors import UserError
+from train.batch import Batch
+from train.packed import PackedDataset
+from train.teacher import TaughtDataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,37 @@ class Order:
         epoch, index = divmod(step, self.steps_per_epoch)
         order = _permutation(self.rows, self.seed, epoch)
         return order[index * self.batch :][: self.batch]
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedBatches:
+    """What the trainer is given: the rows of a data set in an order.
+
+    Attributes:
+      dataset: the rows, alone or with what the target says of them.
+      order: over all of them.
+    """
+
+    dataset: PackedDataset | TaughtDataset
+    order: Order
+
+    def __post_init__(self) -> None:
+        if self.order.rows != self.dataset.rows:
+            raise ValueError(f"{self.order} is not of {self.dataset.rows} rows")
+
+    @property
+    def batch(self) -> int:
+        """Rows a step, over all processes."""
+        return self.order.batch
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells other data, or another order of them."""
+        return f"{self.dataset.fingerprint}, {self.order}"
+
+    def __call__(self, step: int, rows: slice) -> Batch:
+        """These rows of the step's batch."""
+        return self.dataset.batch(self.order(step)[rows])
 
 
 @functools.lru_cache(maxsize=2)  # a prefetching thread may be an epoch ahead

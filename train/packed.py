@@ -10,7 +10,9 @@ A set `name` in a directory is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -34,7 +36,8 @@ class PackedDataset:
       document: unsigned integers [rows, context]; see `Batch`.
       supervised: bool [rows, context].
       vocab_size: of the tokens.
-      fingerprint: tells it from one made of other data or otherwise.
+      made_from: tells the files and options that it was made from.
+      fingerprint: of what the rows hold, wherever and from whatever they were made.
       statistics: what was packed.
     """
 
@@ -42,6 +45,7 @@ class PackedDataset:
     document: np.ndarray
     supervised: np.ndarray
     vocab_size: int
+    made_from: str
     fingerprint: str
     statistics: Statistics
 
@@ -72,6 +76,7 @@ class PackedDataset:
         return cls(
             **arrays,
             vocab_size=vocab_size,
+            made_from=held["made_from"],
             fingerprint=held["fingerprint"],
             statistics=statistics,
         )
@@ -106,8 +111,11 @@ class Writer:
         self._base = directory / name
         self._vocab_size = vocab_size
         self._dtypes = _dtypes(context, vocab_size)
+        self._digest = hashlib.sha256(json.dumps([context, vocab_size]).encode())
+        self._open = contextlib.ExitStack()
         self._files = {
-            field: self._base.with_name(f"{name}.{field}").open("wb") for field in Row._fields
+            field: self._open.enter_context((directory / f"{name}.{field}").open("wb"))
+            for field in Row._fields
         }
 
     def add(self, document: Encoded) -> None:
@@ -115,12 +123,17 @@ class Writer:
         for row in self.packer.add(document):
             self._write(row)
 
-    def finish(self, fingerprint: str) -> None:
-        """Writes what is left; all of it is on the disk afterwards."""
+    def finish(self, made_from: str) -> None:
+        """Writes what is left; all of it is on the disk afterwards.
+
+        Args:
+          made_from: see `PackedDataset`.
+        """
         for row in self.packer.rest():
             self._write(row)
         held = {
-            "fingerprint": fingerprint,
+            "made_from": made_from,
+            "fingerprint": self._digest.hexdigest(),
             "context": self.packer.context,
             "vocab_size": self._vocab_size,
             "statistics": dataclasses.asdict(self.packer.statistics),
@@ -134,12 +147,13 @@ class Writer:
 
     def close(self) -> None:
         """Lets go of the files, whatever is in them."""
-        for file in self._files.values():
-            file.close()
+        self._open.close()
 
     def _write(self, row: Row) -> None:
         for field, file in self._files.items():
-            file.write(getattr(row, field).astype(self._dtypes[field]).tobytes())
+            data = getattr(row, field).astype(self._dtypes[field]).tobytes()
+            self._digest.update(data)
+            file.write(data)
 
 
 def draft_vocabulary(dataset: PackedDataset, size: int) -> np.ndarray:

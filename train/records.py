@@ -168,6 +168,21 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
     return tuple(sorted(found.values()))
 
 
+def without(files: Iterable[Path], ours: Iterable[Path]) -> tuple[Path, ...]:
+    """Leaves out what a program writes itself, files or directories, which may lie among its data.
+
+    Raises:
+      UserError: nothing is left.
+    """
+    places = [path.resolve() for path in ours]
+    left = tuple(
+        file for file in files if not any(file.resolve().is_relative_to(place) for place in places)
+    )
+    if not left:
+        raise UserError(f"all data lie in {places[0]}, where the program writes; pass others")
+    return left
+
+
 def fingerprint(files: Iterable[Path]) -> str:
     """Tells one state of files from another by their names, sizes and times."""
     digest = hashlib.sha256()

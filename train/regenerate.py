@@ -5,9 +5,12 @@
 What a drafter must predict is what its target says, so answers drawn from the target raise
 acceptance over the original ones. Chats are answered turn by turn, each answer in the place of the
 record's own; of prompts with completions the prompts; texts are prompts. Each answer becomes a
-record `{"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length"}` for
-`train.drafter`, so that what the target wrote is not tokenised anew. An interrupted run goes on
-where it was when the same command runs again.
+record for `train.drafter`, so that what the target wrote is not tokenised anew:
+
+    {"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length", "source": ".."}
+
+The source tells which answers belong to one record. An interrupted run goes on where it was when
+the same command runs again.
 """
 
 from __future__ import annotations
@@ -21,29 +24,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import jax
-import numpy as np
 import tyro
-from rich.progress import track
 
 from dart_jax import hub
-from dart_jax.config import TargetConfig
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import atomic_path, write_atomically
 from dart_jax.generation import GenerationConfig
-from dart_jax.loop import Options, Prompts, generate_fused
 from dart_jax.model import DartModel
-from dart_jax.pure import Params
-from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig
-from dart_jax.target import untie
 from train import work_directory
 from train.conversations import Example, read_all
 from train.counting import progress_bars
-from train.data import Array
 from train.dialogues import Answering, Dialogue, Journal, turns_of
 from train.encoding import parse_template_kwargs
-from train.records import Skipped, find_files, fingerprint, refuse
+from train.records import Skipped, find_files, fingerprint, refuse, without
 
 _VERSION = 1  # of what work directories hold
 _BLOCK = 16  # batches answered turn by turn, before the next are read
@@ -92,6 +85,8 @@ class RegenerateConfig:
         for name in ("max_new_tokens", "batch", "limit"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.seed < 0:
+            raise UserError(f"--seed must not be negative, got {self.seed}")
         if not self.temperature:
             raise UserError("--temperature needs at least one value")
         parse_template_kwargs(self.chat_template_kwargs)
@@ -110,56 +105,6 @@ class RegenerateConfig:
             )
             for temperature in self.temperature
         ]
-
-
-class Sequences(NamedTuple):
-    """Token sequences of different lengths.
-
-    Attributes:
-      tokens: integers [M, T], padded on the right.
-      length: int32 [M].
-    """
-
-    tokens: Array
-    length: Array
-
-
-def regenerate(
-    config: TargetConfig,
-    params: Params,
-    prompts: Sequence[np.ndarray],
-    *,
-    samplings: Sequence[Sampling],
-    max_length: int,
-    eos: int,
-    batch: int = 64,
-    seed: int = 0,
-) -> Sequences:
-    """Continues prompts up to `max_length` tokens, once for each way of sampling.
-
-    They are decoded in full batches, shortest first; the longest, up to `batch - 1`, are left out.
-    """
-    batch = min(batch, len(prompts))
-    if jax.default_backend() == "cpu":
-        config, params = untie(config, params)
-    # Prompts of like length share a padded shape and finish together.
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    chunks = [order[i : i + batch] for i in range(0, len(order) // batch * batch, batch)]
-    rows = []
-    for sampling in samplings:
-        decode = DecodeConfig(config)
-        name = f"regenerate T={sampling.temperature:g}"
-        for n, chunk in enumerate(track(chunks, description=name)):
-            padded = Prompts.pad(
-                [prompts[i] for i in chunk], max_length, max_length, config.vocab_size
-            )
-            options = Options(sampling, stop=(eos,), seed=seed + n)
-            made = generate_fused(decode, {"target": params}, None, padded, options)
-            rows += map(np.append, (prompts[i] for i in chunk), made.tokens)
-    tokens = np.zeros((len(rows), max_length), np.min_scalar_type(config.vocab_size - 1))
-    for row, sequence in zip(tokens, rows, strict=True):
-        row[: len(sequence)] = sequence
-    return Sequences(tokens, np.array([len(row) for row in rows], np.int32))
 
 
 class Summary(NamedTuple):
@@ -202,9 +147,9 @@ def main(config: RegenerateConfig) -> Summary:
         raise UserError(f"--out {config.out} is there already; delete it or name another file")
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
-    files = find_files(config.data)
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     work = (config.work or config.out.with_name(config.out.name + ".work")).resolve()
+    files = without(find_files(config.data), (work, config.out))
     options = {
         f"--{name.replace('_', '-')}": value
         for name, value in dataclasses.asdict(config).items()
@@ -229,7 +174,7 @@ def main(config: RegenerateConfig) -> Summary:
         model = DartModel.from_pretrained(directory, config.drafter, config.ngram, dtype=dtype)
         try:
             blocks = _answer_blocks(config, files, model, work, skipped)
-            answers, tokens, unfinished = _join(blocks, config.out)
+            answers, tokens, unfinished = _join(blocks, config.out, skipped)
         except OSError as error:
             raise UserError(
                 f"cannot write to {work} or {config.out}: {error.strerror or error}; free disk "
@@ -285,6 +230,7 @@ def _answer_blocks(
             blocks.append(path)
             before = after
             progress.update(bar, completed=after)
+        progress.update(bar, completed=size)
     return blocks
 
 
@@ -296,7 +242,7 @@ def _dialogues(examples: Iterable[Example], answering: Answering) -> Iterator[Di
             answering.bad(UserError(f"{example.where}: {error}"))
             continue
         for sampling in range(len(answering.samplings)):
-            yield Dialogue(example.where, sampling, turns)
+            yield Dialogue(example.where, example.digest, sampling, turns)
 
 
 def _lines(dialogues: Iterable[Dialogue], model: DartModel) -> Iterator[bytes]:
@@ -309,11 +255,12 @@ def _lines(dialogues: Iterable[Dialogue], model: DartModel) -> Iterator[bytes]:
                 "prompt_length": len(answer.prompt),
                 "text": model.tokenizer.decode(tokens, skip_special_tokens=False),
                 "finish": answer.finish,
+                "source": f"{dialogue.digest:016x}",
             }
             yield json.dumps(record).encode() + b"\n"
 
 
-def _join(blocks: Iterable[Path], out: Path) -> tuple[int, int, int]:
+def _join(blocks: Iterable[Path], out: Path, skipped: Skipped) -> tuple[int, int, int]:
     """Writes the file; gives its answers, their tokens, and how many were cut off."""
     answers = tokens = unfinished = 0
     with atomic_path(out) as part, part.open("wb") as file:
@@ -325,7 +272,8 @@ def _join(blocks: Iterable[Path], out: Path) -> tuple[int, int, int]:
                 tokens += len(record["tokens"]) - record["prompt_length"]
                 unfinished += record["finish"] == "length"
         if not answers:
-            raise UserError("no record could be answered")
+            why = skipped.first or "all were cut off, so raise --max-new-tokens"
+            raise UserError(f"there is no answer to write: {why}")
     return answers, tokens, unfinished
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import os
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from filelock import FileLock
 
 from dart_jax.config import TargetConfig
 from dart_jax.errors import UserError
@@ -25,29 +28,43 @@ from train.counting import progress_bars
 from train.packed import PackedDataset
 
 _ROWS = 8  # computed at a time
+_DONE = "done.json"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CachedTeacher:
-    """Features and hidden states by row.
+class TaughtDataset:
+    """Packed rows with what the target says of them.
 
     Attributes:
+      dataset: the rows.
       features: bfloat16 [rows, T, 3D].
       hidden: bfloat16 [rows, T, D].
     """
 
+    dataset: PackedDataset
     features: np.ndarray
     hidden: np.ndarray
 
-    def add_to(self, batch: Batch, rows: np.ndarray) -> Batch:
-        """The batch of these rows with what the target says of it."""
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.dataset.rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells it from other data."""
+        return self.dataset.fingerprint
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The rows of these numbers, integers [B]."""
+        batch = self.dataset.batch(rows)
         return batch._replace(features=self.features[rows], hidden=self.hidden[rows])
 
 
 def cached_teacher(
     config: TargetConfig, params: Params, dataset: PackedDataset, directory: Path, target: str
-) -> CachedTeacher:
-    """Opens what is there, after computing what is missing.
+) -> TaughtDataset:
+    """Opens what is there, after computing what is missing; several processes may ask at once.
 
     Args:
       config: of the target.
@@ -59,40 +76,38 @@ def cached_teacher(
     Raises:
       UserError: the directory cannot be written.
     """
+    d, shape = config.hidden_size, (dataset.rows, dataset.context)
     name = hashlib.sha256(json.dumps([target, dataset.fingerprint]).encode()).hexdigest()
-    done_path = directory / "done.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        kept = json.loads(done_path.read_text()) if done_path.is_file() else {}
-        done = kept["rows"] if kept.get("name") == name else 0
-        shape = (dataset.rows, dataset.context)
-        cached = CachedTeacher(
-            *(
-                _open(directory / field, (*shape, width), fresh=not done)
-                for field, width in (
-                    ("features", 3 * config.hidden_size),
-                    ("hidden", config.hidden_size),
-                )
-            )
-        )
-        if done < dataset.rows:
-            _compute(config, params, dataset, cached, done, done_path, name)
+        with FileLock(directory / "lock"):
+            done = _done(directory, name)
+            features = _open(directory / "features", (*shape, 3 * d), fresh=not done)
+            hidden = _open(directory / "hidden", (*shape, d), fresh=not done)
+            taught = TaughtDataset(dataset, features, hidden)
+            if done < dataset.rows:
+                _compute(config, params, taught, done, directory, name)
     except OSError as error:
+        size = 8 * d * dataset.rows * dataset.context / 1e9
         raise UserError(
             f"cannot keep the target's features in {directory}: {error.strerror or error}; they "
-            f"take {8 * config.hidden_size * dataset.rows * dataset.context / 1e9:.1f} GB; free "
-            "disk space, or train with --teacher online"
+            f"take {size:.1f} GB; free disk space, or train with --teacher online"
         ) from error
-    return cached
+    return taught
+
+
+def _done(directory: Path, name: str) -> int:
+    """How many rows are computed already."""
+    path = directory / _DONE
+    kept = json.loads(path.read_text()) if path.is_file() else {}
+    return kept["rows"] if kept.get("name") == name else 0
 
 
 def _open(path: Path, shape: tuple[int, ...], *, fresh: bool) -> np.ndarray:
-    size = int(np.prod(shape)) * 2
+    size = 2 * math.prod(shape)
     if fresh or not path.is_file() or path.stat().st_size != size:
         with path.open("wb") as file:
-            # So that a full disk is found now, and not when a mapped page is written.
-            import os
-
+            # A full disk is found now, and not when a mapped page is written.
             os.posix_fallocate(file.fileno(), 0, size)
     return np.memmap(path, np.dtype(ml_dtypes.bfloat16), "r+", shape=shape)
 
@@ -100,10 +115,9 @@ def _open(path: Path, shape: tuple[int, ...], *, fresh: bool) -> np.ndarray:
 def _compute(
     config: TargetConfig,
     params: Params,
-    dataset: PackedDataset,
-    cached: CachedTeacher,
+    taught: TaughtDataset,
     done: int,
-    done_path: Path,
+    directory: Path,
     name: str,
 ) -> None:
     @jax.jit
@@ -113,17 +127,19 @@ def _compute(
         return out.features.astype(jnp.bfloat16), out.hidden.astype(jnp.bfloat16)
 
     with progress_bars() as progress:
-        bar = progress.add_task("features", total=dataset.rows, completed=done, note="")
-        for start in range(done, dataset.rows, _ROWS):
-            rows = np.arange(start, min(start + _ROWS, dataset.rows))
+        bar = progress.add_task("features", total=taught.rows, completed=done, note="")
+        for start in range(done, taught.rows, _ROWS):
+            rows = np.arange(start, min(start + _ROWS, taught.rows))
             # The last rows are padded: one program serves all.
             padded = np.resize(rows, _ROWS)
-            features, hidden = run(params, dataset.batch(padded))
-            cached.features[rows] = np.asarray(features)[: len(rows)]
-            cached.hidden[rows] = np.asarray(hidden)[: len(rows)]
+            features, hidden = run(params, taught.dataset.batch(padded))
+            taught.features[rows] = np.asarray(features)[: len(rows)]
+            taught.hidden[rows] = np.asarray(hidden)[: len(rows)]
             end = start + len(rows)
-            if end == dataset.rows or start // _ROWS % 64 == 63:
-                for array in (cached.features, cached.hidden):
+            if end == taught.rows or start // _ROWS % 64 == 63:
+                for array in (taught.features, taught.hidden):
                     array.flush()  # pyright: ignore[reportAttributeAccessIssue]
-                write_atomically(done_path, json.dumps({"name": name, "rows": end}).encode())
+                write_atomically(
+                    directory / _DONE, json.dumps({"name": name, "rows": end}).encode()
+                )
             progress.update(bar, completed=end)

@@ -1,0 +1,101 @@
+"""What eight virtual devices compute; a program, since their number is fixed when JAX starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from toy_training import RECIPE, ToyBatches, plain_loss, toy_fit
+
+from dart_jax.config import DrafterConfig, MoEConfig, TargetConfig
+from dart_jax.pure import Params, abstract_params
+from dart_jax.rope import Rope
+from train.batch import Batch
+from train.mesh import MeshConfig, fsdp_shardings, make_mesh, place, target_shardings
+from train.objective import DrafterLoss, Objective
+from train.predictions import Drafting, Frozen
+
+TARGET = TargetConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=7,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    rope=Rope(1e4),
+    tie_word_embeddings=False,
+    max_position_embeddings=64,
+    moe=MoEConfig(4, 2, 16, norm_topk_prob=True, dense_layers=(0, 2, 3, 4, 5)),
+)
+
+
+DRAFTER = DrafterConfig(
+    vocab_size=64,
+    draft_vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    target_hidden_size=32,
+    draft_length=3,
+    num_hidden_layers=2,
+)
+
+
+def random_params(config: TargetConfig | DrafterConfig, seed: int) -> Params:
+    """Large enough for logits of order 1."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda p: np.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), np.float32),
+        abstract_params(config),
+    )
+
+
+def drafter_losses() -> list[list[float]]:
+    """The drafter's objective and its gradient's norm, on one device and on a mesh of 2 groups of 4
+    with the target in parts and the drafter in parts."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 64, (4, 16)).astype(np.int32)
+    document = np.repeat(np.array([[1] * 9 + [2] * 7], np.int32), 4, axis=0)
+    batch = Batch(tokens, document, rng.random((4, 16)) < 0.9)
+    params = random_params(DRAFTER, 1)
+    frozen = Frozen(random_params(TARGET, 0), np.arange(64, dtype=np.int32))
+    loss = DrafterLoss(Drafting(TARGET, DRAFTER, 4, chunk=8), Objective(anchors=8))
+
+    @jax.jit
+    def measure(params: Params, frozen: Frozen, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        total = lambda params: loss(params, frozen, batch, jax.random.key(0))[0]  # noqa: E731
+        value, gradient = jax.value_and_grad(total)(params)
+        return value, optax.tree.norm(gradient)
+
+    mesh = make_mesh(MeshConfig(data=2, model=4))
+    rows = jax.NamedSharding(mesh, jax.P("data"))
+    alone = measure(params, frozen, batch)
+    together = measure(
+        place(params, fsdp_shardings(mesh, params)),
+        place(frozen, target_shardings(mesh, frozen, shard_target=True)),
+        jax.tree.map(lambda x: jax.device_put(x, rows), batch),
+    )
+    return [list(map(float, each)) for each in (alone, together)]
+
+
+def main(directory: Path) -> None:
+    """Leaves runs of the toy in directories, and the drafter's losses beside them."""
+    assert jax.device_count() == 8
+    meshes = {"data": MeshConfig(), "both": MeshConfig(data=2, model=4, shard_target=True)}
+    for name, mesh in meshes.items():
+        toy_fit(directory / name, dataclasses.replace(RECIPE, mesh=mesh))
+    config = dataclasses.replace(RECIPE, batch=16, accumulate=2)
+    toy_fit(directory / "accumulated", config, loss=plain_loss, batches=ToyBatches(16))
+    (directory / "drafter.json").write_text(json.dumps(drafter_losses()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

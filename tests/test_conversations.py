@@ -1,0 +1,318 @@
+"""Records of all forms become the right tokens, of which the right ones are supervised."""
+
+import json
+import os
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+import tokenizers_made
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dart_jax.errors import UserError
+from dart_jax.tokenizer import Tokenizer
+from train.conversations import Chat, Completion, Example, Text, Tokens, parse, read_all
+from train.encoding import Encoder
+
+BENCH = os.environ.get("DART_BENCH")
+
+
+def chat(*contents):
+    """A chat that the user begins."""
+    roles = ("user", "assistant")
+    return Chat([{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)])
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    ("record", "content"),
+    [
+        ({"messages": chat("a", "b").messages, "prompt": "a", "id": 3}, chat("a", "b")),
+        ({"conversation": chat("a", "b").messages}, chat("a", "b")),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            chat("a", "b"),
+        ),
+        (
+            {"conversations": [{"from": "system", "value": "s"}], "system": None},
+            Chat([{"role": "system", "content": "s"}]),
+        ),
+        ({"id": "0", "data": ["a", "b", "c"]}, chat("a", "b", "c")),
+        ({"instruction": "a", "input": "", "output": "b"}, chat("a", "b")),
+        ({"instruction": "a", "output": "b", "response": "c"}, chat("a", "b")),
+        ({"instruction": "a", "input": "x", "output": "b"}, chat("a\n\nx", "b")),
+        ({"question": "a", "answer": "b"}, chat("a", "b")),
+        ({"prompt": "a", "completion": "b"}, Completion("a", "b")),
+        ({"tokens": [1, 2, 3], "prompt_length": 2, "text": "abc"}, Tokens([1, 2, 3], 2)),
+        ({"tokens": [1, 2, 3]}, Tokens([1, 2, 3], 0)),
+        ({"text": "a", "data": "b", "messages": None}, Text("a")),
+        ("a\ud800", Text("a?")),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            chat("a"),
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]},
+            Chat([{"role": "assistant", "content": "", "tool_calls": [1]}]),
+        ),
+    ],
+)
+def test_forms(record, content):
+    assert parse(record) == content
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        ({"turns": [], "id": 1}, r"no chat, .*; it has the fields turns, id;"),
+        ({"turn": None}, "it has the fields turn;"),
+        ({}, "it has the fields none;"),
+        ([1], "a record must be an object, not an array"),
+        ({"text": 1}, "`text` must be a string, not 1"),
+        ({"messages": []}, "`messages` must be a list of messages, not empty"),
+        ({"messages": "a"}, "`messages` must be a list of messages, not a string"),
+        ({"messages": [{"role": "user"}]}, "message 1 has no text as its content"),
+        ({"messages": [{"role": "king", "content": ""}]}, "message 1 has the unknown role 'king'"),
+        ({"messages": [{"role": [], "content": ""}]}, r"message 1 has the unknown role \[\]"),
+        ({"messages": [{"role": "user", "content": [{"image": 1}]}]}, "something else than text"),
+        ({"messages": [1]}, "message 1 must be an object, not 1"),
+        ({"tokens": "1 2"}, "must be an array of ids"),
+        ({"tokens": [1, True]}, "must be an array of ids"),
+        ({"tokens": [1, 2**70]}, "must be an array of ids"),
+        ({"tokens": [1], "prompt_length": 2}, r"must be in 0\.\.1"),
+    ],
+)
+def test_what_fits_no_form(tmp_path, record, match):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n" + json.dumps(record) + "\n" + json.dumps({"text": "a"}))
+    with pytest.raises(UserError, match=match) as raised:
+        list(read_all([path]))
+    assert str(raised.value).startswith(f"{path}:2: ")
+    errors = []
+    found = [example.content for example, _ in read_all([path], bad=errors.append)]
+    assert found == [Text("a")]
+    assert len(errors) == 1
+
+
+def test_files(tmp_path):
+    records = [{"messages": chat("a", "b").messages}, {"text": "c"}]
+    jsonl = tmp_path / "a.jsonl"
+    jsonl.write_text("".join(json.dumps(record) + "\n" for record in records))
+    parquet, text, cyrillic = (tmp_path / name for name in ("b.parquet", "c.md", "d.txt"))
+    with duckdb.connect() as database:
+        database.execute(f"copy (select * from read_json('{jsonl}')) to '{parquet}'")
+    text.write_text("plain")
+    everything = [chat("a", "b"), Text("c")] * 2 + [Text("plain")]
+    found = list(read_all([jsonl, parquet, text]))
+    assert [example.content for example, _ in found] == everything
+    assert [example.where for example, _ in found][1:4] == [
+        f"{jsonl}:2",
+        f"{parquet}, row 1",
+        f"{parquet}, row 2",
+    ]
+    assert found[-1][1] == sum(path.stat().st_size for path in (jsonl, parquet, text))
+    assert found[0][0].digest == found[2][0].digest != found[1][0].digest
+    assert len(list(read_all([jsonl, parquet, text], limit=3))) == 3
+    cyrillic.write_bytes("да".encode("cp1251"))
+    with pytest.raises(UserError, match=r"d\.txt is not UTF-8 text"):
+        list(read_all([cyrillic]))
+    jsonl.write_bytes(jsonl.read_bytes() + b"\n" + b'{"text": "\xff"}')
+    with pytest.raises(UserError, match=r"a\.jsonl:4: broken JSON: 'utf-8' codec"):
+        list(read_all([jsonl]))
+    text.write_text("")
+    with pytest.raises(UserError, match=r"c\.md holds nothing to learn; leave it out"):
+        list(read_all([text]))
+
+
+# Tokens
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """Makes encoders for a chat template."""
+
+    def make(template, kind=tokenizers_made.byte_level, **options):
+        directory = tmp_path_factory.mktemp("tokenizer")
+        tokenizers_made.write_chat(directory, kind(), template)
+        tokenizer = Tokenizer.load(directory)
+        options = {"template_kwargs": {"enable_thinking": False}} | options
+        return Encoder(tokenizer, options.pop("vocab_size", tokenizer.vocab_size), **options)
+
+    return make
+
+
+def encode(encoder, *contents):
+    return encoder.encode([Example(content, 0, f"f:{n}", 0) for n, content in enumerate(contents)])
+
+
+def parts(encoder, document):
+    """The text in runs of tokens that are supervised, and those that are not, in turn."""
+    cuts = np.flatnonzero(np.diff(document.supervised)) + 1
+    runs = np.split(document.tokens, cuts)
+    return [encoder.tokenizer.decode(run, skip_special_tokens=False) for run in runs]
+
+
+HEADER = "<|im_start|>assistant\n"
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("template", ["TURNS", "MARKED"])
+def test_the_assistants_turns_are_supervised(encoder, template):
+    encoder = encoder(getattr(tokenizers_made, template))
+    # Contents that occur elsewhere too.
+    contents = ["assistant", "a", "a", "assistant", "user<|im_end|>", "\n\na ", "日本", ""]
+    (document,) = encode(encoder, chat(*contents))
+    assert document.tokens.dtype == np.int32
+    expected = [f"<|im_start|>user\nassistant<|im_end|>\n{HEADER}", "a<|im_end|>"]
+    for question, answer in zip(contents[2::2], contents[3::2], strict=True):
+        expected.append(f"\n<|im_start|>user\n{question}<|im_end|>\n{HEADER}")
+        expected.append(f"{answer}<|im_end|>")
+    # The header's line end and the next answer's first ones can be one token.
+    assert "".join(parts(encoder, document)) == "".join(expected) + "\n"
+    if template == "TURNS":
+        assert parts(encoder, document)[:4] == expected[:4]
+    assert [part.strip() for part in parts(encoder, document)] == [
+        part.strip() for part in [*expected, "\n"]
+    ]
+
+
+def test_templates_that_drop_earlier_thinking(encoder):
+    encoder = encoder(tokenizers_made.THINKING)
+    first, second = "<think>\nhm\n</think>\n\ntwo", "<|im_start|> <t"
+    (document,) = encode(encoder, chat("<think>", first, "3", second, "5", "six"))
+    assert parts(encoder, document) == [
+        f"<|im_start|>user\n<think><|im_end|>\n{HEADER}",
+        "two<|im_end|>",
+        f"\n<|im_start|>user\n3<|im_end|>\n{HEADER}",
+        f"{second}<|im_end|>",
+        f"\n<|im_start|>user\n5<|im_end|>\n{HEADER}{NO_THOUGHT}",
+        "six<|im_end|>",
+        "\n",
+    ]
+
+
+WORDS = st.text(st.sampled_from("au <\n日|im_endthk/>"), max_size=8).map(str.strip)
+
+
+@given(st.lists(WORDS, min_size=2, max_size=6))
+def test_any_chat_is_found_where_the_template_puts_it(thinking, contents):
+    """A header is what the template writes for the turns before, and asks with."""
+    contents = [text.replace("</think>", "") for text in contents]
+    (document,) = encode(thinking, chat(*contents))
+    supervised = [
+        text
+        for text, on in zip(parts(thinking, document), _alternating(document), strict=True)
+        if on
+    ]
+    answers = [f"{text}<|im_end|>" for text in contents[1::2]]
+    assert supervised == answers
+
+
+def _alternating(document):
+    starts = [0, *(np.flatnonzero(np.diff(document.supervised)) + 1)]
+    return document.supervised[starts]
+
+
+@pytest.fixture(scope="module")
+def thinking(encoder):
+    return encoder(tokenizers_made.THINKING)
+
+
+def test_words_that_begin_with_the_headers_space(encoder):
+    """As Llama-2's: the first word's token holds the space before it."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+        "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
+    )
+    encoder = encoder(template, kind=tokenizers_made.byte_fallback)
+    (document,) = encode(encoder, chat("so", "ello", "so", "e"))
+    tokens = [encoder.tokenizer.backend.id_to_token(id) for id in document.tokens]
+    supervised = [token for token, on in zip(tokens, document.supervised, strict=True) if on]
+    assert "".join(supervised) == "▁ello▁</s>▁e▁</s>"
+
+
+def test_completions_and_texts(encoder):
+    encoder = encoder(tokenizers_made.TURNS)
+    documents = encode(
+        encoder,
+        Completion("Hello, ", "world"),
+        Text("Hello"),
+        Tokens([5, 6, 7, 8], 2),
+        Tokens([5, 6, 7, 8], 0),
+        Text(""),
+        Completion("", "Hello"),
+    )
+    end = encoder.tokenizer.backend.token_to_id("<|im_end|>")
+    assert parts(encoder, documents[0])[1].strip() == "world<|im_end|>"
+    assert documents[1].supervised.tolist() == [False] + [True] * (len(documents[1].tokens) - 1)
+    assert documents[2].tokens.tolist() == [5, 6, 7, 8]
+    assert documents[2].supervised.tolist() == [False, False, True, True]
+    assert documents[3].supervised.tolist() == [False, True, True, True]
+    assert len(documents[4].tokens) == 0
+    assert documents[5].tokens[-1] == end
+    assert not documents[5].supervised[0]
+    assert [document.whole for document in documents] == [True, False, True, True, False, True]
+
+
+def test_special_tokens_around_texts_are_not_learned(encoder):
+    encoder = encoder(tokenizers_made.TURNS, kind=tokenizers_made.byte_fallback)
+    text, completion = encode(encoder, Text("hell"), Completion("he", "ll"))
+    begin = encoder.tokenizer.backend.token_to_id("<s>")
+    assert text.tokens[0] == completion.tokens[0] == begin
+    assert text.supervised.tolist()[:2] == [False, True]
+    assert not completion.supervised[0]
+
+
+def test_loss_on_all(encoder):
+    encoder = encoder(tokenizers_made.TURNS, loss_on="all")
+    for document in encode(encoder, chat("a", "b"), Tokens([5, 6, 7], 2)):
+        assert document.supervised.tolist() == [False] + [True] * (len(document.tokens) - 1)
+
+
+def test_what_cannot_be_encoded(encoder, tmp_path):
+    plain = encoder(tokenizers_made.TURNS, vocab_size=50)
+    strict = encoder("{{ raise_exception('users first') }}")
+    deaf = encoder("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    for made, content, match in (
+        (plain, chat("a"), "f:1: the chat has no turn of the assistant"),
+        (plain, Tokens([3, 50], 1), r"f:1: the record has the token 50, the target's are 0\.\.49;"),
+        (plain, Tokens([3, -1], 1), r"f:1: the record has the token -1"),
+        (plain, Text("日本"), r"f:1: the tokenizer gives the token \d+, the target's are"),
+        (plain, Tokens([3, 4], 2), "f:1: there is nothing in it to learn"),
+        (deaf, chat("a", "b"), "f:1: the chat template leaves out message 2, a turn of"),
+        (strict, chat("a", "b"), "f:1: the chat template refuses the messages: users first"),
+    ):
+        with pytest.raises(UserError, match=match):
+            encode(made, Tokens([1, 2], 1), content)
+        errors = []
+        examples = [Example(c, 0, "f:1", 0) for c in (Tokens([1, 2], 1), content)]
+        good, bad = made.encode(examples, bad=errors.append)
+        assert good is not None
+        assert bad is None
+        assert len(errors) == 1
+    bare = Encoder(Tokenizer(tokenizers_made.byte_level()), 400)
+    with pytest.raises(UserError, match="chats in the data, but no chat template in the tokenizer"):
+        bare.encode([Example(chat("a", "b"), 0, "f:1", 0)], bad=[].append)
+
+
+# Real data
+
+
+@pytest.mark.skipif(not BENCH, reason="DART_BENCH names no directory")
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("gsm8k_test.jsonl", 1319), ("code_alpaca.json", 4535), ("mbpp.jsonl", 974)],
+)
+def test_published_data(name, count, thinking):
+    assert BENCH is not None
+    examples = [example for example, _ in read_all([Path(BENCH) / name])]
+    assert len(examples) == count
+    for example, document in zip(examples[:200], thinking.encode(examples[:200]), strict=True):
+        assert document is not None
+        if isinstance(example.content, Chat):
+            answer = example.content.messages[-1]["content"].strip()
+            assert parts(thinking, document)[1] == f"{answer}<|im_end|>"

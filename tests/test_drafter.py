@@ -1,0 +1,60 @@
+"""The DART drafter as it decodes: layer by layer, with and without a cache."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objective import DART, TARGET, random_params
+
+from dart_jax.cache import append, init_cache
+from dart_jax.draft_layer import take_rows
+from dart_jax.pure import abstract_params, bind
+
+KINDS = {
+    "dart": DART,
+    "three layers": dataclasses.replace(DART, num_hidden_layers=3, draft_length=2),
+    "unshifted": dataclasses.replace(DART, shifted=False, draft_length=3),
+    "one position": dataclasses.replace(DART, draft_length=0),
+}
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+def test_a_cache_changes_nothing(config):
+    """Rows that come in two calls, padded differently, against all rows at once."""
+    params = random_params(config, 1)
+    rng = np.random.default_rng(0)
+    features = jnp.asarray(rng.normal(size=(2, 9, 3 * TARGET.hidden_size)), jnp.float32)
+    embeds = jnp.asarray(rng.normal(size=(2, 9, TARGET.hidden_size)), jnp.float32)
+    places = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32)[None], (2, 9))
+    early = np.array([4, 2])  # rows of each sequence that come first
+
+    @jax.jit
+    def draft(features, embeds, places, last, cache=None, length=None):
+        return bind(config, params)(features, embeds, places, last, cache, length)
+
+    whole, rows = draft(features, embeds, places, jnp.array([8, 6], jnp.int32))
+    assert len(rows) == config.num_hidden_layers
+
+    _, first = draft(features[:, :5], embeds[:, :5], places[:, :5], jnp.asarray(early - 1))
+    cache = init_cache(config.num_hidden_layers, 2, 2, 12, config.head_dim, jnp.float32)
+    order = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (2, 5))
+    cache = append(cache, first, order, jnp.zeros(2, jnp.int32))
+    late = np.minimum(early[:, None] + np.arange(6), 8)
+    rest = [take_rows(x, jnp.asarray(late)) for x in (features, embeds)]
+    last = jnp.array([8, 6], jnp.int32) - early
+    length = jnp.asarray(early, jnp.int32)
+    split, _ = draft(*rest, jnp.asarray(late, jnp.int32), last, cache, length)
+    assert split.shape == (2, config.num_positions, config.draft_vocab_size)
+    np.testing.assert_allclose(split, whole, rtol=0, atol=1e-5 * float(jnp.abs(whole).max()))
+    # Each position says something of its own.
+    assert len(np.unique(np.asarray(whole[0]), axis=0)) == config.num_positions
+
+
+def test_layers_behind_the_first_are_further_parameters():
+    """A seed's first layer is the same whatever follows it, and so is the file's layout."""
+    one, three = (abstract_params(KINDS[name]) for name in ("dart", "three layers"))
+    assert "layers" not in one
+    assert [*three.pop("layers")] == [0, 1]
+    assert three == one

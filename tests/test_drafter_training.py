@@ -1,0 +1,230 @@
+"""`train.drafter`: data in, a drafter out that decodes."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_model
+
+from dart_jax.checkpoint import load_drafter, read_drafter_config
+from dart_jax.config import DrafterConfig, Eagle3Config
+from dart_jax.errors import UserError
+from dart_jax.model import DartModel
+from train.config_file import parse
+from train.drafter import DrafterTraining, train
+
+STEPS = 6
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    return tiny_model.make(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def answers(tiny, tmp_path_factory):
+    """What the tiny target writes behind its prompts, as `train.regenerate` keeps it."""
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    model = DartModel.from_pretrained(tiny.target)
+    prompts = [tiny.prompts[i % 3][: 4 + i] for i in range(24)]
+    made = model.decoder(nodes=0, max_length=96, stop=())(prompts, 40).tokens
+    rows = [
+        {"tokens": [*map(int, prompt), *map(int, tokens)], "prompt_length": len(prompt)}
+        for prompt, tokens in zip(prompts, made, strict=True)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def recipe(tiny, answers, tmp_path_factory):
+    """A file that all runs share, and options that make one of it."""
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(f"""
+target = "{tiny.target}"
+[data]
+data = ["{answers}"]
+context = 64
+held_out = 4
+[drafter]
+positions = 4
+[trainer]
+steps = {STEPS}
+batch = 4
+lr = 3e-3
+warmup = 0
+save_every = 2
+eval_every = 3
+[acceptance]
+eval_rows = 2
+eval_prompts = 2
+eval_new_tokens = 8
+""")
+
+    def make(out, *options):
+        args = ["--config", str(path), "--out", str(out), *map(str, options)]
+        return parse(DrafterTraining, args, None)
+
+    return make
+
+
+def metrics(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def trained(recipe, tiny, tmp_path_factory):
+    """A run with the teacher's features cached, a draft vocabulary and an n-gram model."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    config = recipe(out, "--teacher", "cached", "--draft-vocab", 200, "--ngram", tiny.ngram)
+    return config, train(config)
+
+
+def test_a_run_leaves_a_drafter_that_decodes(trained, tiny):
+    _, drafter = trained
+    found = read_drafter_config(drafter)
+    assert isinstance(found, DrafterConfig)
+    assert (found.num_positions, found.draft_vocab_size) == (4, 200)
+    assert "shifted" not in json.loads((drafter / "config.json").read_text())
+    model = DartModel.from_pretrained(tiny.target, drafter, tiny.ngram)
+    text = model.generate(list(map(int, tiny.prompts[0])), max_new_tokens=16)
+    plain = DartModel.from_pretrained(tiny.target).generate(
+        list(map(int, tiny.prompts[0])), max_new_tokens=16
+    )
+    assert text.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_what_a_run_tells(trained):
+    config, _ = trained
+    records = metrics(config.out)
+    assert [record["step"] for record in records] == [*range(1, STEPS + 1)]
+    assert records[-1]["loss"] < 0.9 * records[0]["loss"]
+    told = [record for record in records if "tau" in record]
+    assert [record["step"] for record in told] == [3, 6]
+    for record in told:
+        assert {f"{name}_{t}" for name in ("alpha", "hit10") for t in range(1, 5)} <= record.keys()
+        assert record["tau"] >= 1
+        assert record["tau_without_ngram"] >= 1
+        assert 0 <= record["alpha_1"] <= record["hit10_1"] <= 1
+        assert record["mfu"] > 0
+    assert told[1]["held_out_loss"] < told[0]["held_out_loss"]
+
+
+def test_a_finished_run_is_only_read(trained):
+    config, drafter = trained
+    before = metrics(config.out), (drafter / "model.safetensors").read_bytes()
+    assert train(config) == drafter
+    assert (metrics(config.out), (drafter / "model.safetensors").read_bytes()) == before
+
+
+def test_the_teacher_online_is_the_cached_one(trained, recipe, tiny, tmp_path):
+    """Up to the rounding of what is kept to bfloat16. The prepared data are shared."""
+    config, _ = trained
+    online = recipe(tmp_path, "--cache", config.out, "--draft-vocab", 200, "--steps", 2)
+    train(dataclasses.replace(online, trainer=dataclasses.replace(online.trainer, steps=2)))
+    assert not (tmp_path / "data").exists()
+    losses = [[record["loss"] for record in metrics(path)][:1] for path in (config.out, tmp_path)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--method", "eagle3"),
+        ("--layers", "2", "--no-shifted", "--anchors", "8", "--loss", "top-k-kl"),
+    ],
+    ids=["eagle3", "layers"],
+)
+def test_other_kinds_of_drafters(recipe, trained, tiny, tmp_path, options):
+    options = ("--cache", trained[0].out, "--eval-prompts", 0, *options)
+    drafter = train(recipe(tmp_path, "--head", "random", *options))
+    records = metrics(tmp_path)
+    assert records[-1]["loss"] < records[0]["loss"]
+    found, _, ids = load_drafter(drafter)
+    assert isinstance(found, Eagle3Config if "eagle3" in options else DrafterConfig)
+    assert ids.tolist() == [*range(300)]
+
+
+def test_training_further_begins_where_it_was(trained, recipe, tmp_path):
+    first = trained[1]
+    options = ("--cache", trained[0].out, "--eval-prompts", 0, "--draft-vocab", 200)
+    config = recipe(tmp_path, *options, "--teacher", "cached", "--init", first, "--lr", 1e-12)
+    again, params, ids = load_drafter(train(config))
+    before, known, known_ids = load_drafter(first)
+    assert again == before
+    assert ids.tolist() == known_ids.tolist()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, known)
+    assert metrics(tmp_path)[0]["loss"] < metrics(trained[0].out)[0]["loss"]
+
+
+def test_epochs_instead_of_steps(recipe, trained, tmp_path):
+    config = recipe(
+        tmp_path, "--cache", trained[0].out, "--epochs", 0.5, "--batch", 2, "--eval-prompts", 0
+    )
+    train(config)
+    rows = json.loads((trained[0].out / "data" / "training.json").read_text())["statistics"]["rows"]
+    assert metrics(tmp_path)[-1]["step"] == math.ceil(0.5 * (rows // 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--context", 5000), "--context 5000 is beyond the target's 2048 positions"),
+        (("--batch", 1000), "lower the batch"),
+        (("--init", "DRAFTER", "--positions", 5), "another shape"),
+        (("--method", "eagle3", "--layers", 2), "are DART's"),
+        (("--draft-vocab", 301), "1..300 tokens, got 301"),
+        (("--ngram", "nowhere.dng"), "nowhere.dng"),
+    ],
+)
+def test_what_cannot_be(recipe, trained, tiny, tmp_path, options, message):
+    options = [tiny.drafter if option == "DRAFTER" else option for option in options]
+    with pytest.raises(UserError, match=message):
+        train(recipe(tmp_path, *options))
+
+
+# The file of a recipe
+
+
+def test_the_command_line_comes_after_the_file(recipe, tmp_path):
+    config = recipe(tmp_path, "--steps", 3, "--gamma", "0.7")
+    assert (config.trainer.steps, config.objective.gamma) == (3, 0.7)
+    assert config.trainer.batch == 4  # of the file
+    assert config.trainer.b1 == 0.9  # of neither
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gama = 0.6", "unknown options gama"),
+        ("steps = 'many'", "steps = 'many'"),
+        ("shifted = 1", "shifted = 1"),
+        ("method = 'medusa'", "medusa"),
+        ("steps = 3\n[trainer]\nsteps = 4", "steps stands there twice"),
+        ("steps =", "is not TOML"),
+    ],
+)
+def test_a_bad_file(tmp_path, text, message):
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    args = ["--config", str(path), "--target", "t", "--out", "o", "--data", "d"]
+    with pytest.raises(UserError, match=message):
+        parse(DrafterTraining, args, None)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*nothing"):
+        parse(DrafterTraining, ["--config", str(tmp_path / "nothing")], None)
+
+
+def test_the_demos_recipe_is_whole():
+    path = Path(__file__).parents[1] / "train" / "demo.toml"
+    config = parse(DrafterTraining, ["--config", str(path)], None)
+    assert config.teacher == "cached"
+    assert config.drafter.config(tiny_model.SHAPES.target).num_positions == 8
+    assert jnp.dtype(config.trainer.dtype) == np.float32

@@ -1,0 +1,91 @@
+"""Training of the demo's target: windows of a token stream, and the language model's loss."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_objective import TARGET, VOCABULARY, log_softmax, random_params
+
+from dart_jax.pure import bind
+from train.data import Windows
+from train.lm import causal, held_out_loss, lm_loss
+
+
+@pytest.mark.parametrize(("tokens", "batch"), [(101, 3), (100, 3), (57, 1)])
+def test_windows_cover_the_stream_once_an_epoch(tokens, batch):
+    length = 8
+    windows = Windows(np.arange(tokens, dtype=np.uint16), batch, length, seed=5)
+    per_epoch = (tokens - length) // length // batch
+    starts = []
+    for epoch in range(3):
+        steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+        rows = np.concatenate([windows(step) for step in steps])
+        assert rows.dtype == np.int32
+        assert rows.tolist() == [list(range(row[0], row[0] + length)) for row in rows.tolist()]
+        # One behind the other from a random phase: no token twice, none left out between them.
+        assert np.diff(np.sort(rows[:, 0])).tolist() == [length] * (len(rows) - 1)
+        assert 0 <= rows.min() < length
+        starts.append(rows[:, 0].tolist())
+    assert starts[0] != starts[1] != starts[2]
+
+
+def test_windows_begin_at_every_phase():
+    windows = Windows(np.arange(24), 1, 8)
+    assert {min(windows(step)[0, 0], windows(step + 1)[0, 0]) for step in range(0, 400, 2)} == {
+        *range(8)
+    }
+
+
+def test_windows_depend_on_seed_and_step_alone():
+    tokens = np.random.default_rng(0).integers(0, 50, 500)
+    windows, again = Windows(tokens, 2, 10, seed=1), Windows(tokens, 2, 10, seed=1)
+    forward = [windows(step).tolist() for step in range(60)]
+    assert [again(step).tolist() for step in reversed(range(60))] == forward[::-1]
+    assert Windows(tokens, 2, 10, seed=2)(0).tolist() != forward[0]
+
+
+def test_windows_give_some_rows_of_a_batch():
+    windows = Windows(np.arange(200), 5, 8, seed=1)
+    np.testing.assert_array_equal(windows(3, slice(1, 4)), windows(3)[1:4])
+
+
+def test_windows_tell_other_data():
+    tokens = np.arange(200)
+    others = [
+        Windows(tokens, 2, 10),
+        Windows(tokens, 2, 10, seed=1),
+        Windows(tokens, 2, 11),
+        Windows(tokens + 1, 2, 10),
+    ]
+    assert len({windows.fingerprint for windows in others}) == len(others)
+    assert Windows(tokens.copy(), 2, 10).fingerprint == others[0].fingerprint
+
+
+@pytest.fixture(scope="module")
+def params():
+    return random_params(TARGET, 1)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (2, 10)), jnp.int32)
+
+
+def test_lm_loss(params, tokens):
+    """Each token's probability behind its prefix alone."""
+    losses = []
+    for n in range(1, tokens.shape[1], 3):
+        target = bind(TARGET, params)
+        out = target(tokens[:, :n], *causal(2, n))
+        log_probs = log_softmax(np.asarray(target.logits(out.hidden[:, -1]), np.float64))
+        losses.append(-log_probs[[0, 1], np.asarray(tokens[:, n])])
+        whole = float(lm_loss(TARGET, params, tokens[:, : n + 1]))
+        before = float(lm_loss(TARGET, params, tokens[:, :n])) if n > 1 else 0.0
+        assert whole * n - before * (n - 1) == pytest.approx(np.mean(losses[-1]), rel=1e-4)
+
+
+def test_held_out_loss_is_the_mean_over_whole_windows(params):
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, 45).astype(np.uint16)
+    evaluate = held_out_loss(TARGET, tokens, length=9, batch=2)
+    windows = jnp.asarray(tokens[:40].reshape(4, 10), jnp.int32)
+    expected = float(lm_loss(TARGET, params, windows))
+    assert evaluate(params) == {"held_out_loss": pytest.approx(expected, rel=1e-5)}

@@ -1,0 +1,258 @@
+"""Many devices, and several processes, compute what one does."""
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
+
+from dart_jax.errors import UserError
+from train.checkpoints import whole_steps
+from train.distributed import DistributedConfig, initialize
+from train.loader import load
+from train.mesh import (
+    MeshConfig,
+    batch_sharding,
+    fsdp_shardings,
+    make_mesh,
+    target_shardings,
+)
+
+HERE = Path(__file__).parent
+# Compiling fast counts here, not the programs' speed.
+FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count="
+
+
+def environment(devices: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "XLA_FLAGS": FLAGS + str(devices),
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    }
+
+
+def assert_close(ours: list[dict], theirs: list[dict]) -> None:
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx(their, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one device computes."""
+    directory = tmp_path_factory.mktemp("alone")
+    return toy_fit(directory), directory
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """What eight devices leave behind."""
+    directory = tmp_path_factory.mktemp("many")
+    command = [sys.executable, str(HERE / "many_devices.py"), str(directory)]
+    subprocess.run(command, env=environment(8), check=True, capture_output=True)
+    return directory
+
+
+@pytest.mark.parametrize("mesh", ["data", "both"])
+def test_eight_devices_train_as_one(alone, many, mesh):
+    assert_close(records(many / mesh), records(alone[1]))
+
+
+def test_microbatches_on_eight_devices(many, tmp_path):
+    recipe = dataclasses.replace(RECIPE, batch=16)
+    toy_fit(tmp_path, recipe, loss=plain_loss, batches=ToyBatches(16))
+    assert_close(records(many / "accumulated"), records(tmp_path))
+
+
+def test_a_split_target_and_drafter_compute_the_same(many):
+    one, split = json.loads((many / "drafter.json").read_text())
+    assert split == pytest.approx(one, rel=1e-5)
+
+
+def test_going_on_with_another_mesh(alone, many, tmp_path):
+    """Saved by eight devices, loaded by one."""
+    shutil.copytree(many / "both", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "12")
+    params = toy_fit(tmp_path / "run")
+    assert_close(records(tmp_path / "run"), records(alone[1]))
+    for name, leaf in alone[0].items():
+        np.testing.assert_allclose(params[name], leaf, rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes(alone, tmp_path):
+    """They go on where one process stopped; then one goes on where they were."""
+    run = tmp_path / "run"
+    shutil.copytree(alone[1], run)
+    for step in (10, 12):
+        shutil.rmtree(run / "checkpoints" / str(step))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--directory", str(run), "--coordinator", f"127.0.0.1:{port}", "--processes", "2"]
+    command = [sys.executable, str(HERE / "toy_training.py"), *options, "--process-id"]
+    both = [
+        subprocess.Popen(
+            [*command, str(process)], env=environment(2), stderr=subprocess.PIPE, text=True
+        )
+        for process in range(2)
+    ]
+    told = [process.communicate(timeout=200)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    # One process talks.
+    assert "step 12/12" in told[0]
+    assert "toy: " not in told[1]
+    assert_close(records(run), records(alone[1]))
+    shutil.rmtree(run / "checkpoints" / "12")
+    assert whole_steps(run / "checkpoints")[-1] == 10
+    toy_fit(run)
+    assert_close(records(run), records(alone[1]))
+
+
+def test_incomplete_options_of_processes():
+    with pytest.raises(UserError, match="--coordinator, --processes and --process-id go together"):
+        initialize(DistributedConfig(coordinator="127.0.0.1:1"))
+
+
+# Where things go
+
+
+class Device:
+    """Enough of a device to be ordered."""
+
+    def __init__(self, process_index: int, number: int):
+        self.process_index, self.id = process_index, number
+
+    def __repr__(self) -> str:
+        return f"{self.process_index}/{self.id}"
+
+
+def grid(config: MeshConfig, processes: int, each: int) -> list[list[int]]:
+    """Which process has which place of the mesh; the devices come in no order."""
+    devices = [Device(p, each * p + n) for n in range(each) for p in range(processes)]
+    mesh = make_mesh(config, devices)
+    assert mesh.axis_names == ("data", "model")
+    return [[device.process_index for device in row] for row in mesh.devices]
+
+
+def test_neighbours_belong_to_one_process():
+    assert grid(MeshConfig(), 2, 2) == [[0], [0], [1], [1]]
+    assert grid(MeshConfig(model=2), 2, 4) == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert grid(MeshConfig(data=2, model=4), 4, 2) == [[0, 0, 1, 1], [2, 2, 3, 3]]
+    assert grid(MeshConfig(data=3), 1, 4) == [[0], [0], [0]]
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "told"),
+    [
+        (MeshConfig(data=8), 1, "data 8 and model 1 does not fit 4 devices"),
+        (MeshConfig(model=8), 1, "data -1 and model 8 does not fit 4 devices"),
+        (MeshConfig(data=0), 1, "data 0 and model 1 does not fit"),
+        (MeshConfig(model=3), 1, "data 1 and model 3 leaves 1 of 4 devices over"),
+        (MeshConfig(data=3), 2, "data 3 and model 1 leaves 1 of 4 devices over"),
+    ],
+)
+def test_meshes_that_do_not_fit(config, processes, told):
+    with pytest.raises(UserError, match=told):
+        grid(config, processes, 4 // processes)
+
+
+def mesh_of(data: int, model: int) -> jax.sharding.AbstractMesh:
+    return jax.sharding.AbstractMesh((data, model), ("data", "model"))
+
+
+def shapes(tree):
+    return jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, np.float32),
+        tree,
+        is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )
+
+
+def specs(shardings):
+    return jax.tree.map(lambda sharding: sharding.spec, shardings)
+
+
+def test_batches_that_do_not_divide():
+    assert batch_sharding(mesh_of(4, 2), 24, 3).spec == P(None, "data")
+    with pytest.raises(UserError, match=r"12 rows .* 2 microbatches over 4 .* a multiple of 8"):
+        batch_sharding(mesh_of(4, 2), 12, 2)
+
+
+def test_what_is_trained_is_split_along_its_largest_axis():
+    tree = {"a": (64, 128), "b": (129, 64), "c": (127, 129), "small": (64,), "count": ()}
+    assert specs(fsdp_shardings(mesh_of(4, 2), shapes(tree))) == {
+        "a": P(None, "data"),
+        "b": P(None, "data"),  # 129 does not divide
+        "c": P(None, None),
+        "small": P(None),
+        "count": P(),
+    }
+
+
+TARGET = {
+    "embed_tokens": (256, 32),
+    "layers": {
+        0: {
+            "self_attn": {
+                "q_proj": {"kernel": (32, 128)},
+                "k_proj": {"kernel": (32, 66)},
+                "o_proj": {"kernel": (128, 32)},
+                "q_norm": {"scale": (16,)},
+            },
+            "mlp": {
+                "router": {"kernel": (32, 4)},
+                "experts": {"gate_proj": (4, 32, 64), "down_proj": (4, 64, 32)},
+            },
+            "input_layernorm": {"scale": (32,)},
+        }
+    },
+    "lm_head": {"kernel": (32, 256)},
+}
+
+
+def test_the_target_is_split_along_its_heads_and_widths():
+    got = specs(target_shardings(mesh_of(2, 4), {"target": shapes(TARGET)}))["target"]
+    layer = got["layers"][0]
+    assert got["embed_tokens"] == P("model", None)
+    assert got["lm_head"]["kernel"] == P(None, "model")
+    attention = layer["self_attn"]
+    assert attention["q_proj"]["kernel"] == P(None, "model")
+    assert attention["k_proj"]["kernel"] == P(None, None)  # 66 does not divide
+    assert attention["o_proj"]["kernel"] == P("model", None)
+    assert attention["q_norm"]["scale"] == P(None)
+    assert layer["mlp"]["router"]["kernel"] == P(None, None)
+    experts = layer["mlp"]["experts"]
+    assert experts == {"gate_proj": P(None, None, "model"), "down_proj": P(None, "model", None)}
+    assert layer["input_layernorm"]["scale"] == P(None)
+
+
+def test_the_target_is_split_over_the_rows_too_if_asked():
+    got = specs(target_shardings(mesh_of(2, 4), shapes(TARGET), shard_target=True))
+    assert got["embed_tokens"] == P("model", "data")
+    experts = got["layers"][0]["mlp"]["experts"]
+    assert experts["gate_proj"] == P(None, "data", "model")
+    assert got["layers"][0]["input_layernorm"]["scale"] == P(None)
+
+
+def test_rows_are_read_once_and_in_order():
+    asked = []
+
+    class Rows(ToyBatches):
+        def __call__(self, step, rows):
+            asked.append((step, rows))
+            return {"row": np.arange(self.batch)[rows], "none": None}
+
+    sharding = batch_sharding(make_mesh(MeshConfig()), 12, 3)
+    got = load(Rows(12), 5, sharding, 3)
+    assert got["row"].tolist() == np.arange(12).reshape(3, 4).tolist()
+    assert got["none"] is None
+    assert asked == [(5, slice(0, 4)), (5, slice(4, 8)), (5, slice(8, 12))]

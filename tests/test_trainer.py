@@ -1,0 +1,424 @@
+"""The loop: exact resuming whatever interrupts it, and what it leaves on the disk."""
+
+import dataclasses
+import errno
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from toy_training import (
+    RECIPE,
+    WIDTH,
+    ToyBatches,
+    plain_loss,
+    records,
+    toy_evaluate,
+    toy_fit,
+    toy_frozen,
+    toy_loss,
+    toy_params,
+)
+
+from dart_jax.errors import UserError
+from train.checkpoints import best_params, whole_steps
+from train.disk import writing
+from train.metrics import Metrics
+from train.optimizer import OptimizerConfig, learning_rate
+from train.peak import known_peak, peak_flops
+from train.watch import Watch
+
+PROGRAM = [sys.executable, str(Path(__file__).with_name("toy_training.py"))]
+ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+
+
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failing(ToyBatches):
+    """Data whose reading fails at one step."""
+
+    at: int = 0
+
+    def __call__(self, step, rows):
+        if step == self.at:
+            raise Interrupted
+        return super().__call__(step, rows)
+
+
+def bits(params):
+    return {name: np.asarray(leaf).tobytes() for name, leaf in params.items()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    return toy_fit(directory), directory
+
+
+@pytest.fixture
+def half_way(uninterrupted, tmp_path):
+    """A run that stopped behind its checkpoint of step 10."""
+    directory = tmp_path / "run"
+    shutil.copytree(uninterrupted[1], directory)
+    shutil.rmtree(directory / "checkpoints" / "12")
+    return directory
+
+
+# What is computed
+
+
+def test_it_learns_and_tells(uninterrupted):
+    _, directory = uninterrupted
+    told = records(directory)
+    assert [record["step"] for record in told] == list(range(1, 13))
+    assert told[-1]["loss"] < 0.75 * told[0]["loss"]
+    assert [record["step"] for record in told if "norm" in record] == [6, 12]
+    timed = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert all(record["seconds"] > 0 and record["mfu"] > 0 for record in timed)
+    assert timed[5]["tokens_per_second"] == pytest.approx(8 * WIDTH / timed[5]["seconds"], rel=1e-3)
+
+
+def test_the_loss_is_the_mean_over_what_counts(tmp_path):
+    toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=1), loss=plain_loss)
+    batch = ToyBatches(8)(0, slice(None))
+    assert 0 < batch["counts"].sum() < 8
+    params = {name: np.asarray(leaf, np.float64) for name, leaf in toy_params().items()}
+    out = np.tanh(batch["x"] @ params["up"] + params["bias"]) @ params["down"]
+    errors = ((out - batch["y"]) ** 2).sum(axis=1)[batch["counts"]]
+    assert records(tmp_path)[0]["loss"] == pytest.approx(errors.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [2, 8])
+def test_microbatches_change_nothing(tmp_path, accumulate):
+    runs = []
+    for parts in (1, accumulate):
+        recipe = dataclasses.replace(RECIPE, steps=6, accumulate=parts)
+        params = toy_fit(tmp_path / str(parts), recipe, loss=plain_loss)
+        losses = [record["loss"] for record in records(tmp_path / str(parts))]
+        runs.append((losses, jax.tree.map(np.asarray, params)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *runs)
+
+
+def test_bfloat16_keeps_float32_parameters(uninterrupted, tmp_path):
+    seen = set()
+
+    def loss(params, frozen, batch, key):
+        seen.update(leaf.dtype for leaf in jax.tree.leaves(params))
+        return toy_loss(params, frozen, batch, key)
+
+    # Steps so small that bfloat16 would lose every one of them.
+    recipe = dataclasses.replace(RECIPE, dtype="bfloat16", lr=1e-5, warmup=0.0)
+    params = toy_fit(tmp_path, recipe, loss=loss)
+    assert seen == {jnp.dtype("bfloat16")}
+    for name, leaf in params.items():
+        assert leaf.dtype == jnp.float32
+        moved = np.abs(np.asarray(leaf - toy_params()[name]))
+        assert 0 < moved.max() < 1.5e-4
+        assert (moved > 0).mean() > 0.9
+    first, exact = records(tmp_path)[0]["loss"], records(uninterrupted[1])[0]["loss"]
+    assert first == pytest.approx(exact, rel=1e-2)
+    assert first != exact
+
+
+def test_matrices_alone_decay(tmp_path):
+    def nothing(params, frozen, batch, key):
+        return jnp.sum(params["up"]) * 0, jnp.float32(len(batch["x"]))
+
+    params = toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=3), loss=nothing)
+    rates = [record["lr"] for record in records(tmp_path)]
+    left = np.prod(1 - 0.1 * np.array(rates))
+    for name, factor in {"up": left, "down": left, "bias": 1}.items():
+        np.testing.assert_allclose(params[name], toy_params()[name] * factor, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "final_lr"), [(1, 0.0, 0.0), (40, 0.3, 0.1), (400, 0.03, 0.0)]
+)
+def test_learning_rate(steps, warmup, final_lr):
+    config = OptimizerConfig(lr=2.0, warmup=warmup, final_lr=final_lr)
+    # All steps at once; the rate is a function of one.
+    rates = np.asarray(
+        jax.vmap(lambda step: learning_rate(config, step, steps))(jnp.arange(steps + 1))
+    )
+    rising = round(warmup * steps)
+    assert rates.max() == pytest.approx(2)
+    assert rates[rising] == pytest.approx(2)
+    np.testing.assert_allclose(rates[:rising], 2 * np.arange(1, rising + 1) / max(rising, 1), 1e-5)
+    assert (np.diff(rates[rising:]) <= 1e-6).all()
+    assert rates[steps] == pytest.approx(2 * final_lr, abs=1e-5)
+
+
+# Going on
+
+
+def test_resuming_is_exact(uninterrupted, tmp_path):
+    params, directory = uninterrupted
+    with pytest.raises(Interrupted):
+        toy_fit(tmp_path, batches=Failing(8, at=8))
+    assert records(tmp_path) == records(directory)[:8]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "lo')  # the write that was killed
+    assert bits(toy_fit(tmp_path)) == bits(params)
+    assert records(tmp_path) == records(directory)
+
+
+def test_kill_at_any_moment(uninterrupted, tmp_path):
+    """A process is killed while it trains and writes; another goes on."""
+    params, directory = uninterrupted
+    run = tmp_path / "run"
+    options = ["--directory", str(run), "--save-every", "1", "--pause", "0.05"]
+    with subprocess.Popen(
+        [*PROGRAM, *options], env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    ) as process:
+        while not whole_steps(run / "checkpoints"):
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.4))
+        process.kill()
+    assert not (run / "trained.npz").exists()
+    saved = whole_steps(run / "checkpoints")[-1]
+    assert bits(toy_fit(run, dataclasses.replace(RECIPE, save_every=12))) == bits(params), saved
+    assert records(run) == records(directory)
+
+
+def test_a_finished_run_is_only_read(uninterrupted):
+    params, directory = uninterrupted
+    before = (directory / "metrics.jsonl").read_bytes()
+    assert bits(toy_fit(directory, batches=Failing(8))) == bits(params)
+    assert (directory / "metrics.jsonl").read_bytes() == before
+
+
+# orbax leaves work unfinished when one of its reads fails.
+@pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way):
+    params, directory = uninterrupted
+    checkpoints = half_way / "checkpoints"
+    shutil.copytree(checkpoints / "10", checkpoints / "11")
+    for path in (checkpoints / "11").rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            os.truncate(path, path.stat().st_size // 2)
+    shutil.copytree(checkpoints / "10", checkpoints / "12.orbax-checkpoint-tmp")
+    assert bits(toy_fit(half_way)) == bits(params)
+    assert records(half_way) == records(directory)
+    assert not list(checkpoints.glob("*tmp*"))
+
+
+def test_nothing_but_damaged_checkpoints(half_way):
+    for path in (half_way / "checkpoints").glob("*/_CHECKPOINT_METADATA"):
+        path.write_text("{")
+    with pytest.raises(UserError, match=r"no checkpoint can be read; the last tried was .*10"):
+        toy_fit(half_way)
+
+
+def test_other_settings_are_refused(half_way):
+    for recipe, arguments, told in [
+        (dataclasses.replace(RECIPE, lr=0.5), {}, r"another lr \(0\.01, now 0\.5\)"),
+        (RECIPE, {"batches": ToyBatches(8, seed=1)}, r"another data \(toy 0, now toy 1\)"),
+        (RECIPE, {"settings": {"gamma": 0.6}}, r"another gamma \(None, now 0\.6\)"),
+    ]:
+        before = (half_way / "metrics.jsonl").read_bytes()
+        with pytest.raises(UserError, match=told):
+            toy_fit(half_way, recipe, **arguments)
+        assert (half_way / "metrics.jsonl").read_bytes() == before
+
+
+def test_newest_and_best_are_kept(tmp_path):
+    recipe = dataclasses.replace(RECIPE, save_every=2, eval_every=2)
+    seen = {}
+
+    def evaluate(params):
+        seen[2 * len(seen) + 2] = bits(params)
+        return {"tau": 3.0 - abs(len(seen) - 2), "held_out_loss": -float(len(seen))}
+
+    toy_fit(tmp_path, recipe, evaluate=evaluate)
+    assert whole_steps(tmp_path / "checkpoints") == [4, 10, 12]
+    step, params = best_params(tmp_path / "checkpoints", toy_params())
+    assert (step, bits(params)) == (4, seen[4])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_and_end(uninterrupted, tmp_path, capsys, number):
+    params, directory = uninterrupted
+
+    def evaluate(params):
+        os.kill(os.getpid(), number)
+        return toy_evaluate(params)
+
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as end:
+        toy_fit(tmp_path, evaluate=evaluate)
+    assert end.value.code == 128 + number
+    assert signal.getsignal(number) == before
+    assert "stopped; step 6 is saved, the same command goes on" in capsys.readouterr().err
+    assert whole_steps(tmp_path / "checkpoints") == [5, 6]
+    assert bits(toy_fit(tmp_path)) == bits(params)
+    assert records(tmp_path) == records(directory)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path, bad):
+    @dataclasses.dataclass(frozen=True)
+    class Bad(ToyBatches):
+        def __call__(self, step, rows):
+            batch = super().__call__(step, rows)
+            return batch | {"y": batch["y"] * np.float32(bad)} if step == 7 else batch
+
+    with pytest.raises(UserError, match=r"step 8 of toy has loss (nan|inf)"):
+        toy_fit(tmp_path, batches=Bad(8))
+    assert whole_steps(tmp_path / "checkpoints") == [5]
+    assert len(records(tmp_path)) == 7
+
+
+def test_options_out_of_range(tmp_path):
+    for change, told in [
+        ({"steps": 0}, "--steps must be at least 1"),
+        ({"save_every": 0}, "--save-every must be at least 1"),
+        ({"warmup": 1.5}, "--warmup 1.5 must be at least 0 and below 1"),
+        ({"accumulate": 3}, "a batch of 8 rows does not divide into 3 microbatches"),
+    ]:
+        with pytest.raises(UserError, match=told):
+            toy_fit(tmp_path / "run", dataclasses.replace(RECIPE, **change))
+    assert not (tmp_path / "run").exists()
+
+
+# The disk
+
+
+def test_no_room_for_a_checkpoint(uninterrupted, half_way):
+    """No file may grow beyond 64 KB, as if the disk were full then; a checkpoint's would."""
+    limited = ["bash", "-c", 'ulimit -f 64; exec "$@"', "-", *PROGRAM, "--directory", str(half_way)]
+    environment = {**ENVIRONMENT, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    ended = subprocess.run(limited, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    *progress, error = ended.stderr.splitlines()
+    assert all(line.startswith("toy: ") for line in progress)
+    assert error.startswith(f"error: cannot write a checkpoint in {half_way}")
+    assert os.strerror(errno.EFBIG) in error
+    assert error.endswith("the checkpoint of step 10 still loads")
+    params, directory = uninterrupted
+    assert bits(toy_fit(half_way)) == bits(params)
+    assert records(half_way) == records(directory)
+
+
+def test_no_room_for_metrics(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"cannot write metrics in .* is full \(.* MB free; make"):
+        toy_fit(tmp_path)
+
+
+def test_a_full_disk_told_by_tensorstore(tmp_path):
+    text = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
+    with pytest.raises(UserError, match=r"file system at /.* is full"), writing("it", tmp_path):
+        raise ValueError(text)
+    with pytest.raises(ValueError, match="another"), writing("it", tmp_path):
+        raise ValueError("another")
+
+
+# What is told
+
+
+@given(kept=st.integers(0, 6), torn=st.binary(max_size=20).filter(lambda b: b"\n" not in b))
+def test_metrics_are_cut_to_the_step(tmp_path_factory, kept, torn):
+    directory = tmp_path_factory.mktemp("metrics")
+    lines = [json.dumps({"step": n, "loss": 0.5}).encode() + b"\n" for n in range(1, 6)]
+    (directory / "metrics.jsonl").write_bytes(b"".join(lines) + torn)
+    metrics = Metrics(directory, kept)
+    metrics.write({"step": kept + 1, "loss": 1.0})
+    metrics.sync()
+    metrics.close()
+    steps = [record["step"] for record in records(directory)]
+    assert steps == [*range(1, min(kept, 5) + 1), kept + 1]
+
+
+def test_tensorboard_files_are_readable(uninterrupted, half_way):
+    event = pytest.importorskip("tensorboardX.proto.event_pb2")
+    toy_fit(half_way, dataclasses.replace(RECIPE, tensorboard=True))
+    (file,) = (half_way / "tensorboard").glob("events.out.tfevents.*")
+    data, read = io.BytesIO(file.read_bytes()), {}
+    while header := data.read(12):
+        (size,) = struct.unpack("<Q", header[:8])
+        found = event.Event.FromString(data.read(size))
+        data.read(4)
+        read |= {(found.step, value.tag): value.simple_value for value in found.summary.value}
+    _, directory = uninterrupted
+    assert {step for step, _ in read} == {11, 12}
+    for record in records(directory)[10:]:
+        step = record.pop("step")
+        assert {name: read[step, name] for name in record} == pytest.approx(record)
+
+
+def test_tensorboard_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(UserError, match="--tensorboard needs a package: pip install tensorboardX"):
+        toy_fit(tmp_path, dataclasses.replace(RECIPE, tensorboard=True))
+
+
+def watched(terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120)
+    with Watch(
+        "it", steps=20, done=10, log_every=4, tokens=50, utilisation=0.01, console=console
+    ) as watch:
+        watch.step(11, 9.0, 60.0)  # compiles
+        for number in range(12, 21):
+            watch.step(number, 1.0, 0.5)
+        watch.say("done [10]")
+    return out.getvalue()
+
+
+def test_watching():
+    assert watched(terminal=False).splitlines() == [
+        "it: step 12/20  loss 5.000  100 tokens/s  MFU 2.0%  0:00:04 left",
+        "it: step 16/20  loss 2.333  100 tokens/s  MFU 2.0%  0:00:02 left",
+        "it: step 20/20  loss 1.800  100 tokens/s  MFU 2.0%  0:00:00 left",
+        "it: done [10]",
+    ]
+    bar = watched(terminal=True)
+    assert "20/20" in bar
+    assert "loss 1.800  100 tokens/s  MFU 2.0%" in bar
+
+
+def test_peak():
+    for kind, tera in {
+        "NVIDIA H200": 989,
+        "NVIDIA H100 80GB HBM3": 989,
+        "NVIDIA H100 PCIe": 756,
+        "NVIDIA A100-SXM4-40GB": 312,
+        "NVIDIA A10G": 70,
+        "NVIDIA L4": 121,
+        "NVIDIA L40S": 362,
+        "Tesla T4": 65,
+        "TPU v4": 275,
+        "TPU v5 lite": 197,
+        "TPU v5p": 459,
+        "TPU v6 lite": 918,
+    }.items():
+        assert known_peak(kind) == tera * 1e12, kind
+    assert known_peak("cpu") is None
+    assert 1e8 < peak_flops(jax.devices(), jnp.float32) < 1e15
+
+
+def test_the_caller_keeps_its_parameters(tmp_path):
+    params, frozen = toy_params(), toy_frozen()
+    before = bits(params)
+    toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=2), params=params, frozen=frozen)
+    assert bits(params) == before
+    assert not frozen["lm_head"]["kernel"].is_deleted()
