@@ -60,12 +60,12 @@ eval_rows = 2
 
 
 def test_an_experiment(tiny, recipe, tmp_path, capsys):
-    """Trains, judges and tells; a second time nothing is trained, and the report is the same."""
+    """Trains, judges and tells; a second time only what is new is trained."""
     config = AblateConfig(
         "gamma",
         recipe=recipe,
         gammas=(0.6, 1.0),
-        seeds=2,
+        seeds=1,
         work=tmp_path / "work",
         out=tmp_path / "docs",
         ngram=str(tiny.ngram),
@@ -73,27 +73,31 @@ def test_an_experiment(tiny, recipe, tmp_path, capsys):
         new_tokens=6,
     )
     report = run(config, "the command")
-    told = capsys.readouterr().out
-    assert "run 4 of 4: gamma 1, seed 1\n" in told
+    assert "run 2 of 2: gamma 1, seed 0\n" in capsys.readouterr().out
     assert (tmp_path / "docs" / "ablation_gamma.png").read_bytes().startswith(b"\x89PNG")
-    text = report.read_text()
-    assert "    the command\n" in text
+    assert "    the command\n" in report.read_text()
     raw = json.loads((config.work / "gamma.json").read_text())
     assert [*raw["figures"]] == ["0.6", "1"]
-    for own in raw["figures"].values():
-        assert all(len(values) == 2 for values in own.values())
-        assert min(own["tau"]) >= 1
-        assert f"| {np.mean(own['tau']):.3f} ± " in text
+    assert raw["compared"][0]["half"] is None
 
-    runs = sorted(path.name for path in config.work.glob("*seed*"))
-    assert runs == [f"{name}_seed-{seed}" for name in ("gamma-1.0", "recipe") for seed in (0, 1)]
-    weights = [config.work / name / "drafter" / "model.safetensors" for name in runs]
-    assert len({path.read_bytes() for path in weights}) == 4  # seeds and gammas matter
-    before = [path.stat().st_mtime_ns for path in weights]
-    assert run(config, "the command") == report
-    assert capsys.readouterr().out.count(", is there") == 4
-    assert [path.stat().st_mtime_ns for path in weights] == before
-    assert report.read_text() == text
+    def weights():
+        found = config.work.glob("*seed*/drafter/model.safetensors")
+        return {path.parts[-3]: path for path in sorted(found)}
+
+    before = {name: path.stat().st_mtime_ns for name, path in weights().items()}
+    assert [*before] == ["gamma-1.0_seed-0", "recipe_seed-0"]
+    assert run(dataclasses.replace(config, gammas=(0.6,), seeds=2), "the command") == report
+    told = capsys.readouterr().out
+    assert "run 1 of 2: gamma 0.6, seed 0, is there\n" in told
+    assert "run 2 of 2: gamma 0.6, seed 1\n" in told
+    after = weights()
+    assert [*after] == [*before, "recipe_seed-1"]
+    assert {name: after[name].stat().st_mtime_ns for name in before} == before
+    assert len({path.read_bytes() for path in after.values()}) == 3  # seeds and gammas matter
+    own = json.loads((config.work / "gamma.json").read_text())["figures"]["0.6"]
+    assert own["tau"][0] == raw["figures"]["0.6"]["tau"][0] >= 1
+    assert all(len(values) == 2 for values in own.values())
+    assert f"| 0.6 | {np.mean(own['tau']):.3f} ± " in report.read_text()
 
     with pytest.raises(UserError, match="was begun with another trainer"):
         run(dataclasses.replace(config, steps=3), "the command")
@@ -134,7 +138,9 @@ def test_sections_replace_their_own_kind(tmp_path):
     ]
     assert "- tau, gamma 0.6 against 1: +0.000 ± 0.248; paper +0.150: within the spread\n" in text
     assert "- tau, drafter shifted against unshifted: +1.000 ± 0.000: more\n" in text
-    assert "- alpha_1, drafter shifted against unshifted: +0.000 ± 0.000; paper +0.134: within" in text
+    assert (
+        "- alpha_1, drafter shifted against unshifted: +0.000 ± 0.000; paper +0.134: within" in text
+    )
     assert "| unshifted | 0.500 ± 0.000 | 0.577 | 2.100 ± 0.100 |" in text
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -22,37 +21,47 @@ from train.predictions import Drafting, Frozen
 _LONGEST = 128  # tokens of a prompt
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Judge:
-    """The same text and the same search for every drafter.
+    """The same text and the same search for every drafter."""
 
-    Attributes:
-      recipe: of their training: target, held-out rows and the weight of the n-gram model.
-      held_out: rows that none was trained on.
-      ngram: file of the n-gram model; None searches without one.
-      new_tokens: decoded greedily behind every prompt.
-    """
+    def __init__(
+        self,
+        recipe: DrafterTraining,
+        held_out: PackedDataset,
+        ngram: str | None,
+        new_tokens: int,
+    ):
+        """Takes what all drafters share.
 
-    recipe: DrafterTraining
-    held_out: PackedDataset
-    ngram: str | None
-    new_tokens: int
+        Args:
+          recipe: of their training: target, held-out rows and the weight of the n-gram model.
+          held_out: rows that none was trained on.
+          ngram: file of the n-gram model; None searches without one.
+          new_tokens: decoded greedily behind every prompt.
+        """
+        self._recipe, self._held_out = recipe, held_out
+        self._ngram, self._new_tokens = ngram, new_tokens
+        # One program for all drafters of a shape.
+        self._agreements: dict[Hashable, Agreement] = {}
 
     def load(self, drafter: Path) -> DartModel:
         """The target with one of the drafters."""
-        kind = self.recipe.target_dtype
+        kind = self._recipe.target_dtype
         dtype = None if kind == "auto" else kind
-        return DartModel.from_pretrained(self.recipe.target, drafter, self.ngram, dtype=dtype)
+        return DartModel.from_pretrained(self._recipe.target, drafter, self._ngram, dtype=dtype)
 
     def agreement(self, model: DartModel) -> dict[str, float]:
         """See `Agreement`."""
         assert isinstance(model.drafter, DrafterConfig)
-        drafting = Drafting(
-            model.target, model.drafter, model.drafter.num_positions, self.recipe.chunk
-        )
-        frozen = Frozen(model.params["target"], model.params["draft_ids"])
-        rows = self.recipe.acceptance.eval_rows
-        return Agreement(drafting, frozen, self.held_out, rows)(model.params["drafter"])
+        ids = model.params["draft_ids"]
+        shape = (model.drafter, np.asarray(ids).tobytes())
+        if shape not in self._agreements:
+            positions = model.drafter.num_positions
+            drafting = Drafting(model.target, model.drafter, positions, self._recipe.chunk)
+            frozen = Frozen(model.params["target"], ids)
+            rows = self._recipe.acceptance.eval_rows
+            self._agreements[shape] = Agreement(drafting, frozen, self._held_out, rows)
+        return self._agreements[shape](model.params["drafter"])
 
     def tau(
         self, model: DartModel, prompts: Sequence[np.ndarray], weight: float | None = None
@@ -65,10 +74,10 @@ class Judge:
         return self._length(model, prompts).decoder(model.params["drafter"], self._weight(None))
 
     def _length(self, model: DartModel, prompts: Sequence[np.ndarray]) -> AcceptanceLength:
-        return AcceptanceLength(model, prompts, self.new_tokens, self._weight(None))
+        return AcceptanceLength(model, prompts, self._new_tokens, self._weight(None))
 
     def _weight(self, weight: float | None) -> float:
-        return self.recipe.acceptance.ngram_weight if weight is None else weight
+        return self._recipe.acceptance.ngram_weight if weight is None else weight
 
 
 def benchmark_prompts(tokenizer: Tokenizer, per_group: int) -> list[np.ndarray]:
