@@ -32,10 +32,11 @@ from eval.divergence import Divergence, examine
 from eval.literal import softmax
 from eval.model_choice import ModelChoice
 from eval.prompts import demo_prompts
-from eval.report import check_outputs, environment, progress_bar, write_json
+from eval.report import progress_bar
 from eval.rounding import Prober
 from eval.tree_size import LEVEL_DECAYS, SIZES
 from train.corpus import HELD_OUT
+from train.outputs import check_outputs, environment, write_json
 
 # Prompts are functions of up to so many tokens, of which the first are taken: all of one length, or
 # nearly, so that there are few programs to compile.

@@ -8,14 +8,14 @@ enough.
 from __future__ import annotations
 
 import dataclasses
-from itertools import chain, islice, zip_longest
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.tokenizer import Tokenizer
-from train.corpus import HELD_OUT, function_prompts, held_out_files, read, stdlib
+from train.corpus import HELD_OUT, held_out_files, short_prompts, stdlib
 
 # Modules of the training text, for warming up and choosing the tree size.
 WARM_UP = ("argparse.py", "pathlib.py", "logging/handlers.py", "tarfile.py")
@@ -52,11 +52,8 @@ def _take(
     count: int,
     max_tokens: int,
 ) -> list[Prompt]:
-    by_module = (function_prompts(read(path)) for path in files)
-    in_turn = (text for text in chain.from_iterable(zip_longest(*by_module)) if text)
-    encoded = ((text, tokenizer.encode(text)) for text in in_turn)
-    short = (Prompt(group, text, np.array(ids)) for text, ids in encoded if len(ids) <= max_tokens)
-    prompts = list(islice(short, count))
+    short = short_prompts(files, tokenizer.encode, max_tokens)
+    prompts = [Prompt(group, *prompt) for prompt in islice(short, count)]
     if not prompts:
         raise UserError(
             f"no documented function of the group {group!r} in {stdlib()} is within {max_tokens} "

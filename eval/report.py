@@ -1,26 +1,18 @@
-"""What a person sees of a measurement: tables, a figure, and JSON."""
+"""What a person sees of a measurement: tables and a figure."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dart_jax.errors import UserError
-from dart_jax.files import write_atomically
 from eval.measure import Summary
 from eval.tree_size import Tree
+from train.outputs import new_figure, save_figure
 
 _STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "host": "host"}
 
@@ -84,32 +76,6 @@ def sweep_table(rows: Sequence[tuple[Tree, bool, str, Summary]]) -> Table:
     return table
 
 
-def environment() -> dict[str, str]:
-    """What a reader needs to know about where the figures come from."""
-    packages = ("dart-jax", "jax", "jaxlib", "flax", "numpy")
-    return {
-        "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
-        "machine": platform.platform(),
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in packages},
-    }
-
-
-def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
-    """Raises UserError before anything is measured if the reports could not be written."""
-    for path in filter(None, (json_path, plot_path)):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from None
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise UserError(f"cannot write {path}")
-    if plot_path and plot_path.suffix not in (".png", ".pdf", ".svg"):
-        raise UserError(f"--plot writes .png, .pdf or .svg, not {plot_path.name!r}")
-    if plot_path and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib: pip install 'dart-jax[plot]'")
-
-
 def progress_bar(console: Console) -> Progress:
     """Of long work: what is done, how much of it and for how long; gone when it ends."""
     return Progress(
@@ -122,18 +88,9 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a report atomically."""
-    write_atomically(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
-
-
 def write_plot(path: Path, rows: dict[str, Summary]) -> None:
     """Draws speed-ups per group and where DART's time went; needs matplotlib."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
     names = list(rows)
     left.bar(names, [row.speedup for row in rows.values()], color="#4477aa")
@@ -149,7 +106,7 @@ def write_plot(path: Path, rows: dict[str, Summary]) -> None:
         bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
     right.set(ylabel="% of DART's time", title="Where the time went")
     right.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _table(title: str, *columns: str, first: str = "prompts") -> Table:

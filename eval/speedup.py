@@ -26,6 +26,7 @@ from eval.measure import Run, Summary, measure, summarize
 from eval.model_choice import ModelChoice
 from eval.prompts import Prompt, demo_prompts, warm_up_prompts
 from eval.tree_size import LEVEL_DECAYS, SIZES, Tree, fastest
+from train.outputs import check_outputs, environment, write_json
 
 # Longest prompt taken into the demo benchmark.
 PROMPT_TOKENS = 128
@@ -197,9 +198,9 @@ def by_group(repeats: list[list[Run]]) -> dict[str, Summary]:
 
 def run(config: SpeedupConfig, console: Console) -> None:
     """Measures and reports."""
-    report.check_outputs(config.json, config.plot)
+    check_outputs(config.json, config.plot)
     speedup = Speedup(config, console)
-    console.print(", ".join(f"{k} {v}" for k, v in report.environment().items()))
+    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     tree = speedup.tree()
     repeats = speedup.compare("measuring", speedup.decoder(tree), config.repeats)
     rows = by_group(repeats)
@@ -215,10 +216,10 @@ def run(config: SpeedupConfig, console: Console) -> None:
     if swept:
         console.print(report.sweep_table(swept))
     if config.json:
-        report.write_json(
+        write_json(
             config.json,
             {
-                "environment": report.environment(),
+                "environment": environment(),
                 "config": dataclasses.asdict(config),
                 "tree": tree._asdict(),
                 "groups": {name: _as_json(row) for name, row in rows.items()},

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from dart_jax.errors import UserError, one_line_errors
 from eval.model_choice import ModelChoice
-from eval.report import check_outputs, environment, write_json
+from train.outputs import check_outputs, environment, write_json
 
 PROMPT = "def mean(values):\n"
 

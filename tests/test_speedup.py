@@ -18,10 +18,10 @@ from dart_jax.errors import UserError
 from dart_jax.tokenizer import Tokenizer
 from eval import speedup
 from eval.prompts import demo_prompts
-from eval.report import check_outputs
 from eval.speedup import PROMPT_TOKENS, SpeedupConfig, run
 from eval.tree_size import LEVEL_DECAYS
 from train.corpus import HELD_OUT
+from train.outputs import check_outputs
 
 STAGES = {"fused": {"prefill", "device", "search"}}
 STAGES["host"] = STAGES["fused"] | {"host"}

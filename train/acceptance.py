@@ -11,7 +11,7 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
-from dart_jax.model import DartModel
+from dart_jax.model import DartModel, Decoder
 from dart_jax.pure import Params
 from train.batch import Batch
 from train.objective import kl, restrict
@@ -120,24 +120,28 @@ class AcceptanceLength:
         """The figures; none without prompts."""
         if not self._prompts:
             return {}
-        model = dataclasses.replace(self._model, params={**self._model.params, "drafter": params})
-        figures = {"tau": self._tau(model, True)}
-        if model.ngram is not None:
-            figures["tau_without_ngram"] = self._tau(model, False)
+        figures = {"tau": self.tau(params, self._ngram_weight)}
+        if self._model.ngram is not None:
+            figures["tau_without_ngram"] = self.tau(params, 0.0)
         return figures
 
-    def _tau(self, model: DartModel, use_ngram: bool) -> float:
-        nodes, search = default_tree()
-        longest = max(map(len, self._prompts)) + self._new
-        decode = model.decoder(
-            nodes=nodes,
-            max_length=min(length_bucket(longest), model.target.max_length),
-            search=dataclasses.replace(search, ngram_weight=self._ngram_weight),
-            use_ngram=use_ngram,
-        )
-        made = decode(self._prompts, self._new)
+    def tau(self, params: Params, ngram_weight: float) -> float:
+        """The figure at some weight of the n-gram model; 0 leaves it out."""
+        made = self.decoder(params, ngram_weight)(self._prompts, self._new)
         won = sum(len(tokens) - 1 for tokens in made.tokens)
         return won / max(1, int(made.steps.sum()))
+
+    def decoder(self, params: Params, ngram_weight: float) -> Decoder:
+        """What decodes the prompts, with a drafter's parameters."""
+        model = dataclasses.replace(self._model, params={**self._model.params, "drafter": params})
+        nodes, search = default_tree()
+        longest = max(map(len, self._prompts)) + self._new
+        return model.decoder(
+            nodes=nodes,
+            max_length=min(length_bucket(longest), model.target.max_length),
+            search=dataclasses.replace(search, ngram_weight=ngram_weight),
+            use_ngram=ngram_weight > 0,
+        )
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,18 @@ def parse(cls: type[T], args: list[str], description: str | None) -> T:
         description=description,
         config=(tyro.conf.OmitArgPrefixes,),
     )
+
+
+def replace(config: Any, options: Mapping[str, Any]) -> Any:
+    """The same options but these, by their names, in whatever part of it they are."""
+    changed = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            changed[field.name] = replace(value, options)
+        elif field.name in options:
+            changed[field.name] = options[field.name]
+    return dataclasses.replace(config, **changed)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import ast
 import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
+
+import numpy as np
 
 # Benchmark groups -> modules that no training step and no n-gram count ever sees.
 HELD_OUT: dict[str, tuple[str, ...]] = {
@@ -35,7 +39,7 @@ def stdlib() -> Path:
 
 def held_out_files(group: str) -> list[Path]:
     """Source files of one benchmark group, in the order of the list above."""
-    return [path for module in HELD_OUT[group] for path in _module_files(module)]
+    return [path for module in HELD_OUT[group] for path in module_files(module)]
 
 
 def training_files() -> list[Path]:
@@ -50,7 +54,8 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _module_files(module: str) -> list[Path]:
+def module_files(module: str) -> list[Path]:
+    """Source files of a module, or of a package and all in it."""
     file, package = stdlib() / f"{module}.py", stdlib() / module
     return [file] if file.is_file() else sorted(package.rglob("*.py"))
 
@@ -62,6 +67,22 @@ def _wanted(path: Path) -> bool:
         and not below.parts[0].startswith("config-")
         and not path.name.startswith(_SKIPPED_PREFIXES)
     )
+
+
+def short_prompts(
+    files: Sequence[Path], encode: Callable[[str], list[int]], most: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Documented functions of files, in turn one of each, with their tokens, int [n].
+
+    Args:
+      files: in the order of their turns.
+      encode: text -> token ids.
+      most: tokens of a prompt; longer ones are left out.
+    """
+    by_file = (function_prompts(read(path)) for path in files)
+    in_turn = (text for text in chain.from_iterable(zip_longest(*by_file)) if text)
+    encoded = ((text, encode(text)) for text in in_turn)
+    return ((text, np.array(ids)) for text, ids in encoded if len(ids) <= most)
 
 
 def function_prompts(source: str) -> list[str]:

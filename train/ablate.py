@@ -1,0 +1,280 @@
+"""The paper's experiments, each by one command: trains drafters that differ in one thing.
+
+    python -m train.ablate gamma
+
+Every drafter is a run of `train.drafter` below --work, by the recipe but for what is compared; the
+runs share the prepared data and the target's features. Finished runs are not run again, and an
+interrupted one goes on. The drafters are then judged alike: agreement with the target on held-out
+rows, and greedy decoding of the demo benchmark's prompts. The results join `ablations.md` in --out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from dart_jax import hub
+from dart_jax.checkpoint import read_target_config
+from dart_jax.errors import UserError, one_line_errors
+from dart_jax.generation import default_tree
+from dart_jax.model import DEMO, DartModel
+from dart_jax.tokenizer import Tokenizer
+from dart_jax.user_cache import load_ngram
+from train import ablation_report, config_file, domains, experiments, work_directory
+from train.dataset import prepare
+from train.drafter import DrafterTraining, train
+from train.experiments import Experiment, Variant
+from train.judge import Judge, benchmark_prompts, parameters, step_seconds
+from train.outputs import check_outputs, environment, write_json
+from train.records import find_files, fingerprint
+
+_TIMED_PROMPTS = 4
+
+Figures = dict[str, dict[str, list[float]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AblateConfig:
+    """What is compared, and by how much work."""
+
+    experiment: tyro.conf.Positional[experiments.Name]
+    """gamma: the weight of later positions; shift: whether the last real row predicts; layers;
+    horizon: positions; ngram: its weight in the search; domain: data without one domain."""
+    recipe: Path = Path(__file__).parent / "demo.toml"
+    """Of every run, as `train.drafter --config` takes it."""
+    steps: int | None = None
+    """Instead of the recipe's."""
+    batch: int | None = None
+    """Instead of the recipe's."""
+    seeds: int = 3
+    """Runs of every variant; a seed gives the first parameters and the order of the data."""
+    work: Path = Path("build/ablate")
+    """Directory of runs, prepared data and raw figures, for all experiments."""
+    out: Path = Path("docs")
+    """Directory of the report."""
+    gammas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    """Of the experiment gamma."""
+    layers: tuple[int, ...] = (1, 2, 3)
+    """Of the experiment layers."""
+    horizons: tuple[int, ...] = (4, 6, 8, 12, 16)
+    """Of the experiment horizon."""
+    weights: tuple[float, ...] = (0.25, 0.5, 1.0)
+    """Of the experiment ngram, beside 0."""
+    family: str = "asyncio"
+    """Module or package of the standard library that the experiment domain leaves out."""
+    ngram: str | None = str(DEMO / "ngram.dng")
+    """N-gram file of the search."""
+    prompts: int = 8
+    """Prompts of each of the benchmark's four groups."""
+    new_tokens: int = 128
+    """Tokens decoded behind each."""
+    repeats: int = 5
+    """Of every measurement of time."""
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "prompts", "repeats"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1")
+        if self.new_tokens < 2:
+            raise UserError("--new-tokens must be at least 2")
+        for name in ("gammas", "layers", "horizons", "weights"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise UserError(f"--{name} must be different values, at least one")
+        if self.experiment == "ngram" and self.ngram is None:
+            raise UserError("the experiment ngram needs an --ngram model")
+
+    def plan(self) -> Experiment:
+        """What is compared."""
+        match self.experiment:
+            case "gamma":
+                return experiments.gamma(self.gammas)
+            case "shift":
+                return experiments.shift()
+            case "layers":
+                return experiments.layers(self.layers)
+            case "horizon":
+                return experiments.horizon(self.horizons)
+            case "ngram":
+                return experiments.ngram(self.weights)
+            case "domain":
+                return experiments.domain(self.family)
+
+
+def run(config: AblateConfig, command: str) -> Path:
+    """Trains what is not trained yet, judges, and writes the report.
+
+    Args:
+      config: what to do.
+      command: shown in the report.
+
+    Returns:
+      The report's file.
+
+    Raises:
+      UserError: something cannot be used or written; finished runs stay.
+    """
+    drawing = config.out / f"ablation_{config.experiment}.png"
+    raw = config.work / f"{config.experiment}.json"
+    check_outputs(raw, drawing, "--out")
+    plan, recipe = config.plan(), _recipe(config)
+    with work_directory.locked(config.work):
+        directory = hub.resolve(recipe.target, patterns=hub.TARGET)
+        tokenizer, vocab_size = Tokenizer.load(directory), read_target_config(directory).vocab_size
+        if config.ngram is not None:
+            load_ngram(config.ngram, tokenizer, vocab_size)  # before hours of training
+        split = None
+        if config.experiment == "domain":
+            split = domains.split(
+                recipe.data.data,
+                config.family,
+                tokenizer.encode,
+                config.work / f"domain-{config.family}",
+                config.prompts * 4,
+            )
+        drafters = _train(config, plan, recipe, split)
+        one = _training(config, recipe, next(iter(plan.variants.values())), 0, split)
+        data = prepare(one.data, tokenizer, one.cache or one.out, vocab_size=vocab_size)
+        judge = Judge(recipe, data.held_out, config.ngram, config.new_tokens)
+        prompts = benchmark_prompts(tokenizer, config.prompts)
+        figures = _judge(config, plan, judge, drafters, prompts, split)
+    nodes, search = default_tree()
+    content = {
+        "experiment": config.experiment,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": command,
+        "environment": environment(),
+        "options": dataclasses.asdict(config),
+        "recipe": dataclasses.asdict(recipe),
+        "tree": {"nodes": nodes, "level_decay": search.level_decay},
+        "seeds": config.seeds,
+        "prompts": len(prompts if split is None else split.inside + split.outside),
+        "figures": figures,
+        "paper": plan.paper,
+        "compared": ablation_report.compare(plan, figures),
+    }
+    write_json(raw, content)
+    ablation_report.draw(plan, figures, drawing)
+    report = config.out / "ablations.md"
+    ablation_report.write(report, plan, content, drawing.name)
+    return report
+
+
+def _recipe(config: AblateConfig) -> DrafterTraining:
+    """What all runs have in common."""
+    args = ["--config", str(config.recipe), "--out", str(config.work)]
+    recipe = config_file.parse(DrafterTraining, args, None)
+    changes: dict[str, Any] = {"teacher": "cached", "eval_prompts": 0, "ngram": None}
+    changes |= {"steps": config.steps} if config.steps is not None else {}
+    changes |= {"batch": config.batch} if config.batch is not None else {}
+    return config_file.replace(recipe, changes)
+
+
+def _train(
+    config: AblateConfig, plan: Experiment, recipe: DrafterTraining, split: domains.Domains | None
+) -> dict[str, list[Path]]:
+    """The drafters of every variant, a directory a seed."""
+    drafters: dict[str, list[Path]] = {name: [] for name in plan.variants}
+    total, number = len(drafters) * config.seeds, 0
+    for name, variant in plan.variants.items():
+        for seed in range(config.seeds):
+            number += 1
+            training = _training(config, recipe, variant, seed, split)
+            target = hub.resolve(recipe.target, patterns=hub.TARGET)
+            settings = dataclasses.asdict(training) | {
+                "data": fingerprint(find_files(training.data.data)),
+                "target": fingerprint(sorted(target.glob("*.safetensors"))),
+            }
+            work_directory.claim(training.out, json.loads(json.dumps(settings, default=str)), {})
+            done = (training.out / "config.json").is_file()  # written last
+            what = f"{plan.axis} {name}, seed {seed}" + (", is there" if done else "")
+            print(f"run {number} of {total}: {what}", flush=True)
+            drafters[name].append(training.out / "drafter" if done else train(training))
+    return drafters
+
+
+def _training(
+    config: AblateConfig,
+    recipe: DrafterTraining,
+    variant: Variant,
+    seed: int,
+    split: domains.Domains | None,
+) -> DrafterTraining:
+    """A run. What equals the recipe has one directory in all experiments."""
+    tags, data = [], recipe.data.data
+    for option, value in variant.options.items():
+        if config_file.replace(recipe, {option: value}) != recipe:
+            tags.append(f"{option}-{value}")
+    sets = variant.data
+    if split is not None:
+        sets = f"{config.family}-{variant.data}"
+        data = (str(split.all if variant.data == "all" else split.without),)
+        tags.append(sets)
+    own = {
+        "out": config.work / "_".join([*(tags or ["recipe"]), f"seed-{seed}"]),
+        "cache": config.work / f"cache-{sets}",
+        "seed": seed,
+    }
+    training = config_file.replace(recipe, own | dict(variant.options))
+    return dataclasses.replace(training, data=dataclasses.replace(recipe.data, data=data))
+
+
+def _judge(
+    config: AblateConfig,
+    plan: Experiment,
+    judge: Judge,
+    drafters: dict[str, list[Path]],
+    prompts: list[np.ndarray],
+    split: domains.Domains | None,
+) -> Figures:
+    """The figures of every variant, one a seed."""
+    figures: Figures = {name: {} for name in drafters}
+    first: dict[str, DartModel] = {}
+    for name, paths in drafters.items():
+        print(f"judging {plan.axis} {name}", flush=True)
+        for path in paths:
+            model = judge.load(path)
+            first.setdefault(name, model)
+            measured: dict[str, float] = {"parameters": parameters(model)}
+            if split is None:
+                measured |= judge.agreement(model)
+                measured["tau"] = judge.tau(model, prompts, plan.variants[name].ngram_weight)
+                measured["tau_without_ngram"] = judge.tau(model, prompts, 0.0)
+            else:
+                measured["tau_inside"] = judge.tau(model, split.inside, 0.0)
+                measured["tau_outside"] = judge.tau(model, split.outside, 0.0)
+            for figure, value in measured.items():
+                figures[name].setdefault(figure, []).append(value)
+    if plan.timed:
+        few = prompts[:: max(1, len(prompts) // _TIMED_PROMPTS)][:_TIMED_PROMPTS]
+        decoders = [judge.decoder(model, few) for model in first.values()]
+        times = step_seconds(decoders, few, config.new_tokens, config.repeats)
+        seconds = dict(zip(first, times, strict=True))
+        for name, own in figures.items():
+            own["step_seconds"] = seconds[name]
+            pairs = zip(seconds[name], seconds[plan.base], strict=True)
+            own["step_time"] = [ours / base for ours, base in pairs]
+            own["tau_per_time"] = [tau / statistics.median(own["step_time"]) for tau in own["tau"]]
+    return figures
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line: bad input ends in one line and exit status 2."""
+    args = sys.argv[1:] if args is None else args
+    with one_line_errors():
+        config = tyro.cli(AblateConfig, args=args, description=__doc__)
+        print(run(config, shlex.join(["python", "-m", "train.ablate", *args])))
+
+
+if __name__ == "__main__":
+    main()

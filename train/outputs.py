@@ -1,0 +1,71 @@
+"""What programs leave for a reader: where figures come from, JSON and drawings."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from dart_jax.errors import UserError
+from dart_jax.files import atomic_path, write_atomically
+
+_DRAWN = (".png", ".pdf", ".svg")
+
+
+def environment() -> dict[str, str]:
+    """What a reader needs to know about where the figures come from."""
+    packages = ("dart-jax", "jax", "jaxlib", "flax", "numpy")
+    return {
+        "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def check_outputs(json_path: Path | None, plot_path: Path | None, plot: str = "--plot") -> None:
+    """Raises UserError before anything is measured if the reports could not be written.
+
+    Args:
+      json_path: of a report.
+      plot_path: of a drawing.
+      plot: the option that names the drawing, for errors.
+    """
+    for path in filter(None, (json_path, plot_path)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise UserError(f"cannot write {path}")
+    if plot_path and plot_path.suffix not in _DRAWN:
+        raise UserError(f"{plot} writes .png, .pdf or .svg, not {plot_path.name!r}")
+    if plot_path and importlib.util.find_spec("matplotlib") is None:
+        raise UserError(f"{plot} needs matplotlib: pip install 'dart-jax[plot]'")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a report atomically."""
+    write_atomically(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches; needs matplotlib, but no screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a drawing in the format that its name ends with."""
+    with atomic_path(path) as part:
+        figure.savefig(part, dpi=150, format=path.suffix[1:])
