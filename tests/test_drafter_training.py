@@ -3,20 +3,24 @@
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import tiny_model
 
-from dart_jax.checkpoint import load_drafter, read_drafter_config
+from dart_jax.checkpoint import load_drafter, load_target, read_drafter_config, save_target
 from dart_jax.config import DrafterConfig, Eagle3Config
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from train.config_file import parse
 from train.drafter import DrafterTraining, train
+from train.packed import PackedDataset
+from train.predictions import Drafting, Frozen
 
 STEPS = 6
 
@@ -115,21 +119,50 @@ def test_what_a_run_tells(trained):
     assert told[1]["held_out_loss"] < told[0]["held_out_loss"]
 
 
-def test_a_finished_run_is_only_read(trained):
+def test_a_finished_run_is_trained_no_further(trained):
     config, drafter = trained
     before = metrics(config.out), (drafter / "model.safetensors").read_bytes()
     assert train(config) == drafter
     assert (metrics(config.out), (drafter / "model.safetensors").read_bytes()) == before
 
 
-def test_the_teacher_online_is_the_cached_one(trained, recipe, tiny, tmp_path):
-    """Up to the rounding of what is kept to bfloat16. The prepared data are shared."""
+def test_what_is_kept_of_the_teacher(trained, tiny):
+    """What the target computes online, rounded to bfloat16."""
     config, _ = trained
-    online = recipe(tmp_path, "--cache", config.out, "--draft-vocab", 200, "--steps", 2)
-    train(dataclasses.replace(online, trainer=dataclasses.replace(online.trainer, steps=2)))
-    assert not (tmp_path / "data").exists()
-    losses = [[record["loss"] for record in metrics(path)][:1] for path in (config.out, tmp_path)]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-2)
+    [directory] = (config.out / "features").iterdir()
+    dataset = PackedDataset.load(config.out / "data", "training")
+    target, params = load_target(tiny.target)
+    numbers = np.arange(dataset.rows)
+    drafting = Drafting(target, config.drafter.config(target), 4)
+    known = jax.jit(drafting.read)(Frozen(params, jnp.arange(300)), dataset.batch(numbers))
+    for name in ("features", "hidden"):
+        kept = np.fromfile(directory / name, ml_dtypes.bfloat16).astype(np.float32)
+        np.testing.assert_allclose(
+            kept.reshape(getattr(known, name).shape), getattr(known, name), rtol=1e-2, atol=1e-4
+        )
+
+
+def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_path):
+    config, _ = trained
+    shutil.copytree(config.out, tmp_path / "cache")
+    [directory] = (tmp_path / "cache" / "features").iterdir()
+    whole = (directory / "hidden").read_bytes()
+    (directory / "hidden").write_bytes(whole[:-2])
+    options = ("--cache", tmp_path / "cache", "--teacher", "cached", "--eval-prompts", 0)
+    train(recipe(tmp_path / "run", *options, "--epochs", 0.1))
+    assert (directory / "hidden").read_bytes() == whole
+
+
+def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path):
+    config, _ = trained
+    shutil.copytree(config.out, tmp_path / "run")
+    target, params = load_target(tiny.target)
+    shutil.copytree(tiny.target, tmp_path / "target")
+    params["norm"]["scale"] *= 1.01
+    save_target(tmp_path / "target", target, params, eos=(0,))
+    other = dataclasses.replace(config, target=str(tmp_path / "target"), out=tmp_path / "run")
+    with pytest.raises(UserError, match="begun with another target"):
+        train(other)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +213,11 @@ def test_epochs_instead_of_steps(recipe, trained, tmp_path):
         (("--method", "eagle3", "--layers", 2), "are DART's"),
         (("--draft-vocab", 301), "1..300 tokens, got 301"),
         (("--ngram", "nowhere.dng"), "nowhere.dng"),
+        (("--ngram", "nowhere.dng", "--method", "eagle3"), "leave --ngram out"),
+        (("--epochs", 0), "--epochs must be above 0"),
+        (("--chunk", 0), "--chunk must be at least 1"),
+        (("--ngram-weight", -1), "--ngram-weight"),
+        (("--init", "DRAFTER", "--draft-vocab", 20), "leave --draft-vocab out"),
     ],
 )
 def test_what_cannot_be(recipe, trained, tiny, tmp_path, options, message):
@@ -207,6 +245,7 @@ def test_the_command_line_comes_after_the_file(recipe, tmp_path):
         ("method = 'medusa'", "medusa"),
         ("steps = 3\n[trainer]\nsteps = 4", "steps stands there twice"),
         ("steps =", "is not TOML"),
+        ("data = [1, 2]", "data = 1"),
     ],
 )
 def test_a_bad_file(tmp_path, text, message):
@@ -215,6 +254,17 @@ def test_a_bad_file(tmp_path, text, message):
     args = ["--config", str(path), "--target", "t", "--out", "o", "--data", "d"]
     with pytest.raises(UserError, match=message):
         parse(DrafterTraining, args, None)
+
+
+def test_kinds_that_toml_lacks(tmp_path):
+    path = tmp_path / "recipe.toml"
+    text = 'data = "a.jsonl"\nlr = 1\nout = "here"\ntarget = "t"\n[devices]\nmesh-model = 2'
+    path.write_text(text)
+    config = parse(DrafterTraining, [f"--config={path}"], None)
+    assert config.data.data == ("a.jsonl",)
+    assert isinstance(config.trainer.lr, float)
+    assert config.out == Path("here")
+    assert config.trainer.mesh.model == 2
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -209,6 +209,26 @@ def test_what_the_target_computed_earlier_serves_as_well(batch, target):
     np.testing.assert_allclose(run(cached), run(batch), rtol=1e-6)
 
 
+@pytest.mark.parametrize("half", ["target", "drafter", "both"])
+def test_models_of_different_dtypes(batch, target, half):
+    """Each computes in its own; the losses agree as far as bfloat16 goes."""
+    loss = loss_of(dataclasses.replace(DART, draft_length=1, num_hidden_layers=2))
+    params = random_params(loss.drafting.drafter, 2)
+
+    def cast(tree, to_half):
+        return jax.tree.map(lambda p: p.astype(jnp.bfloat16), tree) if to_half else tree
+
+    def total(params, given):
+        return loss(params, frozen(given), batch, jax.random.key(0))[0]
+
+    exact = float(jax.jit(total)(params, target))
+    run = jax.jit(jax.value_and_grad(total))
+    value, gradient = run(cast(params, half != "target"), cast(target, half != "drafter"))
+    assert float(value) == pytest.approx(exact, rel=0.1)
+    kept = jnp.float32 if half == "target" else jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(kept)}
+
+
 def test_no_gradient_reaches_the_target(batch, target):
     loss = loss_of(dataclasses.replace(DART, draft_length=1), anchors=3)
     params = random_params(loss.drafting.drafter, 2)

@@ -43,6 +43,8 @@ class AcceptanceConfig:
                 raise UserError(f"--{name.replace('_', '-')} cannot be negative")
         if self.eval_new_tokens < 2:
             raise UserError("--eval-new-tokens must be at least 2")
+        if self.ngram_weight < 0:
+            raise UserError("--ngram-weight cannot be negative")
 
 
 class Agreement:

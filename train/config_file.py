@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,8 @@ def parse(cls: type[T], args: list[str], description: str | None) -> T:
     """
     values: dict[str, Any] = {}
     path = None
+    if args and args[0].startswith("--config="):
+        args = ["--config", args[0].removeprefix("--config="), *args[1:]]
     if args[:1] == ["--config"] and len(args) > 1:
         path, args = Path(args[1]), args[2:]
         values = _read(path)
@@ -84,36 +87,44 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _fill(cls: Any, values: dict[str, Any]) -> Any:
     """An instance with these values, taken out of the dictionary; what lacks is left to tyro."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     made: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        kind = hints[field.name]
+        kind, option = hints[field.name], field.name
+        if typing.get_origin(kind) is typing.Annotated:
+            kind, *notes = typing.get_args(kind)
+            named = [note.name for note in notes if getattr(note, "name", None)]
+            option = named[0].replace("-", "_") if named else option
         required = field.default is field.default_factory is dataclasses.MISSING
         if dataclasses.is_dataclass(kind):
             made[field.name] = _fill(kind, values)
-        elif field.name in values:
-            made[field.name] = _convert(kind, field.name, values.pop(field.name))
+        elif option in values:
+            made[field.name] = _convert(kind, option, values.pop(option))
         elif required:
             made[field.name] = tyro.MISSING
     return cls(**made)
 
 
 def _convert(kind: Any, name: str, value: Any) -> Any:
-    """A value of the option's kind; TOML has fewer."""
-    kinds = typing.get_args(kind) if typing.get_origin(kind) is not typing.Literal else (kind,)
-    kinds = kinds or (kind,)
-    if Path in kinds and isinstance(value, str):
-        return Path(value)
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    for each in kinds:
-        origin = typing.get_origin(each)
-        if origin is typing.Literal and value in typing.get_args(each):
-            return value
-        if origin is tuple and isinstance(value, tuple):
-            return value
-        if origin is None and isinstance(each, type) and type(value) is each:
-            return value
-    if typing.get_origin(kind) is tuple and isinstance(value, tuple):
-        return value
-    raise UserError(f"the file gives {name} = {value!r}, which is of a wrong kind; see --help")
+    """A value of the option's kind; TOML has fewer kinds than there are."""
+    many = typing.get_origin(kind) is tuple
+    inner = typing.get_args(kind)[0] if many else kind
+    union = typing.get_origin(inner) in (types.UnionType, typing.Union)
+    kinds = typing.get_args(inner) if union else (inner,)
+
+    def one(value: Any) -> Any:
+        for each in kinds:
+            if typing.get_origin(each) is typing.Literal:
+                if value in typing.get_args(each):
+                    return value
+            elif each is Path and isinstance(value, str):
+                return Path(value)
+            elif type(value) is each:
+                return value
+            elif each is float and isinstance(value, int) and not isinstance(value, bool):
+                return float(value)
+        raise UserError(f"the file gives {name} = {value!r}, which is of a wrong kind; see --help")
+
+    if many:
+        return tuple(map(one, value if isinstance(value, tuple) else (value,)))
+    return one(value)

@@ -17,7 +17,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,16 +45,18 @@ from train import config_file
 from train.acceptance import AcceptanceConfig, AcceptanceLength, Agreement, held_out_prompts
 from train.checkpoints import best_params
 from train.dataset import DataConfig, prepare
-from train.distributed import DistributedConfig, initialize, is_main
+from train.digest import weights_digest
+from train.distributed import DistributedConfig, initialize, is_main, wait
 from train.flops import step_flops
+from train.mesh import make_mesh, replicated
 from train.objective import DrafterLoss, Objective
 from train.order import Order, PackedBatches
 from train.packed import PackedDataset, draft_vocabulary
 from train.predictions import Drafting, Frozen
-from train.records import fingerprint
+from train.recipe import TrainerConfig
 from train.shape import DrafterShape
 from train.teacher import cached_teacher
-from train.trainer import TrainerConfig, fit
+from train.trainer import fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,27 +111,32 @@ def train(config: DrafterTraining) -> Path:
         raise UserError(
             f"--context {context} is beyond the target's {target.max_length} positions; lower it"
         )
+    if config.epochs is not None and config.epochs <= 0:
+        raise UserError(f"--epochs must be above 0, got {config.epochs:g}")
+    if config.chunk is not None and config.chunk < 1:
+        raise UserError(f"--chunk must be at least 1, got {config.chunk}")
+    if config.acceptance.ngram is not None and config.drafter.method != "dart":
+        raise UserError("only DART's tree search takes an n-gram model; leave --ngram out")
     cache = config.cache or config.out
     data = prepare(config.data, tokenizer, cache, vocab_size=target.vocab_size)
     target, target_params = load_target(directory, dtype)
     drafter, params, ids = _start(config, target, target_params, data.training)
     frozen = Frozen(target_params, jnp.asarray(ids))
 
+    digest = weights_digest(target_params)
     rows = data.training
     if config.teacher == "cached":
-        weights = fingerprint(sorted(directory.glob("*.safetensors")))
-        rows = cached_teacher(target, target_params, rows, cache / "features", weights)
+        rows = cached_teacher(target, target_params, rows, cache / "features", digest)
     order = Order(rows.rows, config.trainer.batch, config.trainer.seed)
     trainer = config.trainer
     if config.epochs is not None:
         trainer = dataclasses.replace(
             trainer, steps=max(1, math.ceil(config.epochs * order.steps_per_epoch))
         )
-    drafting = Drafting(target, drafter, config.drafter.positions, config.chunk)
-    evaluate = None
-    if is_main():
-        evaluate = _evaluation(config, drafting, frozen, data.held_out, tokenizer, directory)
-    parts = (config.drafter, config.objective)
+    mesh = make_mesh(trainer.mesh)
+    drafting = Drafting(
+        target, drafter, config.drafter.positions, config.chunk, devices=mesh.shape["data"]
+    )
     trained = fit(
         config.drafter.method,
         params=params,
@@ -138,8 +145,8 @@ def train(config: DrafterTraining) -> Path:
         config=trainer,
         directory=config.out,
         frozen=frozen,
-        evaluate=evaluate,
-        settings={k: v for part in parts for k, v in dataclasses.asdict(part).items()},
+        evaluate=_evaluation(config, drafting, frozen, data.held_out, tokenizer, directory),
+        settings=_settings(config, digest, params),
         tokens_per_step=trainer.batch * context,
         flops_per_step=step_flops(
             drafting,
@@ -149,14 +156,33 @@ def train(config: DrafterTraining) -> Path:
             online=config.teacher == "online",
         ),
     )
+    # All processes take part in reading a checkpoint.
+    abstract = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=replicated(mesh)),
+        abstract_params(drafter),
+    )
+    step, best = best_params(config.out / "checkpoints", abstract)
     if is_main():
         save_drafter(config.out / "drafter", drafter, trained, ids)
-        step, best = best_params(config.out / "checkpoints", abstract_params(drafter))
         if step != trainer.steps:
+            best = jax.tree.map(lambda p: p.addressable_data(0), best)
             save_drafter(config.out / "best", drafter, best, ids)
         text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
         write_atomically(config.out / "config.json", text.encode())
+    wait("the drafter is written")
     return config.out / "drafter"
+
+
+def _settings(config: DrafterTraining, target: str, params: Params) -> dict[str, Any]:
+    """What must be the same for a run to go on, by the names of the options."""
+    parts = (config.drafter, config.objective)
+    settings = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
+    settings |= {"target": target, "teacher": config.teacher, "chunk": config.chunk}
+    if config.drafter.init is not None:
+        settings["init"] = weights_digest(params)
+    if config.objective.anchors is not None:  # which are drawn for every microbatch by itself
+        settings["accumulate"] = config.trainer.accumulate
+    return settings
 
 
 def _start(
@@ -178,7 +204,10 @@ def _start(
                 f"--init {shape.init} is a drafter of another shape than --method, --positions, "
                 "--layers and --shifted ask for"
             )
-        return found, params, ids
+        # Ascending, as the objective wants them.
+        order = np.argsort(ids)
+        params["lm_head"] = {"kernel": params["lm_head"]["kernel"][:, order]}
+        return found, params, ids[order]
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if shape.draft_vocab is not None:
         ids = draft_vocabulary(dataset, shape.draft_vocab)

@@ -35,6 +35,7 @@ def step_flops(drafting: Drafting, rows: int, context: int, anchors: int, *, onl
       online: whether the target runs.
     """
     config, steps = drafting.drafter, drafting.num_positions
+    anchors = min(anchors, context)
     d, h = config.hidden_size, config.head_dim
     heads = h * config.num_attention_heads
     keys = 2 * h * config.num_key_value_heads

@@ -29,7 +29,7 @@ class TrainerConfig(OptimizerConfig):
     seed: int = 0
     """Of everything random."""
     save_every: int = 500
-    """Steps between checkpoints; the last step always leaves one."""
+    """Steps between checkpoints; evaluations and the last step always leave one."""
     eval_every: int = 500
     """Steps between evaluations; one always ends the run."""
     keep: int = 2

@@ -33,6 +33,8 @@ class DrafterShape:
     def __post_init__(self) -> None:
         if self.positions < 1 or self.layers < 1:
             raise UserError("--positions and --layers must be at least 1")
+        if self.init is not None and self.draft_vocab is not None:
+            raise UserError("--init brings its own draft vocabulary; leave --draft-vocab out")
         if self.method == "eagle3" and (self.layers > 1 or not self.shifted):
             raise UserError("--layers and --no-shifted are DART's; leave them out with eagle3")
 

@@ -70,23 +70,30 @@ def cached_teacher(
       config: of the target.
       params: its parameters.
       dataset: the rows.
-      directory: made if need be; an interrupted computation goes on where it was.
+      directory: made if need be; what belongs to other rows or another target stays beside. An
+        interrupted computation goes on where it was.
       target: tells this target's weights from others'.
 
     Raises:
       UserError: the directory cannot be written.
     """
-    d, shape = config.hidden_size, (dataset.rows, dataset.context)
+    d, rows = config.hidden_size, dataset.rows
     name = hashlib.sha256(json.dumps([target, dataset.fingerprint]).encode()).hexdigest()
+    directory = directory / name[:16]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / "lock"):
-            done = _done(directory, name)
-            features = _open(directory / "features", (*shape, 3 * d), fresh=not done)
-            hidden = _open(directory / "hidden", (*shape, d), fresh=not done)
-            taught = TaughtDataset(dataset, features, hidden)
-            if done < dataset.rows:
-                _compute(config, params, taught, done, directory, name)
+            paths = [directory / "features", directory / "hidden"]
+            shapes = [(rows, dataset.context, width) for width in (3 * d, d)]
+            if not all(map(_whole, paths, shapes)):
+                (directory / _DONE).unlink(missing_ok=True)
+                for path, shape in zip(paths, shapes, strict=True):
+                    _reserve(path, shape)
+            taught = TaughtDataset(dataset, *map(_open, paths, shapes))
+            done = directory / _DONE
+            start = json.loads(done.read_text())["rows"] if done.is_file() else 0
+            if start < rows:
+                _compute(config, params, taught, start, done)
     except OSError as error:
         size = 8 * d * dataset.rows * dataset.context / 1e9
         raise UserError(
@@ -96,30 +103,29 @@ def cached_teacher(
     return taught
 
 
-def _done(directory: Path, name: str) -> int:
-    """How many rows are computed already."""
-    path = directory / _DONE
-    kept = json.loads(path.read_text()) if path.is_file() else {}
-    return kept["rows"] if kept.get("name") == name else 0
+def _bytes(shape: tuple[int, ...]) -> int:
+    return 2 * math.prod(shape)
 
 
-def _open(path: Path, shape: tuple[int, ...], *, fresh: bool) -> np.ndarray:
-    size = 2 * math.prod(shape)
-    if fresh or not path.is_file() or path.stat().st_size != size:
-        with path.open("wb") as file:
-            # A full disk is found now, and not when a mapped page is written.
-            os.posix_fallocate(file.fileno(), 0, size)
+def _whole(path: Path, shape: tuple[int, ...]) -> bool:
+    return path.is_file() and path.stat().st_size == _bytes(shape)
+
+
+def _reserve(path: Path, shape: tuple[int, ...]) -> None:
+    """Makes the file; a full disk is found now, and not when a mapped page is written."""
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, _bytes(shape))
+
+
+def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.memmap(path, np.dtype(ml_dtypes.bfloat16), "r+", shape=shape)
 
 
 def _compute(
-    config: TargetConfig,
-    params: Params,
-    taught: TaughtDataset,
-    done: int,
-    directory: Path,
-    name: str,
+    config: TargetConfig, params: Params, taught: TaughtDataset, start: int, done: Path
 ) -> None:
+    """Fills the rows from `start` on, and notes in the file `done` how many are."""
+
     @jax.jit
     def run(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         document = jnp.asarray(batch.document)
@@ -127,19 +133,17 @@ def _compute(
         return out.features.astype(jnp.bfloat16), out.hidden.astype(jnp.bfloat16)
 
     with progress_bars() as progress:
-        bar = progress.add_task("features", total=taught.rows, completed=done, note="")
-        for start in range(done, taught.rows, _ROWS):
-            rows = np.arange(start, min(start + _ROWS, taught.rows))
+        bar = progress.add_task("features", total=taught.rows, completed=start, note="")
+        for first in range(start, taught.rows, _ROWS):
+            rows = np.arange(first, min(first + _ROWS, taught.rows))
             # The last rows are padded: one program serves all.
             padded = np.resize(rows, _ROWS)
             features, hidden = run(params, taught.dataset.batch(padded))
             taught.features[rows] = np.asarray(features)[: len(rows)]
             taught.hidden[rows] = np.asarray(hidden)[: len(rows)]
-            end = start + len(rows)
-            if end == taught.rows or start // _ROWS % 64 == 63:
+            end = first + len(rows)
+            if end == taught.rows or first // _ROWS % 64 == 63:
                 for array in (taught.features, taught.hidden):
                     array.flush()  # pyright: ignore[reportAttributeAccessIssue]
-                write_atomically(
-                    directory / _DONE, json.dumps({"name": name, "rows": end}).encode()
-                )
+                write_atomically(done, json.dumps({"rows": end}).encode())
             progress.update(bar, completed=end)

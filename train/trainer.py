@@ -149,14 +149,16 @@ def fit(
                 )
             last = number == config.steps
             evaluated: dict[str, float] = {}
-            if evaluate is not None and (last or number % config.eval_every == 0):
+            judged = evaluate is not None and (last or number % config.eval_every == 0)
+            if evaluate is not None and judged:
                 gathered = whole(state.params)
                 if is_main():
                     evaluated = evaluate(gathered)
                 wait(f"{name}: evaluation of step {number}")
             report.step(number, seconds, figures, evaluated)
             stopped = any_process(bool(signals))
-            if last or stopped or number % config.save_every == 0:
+            # What was judged is saved: it may be the best.
+            if last or stopped or judged or number % config.save_every == 0:
                 # A checkpoint must not know of more steps than the metrics.
                 report.sync()
                 checkpoints.save(number, state, {"loss": report.recent_loss, **evaluated})
