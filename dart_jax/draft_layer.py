@@ -43,10 +43,10 @@ class Layer(nnx.Module):
 
     def finish(self, residual: jax.Array, parts: Sequence[Part]) -> jax.Array:
         """Attention and MLP on the residual stream, [B, T, D], not yet normed."""
-        return self.add(residual, attend(parts))
+        return self.behind(residual, attend(parts))
 
-    def add(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
-        """The same with what attention gave, [B, T, H * h]."""
+    def behind(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
+        """Output projection of what attention gave, [B, T, H * h], and MLP: [B, T, D]."""
         x = residual + self.o_proj(attended)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -73,6 +73,12 @@ class DraftLayer(Layer):
     def join(self, embeds: jax.Array, hidden: jax.Array) -> jax.Array:
         """The layer's inputs, [B, T, 2D], from two halves [B, T, D]."""
         return jnp.concatenate([self.input_layernorm(embeds), self.hidden_norm(hidden)], axis=-1)
+
+    def head(self, normed: jax.Array) -> jax.Array:
+        """[..., D] after the norm -> float32 [..., Vd]."""
+        # Rounding logits to bfloat16 would make ties common.
+        kernel = self.lm_head.kernel[...]
+        return jnp.einsum("...d,dv->...v", normed, kernel, preferred_element_type=jnp.float32)
 
 
 def take_rows(rows: jax.Array, index: jax.Array) -> jax.Array:

@@ -78,9 +78,8 @@ class Drafter(DraftLayer):
         layers = [self, *self.layers]
         for i, layer in enumerate(layers):
             final = layer is layers[-1]
-            masks = (
-                m if i == 0 else 1
-            )  # how many rows each of those behind the real ones stands for
+            # How many rows each one behind the real rows stands for.
+            masks = m if i == 0 else 1
             k, v = (_repeat_from(y, t, masks, axis=2) for y in layer.keys(inputs))
             k = rotate(k, places, self.config.rope)
             rows.append((k[:, :, :t], v[:, :, :t]))
@@ -103,7 +102,7 @@ class Drafter(DraftLayer):
     def logits(self, x: jax.Array) -> jax.Array:
         """[..., D] after the last layer -> float32 [..., Vd]."""
         # The reference applies the same final norm twice.
-        return self.lm_head(self.norm(self.norm(x))).astype(jnp.float32)
+        return self.head(self.norm(self.norm(x)))
 
 
 def _drafting(rows: jax.Array, at: jax.Array, real: int) -> jax.Array:

@@ -101,7 +101,7 @@ class Eagle3Drafter(DraftLayer):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] after the layer -> float32 [..., Vd]."""
-        return self.lm_head(self.norm(hidden)).astype(jnp.float32)
+        return self.head(self.norm(hidden))
 
 
 class _Candidates(NamedTuple):

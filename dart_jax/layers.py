@@ -21,6 +21,8 @@ Params = dict[str, Any]
 
 INIT = nnx.initializers.normal(0.02)
 
+_SCORES = 2**30  # bytes
+
 
 class Linear(nnx.Module):
     """`x @ kernel`, kernel [in, out], no bias."""
@@ -84,11 +86,34 @@ def attend(parts: Sequence[Part]) -> jax.Array:
     """Grouped-query attention whose one softmax runs over keys that lie in several arrays.
 
     So the cache and the new rows need not be copied together, and a part may hold the same queries
-    at other rotary positions. Every row must see at least one key.
+    at other rotary positions. Every row must see at least one key. Many rows are taken some at a
+    time, so that their scores stay below a gigabyte, and are computed again for a gradient.
 
     Returns:
       [B, T, H * h] in the queries' dtype.
     """
+    b, heads, t, _ = parts[0].q.shape
+    keys = sum(part.k.shape[2] for part in parts)
+    rows = max(1, _SCORES // (4 * b * heads * keys))
+    if rows >= t:
+        return _attend(parts)
+
+    def some(start: jax.Array | int, size: int) -> jax.Array:
+        def cut(x: jax.Array, axis: int) -> jax.Array:
+            whole = x.shape[axis] == 1
+            return x if whole else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+        return _attend([Part(cut(p.q, 2), p.k, p.v, cut(p.mask, 1)) for p in parts])
+
+    full = t // rows
+    starts = jnp.arange(full, dtype=jnp.int32) * rows
+    out = jax.lax.map(jax.checkpoint(functools.partial(some, size=rows)), starts)
+    out = out.swapaxes(0, 1).reshape(b, full * rows, -1)
+    rest = t - full * rows
+    return jnp.concatenate([out, some(full * rows, rest)], axis=1) if rest else out
+
+
+def _attend(parts: Sequence[Part]) -> jax.Array:
     every = [scores(part) for part in parts]
     top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in every])
     top = jax.lax.stop_gradient(top)

@@ -117,9 +117,18 @@ def test_two_processes(alone, tmp_path):
     assert_close(records(run), records(alone[1]))
 
 
-def test_incomplete_options_of_processes():
-    with pytest.raises(UserError, match="--coordinator, --processes and --process-id go together"):
-        initialize(DistributedConfig(coordinator="127.0.0.1:1"))
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (DistributedConfig(coordinator="a:1"), "--processes and --process-id go together"),
+        (DistributedConfig(True, processes=2), "--processes and --process-id go together"),
+        (DistributedConfig(False, "host", 2, 0), "--coordinator host is not of the form host:port"),
+        (DistributedConfig(False, "a:1", 2, 2), "--process-id 2 must be from 0 to 1"),
+    ],
+)
+def test_options_of_processes(config, told):
+    with pytest.raises(UserError, match=told):
+        initialize(config)
 
 
 # Where things go

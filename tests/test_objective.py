@@ -23,7 +23,7 @@ from train.objective import (
     restrict,
     top_k_kl,
 )
-from train.predictions import Drafting, Frozen, Predictions, count, largest_divisor, runs
+from train.predictions import Drafting, Frozen, Predictions, count, runs
 
 VOCABULARY = 61
 TARGET = TargetConfig(
@@ -108,15 +108,16 @@ SOME = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
     [
         (DART, None),
         (DART, SOME),
+        (dataclasses.replace(DART, draft_length=1), None),
         (dataclasses.replace(DART, draft_length=2, shifted=False), None),
         (dataclasses.replace(DART, draft_length=3, num_hidden_layers=2), None),
         (dataclasses.replace(DART, draft_length=3, num_hidden_layers=3), SOME),
     ],
-    ids=["all", "some", "unshifted", "two layers", "three layers, some"],
+    ids=["all", "some", "two positions", "unshifted", "two layers", "three layers, some"],
 )
 def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
-    """Losses and gradients, over chunks of 8 anchors and documents packed together."""
-    loss = loss_of(drafter, gamma=0.7)
+    """Losses and gradients, over chunks that do not come out even, of documents in one row."""
+    loss = loss_of(drafter, chunk=5 if anchors is None else 3, gamma=0.7)
     given = frozen(target)
     rows = np.broadcast_to(np.arange(24, dtype=np.int32), (2, 24)) if anchors is None else anchors
 
@@ -328,15 +329,3 @@ def test_settings_out_of_range(bad):
     [name] = bad
     with pytest.raises(UserError, match=name.replace("_", "-")):
         Objective(**bad)
-
-
-def test_largest_divisor():
-    assert [largest_divisor(24, most) for most in (1, 5, 7, 8, 23, 24, 99)] == [
-        1,
-        4,
-        6,
-        8,
-        12,
-        24,
-        24,
-    ]

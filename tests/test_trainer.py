@@ -105,10 +105,9 @@ def test_the_loss_is_the_mean_over_what_counts(tmp_path):
     assert records(tmp_path)[0]["loss"] == pytest.approx(errors.mean(), rel=1e-5)
 
 
-@pytest.mark.parametrize("accumulate", [2, 8])
-def test_microbatches_change_nothing(tmp_path, accumulate):
+def test_microbatches_change_nothing(tmp_path):
     runs = []
-    for parts in (1, accumulate):
+    for parts in (1, 4):
         recipe = dataclasses.replace(RECIPE, steps=6, accumulate=parts)
         params = toy_fit(tmp_path / str(parts), recipe, loss=plain_loss)
         losses = [record["loss"] for record in records(tmp_path / str(parts))]
@@ -208,7 +207,7 @@ def test_a_finished_run_is_only_read(uninterrupted):
 # orbax leaves work unfinished when one of its reads fails.
 @pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
-def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way):
+def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way, capsys):
     params, directory = uninterrupted
     checkpoints = half_way / "checkpoints"
     shutil.copytree(checkpoints / "10", checkpoints / "11")
@@ -219,6 +218,9 @@ def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way):
     assert bits(toy_fit(half_way)) == bits(params)
     assert records(half_way) == records(directory)
     assert not list(checkpoints.glob("*tmp*"))
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith(f"toy: passes over a damaged checkpoint: {checkpoints / '11'}: ")
+    assert told[1] == "toy: goes on from the checkpoint of step 10"
 
 
 def test_nothing_but_damaged_checkpoints(half_way):
@@ -226,6 +228,16 @@ def test_nothing_but_damaged_checkpoints(half_way):
         path.write_text("{")
     with pytest.raises(UserError, match=r"no checkpoint can be read; the last tried was .*10"):
         toy_fit(half_way)
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path):
+    def evaluate(params):
+        with pytest.raises(UserError, match="another run trains in"):
+            toy_fit(tmp_path)
+        return {"tried": 1.0}
+
+    toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=2), evaluate=evaluate)
+    assert records(tmp_path)[-1]["tried"] == 1
 
 
 def test_other_settings_are_refused(half_way):
@@ -328,8 +340,10 @@ def test_a_full_disk_told_by_tensorstore(tmp_path):
     text = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
     with pytest.raises(UserError, match=r"file system at /.* is full"), writing("it", tmp_path):
         raise ValueError(text)
-    with pytest.raises(ValueError, match="another"), writing("it", tmp_path):
-        raise ValueError("another")
+    with pytest.raises(ValueError, match="not the disk's"), writing("it", tmp_path):
+        raise ValueError("not the disk's")
+    with pytest.raises(UserError, match="another process did not"), writing("it", tmp_path):
+        raise TimeoutError
 
 
 # What is told

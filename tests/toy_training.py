@@ -14,7 +14,8 @@ import tyro
 
 from dart_jax.errors import one_line_errors
 from train.distributed import DistributedConfig, initialize, is_main
-from train.trainer import TrainerConfig, fit
+from train.recipe import TrainerConfig
+from train.trainer import fit
 
 WIDTH = 64
 

@@ -28,10 +28,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.draft_layer import Layer, take_rows
+from dart_jax.draft_layer import take_rows
 from dart_jax.drafter import Drafter
 from dart_jax.layers import Part, scores, weigh
 from dart_jax.rope import Rope, rotate
+from train.batch import causal
 
 _NOTHING = -1e30  # stands for the highest score of no keys at all
 
@@ -106,7 +107,7 @@ def merge(*parts: Attended) -> jax.Array:
 
 
 def known_rows(
-    drafter: Drafter, features: jax.Array, embeds: jax.Array, document: jax.Array, chunk: int
+    drafter: Drafter, features: jax.Array, embeds: jax.Array, document: jax.Array
 ) -> tuple[RealRows, ...]:
     """Every layer's real rows.
 
@@ -115,7 +116,6 @@ def known_rows(
       features: [B, T, 3D] of the target.
       embeds: [B, T, D], of the tokens after those rows.
       document: int32 [B, T], see `Batch`.
-      chunk: rows whose scores are held at a time; divides T.
     """
     index, rope = row_index(document), drafter.config.rope
     x = drafter.fc(features)
@@ -126,7 +126,8 @@ def known_rows(
         k = rotate(k, index, rope)
         made.append(RealRows(inputs, x, k, v))
         if after is not None:
-            x = _causal_layer(layer, rope, made[-1], document, chunk)
+            q = rotate(layer.queries(inputs), index, rope)
+            x = layer.finish(x, [Part(q, k, v, causal(document))])
             inputs = after.input_layernorm(x)
     return tuple(made)
 
@@ -151,7 +152,8 @@ def draft(
       anchors: int32 [B, C], any rows.
       steps: d, the drafter's own.
       successive: static; whether they are n, n + 1, n + 2, ..: then mask rows share their lines of
-        scores.
+        scores. Those that would be behind the last row may be that row: what is drafted there is
+        of no use, but finite.
 
     Returns:
       [B, C, d, D], what the last layer gives; `drafter.logits` takes it from here.
@@ -176,7 +178,7 @@ def draft(
             attend = _attend_by_lines if successive else _attend_alike
             attended = attend(config.rope, m, real, at, q, k, v, document, anchors)
         flat = attended.transpose(0, 2, 3, 1, 4).reshape(b, c * (m + 1), -1)
-        x = layer.add(x.reshape(b, c * (m + 1), -1), flat.astype(x.dtype))
+        x = layer.behind(x.reshape(b, c * (m + 1), -1), flat.astype(x.dtype))
         x = x.reshape(b, c, m + 1, -1)
     return x if config.shifted else x[:, :, 1:]
 
@@ -300,35 +302,15 @@ def _attend_by_lines(
     return jnp.concatenate([at_anchor, merge(*parts)], axis=3)
 
 
-def _causal_layer(
-    layer: Layer, rope: Rope, real: RealRows, document: jax.Array, chunk: int
-) -> jax.Array:
-    """The layer's output for all real rows, [B, T, D]."""
-    b, t, _ = real.inputs.shape
-    index = row_index(document)
-
-    @jax.checkpoint
-    def some(start: jax.Array) -> jax.Array:
-        here, inputs, residual = (
-            jax.lax.dynamic_slice_in_dim(y, start, chunk, axis=1)
-            for y in (index, real.inputs, real.residual)
-        )
-        q = rotate(layer.queries(inputs), here, rope)
-        return layer.finish(residual, [Part(q, real.k, real.v, prefix_mask(document, here))])
-
-    starts = jnp.arange(0, t, chunk, dtype=jnp.int32)
-    return jax.lax.map(some, starts).swapaxes(0, 1).reshape(b, t, -1)
-
-
 def row_index(document: jax.Array) -> jax.Array:
     """int32 [B, T], every row's place in the packed row."""
     return jnp.broadcast_to(jnp.arange(document.shape[1], dtype=jnp.int32)[None], document.shape)
 
 
 def _document_at(document: jax.Array, index: jax.Array) -> jax.Array:
-    """The documents of rows [B, ...]; -1 before the first row."""
-    b = document.shape[0]
-    flat = jnp.take_along_axis(document, jnp.maximum(index, 0).reshape(b, -1), axis=1)
+    """The documents of rows [B, ...]; -1 before the first row, the last one's behind it."""
+    b, t = document.shape
+    flat = jnp.take_along_axis(document, jnp.clip(index, 0, t - 1).reshape(b, -1), axis=1)
     return jnp.where(index < 0, -1, flat.reshape(index.shape))
 
 
@@ -347,8 +329,9 @@ def _repeat(row: jax.Array, batch: int, times: int) -> jax.Array:
 def _rows_at(x: jax.Array, index: jax.Array) -> jax.Array:
     """Rows [B, K, T, h] at int32 [B, C, W] -> [B * C, K, W, h]."""
     b, c, w = index.shape
-    taken = x[jnp.arange(b)[:, None, None], :, index]  # [B, C, W, K, h]
-    return taken.swapaxes(2, 3).reshape(b * c, x.shape[1], w, x.shape[3])
+    # Devices that share the batch see that each needs its own rows alone.
+    taken = jnp.take_along_axis(x, index.reshape(b, 1, c * w, 1), axis=2)
+    return by_block(taken.reshape(b, x.shape[1], c, w, x.shape[3]))
 
 
 def _rotate_blocks(x: jax.Array, places: jax.Array, rope: Rope) -> jax.Array:

@@ -20,12 +20,18 @@ from train.disk import writing
 from train.distributed import from_main
 from train.step import TrainState
 
+# Seconds that a process waits for the others to finish a checkpoint; one may have failed.
+_PATIENCE = 300
+
 
 class Checkpoints:
     """The newest checkpoints of a run and the best one.
 
     The best has the highest acceptance length `tau` among the evaluated ones, else the lowest
     `held_out_loss`, else the lowest training loss.
+
+    Attributes:
+      damaged: checkpoints that could not be read, and why.
     """
 
     def __init__(self, directory: Path, keep: int, settings: Mapping[str, Any]):
@@ -36,6 +42,7 @@ class Checkpoints:
           keep: how many of the newest stay.
           settings: what must be the same when a run goes on, by the names of the options.
         """
+        self.damaged: list[str] = []
         # Its errors come back as exceptions; the log would print each a second time.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         policies = ocp.training.preservation_policies
@@ -47,6 +54,7 @@ class Checkpoints:
         with writing("checkpoints", directory.parent):
             self._checkpointer = ocp.training.Checkpointer(
                 os.path.abspath(directory),
+                context=ocp.Context(async_options=ocp.options.AsyncOptions(timeout_secs=_PATIENCE)),
                 preservation_policy=kept,
                 cleanup_tmp_directories=True,
             )
@@ -54,7 +62,7 @@ class Checkpoints:
     def resume(self, abstract: TrainState) -> tuple[int, TrainState] | None:
         """The newest whole checkpoint: the updates it has seen, and the state; None without any.
 
-        One that is damaged is passed over.
+        One that is damaged is noted in `damaged` and passed over.
 
         Args:
           abstract: shapes, dtypes and the shardings to load with, which may be others than those
@@ -63,17 +71,17 @@ class Checkpoints:
         Raises:
           UserError: the run was begun with other settings, or no checkpoint can be read.
         """
-        damaged = ""
         for checkpoint in reversed(self._checkpointer.checkpoints):
             step = checkpoint.step
             try:
                 self._check(step)
                 loaded = self._checkpointer.load_checkpointables(step, abstract._asdict())
                 return step, TrainState(**loaded)
-            except (OSError, ValueError, KeyError) as error:
-                damaged = f"{checkpoint.path}: {str(error).splitlines()[0]}"
-        if damaged:
-            raise UserError(f"no checkpoint can be read; the last tried was {damaged}")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                self.damaged.append(f"{checkpoint.path}: {reason}")
+        if self.damaged:
+            raise UserError(f"no checkpoint can be read; the last tried was {self.damaged[-1]}")
         return None
 
     def save(self, step: int, state: TrainState, figures: Mapping[str, float]) -> None:

@@ -33,10 +33,11 @@ from train.corpus import HELD_OUT, function_prompts, held_out_files, read, train
 from train.data import Windows
 from train.drafter import DrafterTraining, train
 from train.lm import held_out_loss, lm_losses
+from train.recipe import TrainerConfig
 from train.regenerate import RegenerateConfig
 from train.regenerate import main as regenerate
 from train.tokenizer import end_of_text, train_tokenizer
-from train.trainer import TrainerConfig, fit
+from train.trainer import fit
 
 # How the drafter is trained.
 RECIPE = Path(__file__).parent / "demo.toml"

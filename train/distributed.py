@@ -33,21 +33,34 @@ def initialize(config: DistributedConfig, timeout: int = 300) -> None:
 
     Args:
       config: without any of its options nothing is done.
-      timeout: seconds to wait for the others.
+      timeout: seconds to wait for the others; JAX ends the process if they do not come.
 
     Raises:
-      UserError: options are missing, or the others do not come.
+      UserError: options are missing or wrong, or the environment tells of no cluster.
     """
-    given = (config.coordinator, config.processes, config.process_id)
-    if all(value is None for value in given) and not config.distributed:
-        return
-    if not config.distributed and None in given:
+    given = coordinator, processes, number = config.coordinator, config.processes, config.process_id
+    if coordinator is not None and processes is not None and number is not None:
+        _check(coordinator, processes, number)
+    elif given != (None, None, None):
         raise UserError("--coordinator, --processes and --process-id go together; pass all three")
+    elif not config.distributed:
+        return
     try:
         jax.distributed.initialize(*given, initialization_timeout=timeout)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"the processes could not meet: {reason}") from None
+        raise UserError(
+            f"the processes could not meet: {reason}; --coordinator, --processes and --process-id "
+            "tell what the environment does not"
+        ) from None
+
+
+def _check(coordinator: str, processes: int, process_id: int) -> None:
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--coordinator {coordinator} is not of the form host:port")
+    if not 0 <= process_id < processes:
+        raise UserError(f"--process-id {process_id} must be from 0 to {processes - 1}")
 
 
 def is_main() -> bool:

@@ -107,10 +107,11 @@ def top_k_kl(teacher: jax.Array, draft: jax.Array, k: int) -> jax.Array:
 
     So it is a divergence of distributions, never above the whole one.
     """
-    k = min(k, teacher.shape[-1])
-    top, index = jax.lax.top_k(teacher, k)
-    own = jnp.take_along_axis(draft, index, axis=-1)
-    return kl(top, own) + kl(_others(top), _others(own))
+    if k >= teacher.shape[-1]:
+        return kl(teacher, draft)
+    _, index = jax.lax.top_k(teacher, k)
+    top, own = (jnp.take_along_axis(x, index, axis=-1) for x in (teacher, draft))
+    return kl(top, own) + kl(_others(teacher, index), _others(draft, index))
 
 
 def cross_entropy(made: Predictions) -> jax.Array:
@@ -157,7 +158,7 @@ def _all_rows(batch: Batch) -> jax.Array:
     return jnp.broadcast_to(index, batch.tokens.shape)
 
 
-def _others(top: jax.Array) -> jax.Array:
-    """log(1 - sum of exp), [..., 1]; far below 0 where nothing is left."""
-    rest = 1 - jnp.sum(jnp.exp(top), axis=-1, keepdims=True)
-    return jnp.log(jnp.maximum(rest, 1e-20))
+def _others(log_probs: jax.Array, index: jax.Array) -> jax.Array:
+    """The log-probability of all tokens but those of an index, [..., 1]."""
+    rest = jnp.put_along_axis(log_probs, index, -jnp.inf, axis=-1, inplace=False)
+    return jax.nn.logsumexp(rest, axis=-1, keepdims=True)

@@ -22,7 +22,9 @@ from train import blocks, unrolled
 from train.batch import Array, Batch, causal, positions
 from train.chunks import chunked_sum
 
-_LOGITS = 2**28  # bytes
+# Bytes that a chunk of anchors may take on a device: the logits of one position, and the scores.
+_LOGITS = 2**28
+_SCORES = 2**30
 
 
 class Frozen(NamedTuple):
@@ -89,14 +91,16 @@ class Drafting:
       target: the teacher's shapes.
       drafter: the drafter's, DART or EAGLE-3.
       num_positions: d; for DART its config's own.
-      chunk: anchors of a row that are held in memory at a time, at most; None takes as many as
-        keep the logits of one position below 256 MB.
+      chunk: anchors of a row that are held in memory at a time, at most; None takes as many as fit
+        a budget of 256 MB for the logits of one position and 1 GB for the scores of attention.
+      devices: how many share the rows of a batch.
     """
 
     target: TargetConfig
     drafter: DrafterConfig | Eagle3Config
     num_positions: int
     chunk: int | None = None
+    devices: int = 1
 
     def total(
         self,
@@ -118,15 +122,18 @@ class Drafting:
         method = blocks if isinstance(self.drafter, DrafterConfig) else unrolled
         b, rows = batch.tokens.shape
         width = rows if anchors is None else anchors.shape[1]
-        most = self.chunk or max(1, _LOGITS // (4 * b * self.target.vocab_size))
-        chunk = largest_divisor(width, most)
+        chunks = -(-width // self._most(b, rows, anchors is None))
+        chunk = -(-width // chunks)
+        if anchors is not None:  # the last chunk is filled up with what does not count
+            anchors = jnp.pad(anchors, ((0, 0), (0, chunks * chunk - width)), constant_values=rows)
         known = self.read(frozen, batch)
+        # Each model computes in its own dtype; the head of the target gets its own hidden states.
+        dtype = params["fc"]["kernel"].dtype
+        known = known._replace(
+            features=known.features.astype(dtype), embeds=known.embeds.astype(dtype)
+        )
         given = method.known_rows(
-            bind(self.drafter, params),
-            known.features,
-            known.embeds,
-            known.document,
-            largest_divisor(rows, most),
+            bind(self.drafter, params), known.features, known.embeds, known.document
         )
 
         def behind(args: tuple[Params, Any], fixed: tuple[Frozen, Known, Any], i: jax.Array):
@@ -137,6 +144,7 @@ class Drafting:
                 here = jnp.broadcast_to(here, (b, chunk))
             else:
                 here = jax.lax.dynamic_slice_in_dim(anchors, i * chunk, chunk, axis=1)
+            real, here = here < rows, jnp.minimum(here, rows - 1)
             drafter, target = bind(self.drafter, params), bind(self.target, frozen.target)
             x = method.draft(
                 drafter,
@@ -154,12 +162,12 @@ class Drafting:
             head = {name: params[name] for name in ("norm", "lm_head")}
             rest = jax.lax.stop_gradient(params)
             return chunked_sum(
-                at, self.num_positions, (head, x), (rest, frozen, known, here, taught)
+                at, self.num_positions, (head, x), (rest, frozen, known, here, real, taught)
             )
 
         def at(args: tuple[Params, jax.Array], fixed: Any, i: jax.Array) -> jax.Array:
             """Of these at position t = i + 1."""
-            (head, x), (rest, frozen, known, here, taught) = args, fixed
+            (head, x), (rest, frozen, known, here, real, taught) = args, fixed
             drafter = bind(self.drafter, rest | head)
             if taught is None:
                 teacher = _teach(bind(self.target, frozen.target), known, here + i + 1)
@@ -172,12 +180,26 @@ class Drafting:
                 teacher,
                 draft,
                 _at(known.tokens, here + i + 2),
-                count(known.document, known.run, here, i + 1),
+                real & count(known.document, known.run, here, i + 1),
                 frozen.draft_ids,
             )
             return measure(made)
 
-        return chunked_sum(behind, width // chunk, (params, given), (frozen, known, anchors))
+        return chunked_sum(behind, chunks, (params, given), (frozen, known, anchors))
+
+    def _most(self, batch: int, rows: int, successive: bool) -> int:
+        """Anchors of a row that are taken at a time, at most."""
+        if self.chunk is not None:
+            return self.chunk
+        batch = -(-batch // self.devices)
+        lines = self.num_positions  # of scores behind an anchor
+        if isinstance(self.drafter, Eagle3Config):
+            lines = 1
+        elif successive and self.drafter.num_hidden_layers == 1:
+            lines = 2
+        scores = 4 * batch * lines * self.drafter.num_attention_heads * rows
+        logits = 4 * batch * self.target.vocab_size
+        return max(1, min(_LOGITS // logits, _SCORES // scores))
 
     def read(self, frozen: Frozen, batch: Batch) -> Known:
         """What the models know of a batch; the target runs, unless the batch has its output."""
@@ -218,11 +240,6 @@ def count(document: Array, run: Array, anchors: jax.Array, t: jax.Array | int) -
     own = _at(document, anchors)
     within = (predicted < document.shape[1]) & (_at(document, predicted) == own) & (own > 0)
     return within & (_at(run, predicted) >= t)
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is not above `most`."""
-    return max(n for n in range(1, min(number, most) + 1) if number % n == 0)
 
 
 def _at(rows: Array, index: jax.Array) -> jax.Array:

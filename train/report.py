@@ -5,27 +5,59 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from train.disk import writing
 from train.distributed import is_main
 from train.metrics import Metrics
+from train.recipe import TrainerConfig
 from train.watch import Watch
+
+
+class Work(NamedTuple):
+    """What a step does, where it is known.
+
+    Attributes:
+      tokens: how many it trains on.
+      utilisation: of the devices' arithmetic, if it took a second.
+    """
+
+    tokens: int = 0
+    utilisation: float = 0.0
 
 
 class Report:
     """Process 0 tells; in the others nothing happens."""
 
-    def __init__(self, directory: Path, outlets: tuple[Watch, Metrics] | None):
-        self._directory, self._outlets = directory, outlets
+    def __init__(self, directory: Path, work: Work, outlets: tuple[Watch, Metrics] | None):
+        self._directory, self._work, self._outlets = directory, work, outlets
 
-    def step(self, number: int, figures: Mapping[str, float], evaluated: Mapping[str, float]):
-        """The `number`th step is done: its own figures, and the evaluation's if it had one."""
+    def step(
+        self,
+        number: int,
+        seconds: float,
+        figures: Mapping[str, float],
+        evaluated: Mapping[str, float],
+    ) -> None:
+        """The `number`th step is done.
+
+        Args:
+          number: from 1.
+          seconds: it took.
+          figures: of the step itself; `loss` is one.
+          evaluated: the evaluation's behind it, if there was one.
+        """
         if self._outlets is None:
             return
         watch, metrics = self._outlets
-        watch.step(number, figures["loss"], figures["seconds"])
+        watch.step(number, figures["loss"], seconds)
+        record = {"step": number, **figures, "seconds": round(seconds, 6)}
+        if self._work.tokens:
+            record["tokens_per_second"] = round(self._work.tokens / seconds, 1)
+        if self._work.utilisation:
+            record["mfu"] = round(self._work.utilisation / seconds, 6)
         with writing("metrics", self._directory):
-            metrics.write({"step": number, **figures, **evaluated})
+            metrics.write({**record, **evaluated})
         if evaluated:
             told = "  ".join(f"{name} {value:.4g}" for name, value in evaluated.items())
             watch.say(f"step {number}: {told}")
@@ -49,29 +81,21 @@ class Report:
 
 @contextlib.contextmanager
 def reporting(
-    name: str,
-    directory: Path,
-    *,
-    steps: int,
-    done: int,
-    log_every: int,
-    tensorboard: bool,
-    tokens: int,
-    utilisation: float,
+    name: str, directory: Path, config: TrainerConfig, done: int, work: Work
 ) -> Iterator[Report]:
-    """A report of the steps from `done` to `steps`; the arguments are those of its outlets."""
+    """A report of the steps behind `done`, into the files of `directory`."""
     if not is_main():
-        yield Report(directory, None)
+        yield Report(directory, work, None)
         return
     with writing("metrics", directory):
-        metrics = Metrics(directory, done, tensorboard=tensorboard)
+        metrics = Metrics(directory, done, tensorboard=config.tensorboard)
     watch = Watch(
         name,
-        steps=steps,
+        steps=config.steps,
         done=done,
-        log_every=log_every,
-        tokens=tokens,
-        utilisation=utilisation,
+        log_every=config.log_every,
+        tokens=work.tokens,
+        utilisation=work.utilisation,
     )
     with contextlib.closing(metrics), watch:
-        yield Report(directory, (watch, metrics))
+        yield Report(directory, work, (watch, metrics))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import signal
 import threading
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +19,10 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.pure import Params
 from train.checkpoints import Checkpoints
-from train.disk import writing
+from train.disk import alone, writing
 from train.distributed import any_process, is_main, wait
 from train.loader import Batches, loading
 from train.mesh import (
-    MeshConfig,
     batch_sharding,
     fsdp_shardings,
     make_mesh,
@@ -32,42 +30,11 @@ from train.mesh import (
     replicated,
     target_shardings,
 )
-from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from train.optimizer import learning_rate, make_optimizer
 from train.peak import peak_flops
-from train.report import reporting
+from train.recipe import TrainerConfig
+from train.report import Work, reporting
 from train.step import Loss, TrainState, make_update, state_shardings
-
-# What may be another when a run goes on.
-_FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
-_AT_LEAST_1 = ("steps", "batch", "accumulate", "save_every", "eval_every", "keep", "log_every")
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainerConfig(OptimizerConfig):
-    """How long training runs, on what, and what it leaves."""
-
-    steps: int = 1000
-    """Updates in all, earlier runs included."""
-    batch: int = 32
-    """Rows of an update, over all devices."""
-    accumulate: int = 1
-    """Microbatches that an update adds up: the more, the less memory."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the loss is computed; parameters and optimiser stay float32."""
-    seed: int = 0
-    """Of everything random."""
-    save_every: int = 500
-    """Steps between checkpoints; the last step always leaves one."""
-    eval_every: int = 500
-    """Steps between evaluations; one always ends the run."""
-    keep: int = 2
-    """Newest checkpoints kept, beside the best."""
-    log_every: int = 50
-    """Steps between lines, where the output is no terminal."""
-    tensorboard: bool = False
-    """Write TensorBoard's files as well."""
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    """How devices share the work."""
 
 
 def fit(
@@ -111,7 +78,9 @@ def fit(
       UserError: the run cannot start, go on or be saved; its newest checkpoint stays.
       SystemExit: SIGTERM or SIGINT came; the state was saved.
     """
-    _check(config, batches)
+    config.check()
+    if batches.batch != config.batch:
+        raise ValueError(f"batches of {batches.batch} rows do not match --batch {config.batch}")
     mesh = make_mesh(config.mesh)
     rows = batch_sharding(mesh, config.batch, config.accumulate)
     optimizer = make_optimizer(config, config.steps)
@@ -128,11 +97,13 @@ def fit(
         copy = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
         return TrainState(copy, optimizer.init(copy))
 
-    with writing("the run", directory.parent):
-        directory.mkdir(parents=True, exist_ok=True)
     saved = directory / "checkpoints"
+    fixed = {**config.fixed, "data": batches.fingerprint, **(settings or {})}
     with contextlib.ExitStack() as stack:
-        fixed = _fixed(config, batches) | dict(settings or {})
+        with writing("the run", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            if is_main():
+                stack.enter_context(alone(directory))
         checkpoints = Checkpoints(saved, config.keep, fixed)
         stack.enter_context(contextlib.closing(checkpoints))
         placed = place(params, fsdp_shardings(mesh, params))
@@ -141,54 +112,41 @@ def fit(
             jax.eval_shape(begin, placed),
             shardings,
         )
-        done, state = checkpoints.resume(abstract) or (
-            0,
-            jax.jit(begin, out_shardings=shardings)(placed),
-        )
+        resumed = checkpoints.resume(abstract)
+        done, state = resumed or (0, jax.jit(begin, out_shardings=shardings)(placed))
         if done >= config.steps:
             return whole(state.params)
         split = target_shardings(mesh, frozen, shard_target=config.mesh.shard_target)
         frozen = place(frozen, split)
-        utilisation = 0.0
+        work = Work(tokens_per_step)
         if flops_per_step:
-            utilisation = flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
-        report = stack.enter_context(
-            reporting(
-                name,
-                directory,
-                steps=config.steps,
-                done=done,
-                log_every=config.log_every,
-                tensorboard=config.tensorboard,
-                tokens=tokens_per_step,
-                utilisation=utilisation,
+            work = Work(
+                tokens_per_step, flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
             )
-        )
+        report = stack.enter_context(reporting(name, directory, config, done, work))
+        for line in checkpoints.damaged:
+            report.say(f"passes over a damaged checkpoint: {line}")
         if done:
             report.say(f"goes on from the checkpoint of step {done}")
         signals = stack.enter_context(_signals())
         steps = range(done, config.steps)
         arrays = stack.enter_context(loading(batches, steps, rows, config.accumulate))
-        for number in range(done + 1, config.steps + 1):
+        for step in map(np.int32, steps):
             began = time.perf_counter()
-            state, measured = update(state, frozen, next(arrays), np.int32(number - 1))
+            state, measured = update(state, frozen, next(arrays), step)
             figures = {
                 "loss": float(measured.loss),
                 "grad_norm": float(measured.grad_norm),
-                "lr": float(rate(np.int32(number - 1))),
+                "lr": float(rate(step)),
             }
+            seconds = time.perf_counter() - began
+            number = int(step) + 1
             if not all(map(math.isfinite, figures.values())):
                 raise UserError(
                     f"step {number} of {name} has loss {figures['loss']} and gradient norm "
                     f"{figures['grad_norm']}; the run stops and {saved} keeps what was saved "
                     "before; try a lower --lr or a longer --warmup in another directory"
                 )
-            figures["seconds"] = seconds = round(time.perf_counter() - began, 6)
-            if tokens_per_step:
-                figures["tokens_per_second"] = round(tokens_per_step / seconds, 1)
-            if utilisation:
-                figures["mfu"] = round(utilisation / seconds, 6)
-
             last = number == config.steps
             evaluated: dict[str, float] = {}
             if evaluate is not None and (last or number % config.eval_every == 0):
@@ -196,7 +154,7 @@ def fit(
                 if is_main():
                     evaluated = evaluate(gathered)
                 wait(f"{name}: evaluation of step {number}")
-            report.step(number, figures, evaluated)
+            report.step(number, seconds, figures, evaluated)
             stopped = any_process(bool(signals))
             if last or stopped or number % config.save_every == 0:
                 # A checkpoint must not know of more steps than the metrics.
@@ -207,20 +165,6 @@ def fit(
                 report.say(f"stopped; step {number} is saved, the same command goes on from there")
                 raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
         return whole(state.params)
-
-
-def _check(config: TrainerConfig, batches: Batches) -> None:
-    if batches.batch != config.batch:
-        raise ValueError(f"batches of {batches.batch} rows do not match --batch {config.batch}")
-    for name in _AT_LEAST_1:
-        if getattr(config, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-
-
-def _fixed(config: TrainerConfig, batches: Batches) -> dict[str, Any]:
-    """What must be the same for a run to go on exactly, by name."""
-    recipe = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
-    return {**recipe, "data": batches.fingerprint}
 
 
 @contextlib.contextmanager

@@ -18,14 +18,9 @@ from train.blocks import Attended, RealRows, by_block, merge, prefix_mask, row_i
 
 
 def known_rows(
-    drafter: Eagle3Drafter,
-    features: jax.Array,
-    embeds: jax.Array,
-    document: jax.Array,
-    chunk: int,
+    drafter: Eagle3Drafter, features: jax.Array, embeds: jax.Array, document: jax.Array
 ) -> RealRows:
     """The rows of known tokens; arguments as of `train.blocks.known_rows`."""
-    del chunk  # no scores are held
     hidden = drafter.fc(features)
     inputs = drafter.join(embeds, hidden)
     return RealRows(inputs, hidden, *drafter.keys_at(inputs, row_index(document)))
@@ -74,7 +69,7 @@ def draft(
             own = Attended.to(by_block(q[:, :, :, None]), k, v, jnp.ones((1, 1, step), bool))
             parts.append(own.map(lambda y: unblock(y, b)[:, :, :, 0]))
         attended = merge(*parts).swapaxes(1, 2).reshape(b, c, -1)
-        hidden = drafter.add(hidden, attended.astype(hidden.dtype))
+        hidden = drafter.behind(hidden, attended.astype(hidden.dtype))
         outputs.append(hidden)
         # Beyond the row's end nothing is supervised.
         following = jnp.minimum(place + 1, embeds.shape[1] - 1)
