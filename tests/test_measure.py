@@ -1,17 +1,18 @@
 """The cost of the objective beside its literal form."""
 
+import dataclasses
 import io
 import json
 
 import pytest
 from rich.console import Console
 
-from train.measure import MeasureConfig, run
+from train.measure import Case, MeasureConfig, Measured, growth, run
 
 
 def test_both_forms(tmp_path):
     config = MeasureConfig(
-        contexts=(12, 16),
+        contexts=(12,),
         positions=(3,),
         batch=2,
         hidden_size=64,
@@ -22,38 +23,34 @@ def test_both_forms(tmp_path):
         plot=tmp_path / "cost.png",
     )
     file = io.StringIO()
-    cases = run(config, Console(file=file, width=140))
-    assert [(case.context, case.positions) for case in cases] == [(12, 3), (16, 3)]
-    for case in cases:
-        assert case.efficient.loss == pytest.approx(case.literal.loss, rel=1e-5)
-        for way in (case.efficient, case.literal):
-            assert way.memory > 0
-            assert len(way.seconds) == 2
-            assert min(way.seconds) > 0
-    assert cases[1].literal.memory > cases[0].literal.memory
+    [case] = run(config, Console(file=file, width=140))
+    assert (case.context, case.positions) == (12, 3)
+    assert case.efficient.loss == pytest.approx(case.literal.loss, rel=1e-5)
+    for way in (case.efficient, case.literal):
+        assert len(way.seconds) == 2
+        assert min(way.seconds) > 0
+    assert case.literal.memory > case.efficient.memory > 0
     raw = json.loads(config.json.read_text())
-    assert raw["cases"][0]["literal"]["seconds"] == cases[0].literal.seconds
+    assert raw["cases"][0]["literal"]["seconds"] == case.literal.seconds
     assert config.plot.read_bytes().startswith(b"\x89PNG")
-    assert f"{cases[0].literal.memory / cases[0].efficient.memory:.1f}" in file.getvalue()
+    assert f"{case.literal.memory / case.efficient.memory:.1f}" in file.getvalue()
+
+    # What needs too much is not run, but the table tells how much it would need.
+    limit = case.literal.memory - 1
+    less = dataclasses.replace(config, memory=limit, repeats=1)
+    [bounded] = run(less, Console(file=file, width=140))
+    assert bounded.literal == (case.literal.memory, [], None)
+    assert bounded.efficient.loss == case.efficient.loss
+    assert f"not run, as it needs more than --memory {limit:g} bytes" in file.getvalue()
 
 
-def test_what_needs_too_much_memory_is_not_run():
-    """But the table tells how much it would need, and how memory grows with d."""
-    config = MeasureConfig(
-        contexts=(8,),
-        positions=(1, 2),
-        hidden_size=64,
-        intermediate_size=48,
-        vocab_size=50,
-        repeats=1,
-        memory=1.0,
-    )
-    file = io.StringIO()
-    cases = run(config, Console(file=file, width=140))
-    for case in cases:
-        assert case.efficient.loss is case.literal.loss is None
-        assert case.efficient.seconds == case.literal.seconds == []
-        assert min(case.efficient.memory, case.literal.memory) > 1
-    assert "not run, as it needs more than --memory 1 bytes" in file.getvalue()
-    ratio = cases[1].literal.memory / cases[0].literal.memory
-    assert f"literal {ratio:.2f} x memory" in file.getvalue()
+def test_growth_with_the_positions():
+    """Of time only where both were run."""
+    cases = [
+        Case(9, 2, Measured(100, [1.0, 2.0, 3.0], 0.5), Measured(100, [1.0], 0.5)),
+        Case(9, 4, Measured(150, [6.0, 5.0, 9.0], 0.5), Measured(400, [], None)),
+        Case(16, 2, Measured(100, [1.0], 0.5), Measured(100, [1.0], 0.5)),
+    ]
+    assert growth(cases) == [
+        "T 9, d 2 -> 4: efficient 3.00 x time, 1.50 x memory; literal 4.00 x memory"
+    ]

@@ -192,8 +192,8 @@ def _train(
             training = _training(config, recipe, variant, seed, split)
             target = hub.resolve(recipe.target, patterns=hub.TARGET)
             settings = dataclasses.asdict(training) | {
-                "data": fingerprint(find_files(training.data.data)),
-                "target": fingerprint(sorted(target.glob("*.safetensors"))),
+                "data files": fingerprint(find_files(training.data.data)),
+                "target files": fingerprint(sorted(target.glob("*.safetensors"))),
             }
             work_directory.claim(training.out, json.loads(json.dumps(settings, default=str)), {})
             done = (training.out / "config.json").is_file()  # written last

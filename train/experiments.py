@@ -56,6 +56,10 @@ class Experiment:
     notes: tuple[str, ...] = ()
 
 
+_TIMED = (
+    "Time is the median over repeats of the ratio to the base's, one prompt at a time, in turn; "
+    "its own spread is not in tau per that time."
+)
 TITLES: dict[Name, str] = {
     "gamma": "Gamma",
     "shift": "Shifted or not",
@@ -105,6 +109,7 @@ def layers(numbers: tuple[int, ...]) -> Experiment:
         compared=("tau", "tau_per_time"),
         alphas=True,
         timed=True,
+        notes=(_TIMED,),
     )
 
 
@@ -119,6 +124,7 @@ def horizon(numbers: tuple[int, ...]) -> Experiment:
         compared=("tau", "tau_per_time"),
         alphas=True,
         timed=True,
+        notes=(_TIMED,),
     )
 
 

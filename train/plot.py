@@ -118,9 +118,10 @@ def _draw_curves(
 ) -> None:
     """One panel's curves of a run; many of them go from light to dark."""
     found = [name for name in styles if name in run.curves]
+    agreement = "alpha_1" in styles
     for place, name in enumerate(found):
         steps, values = run.curves[name]
-        shade = 1.0 if len(styles) <= 2 else 0.25 + 0.75 * place / max(1, len(found) - 1)
+        shade = 0.25 + 0.75 * place / max(1, len(found) - 1) if agreement else 1.0
         label = f"{run.name}: {name}" if several else name
         wide = name in ("loss", "grad_norm")
         axes.plot(
@@ -133,7 +134,7 @@ def _draw_curves(
             markersize=3,
             label=label if place in (0, len(found) - 1) else None,
         )
-    if any(name.startswith("alpha") for name in styles):
+    if agreement:
         axes.set_ylim(0, 1)
 
 
