@@ -3,7 +3,11 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -46,8 +50,8 @@ def answers(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def recipe(tiny, answers, tmp_path_factory):
-    """A file that all runs share, and options that make one of it."""
+def recipe_file(tiny, answers, tmp_path_factory):
+    """What all runs share."""
     path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
     path.write_text(f"""
 target = "{tiny.target}"
@@ -69,9 +73,15 @@ eval_rows = 2
 eval_prompts = 2
 eval_new_tokens = 8
 """)
+    return path
+
+
+@pytest.fixture(scope="session")
+def recipe(recipe_file):
+    """A run of it, with further options."""
 
     def make(out, *options):
-        args = ["--config", str(path), "--out", str(out), *map(str, options)]
+        args = ["--config", str(recipe_file), "--out", str(out), *map(str, options)]
         return parse(DrafterTraining, args, None)
 
     return make
@@ -185,14 +195,53 @@ def test_other_kinds_of_drafters(recipe, trained, tiny, tmp_path, options):
 
 def test_training_further_begins_where_it_was(trained, recipe, tmp_path):
     first = trained[1]
-    options = ("--cache", trained[0].out, "--eval-prompts", 0, "--draft-vocab", 200)
-    config = recipe(tmp_path, *options, "--teacher", "cached", "--init", first, "--lr", 1e-12)
+    options = ("--cache", trained[0].out, "--eval-prompts", 0, "--teacher", "cached")
+    config = recipe(tmp_path, *options, "--init", first, "--lr", 1e-12)
     again, params, ids = load_drafter(train(config))
     before, known, known_ids = load_drafter(first)
     assert again == before
     assert ids.tolist() == known_ids.tolist()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, known)
     assert metrics(tmp_path)[0]["loss"] < metrics(trained[0].out)[0]["loss"]
+
+
+def test_two_processes(trained, recipe_file, tiny, tmp_path):
+    """The program as it is called on two hosts; one of them evaluates and writes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {
+        "--config": recipe_file,
+        "--out": tmp_path,
+        "--teacher": "cached",
+        "--draft-vocab": 200,
+        "--ngram": tiny.ngram,
+        "--coordinator": f"127.0.0.1:{port}",
+        "--processes": 2,
+        "--process-id": None,
+    }
+    words = [str(word) for option in options.items() for word in option if word is not None]
+    # Compiling fast counts here, not the programs' speed.
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    }
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "train.drafter", *words, str(process)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    told = [process.communicate(timeout=280)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert load_drafter(tmp_path / "drafter")[0] == load_drafter(trained[1])[0]
+    ours, theirs = metrics(tmp_path), metrics(trained[0].out)
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose([r[name] for r in ours], [r[name] for r in theirs], rtol=1e-4)
+    assert [r["step"] for r in ours if "tau" in r] == [3, 6]
 
 
 def test_epochs_instead_of_steps(recipe, trained, tmp_path):
