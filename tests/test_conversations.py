@@ -59,6 +59,10 @@ def chat(*contents):
             {"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]},
             Chat([{"role": "assistant", "content": "", "tool_calls": [1]}]),
         ),
+        (
+            {"tokens": 12, "messages": [{"role": "user", "content": "a"}]},  # how many there are
+            Chat([{"role": "user", "content": "a"}]),
+        ),
     ],
 )
 def test_forms(record, content):
@@ -269,7 +273,7 @@ def test_special_tokens_around_texts_are_not_learned(encoder):
 
 def test_loss_on_all(encoder):
     encoder = encoder(tokenizers_made.TURNS, loss_on="all")
-    for document in encode(encoder, chat("a", "b"), Tokens([5, 6, 7], 2)):
+    for document in encode(encoder, chat("a", "b"), chat("a"), Tokens([5, 6, 7], 2)):
         assert document.supervised.tolist() == [False] + [True] * (len(document.tokens) - 1)
 
 

@@ -13,6 +13,7 @@ from dart_jax.pure import abstract_params, bind
 from dart_jax.rope import Rope
 from train import literal
 from train.batch import Batch, causal, positions
+from train.flops import step_flops, target_flops
 from train.objective import (
     DrafterLoss,
     Objective,
@@ -349,3 +350,22 @@ def test_settings_out_of_range(bad):
     [name] = bad
     with pytest.raises(UserError, match=name.replace("_", "-")):
         Objective(**bad)
+
+
+def test_operations_of_a_step():
+    """Counted by hand for one layer of every kind of row."""
+    drafting = Drafting(TARGET, dataclasses.replace(DART, draft_length=3), 4)
+    layer = 32 * 16 * (2 + 1 + 1 + 2) + 3 * 32 * 48  # q, k, v and o; MLP
+    target = 2 * 10 * 7 * (layer + 2 * 16 * 10)
+    assert target_flops(TARGET, 1, 10) == target
+    rows = 10 * (96 * 32 + 64 * 2 * 16)  # fc, k and v
+    queries = 10 * 64 * 32
+    behind = 40 * (32 * 32 + 3 * 32 * 48 + 32 * 61)  # o, MLP and head of four positions
+    lines = 10 * 2 * 10 * 32  # the anchors' scores and sums over half of 10 keys, and one line's
+    teacher = 2 * 10 * 32 * 61
+    expected = 6 * (rows + queries + behind + lines) + teacher
+    assert step_flops(drafting, 1, 10, 10, online=False) == expected
+    assert step_flops(drafting, 3, 10, 99, online=True) == 3 * (expected + target)
+    # Fewer anchors, each position with scores of its own, and its teacher's head.
+    few = step_flops(drafting, 1, 10, 5, online=False)
+    assert few == 6 * (rows + (queries + behind) / 2 + 20 * 10 * 32) + 2 * teacher

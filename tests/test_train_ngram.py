@@ -622,6 +622,7 @@ def test_a_work_directory_has_one_master(tmp_path, count):
         ("a.jsonl", "[3]", r"a\.jsonl:1: a record must be an object, not an array"),
         ("a.jsonl", lines([CHAT], "messages"), r"a\.jsonl:1: messages need a chat template"),
         ("a.json", '[{"text": "a"},\n{"text": "b" "c"}]', r"a\.json:2: broken JSON"),
+        ("a.json", '\n\n[{"text": "b" "c"}]', r"a\.json:3: broken JSON"),
         ("a.json", '[{"text": "a"},\n', r"a\.json:2: broken JSON: the array does not end"),
         ("a.json", '[{"text": "a"},\n{"text": "b', r"a\.json:2: broken JSON"),
         ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1: broken JSON: .*utf-8"),

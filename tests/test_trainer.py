@@ -264,6 +264,11 @@ def test_newest_and_best_are_kept(tmp_path):
     assert whole_steps(tmp_path / "checkpoints") == [4, 10, 12]
     step, params = best_params(tmp_path / "checkpoints", toy_params())
     assert (step, bits(params)) == (4, seen[4])
+    for path in (tmp_path / "checkpoints" / "4").rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            os.truncate(path, path.stat().st_size // 2)
+    step, params = best_params(tmp_path / "checkpoints", toy_params())
+    assert (step, bits(params)) == (10, seen[10])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -174,8 +174,14 @@ def _recipe(config: AblateConfig) -> DrafterTraining:
     """What all runs have in common."""
     args = ["--config", str(config.recipe), "--out", str(config.work)]
     recipe = config_file.parse(DrafterTraining, args, None)
+    if recipe.drafter.method != "dart":
+        raise UserError(f"{config.recipe} trains another drafter than DART's")
+    if recipe.epochs is not None and config.steps is None:
+        raise UserError(f"{config.recipe} has epochs; pass --steps instead")
+    if not recipe.data.held_out:
+        raise UserError(f"{config.recipe} holds nothing out to judge by; raise its held_out")
     changes: dict[str, Any] = {"teacher": "cached", "eval_prompts": 0, "ngram": None}
-    changes |= {"steps": config.steps} if config.steps is not None else {}
+    changes |= {"steps": config.steps, "epochs": None} if config.steps is not None else {}
     changes |= {"batch": config.batch} if config.batch is not None else {}
     return config_file.replace(recipe, changes)
 

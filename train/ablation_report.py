@@ -11,7 +11,7 @@ from typing import Any
 
 from dart_jax.files import write_atomically
 from train.experiments import TITLES, Experiment
-from train.outputs import new_figure, save_figure
+from train.outputs import COLOURS, new_figure, save_figure
 from train.verdict import RULE, difference, verdict
 
 _HEADER = f"""# Ablations
@@ -34,7 +34,6 @@ _NAMES = {
     "tau_inside": "tau inside",
     "tau_outside": "tau outside",
 }
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
 
 Figures = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -102,7 +101,7 @@ def draw(plan: Experiment, figures: Figures, path: Path) -> None:
                     [_deviation(values) for values in curve],
                     fmt=".-",
                     capsize=2,
-                    color=_COLOURS[number % len(_COLOURS)],
+                    color=COLOURS[number % len(COLOURS)],
                     label=f"{plan.axis} {variant}",
                 )
             axes.set(xlabel="position t", ylim=(0, 1))
@@ -111,12 +110,12 @@ def draw(plan: Experiment, figures: Figures, path: Path) -> None:
         values = [own[name] for own in figures.values()]
         means, spread = map(statistics.fmean, values), map(_deviation, values)
         places = range(len(figures))
-        style = {"fmt": "o-", "capsize": 3, "color": _COLOURS[0], "label": "here"}
+        style = {"fmt": "o-", "capsize": 3, "color": COLOURS[0], "label": "here"}
         axes.errorbar(places, [*means], [*spread], **style)
         paper = plan.paper.get(name, {})
         known = [(place, paper[v]) for place, v in enumerate(figures) if v in paper]
         if known:
-            axes.plot(*zip(*known, strict=True), "s:", color=_COLOURS[1], label="paper, Qwen3-4B")
+            axes.plot(*zip(*known, strict=True), "s:", color=COLOURS[1], label="paper, Qwen3-4B")
             axes.legend(fontsize="x-small")
         axes.set_xticks(places, [*figures])
         axes.set_xlabel(plan.axis)

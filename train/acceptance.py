@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
@@ -80,7 +81,9 @@ class Agreement:
             first, hit, loss = total[:, 1:].T / total[:, 0]
         figures = {"held_out_loss": float(np.nanmean(loss))}
         figures |= {f"alpha_{t}": float(x) for t, x in enumerate(first, 1)}
-        return figures | {f"hit10_{t}": float(x) for t, x in enumerate(hit, 1)}
+        figures |= {f"hit10_{t}": float(x) for t, x in enumerate(hit, 1)}
+        # Late positions may have no prediction that counts.
+        return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _compare(made: Predictions, positions: int) -> jax.Array:

@@ -24,6 +24,10 @@ from train.step import TrainState
 _PATIENCE = 300
 
 
+# What orbax raises where files are missing, torn or of another shape.
+_DAMAGED = (OSError, ValueError, KeyError)
+
+
 class Checkpoints:
     """The newest checkpoints of a run and the best one.
 
@@ -143,24 +147,29 @@ def whole_steps(directory: Path) -> list[int]:
 def best_params(directory: Path, abstract: Any) -> tuple[int, Any]:
     """The best checkpoint's step and parameters, without the optimiser's state.
 
+    One that is damaged is passed over.
+
     Args:
       directory: of the checkpoints.
       abstract: shapes and dtypes of the parameters, and their shardings if there are any.
 
     Raises:
-      UserError: there is no checkpoint.
+      UserError: there is no checkpoint that can be read.
     """
     with ocp.training.Checkpointer(os.path.abspath(directory)) as checkpointer:
         found = [c for c in checkpointer.checkpoints if c.metrics is not None]
-        if not found:
-            raise UserError(f"{directory} holds no checkpoint")
-        best = max(found, key=lambda c: _rank(c.metrics)).step
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         here = jax.tree.map(
             lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding or device),
             abstract,
         )
-        return best, checkpointer.load_checkpointables(best, {"params": here})["params"]
+        for checkpoint in sorted(found, key=lambda c: _rank(c.metrics), reverse=True):
+            try:
+                loaded = checkpointer.load_checkpointables(checkpoint.step, {"params": here})
+            except _DAMAGED:
+                continue
+            return checkpoint.step, loaded["params"]
+    raise UserError(f"{directory} holds no checkpoint that can be read")
 
 
 def _score(figures: Mapping[str, float]) -> tuple[int, float]:

@@ -169,7 +169,8 @@ def parse(value: Any) -> Content:
         raise UserError(f"a record must be an object, not {kind(value)}")
     # Parquet fills the fields that a record lacks.
     record = {name: field for name, field in value.items() if field is not None}
-    if "tokens" in record:
+    tokens = record.get("tokens")  # of a chat, it may be their number
+    if isinstance(tokens, list) or (tokens is not None and not any(f in record for f in _TURNS)):
         return _tokens(record)
     for field in _TURNS:
         if field in record:

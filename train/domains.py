@@ -84,7 +84,10 @@ def _answers(data: Sequence[str]) -> Iterator[tuple[Prompt, dict]]:
     """Prompts, and the records they are from."""
     for file in find_files(data):
         for record in records(file):
-            content = parse(record.value)
+            try:
+                content = parse(record.value)
+            except UserError as error:
+                raise UserError(f"{record.where}: {error}") from None
             if not isinstance(content, Tokens):
                 raise UserError(
                     f"{record.where}: no answer of train.regenerate, whose prompts this "

@@ -46,6 +46,7 @@ from train.acceptance import AcceptanceConfig, AcceptanceLength, Agreement, held
 from train.checkpoints import best_params
 from train.dataset import DataConfig, prepare
 from train.digest import weights_digest
+from train.disk import writing
 from train.distributed import DistributedConfig, initialize, is_main, wait
 from train.flops import step_flops
 from train.mesh import make_mesh, replicated
@@ -146,7 +147,7 @@ def train(config: DrafterTraining) -> Path:
         directory=config.out,
         frozen=frozen,
         evaluate=_evaluation(config, drafting, frozen, data.held_out, tokenizer, directory),
-        settings=_settings(config, digest, params),
+        settings=_settings(config, digest, dtype, params),
         tokens_per_step=trainer.batch * context,
         flops_per_step=step_flops(
             drafting,
@@ -156,6 +157,9 @@ def train(config: DrafterTraining) -> Path:
             online=config.teacher == "online",
         ),
     )
+    if is_main():
+        with writing("the drafter", config.out):
+            save_drafter(config.out / "drafter", drafter, trained, ids)
     # All processes take part in reading a checkpoint.
     abstract = jax.tree.map(
         lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=replicated(mesh)),
@@ -163,21 +167,28 @@ def train(config: DrafterTraining) -> Path:
     )
     step, best = best_params(config.out / "checkpoints", abstract)
     if is_main():
-        save_drafter(config.out / "drafter", drafter, trained, ids)
-        if step != trainer.steps:
-            best = jax.tree.map(lambda p: p.addressable_data(0), best)
-            save_drafter(config.out / "best", drafter, best, ids)
-        text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
-        write_atomically(config.out / "config.json", text.encode())
+        with writing("the drafter", config.out):
+            if step != trainer.steps:
+                best = jax.tree.map(lambda p: p.addressable_data(0), best)
+                save_drafter(config.out / "best", drafter, best, ids)
+            text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
+            write_atomically(config.out / "config.json", text.encode())
     wait("the drafter is written")
     return config.out / "drafter"
 
 
-def _settings(config: DrafterTraining, target: str, params: Params) -> dict[str, Any]:
+def _settings(
+    config: DrafterTraining, target: str, dtype: np.dtype, params: Params
+) -> dict[str, Any]:
     """What must be the same for a run to go on, by the names of the options."""
     parts = (config.drafter, config.objective)
     settings = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
-    settings |= {"target": target, "teacher": config.teacher, "chunk": config.chunk}
+    settings |= {
+        "target": target,
+        "target_dtype": str(dtype),
+        "teacher": config.teacher,
+        "chunk": config.chunk,
+    }
     if config.drafter.init is not None:
         settings["init"] = weights_digest(params)
     if config.objective.anchors is not None:  # which are drawn for every microbatch by itself

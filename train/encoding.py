@@ -143,6 +143,8 @@ class Encoder:
             case Completion(prompt, completion):
                 text = prompt + completion
                 return _Plan(text, [Span(len(prompt), len(text))], True)
+            case Chat(messages) if self.loss_on == "all":
+                return _Plan(self._render(messages)[0], [], False)
             case Chat(messages):
                 if not any(message["role"] == "assistant" for message in messages):
                     raise UserError("the chat has no turn of the assistant")
@@ -171,6 +173,7 @@ class Encoder:
         if isinstance(content, Completion) and self.eos is not None:
             if not len(ids) or ids[-1] != self.eos:
                 ids, supervised = np.append(ids, self.eos), np.append(supervised, False)
+                self._check_ids(ids[-1:], "the tokenizer ends answers with")
             supervised[-1] = True
         return self._finish(ids, supervised, whole=not isinstance(content, Text))
 

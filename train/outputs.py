@@ -14,7 +14,10 @@ import jax
 
 from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, write_atomically
+from train.disk import writing
 
+# Told apart by everyone, in grey too.
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
 _DRAWN = (".png", ".pdf", ".svg")
 
 
@@ -52,7 +55,8 @@ def check_outputs(json_path: Path | None, plot_path: Path | None, plot: str = "-
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a report atomically."""
-    write_atomically(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
+    with writing("a report", path.parent):
+        write_atomically(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -67,5 +71,5 @@ def new_figure(width: float, height: float) -> Any:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a drawing in the format that its name ends with."""
-    with atomic_path(path) as part:
+    with writing("a drawing", path.parent), atomic_path(path) as part:
         figure.savefig(part, dpi=150, format=path.suffix[1:])

@@ -31,7 +31,7 @@ _TERA = {
     r"V100": 125,
     r"T4\b": 65,
     r"TPU v6": 918,
-    r"TPU7|TPU v7": 2307,
+    r"TPU7|TPU v7": 1153.5,
     r"TPU v5 lite|TPU v5e": 197,
     r"TPU v5": 459,
     r"TPU v4 lite|TPU v4i": 138,

@@ -15,9 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from dart_jax.errors import UserError, one_line_errors
-from train.outputs import check_outputs, new_figure, save_figure
-
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
+from train.outputs import COLOURS, check_outputs, new_figure, save_figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +102,7 @@ def draw(runs: Sequence[Recorded]) -> Any:
     grid = figure.subplots(1 + (len(panels) > 3), min(3, len(panels)), squeeze=False)
     for axes, (title, styles) in zip(grid.flat, panels.items(), strict=False):
         for number, run in enumerate(runs):
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             _draw_curves(axes, run, styles, colour, several=len(runs) > 1)
         axes.set(title=title, xlabel="step")
         axes.legend(fontsize="x-small")

@@ -263,9 +263,10 @@ def _json_lines(
 def _json_values(stream: TextIO, path: Path) -> Iterator[tuple[int, Any]]:
     """Line number and value of an array's elements, or of values one after the other."""
     decode = json.JSONDecoder().raw_decode
-    text = stream.read(_CHUNK).lstrip()
+    begin = stream.read(_CHUNK)
+    text = begin.lstrip()
     array = text.startswith("[")
-    at, line = int(array), 1
+    at, line = int(array), 1 + begin.count("\n", 0, len(begin) - len(text))
     while True:
         blank = cast(re.Match, _BETWEEN.match(text, at)).end()
         line += text.count("\n", at, blank)

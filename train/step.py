@@ -56,8 +56,9 @@ def make_update(
 ) -> Update:
     """The jitted step: (state, frozen, microbatches, step number int32) -> state, measurements.
 
-    The gradient of the *sum* of losses is added up in float32 over microbatches and devices and
-    divided once, so that neither changes the result.
+    The gradient of the *sum* of losses is added up in float32 over microbatches and divided once,
+    so that their number does not change the result. Computed in bfloat16, each microbatch's own
+    gradient is rounded to that before.
 
     Args:
       loss: of one microbatch; its parameters come in `dtype`.
