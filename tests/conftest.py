@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import gc
 import os
 import shutil
 import tempfile
@@ -61,6 +62,16 @@ class Golden:
     def of_prompts(self, name: str, *step: int) -> list[np.ndarray]:
         """The arrays `name_i` of the four prompts, or those of one step, `name_i_j`."""
         return [self.run["_".join(map(str, (name, i, *step)))] for i in range(4)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_file():
+    """Every compiled program takes memory mappings, of which a process may have only so many
+    (vm.max_map_count); beyond them the compiler crashes. What is compiled again comes from the
+    cache above."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @functools.cache

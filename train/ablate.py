@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import tyro
 
@@ -206,6 +207,8 @@ def _train(
             what = f"{plan.axis} {name}, seed {seed}" + (", is there" if done else "")
             print(f"run {number} of {total}: {what}", flush=True)
             drafters[name].append(training.out / "drafter" if done else train(training))
+            # A process may have only so many compiled programs (vm.max_map_count).
+            jax.clear_caches()
     return drafters
 
 
