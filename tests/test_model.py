@@ -11,7 +11,7 @@ import tiny_model
 from safetensors.numpy import load_file, save_file
 
 from dart_jax.checkpoint import save_drafter
-from dart_jax.config import Eagle3Config
+from dart_jax.config import DraftLayerConfig, Eagle3Config
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
@@ -89,10 +89,11 @@ def test_decoders_agree(tiny, model, loop, nodes, use_ngram, sampling):
 @pytest.mark.parametrize("embedding", [False, True], ids=["", "with an embedding"])
 def test_an_eagle3_drafter(tiny, model, tmp_path, embedding):
     """Of a vocabulary of its own, read from files; some hold the target's embedding once more."""
-    fields = dataclasses.asdict(tiny_model.SHAPES.drafter)
-    del fields["draft_length"]
-    fields |= {"rope": tiny_model.SHAPES.drafter.rope, "draft_vocab_size": 100}
-    config = Eagle3Config(**fields)
+    dart = tiny_model.SHAPES.drafter
+    fields = {
+        field.name: getattr(dart, field.name) for field in dataclasses.fields(DraftLayerConfig)
+    }
+    config = Eagle3Config(**fields | {"draft_vocab_size": 100})
     save_drafter(tmp_path, config, init_params(config, 1), np.arange(100, 300, 2))
     path = tmp_path / "model.safetensors"
     if embedding:
