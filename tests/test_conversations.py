@@ -263,7 +263,11 @@ def test_completions_and_texts(encoder):
 
 
 def test_special_tokens_around_texts_are_not_learned(encoder):
-    encoder = encoder(tokenizers_made.TURNS, kind=tokenizers_made.byte_fallback)
+    kind = tokenizers_made.byte_fallback
+    outside = encoder(tokenizers_made.TURNS, kind=kind)  # its end of a turn is a token of its own
+    with pytest.raises(UserError, match="the tokenizer ends answers with the token"):
+        encode(outside, Completion("he", "ll"))
+    encoder = encoder(tokenizers_made.TURNS, kind=kind, vocab_size=outside.vocab_size + 1)
     text, completion = encode(encoder, Text("hell"), Completion("he", "ll"))
     begin = encoder.tokenizer.backend.token_to_id("<s>")
     assert text.tokens[0] == completion.tokens[0] == begin
