@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from dart_jax import hub
 from dart_jax.checkpoint import (
     check_fit,
+    default_dtype,
     load_drafter,
     load_eos,
     load_target,
@@ -134,7 +135,7 @@ class DartModel:
         """
         enable_compilation_cache()
         on_cpu = jax.default_backend() == "cpu"
-        kind = weights_dtype(dtype or (jnp.float32 if on_cpu else jnp.bfloat16))
+        kind = weights_dtype(dtype or default_dtype())
         # What is small is read first, so that what does not fit is told before the weights come.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)

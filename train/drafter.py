@@ -26,6 +26,7 @@ import numpy as np
 from dart_jax import hub
 from dart_jax.checkpoint import (
     check_fit,
+    default_dtype,
     load_drafter,
     load_eos,
     load_target,
@@ -99,12 +100,7 @@ def train(config: DrafterTraining) -> Path:
     """
     initialize(config.processes)
     enable_compilation_cache()
-    on_cpu = jax.default_backend() == "cpu"
-    dtype = weights_dtype(
-        {"auto": jnp.float32 if on_cpu else jnp.bfloat16}.get(
-            config.target_dtype, config.target_dtype
-        )
-    )
+    dtype = default_dtype() if config.target_dtype == "auto" else weights_dtype(config.target_dtype)
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
     context = config.data.context

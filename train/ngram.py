@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -207,9 +206,5 @@ def make_executor(config: NgramConfig) -> Executor:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        try:
-            print(main(tyro.cli(NgramConfig, description=__doc__)))
-        except KeyboardInterrupt:
-            print("interrupted; the same command goes on from here", file=sys.stderr)
-            sys.exit(130)
+    with one_line_errors(), work_directory.interruptible():
+        print(main(tyro.cli(NgramConfig, description=__doc__)))

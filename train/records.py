@@ -87,12 +87,7 @@ def open_text(path: Path) -> Iterator[tuple[TextIO, BinaryIO]]:
     Raises:
       UserError: it cannot be read, now or inside the block.
     """
-    with (
-        _one_line(path),
-        path.open("rb") as raw,
-        decompressed(raw, path) as stream,
-        io.TextIOWrapper(stream, "utf-8-sig", newline="") as text,
-    ):
+    with _one_line(path), _opened(path) as (raw, _, text):
         yield text, raw
 
 
@@ -118,11 +113,7 @@ def records(
         if ending(path) == ".parquet":
             yield from _rows(path, columns, memory)
             return
-        with (
-            path.open("rb") as raw,
-            decompressed(raw, path) as stream,
-            io.TextIOWrapper(stream, "utf-8-sig", newline="") as text,
-        ):
+        with _opened(path) as (raw, stream, text):
             lines = ending(path) in _JSON_LINES
             values = _json_lines(stream, path, bad) if lines else _json_values(text, path)
             for line, value in values:
@@ -205,6 +196,17 @@ def kind(value: Any) -> str:
 
 def _is_data(path: Path) -> bool:
     return ending(path) in _IN_DIRECTORIES
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO, TextIO]]:
+    """The file as it lies on the disk, decompressed, and as text."""
+    with (
+        path.open("rb") as raw,
+        decompressed(raw, path) as stream,
+        io.TextIOWrapper(stream, "utf-8-sig", newline="") as text,
+    ):
+        yield raw, stream, text
 
 
 @contextlib.contextmanager

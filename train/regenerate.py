@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -278,9 +277,5 @@ def _join(blocks: Iterable[Path], out: Path, skipped: Skipped) -> tuple[int, int
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        try:
-            print(main(tyro.cli(RegenerateConfig, description=__doc__)))
-        except KeyboardInterrupt:
-            print("interrupted; the same command goes on from here", file=sys.stderr)
-            sys.exit(130)
+    with one_line_errors(), work_directory.interruptible():
+        print(main(tyro.cli(RegenerateConfig, description=__doc__)))

@@ -1,4 +1,4 @@
-"""What a counting run keeps on the disk, so that it can go on after any interruption."""
+"""What a long run keeps on the disk, so that it can go on after any interruption."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ def locked(work: Path) -> Iterator[None]:
         for left in work.glob("tmp-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         yield
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Around a program: an interruption ends it with a line that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
 
 
 def claim(work: Path, settings: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
