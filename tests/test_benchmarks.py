@@ -30,6 +30,13 @@ def write(path, records):
     return path
 
 
+def parquet(directory, rows):
+    """A file's bytes. DuckDB takes the types from the values."""
+    source, made = write(directory / "rows.jsonl", rows), directory / "rows.parquet"
+    duckdb.execute(f"copy (select * from read_json('{source}')) to '{made}' (format parquet)")
+    return made.read_bytes()
+
+
 def read(value, **options):
     return read_question(Record("f:7", value, 0), "b", "Title", **options)
 
@@ -111,6 +118,33 @@ def test_fields_that_parquet_fills():
     filled = {"turns": None, "entry_point": None, "test_list": None, "starter_code": None}
     assert read(filled | {"prompt": "a"}) == read({"prompt": "a"})
     assert read(filled | {"question_content": "a"}) == read({"question_content": "a"})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"turns": ["a", "b"], "category": "c"},
+        {"prompt": ["a", "b"], "category": "c"},
+        {"prompt": "a", "entry_point": "f"},
+        {"text": "a", "test_list": ["t"]},
+        {"prompt": "a", "test_list": ["t"]},
+        {"question_content": "a", "starter_code": "c"},
+        {"instruction": "a", "input": "x"},
+        {"problem": "a"},
+        {"question": "a"},
+        {"prompt": "a"},
+    ],
+)
+def test_columns_of_parquet(tmp_path, record):
+    """All that a form needs is read."""
+    path = tmp_path / "mt_bench.jsonl"
+    write(path, [record])
+    (expected,) = load("mt_bench", tmp_path)
+    rows = tmp_path / "mt_bench.parquet"
+    rows.write_bytes(parquet(tmp_path, [record | {"large": "no", "category": "c"}]))
+    (made,) = load(str(rows), None)
+    assert made.where == f"{rows}, row 1"
+    assert (made.turns, made.raw) == (expected.turns, expected.raw)
 
 
 def test_groups():
@@ -310,13 +344,6 @@ def test_plain_text_is_refused(tmp_path):
 
 
 # Those of the hub
-
-
-def parquet(directory, rows):
-    """A file's bytes. DuckDB takes the types from the values."""
-    source, made = write(directory / "rows.jsonl", rows), directory / "rows.parquet"
-    duckdb.execute(f"copy (select * from read_json('{source}')) to '{made}' (format parquet)")
-    return made.read_bytes()
 
 
 def test_from_the_hub(tmp_path):
