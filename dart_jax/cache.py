@@ -47,6 +47,24 @@ def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -
     return jax.tree.map(write, cache, rows)
 
 
+def extend(cache: KVCache, rows: KVCache, length: jax.Array | None, capacity: int) -> KVCache:
+    """Writes all new rows behind each sequence.
+
+    Args:
+      cache: donated by callers.
+      rows: keys and values of T new rows, [B, K, T, h] per layer.
+      length: int32 [B], rows already in the cache; None where there is none yet, which gives one.
+      capacity: of a new cache; static.
+    """
+    k, _ = rows[0]
+    if length is None:
+        empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
+        return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
+    every_row = jnp.arange(k.shape[2], dtype=jnp.int32)[None]
+    index = jnp.broadcast_to(every_row, (k.shape[0], k.shape[2]))
+    return append(cache, rows, index, length)
+
+
 def visible(capacity: int, length: jax.Array) -> jax.Array:
     """Mask [B, 1, S] of the cached rows that every new row of a sequence may attend to."""
     return (jnp.arange(capacity, dtype=jnp.int32)[None] < length[:, None])[:, None]

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
 
-from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig, drafter_config
+from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig, drafter_config, is_drafter
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.layouts import AnyConfig, Entry, ParamPath, Piece, layout, leaves
@@ -41,6 +41,18 @@ def read_target_config(directory: Path) -> TargetConfig:
 def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
     """Of a drafter's directory; raises UserError if it is missing or not supported."""
     return drafter_config(read_json(directory / "config.json"))
+
+
+def read_draft_config(directory: Path) -> DrafterConfig | Eagle3Config | TargetConfig:
+    """Of a drafter's directory, or of a small model's that can draft token by token.
+
+    Raises:
+      UserError: it is missing or not supported.
+    """
+    json = read_json(directory / "config.json")
+    if is_drafter(json) or "model_type" not in json:
+        return drafter_config(json)
+    return TargetConfig.from_json(json)
 
 
 def load_target(
@@ -153,8 +165,26 @@ def save_drafter(
     _save(Path(directory), config, {}, params, extra, max_shard_size)
 
 
-def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config) -> None:
-    """Raises UserError unless the drafter was made for a target of these shapes."""
+def check_features(target: TargetConfig) -> None:
+    """Raises UserError if the target is too small for drafters that read its features."""
+    if not target.feature_layers:
+        raise UserError(
+            f"the target has {target.num_hidden_layers} layers; drafters read the features of "
+            "three distinct ones (2, L//2, L-3), so it needs at least 7"
+        )
+
+
+def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | TargetConfig) -> None:
+    """Raises UserError unless the drafter was made for a target of these shapes, or is a model of
+    its kind with its vocabulary."""
+    if isinstance(drafter, TargetConfig):
+        if drafter.vocab_size != target.vocab_size:
+            raise UserError(
+                f"the draft model has {drafter.vocab_size} tokens and the target "
+                f"{target.vocab_size}; pass one of the same tokenizer"
+            )
+        return
+    check_features(target)
     read = tuple(layer - 1 for layer in target.feature_layers)
     if isinstance(drafter, Eagle3Config) and drafter.aux_layers not in (None, read):
         raise UserError(

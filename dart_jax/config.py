@@ -77,17 +77,14 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        if self.num_hidden_layers < 7:
-            raise UserError(
-                f"the target has {self.num_hidden_layers} layers; DART reads the features of three "
-                "distinct ones (2, L//2, L-3), so it needs at least 7"
-            )
         _check_attention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
     @property
-    def feature_layers(self) -> tuple[int, int, int]:
-        """Layers whose input is captured for the drafter (docs/method.md, section 1)."""
-        return (2, self.num_hidden_layers // 2, self.num_hidden_layers - 3)
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers whose input is captured for the drafter (docs/method.md, section 1): three; none
+        of a target too small to have three different ones."""
+        layers = (2, self.num_hidden_layers // 2, self.num_hidden_layers - 3)
+        return layers if self.num_hidden_layers >= 7 else ()
 
     @property
     def qk_norm(self) -> bool:
@@ -301,6 +298,12 @@ class Eagle3Config(DraftLayerConfig):
         return json
 
 
+def is_drafter(json: Mapping[str, Any]) -> bool:
+    """Whether this is a DART or EAGLE-3 drafter's config, by its fields."""
+    named = _EAGLE3 in (json.get("architectures") or [])
+    return named or "draft_length" in json or "draft_vocab_size" in json
+
+
 def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
     """Reads the config of either kind of drafter.
 
@@ -309,7 +312,7 @@ def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
     """
     if "draft_length" in json:
         return DrafterConfig.from_json(json)
-    if _EAGLE3 in (json.get("architectures") or []) or "draft_vocab_size" in json:
+    if is_drafter(json):
         return Eagle3Config.from_json(json)
     raise UserError(
         "drafter config.json has neither a draft_length (DART) nor a draft_vocab_size (EAGLE-3): "

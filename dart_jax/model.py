@@ -19,11 +19,12 @@ from dart_jax.checkpoint import (
     load_drafter,
     load_eos,
     load_target,
-    read_drafter_config,
+    read_draft_config,
     read_target_config,
     weights_dtype,
 )
 from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
+from dart_jax.drafting import AnyDrafter, NgramConfig, PromptLookupConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Completion, GenerationConfig, Prompt, TextGeneration, is_batch
 from dart_jax.loop import Generation, Options, Prompts, generate_fused, generate_streaming
@@ -49,7 +50,7 @@ class Decoder:
     Attributes:
       config: what the step is compiled for.
       params: the models' parameters.
-      pruner: the tree search; None decodes plainly or with EAGLE-3.
+      pruner: the tree search; None where the device makes the trees, or decodes plainly.
       max_length: cache rows: prompt and new tokens together.
       sampling: how the target draws.
       stop: ids that end a sequence.
@@ -89,7 +90,7 @@ class DartModel:
 
     Attributes:
       target: the target's shapes; on CPU a tied head is given a kernel of its own, which is faster.
-      drafter: the drafter's, DART or EAGLE-3; None if there is none.
+      drafter: what tells how drafts are made, such as the drafter's shapes; None decodes plainly.
       params: see `DecodeParams`.
       ngram: n-gram model of the tree search; None searches by the drafter alone.
       tokenizer: the target's.
@@ -97,7 +98,7 @@ class DartModel:
     """
 
     target: TargetConfig
-    drafter: DrafterConfig | Eagle3Config | None
+    drafter: AnyDrafter | None
     params: DecodeParams
     ngram: NgramModel | None
     tokenizer: Tokenizer
@@ -121,8 +122,9 @@ class DartModel:
 
         Args:
           target: directory or `owner/name`, in the layout of Hugging Face.
-          drafter: directory or `owner/name` of a DART or EAGLE-3 drafter; None: only plain
-            decoding.
+          drafter: directory or `owner/name` of a DART or EAGLE-3 drafter, or of a smaller model
+            with the target's vocabulary, which drafts token by token. None: the n-gram model drafts
+            alone, if there is one, else nothing does.
           ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
           dtype: of weights and activations; None takes float32 on CPU, else bfloat16.
@@ -144,25 +146,60 @@ class DartModel:
                 f"{target}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the target "
                 f"embeddings for {config.vocab_size} tokens; pass the tokenizer that belongs to it"
             )
-        drafter_path = drafter_config = ngram_model = None
+        ngram_model = draft_config = drafter_path = None
         if drafter is not None:
-            drafter_path = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
-            drafter_config = read_drafter_config(drafter_path)
-            check_fit(config, drafter_config)
+            drafter_path, draft_config = _find_drafter(drafter, config, token)
         if ngram is not None:
-            if not isinstance(drafter_config, DrafterConfig):
+            if not isinstance(draft_config, DrafterConfig | None):
                 raise UserError("only a DART drafter searches with an n-gram model; leave it out")
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
         config, target_params = load_target(directory, kind)
-        params: DecodeParams = {}
-        if drafter_path is not None:
-            embedding = target_params["embed_tokens"]
-            _, params["drafter"], ids = load_drafter(drafter_path, kind, embedding)
-            params["draft_ids"] = jnp.asarray(ids)
         if on_cpu:
             config, target_params = untie(config, target_params)
-        params["target"] = target_params
-        return cls(config, drafter_config, params, ngram_model, tokenizer, load_eos(directory))
+        params: DecodeParams = {"target": target_params}
+        drafting = None if ngram_model is None else NgramConfig()
+        model = cls(config, drafting, params, ngram_model, tokenizer, load_eos(directory))
+        if drafter_path is None or draft_config is None:
+            return model
+        return model._with_loaded(drafter_path, draft_config, kind)
+
+    def with_drafter(
+        self, drafter: PathLike | AnyDrafter | None, *, token: str | bool | None = None
+    ) -> DartModel:
+        """The same target, in memory once, with another way of drafting.
+
+        Args:
+          drafter: directory or `owner/name`, as for `from_pretrained`; what needs no parameters,
+            `NgramConfig` or `PromptLookupConfig`; None decodes plainly.
+          token: of the hub; None takes the one logged in with.
+
+        Raises:
+          UserError: as `from_pretrained`.
+        """
+        if isinstance(drafter, str | os.PathLike):
+            path, config = _find_drafter(drafter, self.target, token)
+            return self._with_loaded(path, config, self.params["target"]["embed_tokens"].dtype)
+        if drafter is not None and drafter != self.drafter:
+            if not isinstance(drafter, NgramConfig | PromptLookupConfig):
+                raise UserError("a drafter's parameters are needed; pass its directory")
+            if isinstance(drafter, NgramConfig) and self.ngram is None:
+                raise UserError("no n-gram model was loaded; pass one")
+        return dataclasses.replace(self, drafter=drafter)
+
+    def _with_loaded(
+        self, path: Path, config: DrafterConfig | Eagle3Config | TargetConfig, dtype: np.dtype
+    ) -> DartModel:
+        """With the parameters of a drafter that was found to fit."""
+        params: DecodeParams = {"target": self.params["target"]}
+        if isinstance(config, TargetConfig):
+            config, params["drafter"] = load_target(path, dtype)
+            if jax.default_backend() == "cpu":
+                config, params["drafter"] = untie(config, params["drafter"])
+        else:
+            embedding = params["target"]["embed_tokens"]
+            _, params["drafter"], ids = load_drafter(path, dtype, embedding)
+            params["draft_ids"] = jnp.asarray(ids)
+        return dataclasses.replace(self, drafter=config, params=params)
 
     @classmethod
     def demo(cls, dtype: DTypeLike | None = None) -> DartModel:
@@ -238,6 +275,15 @@ class DartModel:
     ) -> Decoder:
         """A decoder with trees of `nodes` nodes; 0 decodes plainly.
 
+        Args:
+          nodes: N.
+          max_length: cache rows: prompt and new tokens together.
+          sampling: how the target draws; None takes the most likely tokens.
+          stop: ids that end a sequence; None for the model's own.
+          use_ngram: let a DART drafter's search use the n-gram model, if there is one.
+          search: parameters of a DART drafter's search.
+          loop: see `Decoder`.
+
         Raises:
           UserError: trees are asked for without a drafter, or a cache longer than the target
             reaches.
@@ -254,10 +300,11 @@ class DartModel:
         config = DecodeConfig(self.target, self.drafter if nodes else None, nodes)
         pruner = None
         if config.searches:
+            alone = isinstance(self.drafter, NgramConfig)
             pruner = Pruner(
                 config.handover,
                 nodes,
-                ngram=self.ngram if use_ngram else None,
+                ngram=self.ngram if use_ngram or alone else None,
                 eos=self.eos,
                 search=search or SearchConfig(),
             )
@@ -270,3 +317,13 @@ class DartModel:
             self.eos if stop is None else stop,
             loop,
         )
+
+
+def _find_drafter(
+    drafter: PathLike, target: TargetConfig, token: str | bool | None
+) -> tuple[Path, DrafterConfig | Eagle3Config | TargetConfig]:
+    """A drafter's directory and config, which fits the target."""
+    directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
+    config = read_draft_config(directory)
+    check_fit(target, config)
+    return directory, config

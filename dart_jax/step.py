@@ -1,9 +1,9 @@
 """The decode step: verify the tree -> accept -> compact the caches -> draft -> top-k.
 
 Pure functions over plain pytrees. `DecodeConfig` is static; the state is donated, so its caches are
-updated in place. Plain decoding is the same step with a tree that is only a root and no drafter. A
-DART drafter's candidates go to the host, whose search sends a tree back; an EAGLE-3 drafter leaves
-the next tree in the state.
+updated in place. Plain decoding is the same step with a tree that is only a root and no drafter.
+How drafts are made is left to `dart_jax.drafting`: some ways hand candidates to the host, whose
+search sends a tree back; others leave the next tree in the state.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.accept import accept
-from dart_jax.cache import KVCache, append, init_cache
-from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
-from dart_jax.eagle3 import Eagle3Tree, draft_tree
+from dart_jax.cache import KVCache, append, extend
+from dart_jax.config import TargetConfig
+from dart_jax.drafting import AnyDrafter, Drafting, Known, method
+from dart_jax.eagle3 import Eagle3Tree
 from dart_jax.pruner import CONTEXT, Handover
 from dart_jax.pure import bind
 from dart_jax.sampling import SamplingValues, draw, penalize
-from dart_jax.target import Target
 from dart_jax.tree import DraftTree, ancestor_mask, root_only, unpack
 
-# {"target": ..., "drafter": ..., "draft_ids": int32 [Vd]}; the last two only where one drafts.
+# {"target": ..., "drafter": ..., "draft_ids": int32 [Vd]}; the last two only where a model drafts,
+# and the last not where that is one of the target's kind.
 DecodeParams = dict[str, Any]
 
 
@@ -38,39 +39,42 @@ class DecodeConfig:
 
     Attributes:
       target: the target's shapes.
-      drafter: the drafter's; None decodes plainly.
+      drafter: what tells how drafts are made; None decodes plainly.
       nodes: tree nodes without the root, N.
       candidates: a DART drafter's most likely tokens handed to the search at each position, k.
       eagle: how an EAGLE-3 drafter grows its trees.
     """
 
     target: TargetConfig
-    drafter: DrafterConfig | Eagle3Config | None = None
+    drafter: AnyDrafter | None = None
     nodes: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
 
+    @functools.cached_property
+    def drafting(self) -> Drafting | None:
+        """How drafts are made; None decodes plainly."""
+        if self.drafter is None:
+            return None
+        return method(self.drafter, self.nodes, self.candidates, self.eagle)
+
     @property
     def searches(self) -> bool:
         """Whether trees come from the host's search."""
-        return isinstance(self.drafter, DrafterConfig)
+        return self.drafting is not None and self.drafting.searches
 
-    @functools.cached_property
+    @property
     def max_depth(self) -> int:
         """Deepest level of a tree."""
-        if self.drafter is None:
-            return 0
-        if isinstance(self.drafter, Eagle3Config):
-            return min(self.eagle.levels, self.nodes)
-        return min(self.drafter.num_positions, self.nodes)
+        return 0 if self.drafting is None else self.drafting.depth
 
     @functools.cached_property
     def handover(self) -> Handover:
         """The layout of what crosses to the host."""
-        if not isinstance(self.drafter, DrafterConfig):
-            return Handover(positions=0, candidates=0, path=self.max_depth + 1)
-        k = min(self.candidates, self.drafter.draft_vocab_size)
-        return Handover(self.drafter.num_positions, k, self.max_depth + 1)
+        path = self.max_depth + 1
+        if self.drafting is None:
+            return Handover(positions=0, candidates=0, path=path)
+        return Handover(self.drafting.positions, self.drafting.candidates, path)
 
     @property
     def prefill(self) -> DecodeConfig:
@@ -89,7 +93,7 @@ class DecodeConfig:
     jax.tree_util.register_dataclass,
     data_fields=[
         "target_cache",
-        "draft_cache",
+        "memory",
         "length",
         "context",
         "remaining",
@@ -107,19 +111,19 @@ class DecodeState:
 
     Attributes:
       target_cache: keys and values of all known tokens but the last, the root.
-      draft_cache: the drafter's, of the same tokens.
-      length: int32 [B], rows in both caches; also the root's position.
+      memory: what the way of drafting remembers, such as the drafter's cache; () for nothing.
+      length: int32 [B], rows in the target's cache; also the root's position.
       context: int32 [B, 4], the last tokens known, the root at the end; -1 where there are fewer.
       remaining: int32 [B], tokens still to be emitted; 0 for a finished row.
       stop: int32 [n], ids that end a sequence; -1 is none.
       seed: uint32 scalar.
       sampling: how the target draws.
       seen: bool [B, V], tokens known so far; None without a repetition penalty.
-      trees: int32 [B, 3, N + 1], the next trees, where the drafter makes them; else None.
+      trees: int32 [B, 3, N + 1], the next trees, where the device makes them; else None.
     """
 
     target_cache: KVCache
-    draft_cache: KVCache
+    memory: Any
     length: jax.Array
     context: jax.Array
     remaining: jax.Array
@@ -196,8 +200,8 @@ def prefill(
     index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
     context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
     state = DecodeState(
-        target_cache=_pad(out.rows, capacity),
-        draft_cache=(),
+        target_cache=extend((), out.rows, None, capacity),
+        memory=(),
         length=length,
         context=context,
         remaining=max_new_tokens,
@@ -210,9 +214,20 @@ def prefill(
     # The drafter's row i joins the feature at i with the token at i + 1.
     following = jnp.concatenate([tokens[:, 1:], first], axis=1)
     following = jnp.where(positions == last, first, following)
-    state, ids, draft = _draft(
-        config, params, target, state, out.features, following, positions, length - 1, None
+    known = Known(
+        target,
+        params,
+        tokens,
+        following,
+        out.features,
+        positions,
+        last=length - 1,
+        start=None,
+        capacity=capacity,
+        seed=seed,
+        sampling=sampling,
     )
+    state, ids, draft = _draft(config, state, known)
     first = jnp.pad(first, ((0, 0), (0, config.max_depth)))
     none = jnp.zeros_like(count)
     packed = config.handover.pack(state.context, count, none, state.active, first, ids, draft)
@@ -263,10 +278,20 @@ def step(
         cache = append(state.target_cache, out.rows, won.path, start)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
     features = jnp.take_along_axis(out.features, won.path[:, :, None], axis=1)
-    last = jnp.maximum(count - 1, 0)
-    state, ids, draft = _draft(
-        config, params, target, state, features, won.tokens, path_positions, last, start
+    known = Known(
+        target,
+        params,
+        jnp.take_along_axis(tree.tokens, won.path, axis=1),
+        won.tokens,
+        features,
+        path_positions,
+        last=jnp.maximum(count - 1, 0),
+        start=start,
+        capacity=cache[0][0].shape[2],
+        seed=state.seed,
+        sampling=state.sampling,
     )
+    state, ids, draft = _draft(config, state, known)
     packed = config.handover.pack(
         state.context, count, drafted, state.active, won.tokens, ids, draft
     )
@@ -299,69 +324,24 @@ def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[Deco
 
 
 def _draft(
-    config: DecodeConfig,
-    params: DecodeParams,
-    target: Target,
-    state: DecodeState,
-    features: jax.Array,
-    following: jax.Array,
-    positions: jax.Array,
-    last: jax.Array,
-    start: jax.Array | None,
+    config: DecodeConfig, state: DecodeState, known: Known
 ) -> tuple[DecodeState, jax.Array, jax.Array]:
     """Drafts behind the newest rows.
 
-    Args:
-      config: without a drafter nothing is done.
-      params: see `DecodeParams`.
-      target: gives the embeddings.
-      state: with the newest token known.
-      features: [B, P, 3D], of rows that the drafter has not seen.
-      following: int32 [B, P], the tokens after them.
-      positions: int32 [B, P].
-      last: int32 [B], the last of the P rows that counts.
-      start: int32 [B], rows in the drafter's cache; None before there is one.
-
     Returns:
-      The state with the drafter's cache, and its trees if it makes them itself; the candidates for
-      the host's search, ids and float32 logits [B, d, k].
+      The state with the new memory, and trees where the device makes them; the candidates for the
+      host's search, int32 ids and float32 logits [B, d, k].
     """
-    if config.drafter is None:
-        return state, *_no_candidates(last.shape[0])
-    drafter = bind(config.drafter, params["drafter"])
-    known = None if start is None else state.draft_cache
+    handed = (known.last.shape[0], config.handover.positions, config.handover.candidates)
+    ids, logits = jnp.zeros(handed, jnp.int32), jnp.zeros(handed, jnp.float32)
+    if config.drafting is None:
+        return state, ids, logits
     with jax.named_scope("draft"):
-        if isinstance(config.drafter, Eagle3Config):
-            trees, rows = draft_tree(
-                config.eagle,
-                drafter,
-                target.embed,
-                params["draft_ids"],
-                features,
-                following,
-                positions,
-                last,
-                config.nodes,
-                known,
-                start,
-            )
-            state = dataclasses.replace(state, trees=trees)
-            ids, logits = _no_candidates(last.shape[0])
-        else:
-            embeds = target.embed(following)
-            draft, rows = drafter(features, embeds, positions, last, known, start)
-            logits, index = jax.lax.top_k(draft, config.handover.candidates)
-            ids = jnp.take(params["draft_ids"], index)
-    if start is None:
-        cache = _pad(rows, state.target_cache[0][0].shape[2])
-    else:
-        every_row = jnp.arange(positions.shape[1], dtype=jnp.int32)[None]
-        cache = append(state.draft_cache, rows, jnp.broadcast_to(every_row, positions.shape), start)
-    return dataclasses.replace(state, draft_cache=cache), ids, logits
-
-
-def _no_candidates(batch: int) -> tuple[jax.Array, jax.Array]:
-    return jnp.zeros((batch, 0, 0), jnp.int32), jnp.zeros((batch, 0, 0), jnp.float32)
+        memory, draft = config.drafting(state.memory, known)
+    state = dataclasses.replace(state, memory=memory, trees=draft.trees)
+    if draft.ids is None or draft.logits is None:
+        return state, ids, logits
+    return state, draft.ids, draft.logits
 
 
 def _mark(seen: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -377,10 +357,3 @@ def _known_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Ar
     b, nodes = tree.tokens.shape
     paths = jnp.where(mask, tree.tokens[:, None], -1)
     return _mark(jnp.broadcast_to(seen[:, None], (b, nodes, seen.shape[1])), paths)
-
-
-def _pad(rows: KVCache, capacity: int) -> KVCache:
-    """New rows [B, K, T, h] as the beginning of a cache of `capacity` rows."""
-    k, _ = rows[0]
-    empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
-    return jax.tree.map(lambda cache, new: cache.at[:, :, : new.shape[2]].set(new), empty, rows)

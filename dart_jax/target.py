@@ -138,7 +138,8 @@ class Target(nnx.Module):
             with jax.named_scope(f"layer_{i}"):
                 x, row = layer(x, positions, mask, cached)
             rows.append(row)
-        return TargetOutput(self.norm(x), jnp.concatenate(features, axis=-1), tuple(rows))
+        features = jnp.concatenate(features or [x[..., :0]], axis=-1)
+        return TargetOutput(self.norm(x), features, tuple(rows))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token embeddings [..., D]; the drafter shares them."""

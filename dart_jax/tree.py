@@ -55,6 +55,22 @@ def root_only(tokens: jax.Array) -> DraftTree:
     return DraftTree(tokens[:, None], zero, zero)
 
 
+def chain(root: jax.Array, tokens: jax.Array, count: jax.Array) -> jax.Array:
+    """The packed trees in which every node has but one child: int32 [B, 3, N + 1].
+
+    Args:
+      root: int32 [B, 1].
+      tokens: int32 [B, N], each the child of the one before.
+      count: int32 [B], how many of them are real.
+    """
+    b, n = tokens.shape
+    depth = jnp.broadcast_to(jnp.arange(1, n + 1, dtype=jnp.int32)[None], (b, n))
+    nodes = jnp.stack([tokens, depth - 1, depth], axis=1)
+    nodes = jnp.where((depth <= count[:, None])[:, None], nodes, 0)
+    first = jnp.pad(root[:, None], ((0, 0), (0, 2), (0, 0)))
+    return jnp.concatenate([first, nodes], axis=2)
+
+
 def ancestor_mask(tree: DraftTree, max_depth: int) -> jax.Array:
     """Which nodes each node descends from, itself included: bool [B, N + 1, N + 1].
 

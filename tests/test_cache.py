@@ -70,8 +70,8 @@ def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
         assert state.length.tolist() == [len(tokens) for tokens in read]
         np.testing.assert_array_equal(state.context, fresh.context)
         for ours, theirs in zip(
-            jax.tree.leaves((state.target_cache, state.draft_cache)),
-            jax.tree.leaves((fresh.target_cache, fresh.draft_cache)),
+            jax.tree.leaves((state.target_cache, state.memory)),
+            jax.tree.leaves((fresh.target_cache, fresh.memory)),
             strict=True,
         ):
             for b, tokens in enumerate(read):

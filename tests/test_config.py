@@ -111,7 +111,6 @@ def test_drafter_defaults():
         ("target", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("target", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("target", {"layer_types": ["sliding_attention"]}, "layer_types"),
-        ("target", {"num_hidden_layers": 6}, "6 layers.* at least 7"),
         ("target", {"rope_scaling": {"rope_type": "yarn"}}, "RoPE scaling 'yarn' lacks factor"),
         ("target", {"rope_scaling": {"rope_type": "longrope"}}, "RoPE scaling 'longrope'"),
         ("target", {"rope_parameters": {"rope_type": "yarn"}}, "RoPE scaling 'yarn'"),

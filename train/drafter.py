@@ -25,6 +25,7 @@ import numpy as np
 
 from dart_jax import hub
 from dart_jax.checkpoint import (
+    check_features,
     check_fit,
     default_dtype,
     load_drafter,
@@ -103,6 +104,7 @@ def train(config: DrafterTraining) -> Path:
     dtype = default_dtype() if config.target_dtype == "auto" else weights_dtype(config.target_dtype)
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
+    check_features(target)
     context = config.data.context
     if context > target.max_length:
         raise UserError(

@@ -39,6 +39,11 @@ std::unique_ptr<RowSearch> make_compatible_search(const NgramModel* ngram,
                                                   const TreeSearchConfig& config,
                                                   const DraftBatch& batch);
 
+// No candidates: the likeliest paths of the n-gram model, up to batch.levels long.
+std::unique_ptr<RowSearch> make_ngram_search(const NgramModel& ngram,
+                                             const TreeSearchConfig& config,
+                                             const DraftBatch& batch);
+
 // The factors of one level's score: w_l and g_l.
 struct LevelWeights {
   float level;

@@ -77,6 +77,26 @@ void test_ngram_term() {
          Tokens{2, 10, 11, 20, 21, 0, 0, 0, 1, 2, 0, 1, 1, 2, 2}));
 }
 
+void test_ngram_model_alone() {
+  // Behind 2: 10 four times of six, 11 twice. Behind 2 10: 20 three times of four, 21 once.
+  const OwnedModel owned(
+      {{2, 10, 20}, {2, 10, 20}, {2, 10, 20}, {2, 10, 21, 3, 4}, {2, 11}, {2, 11}}, 3, 30);
+  const auto alone = [&](int nodes, std::size_t levels, Tokens context, Tokens eos = {}) {
+    return search({&owned.model, config(nodes, 20, eos)}, {context, levels, {}, {}});
+  };
+  // 10: 4/6, 10 20: 3/6, 11: 2/6, 10 21 and all behind it: 1/6.
+  CHECK((alone(2, 8, {2}) == Tokens{2, 10, 20, 0, 0, 1, 0, 1, 2}));
+  CHECK((alone(3, 8, {1, 2}) == Tokens{2, 10, 11, 20, 0, 0, 0, 1, 0, 1, 1, 2}));
+  CHECK((alone(6, 8, {2}) ==
+         Tokens{2, 10, 11, 20, 21, 3, 4, 0, 0, 0, 1, 1, 4, 5, 0, 1, 1, 2, 2, 3, 4}));
+  // As many levels as asked for, none behind EOS, and nothing behind what was never seen.
+  CHECK((alone(3, 1, {2}) == Tokens{2, 10, 11, 0, 0, 0, 0, 0, 0, 1, 1, 0}));
+  CHECK((alone(3, 8, {2}, {10}) == Tokens{2, 10, 11, 0, 0, 0, 0, 0, 0, 1, 1, 0}));
+  CHECK((alone(2, 8, {29}) == Tokens{29, 0, 0, 0, 0, 0, 0, 0, 0}));
+  // A context that was never seen leaves the shorter one.
+  CHECK((alone(2, 8, {21, 2}) == Tokens{2, 10, 20, 0, 0, 1, 0, 1, 2}));
+}
+
 void test_ties_go_to_parents() {
   // Every candidate is certain, so every node scores 0.
   const Drafts drafts{{2}, 3, {10, 20, 30}, {5, 5, 5}};
@@ -152,6 +172,7 @@ int main() {
   test_two_levels();
   test_eos_leaves_the_beam_first();
   test_ngram_term();
+  test_ngram_model_alone();
   test_ties_go_to_parents();
   test_unusable_candidates();
   test_finished_row();

@@ -13,6 +13,10 @@
 // A beam limits which nodes of a level are extended: those not ending in EOS first, then by score.
 // Every scored node competes for the tree, those outside the beam too.
 //
+// Without candidates (k = 0) the n-gram model drafts alone: the tree of the N likeliest paths of at
+// most d tokens, where a token's probability is its share of what followed the longest context that
+// anything followed. Nothing is weighted, and there is no beam; behind EOS nothing is drafted.
+//
 // Ties, by default: no increment is positive, and of equal scores the node created first is the
 // better one - the shallower, then the one of the better-ranked parent, then the smaller token. So a
 // chosen node's parent is always chosen too, and a node that is already behind N others can be

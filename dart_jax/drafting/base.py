@@ -1,0 +1,87 @@
+"""What every way of drafting has in common."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from dart_jax.sampling import SamplingValues
+from dart_jax.target import Target
+
+
+class Known(NamedTuple):
+    """What there is to draft from: P rows that the drafter has not seen, and what stands around.
+
+    Attributes:
+      target: bound to its parameters.
+      params: see `dart_jax.step.DecodeParams`.
+      tokens: int32 [B, P], the rows' own tokens.
+      following: int32 [B, P], the tokens *after* them; that of the last real row is the newest
+        known token, the next tree's root.
+      features: [B, P, 3D], the target's; [B, P, 0] of a target without.
+      positions: int32 [B, P].
+      last: int32 [B], index of the last real row; those behind it are padding.
+      start: int32 [B], rows known before these; None in the prefill, where there are none.
+      capacity: rows that a cache must have; static.
+      seed: uint32 scalar, of the target's draws.
+      sampling: how the target draws.
+    """
+
+    target: Target
+    params: Any
+    tokens: jax.Array
+    following: jax.Array
+    features: jax.Array
+    positions: jax.Array
+    last: jax.Array
+    start: jax.Array | None
+    capacity: int
+    seed: jax.Array
+    sampling: SamplingValues
+
+
+class Proposal(NamedTuple):
+    """What a draft comes to: a tree, or what the host's search makes one of.
+
+    Attributes:
+      trees: int32 [B, 3, N + 1], packed (see `dart_jax.tree`); None where the host makes them.
+      ids: int32 [B, d, k], candidates for the host's search; None for none.
+      logits: float32 [B, d, k], theirs.
+    """
+
+    trees: jax.Array | None = None
+    ids: jax.Array | None = None
+    logits: jax.Array | None = None
+
+
+class Drafting(Protocol):
+    """A way of drafting trees of N nodes: a frozen dataclass, part of what a step is compiled for.
+
+    Attributes:
+      depth: deepest level of its trees.
+      positions: drafted positions handed to the host's search, d; 0 for none.
+      candidates: candidates a position, k; 0 for none.
+      searches: whether trees come from the host.
+    """
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def candidates(self) -> int: ...
+    @property
+    def searches(self) -> bool: ...
+
+    def __call__(self, memory: Any, known: Known) -> tuple[Any, Proposal]:
+        """Drafts behind the last real row.
+
+        Args:
+          memory: what the last call returned, such as caches; () in the prefill.
+          known: what to draft from.
+
+        Returns:
+          The new memory, a pytree of arrays whose shapes stay the same; and the draft.
+        """
+        ...

@@ -1,0 +1,47 @@
+"""The n-gram model alone: the host's search grows trees of what it knows to follow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dart_jax.drafting.base import Known, Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class NgramConfig:
+    """How far it looks ahead.
+
+    Attributes:
+      levels: deepest level of a tree.
+    """
+
+    levels: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Ngram:
+    """See `dart_jax.drafting.base.Drafting`; there is nothing to remember.
+
+    Attributes:
+      config: how far it looks ahead.
+      nodes: tree nodes without the root, N.
+    """
+
+    config: NgramConfig
+    nodes: int
+    candidates = 0
+    searches = True
+
+    @property
+    def depth(self) -> int:
+        """Deepest level of a tree."""
+        return min(self.config.levels, self.nodes)
+
+    @property
+    def positions(self) -> int:
+        """Levels of the search, which makes its candidates itself."""
+        return self.config.levels
+
+    def __call__(self, memory: tuple[()], known: Known) -> tuple[tuple[()], Proposal]:
+        """Leaves it to the host; see the protocol."""
+        return (), Proposal()

@@ -1,0 +1,246 @@
+"""Ways of drafting that need no drafter: whatever proposes the tree, the output is the target's."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_model
+from conftest import SEED, sequences
+
+from dart_jax.checkpoint import check_fit, save_target
+from dart_jax.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.drafting.prompt_lookup import PromptLookup
+from dart_jax.errors import UserError
+from dart_jax.generation import default_tree
+from dart_jax.loop import Options, generate_fused, generate_streaming, start
+from dart_jax.model import DartModel
+from dart_jax.ngram import NgramModel
+from dart_jax.pruner import CONTEXT, Handover, Pruner
+from dart_jax.pure import init_params
+from dart_jax.sampling import Sampling
+from dart_jax.step import DecodeConfig, step
+from dart_jax.tree import chain, unpack
+
+GREEDY, SAMPLED, NUCLEUS = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)
+LOOPS = [generate_streaming, generate_fused]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.make(tmp_path_factory.getbasetemp())
+
+
+def lists(tokens):
+    return [row.tolist() for row in tokens]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NUCLEUS])
+def test_the_target_as_its_own_draft_model_is_always_right(models, prompts, plain, loop, sampling):
+    """It draws with the target's noise, so at any temperature it draws the target's tokens."""
+    config = DecodeConfig(models.target, models.target, nodes=4)
+    params = {"target": models.params["target"], "drafter": models.params["target"]}
+    generation = loop(config, params, None, prompts, Options(sampling, seed=SEED))
+    assert lists(generation.tokens) == lists(plain(sampling).tokens)
+    emitted = np.array([len(tokens) - 1 for tokens in generation.tokens])
+    np.testing.assert_array_equal(generation.steps, -(-emitted // 5))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 1), (SAMPLED, 5)])
+def test_a_small_draft_model_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
+    small = dataclasses.replace(models.target, num_hidden_layers=1)
+    config = DecodeConfig(models.target, small, nodes=nodes)
+    params = {"target": models.params["target"], "drafter": init_params(small, 0)}
+    generation = loop(config, params, None, prompts, Options(sampling, seed=SEED))
+    assert lists(generation.tokens) == lists(plain(sampling).tokens)
+
+
+def test_a_draft_models_cache_holds_all_known_tokens(models, prompts):
+    """With the target drafting for itself, its two caches are the same but for the root's row."""
+    config = DecodeConfig(models.target, models.target, nodes=3)
+    params = {"target": models.params["target"], "drafter": models.params["target"]}
+    state, _ = start(config, params, prompts, Options(seed=SEED))
+    for _ in range(3):
+        state, _ = step(config, params, state, None)
+    for row, length in enumerate(np.asarray(state.length)):
+        for theirs, ours in zip(
+            jax.tree.leaves(state.target_cache), jax.tree.leaves(state.memory), strict=True
+        ):
+            np.testing.assert_allclose(
+                theirs[row, :, :length], ours[row, :, :length], rtol=1e-4, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 10), (SAMPLED, 3)])
+def test_prompt_lookup_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
+    config = DecodeConfig(models.target, PromptLookupConfig(), nodes=nodes)
+    params = {"target": models.params["target"]}
+    generation = loop(config, params, None, prompts, Options(sampling, seed=SEED))
+    assert lists(generation.tokens) == lists(plain(sampling).tokens)
+
+
+def test_prompt_lookup_finds_what_is_repeated(models, prompts):
+    """Behind the end of a text that is there twice, the first one's continuation is accepted."""
+    first = generate_fused(
+        DecodeConfig(models.target), models.params, None, prompts, Options(seed=SEED)
+    )
+    config = DecodeConfig(models.target, PromptLookupConfig(), nodes=4)
+    generation = generate_fused(config, models.params, None, prompts, Options(seed=SEED))
+    repeats = [_repeats(row) for row in sequences(prompts, first.tokens)]
+    accepted = [int(drafted.sum()) for drafted in generation.drafted]
+    assert any(repeats)
+    for again, count in zip(repeats, accepted, strict=True):
+        assert (count > 0) == again
+
+
+def _repeats(text: np.ndarray) -> bool:
+    """Whether some token is followed by the one that followed it the last time."""
+    last: dict[int, int] = {}
+    for a, b in zip(text[:-1].tolist(), text[1:].tolist(), strict=True):
+        if last.get(a) == b:
+            return True
+        last[a] = b
+    return False
+
+
+def literal_lookup(text: list[int], nodes: int, longest: int, shortest: int) -> list[int]:
+    """What stands behind the latest place where the text's last tokens stood before."""
+    for n in range(longest, shortest - 1, -1):
+        for at in range(len(text) - 1, n - 1, -1):
+            if n < len(text) and text[at - n : at] == text[len(text) - n :]:
+                return text[at : at + nodes]
+    return []
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(3, 1), (2, 2), (1, 1), (5, 2)])
+def test_prompt_lookup_is_the_literal_one(longest, shortest):
+    rng = np.random.default_rng(0)
+    drafting = PromptLookup(PromptLookupConfig(longest, shortest), nodes=4)
+    look_up = jax.jit(drafting._look_up)
+    found = 0
+    for _ in range(300):
+        length = int(rng.integers(1, 24))
+        text = rng.integers(0, 3, 24).astype(np.int32)
+        tokens, count = look_up(jnp.asarray(text), jnp.int32(length))
+        expected = literal_lookup(text[:length].tolist(), 4, longest, shortest)
+        assert np.asarray(tokens)[: int(count)].tolist() == expected
+        found += bool(expected)
+    assert 100 < found < 300
+
+
+@pytest.mark.parametrize("values", [(0, 0), (2, 3), (1, -1)])
+def test_a_lookup_that_cannot_be(values):
+    with pytest.raises(UserError, match="1 <= shortest <= longest"):
+        PromptLookupConfig(*values)
+
+
+def test_a_chain_is_a_tree_of_one_line():
+    packed = chain(jnp.array([[7], [8]]), jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.array([3, 1]))
+    tree = unpack(packed)
+    assert tree.tokens.tolist() == [[7, 1, 2, 3], [8, 4, 0, 0]]
+    assert tree.parents.tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
+    assert tree.depth.tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 8), (SAMPLED, 20)])
+def test_the_ngram_model_alone_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
+    config = DecodeConfig(models.target, NgramConfig(), nodes=nodes)
+    truth = sequences(prompts, plain(sampling).tokens)
+    pruner = Pruner(config.handover, nodes, ngram=NgramModel.count(truth))
+    params = {"target": models.params["target"]}
+    generation = loop(config, params, pruner, prompts, Options(sampling, seed=SEED))
+    assert lists(generation.tokens) == lists(plain(sampling).tokens)
+    assert generation.tau.min() > 2  # it was counted from this very text
+
+
+def literal_tree(ngram, context, nodes, levels, eos):
+    """Paths by probability, and of equal ones the one found first."""
+    paths = {(): 1.0}
+    open_ = [(-1.0, 0, ())]
+    chosen, made = [], 0
+    while open_ and len(chosen) <= nodes:
+        open_.sort()
+        _, _, path = open_.pop(0)
+        chosen.append(path)
+        if len(path) == levels or (path and path[-1] in eos):
+            continue
+        lists = ngram.core.continuations(np.array([*context, *path][-CONTEXT:], np.int32))
+        known = [(total, tokens, counts) for total, tokens, counts in lists if len(tokens)]
+        if not known:
+            continue
+        total, tokens, counts = known[-1]
+        for count, token in sorted(zip((-counts).tolist(), tokens.tolist(), strict=True)):
+            made += 1
+            paths[*path, token] = paths[path] * -count / total
+            open_.append((-round(paths[*path, token], 9), made, (*path, token)))
+    return set(chosen[1:])
+
+
+def test_ngram_trees_are_the_likeliest_paths():
+    rng = np.random.default_rng(1)
+    # Zipf's law: frequent contexts with many followers, rare ones with one.
+    corpus = [np.minimum(rng.zipf(1.3, 60), 40) for _ in range(40)]
+    ngram = NgramModel.count(corpus, order=3, vocab_size=50)
+    for nodes, levels, eos in ((5, 8, ()), (12, 3, (2,)), (30, 1, ())):
+        handover = Handover(positions=levels, candidates=0, path=levels + 1)
+        pruner = Pruner(handover, nodes, ngram=ngram, eos=eos)
+        for _ in range(20):
+            document = corpus[rng.integers(len(corpus))]
+            at = rng.integers(CONTEXT, len(document))
+            context = document[at - CONTEXT : at].astype(np.int32)
+            packed = np.concatenate([np.zeros(2 + levels + 1, np.int32), context])[None]
+            tokens, parents, depth = pruner(packed)[0]
+            paths = [()]
+            for token, parent, level in zip(tokens[1:], parents[1:], depth[1:], strict=True):
+                if level:
+                    paths.append((*paths[parent], int(token)))
+                    assert len(paths[-1]) == level
+            expected = literal_tree(ngram, context.tolist(), nodes, levels, eos)
+            assert len(set(paths)) == len(paths)
+            assert len(paths) - 1 == len(expected)
+            # Equal probabilities may fall either way at the cut: all but the last must agree.
+            assert len(set(paths[1:]) - expected) <= 2
+
+
+def test_one_target_and_many_ways_of_drafting(tiny, tmp_path):
+    model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+    small = dataclasses.replace(model.target, num_hidden_layers=2, tie_word_embeddings=True)
+    save_target(tmp_path, small, init_params(small, 0), (0,))
+    ways = [None, NgramConfig(), PromptLookupConfig(), tmp_path, tiny.drafter]
+    prompt = tiny.prompts[0]
+    expected = model.generate(prompt, nodes=0, max_new_tokens=20).tokens
+    for way in ways:
+        other = model.with_drafter(way)
+        assert other.params["target"] is model.params["target"]
+        made = other.generate(prompt, max_new_tokens=20)
+        np.testing.assert_array_equal(made.tokens, expected)
+    assert model.with_drafter(None).drafter is None
+
+
+def test_an_ngram_model_without_drafter_drafts(tiny):
+    model = DartModel.from_pretrained(tiny.target, None, tiny.ngram)
+    assert model.drafter == NgramConfig()
+    nodes, _ = default_tree()
+    decoder = model.decoder(nodes=nodes, max_length=64)
+    assert decoder.pruner is not None
+
+
+def test_drafters_that_cannot_be(models, tiny):
+    model = DartModel.from_pretrained(tiny.target)
+    with pytest.raises(UserError, match="no n-gram model was loaded"):
+        model.with_drafter(NgramConfig())
+    with pytest.raises(UserError, match="pass its directory"):
+        model.with_drafter(models.drafter)
+    with pytest.raises(UserError, match="no drafter was loaded"):
+        model.decoder(nodes=4, max_length=64)
+    other = dataclasses.replace(models.target, vocab_size=31)
+    with pytest.raises(UserError, match="31 tokens and the target"):
+        check_fit(models.target, other)
+    few = dataclasses.replace(models.target, num_hidden_layers=6)
+    with pytest.raises(UserError, match="6 layers.* at least 7"):
+        check_fit(few, models.drafter)
