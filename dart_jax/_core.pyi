@@ -139,7 +139,8 @@ class TreeSearch:
         Args:
           context: [B, C] the newest known tokens, absent ones -1 on the left. The last is the
             tree's root; a row whose root is negative gets an empty tree.
-          tokens: [B, d, k] the drafted candidates of each level; negative ones are left out.
+          tokens: [B, d, k] the drafted candidates of each level; negative ones are left out. With
+            k = 0 the n-gram model drafts alone, up to d levels.
           logits: [B, d, k] theirs, in any order; candidates without a finite logit are left out.
           out: [B, 3, nodes + 1] tokens, parents and depths. Place 0 is the root, its own parent;
             nodes follow by depth, then, unless `ties` is "compat", by descending score; what is

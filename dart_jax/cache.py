@@ -35,16 +35,11 @@ def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -
     """
 
     chex.assert_shape(length, index.shape[:1])
-    chex.assert_equal_shape_prefix(jax.tree.leaves((cache, rows)), 2)
 
-    def write_sequence(old: jax.Array, kept: jax.Array, length: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(old, kept, (0, length, 0))
+    def keep(new: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(new, index[:, None, :, None], axis=2)
 
-    def write(old: jax.Array, new: jax.Array) -> jax.Array:
-        kept = jnp.take_along_axis(new, index[:, None, :, None], axis=2)
-        return jax.vmap(write_sequence)(old, kept, length)
-
-    return jax.tree.map(write, cache, rows)
+    return _write(cache, jax.tree.map(keep, rows), length)
 
 
 def extend(cache: KVCache, rows: KVCache, length: jax.Array | None, capacity: int) -> KVCache:
@@ -60,9 +55,16 @@ def extend(cache: KVCache, rows: KVCache, length: jax.Array | None, capacity: in
     if length is None:
         empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
         return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
-    every_row = jnp.arange(k.shape[2], dtype=jnp.int32)[None]
-    index = jnp.broadcast_to(every_row, (k.shape[0], k.shape[2]))
-    return append(cache, rows, index, length)
+    return _write(cache, rows, length)
+
+
+def _write(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
+    chex.assert_equal_shape_prefix(jax.tree.leaves((cache, rows)), 2)
+
+    def write(old: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(old, new, (0, length, 0))
+
+    return jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), cache, rows)
 
 
 def visible(capacity: int, length: jax.Array) -> jax.Array:

@@ -43,7 +43,7 @@ def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
     return drafter_config(read_json(directory / "config.json"))
 
 
-def read_draft_config(directory: Path) -> DrafterConfig | Eagle3Config | TargetConfig:
+def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | TargetConfig:
     """Of a drafter's directory, or of a small model's that can draft token by token.
 
     Raises:
@@ -52,7 +52,13 @@ def read_draft_config(directory: Path) -> DrafterConfig | Eagle3Config | TargetC
     json = read_json(directory / "config.json")
     if is_drafter(json) or "model_type" not in json:
         return drafter_config(json)
-    return TargetConfig.from_json(json)
+    try:
+        return TargetConfig.from_json(json)
+    except UserError as error:
+        raise UserError(
+            f"{directory} is neither a DART nor an EAGLE-3 drafter, nor a model that could draft "
+            f"token by token: {error}"
+        ) from None
 
 
 def load_target(

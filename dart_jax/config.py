@@ -300,8 +300,8 @@ class Eagle3Config(DraftLayerConfig):
 
 def is_drafter(json: Mapping[str, Any]) -> bool:
     """Whether this is a DART or EAGLE-3 drafter's config, by its fields."""
-    named = _EAGLE3 in (json.get("architectures") or [])
-    return named or "draft_length" in json or "draft_vocab_size" in json
+    named = {_DART, _EAGLE3} & set(json.get("architectures") or [])
+    return bool(named) or "draft_length" in json or "draft_vocab_size" in json
 
 
 def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
@@ -312,7 +312,7 @@ def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
     """
     if "draft_length" in json:
         return DrafterConfig.from_json(json)
-    if is_drafter(json):
+    if _EAGLE3 in (json.get("architectures") or []) or "draft_vocab_size" in json:
         return Eagle3Config.from_json(json)
     raise UserError(
         "drafter config.json has neither a draft_length (DART) nor a draft_vocab_size (EAGLE-3): "

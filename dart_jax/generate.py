@@ -38,9 +38,11 @@ class GenerateConfig:
     target: str | None = None
     """Directory or hub repository of the target; by default the demo model, all of it."""
     drafter: str | None = None
-    """Directory or hub repository of a DART or EAGLE-3 drafter; without it, plain decoding."""
+    """Directory or hub repository of a DART or EAGLE-3 drafter, or of a small model of the target's
+    vocabulary; without it and without n-gram file, plain decoding."""
     ngram: str | None = None
-    """N-gram file, ours or a .trie of the reference, or owner/name/file of the hub."""
+    """N-gram file, ours or a .trie of the reference, or owner/name/file of the hub; without a
+    drafter it drafts alone."""
     chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Lay the prompt out as a user's message, in the target's chat template."""
     system: str | None = None

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import tyro
 
+from dart_jax.config import TargetConfig
+from dart_jax.drafting import AnyDrafter, PromptLookupConfig
 from dart_jax.errors import UserError
 from dart_jax.loop import generate_fused, stream
 from dart_jax.pruner import SearchConfig
@@ -162,12 +164,20 @@ class Completion:
         return len(self.tokens) / seconds if seconds else float("nan")
 
 
-def default_tree() -> tuple[int, SearchConfig]:
+def default_tree(drafter: AnyDrafter | None = None) -> tuple[int, SearchConfig]:
     """Nodes of a draft tree and the search that goes with them.
 
     On a CPU, where every row costs, the small deep trees that `eval.speedup` found fastest;
-    elsewhere the paper's.
+    elsewhere the paper's. What drafts in one line, such as a draft model's forwards, is short
+    everywhere.
+
+    Args:
+      drafter: what drafts; None for DART.
     """
+    if isinstance(drafter, TargetConfig):
+        return 4, SearchConfig()
+    if isinstance(drafter, PromptLookupConfig):
+        return 8, SearchConfig()
     if jax.default_backend() == "cpu":
         return 8, SearchConfig(level_decay=2.5)
     return 59, SearchConfig()
@@ -376,7 +386,7 @@ def _stops(model: DartModel, config: GenerationConfig) -> tuple[list[str], tuple
 
 
 def _tree(model: DartModel, config: GenerationConfig) -> tuple[int, SearchConfig]:
-    nodes, search = default_tree()
+    nodes, search = default_tree(model.drafter)
     if model.drafter is None:
         nodes = 0
     if config.nodes is not None:

@@ -162,7 +162,7 @@ def stream(
     Args:
       config: static.
       params: see `DecodeParams`.
-      pruner: the search of a DART drafter; else None.
+      pruner: the search, where trees come from the host; else None.
       prompts: the batch.
       options: how to decode.
       seconds: collects wall time under `prefill`, `device` and `search`.

@@ -19,7 +19,7 @@ from dart_jax.checkpoint import (
     load_drafter,
     load_eos,
     load_target,
-    read_draft_config,
+    read_any_drafter_config,
     read_target_config,
     weights_dtype,
 )
@@ -92,7 +92,7 @@ class DartModel:
       target: the target's shapes; on CPU a tied head is given a kernel of its own, which is faster.
       drafter: what tells how drafts are made, such as the drafter's shapes; None decodes plainly.
       params: see `DecodeParams`.
-      ngram: n-gram model of the tree search; None searches by the drafter alone.
+      ngram: n-gram model of the tree search; None searches by a DART drafter alone.
       tokenizer: the target's.
       eos: ids that end a sequence, all of the generation config's.
     """
@@ -151,7 +151,10 @@ class DartModel:
             drafter_path, draft_config = _find_drafter(drafter, config, token)
         if ngram is not None:
             if not isinstance(draft_config, DrafterConfig | None):
-                raise UserError("only a DART drafter searches with an n-gram model; leave it out")
+                raise UserError(
+                    "an n-gram model goes with a DART drafter, or drafts alone, but not with this "
+                    "drafter; pass one of the two"
+                )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
         config, target_params = load_target(directory, kind)
         if on_cpu:
@@ -179,12 +182,15 @@ class DartModel:
         if isinstance(drafter, str | os.PathLike):
             path, config = _find_drafter(drafter, self.target, token)
             return self._with_loaded(path, config, self.params["target"]["embed_tokens"].dtype)
-        if drafter is not None and drafter != self.drafter:
+        if drafter == self.drafter:
+            return self
+        if drafter is not None:
             if not isinstance(drafter, NgramConfig | PromptLookupConfig):
                 raise UserError("a drafter's parameters are needed; pass its directory")
             if isinstance(drafter, NgramConfig) and self.ngram is None:
                 raise UserError("no n-gram model was loaded; pass one")
-        return dataclasses.replace(self, drafter=drafter)
+        # Without the weights of another drafter.
+        return dataclasses.replace(self, drafter=drafter, params={"target": self.params["target"]})
 
     def _with_loaded(
         self, path: Path, config: DrafterConfig | Eagle3Config | TargetConfig, dtype: np.dtype
@@ -280,8 +286,8 @@ class DartModel:
           max_length: cache rows: prompt and new tokens together.
           sampling: how the target draws; None takes the most likely tokens.
           stop: ids that end a sequence; None for the model's own.
-          use_ngram: let a DART drafter's search use the n-gram model, if there is one.
-          search: parameters of a DART drafter's search.
+          use_ngram: let the search use the n-gram model, if there is one.
+          search: parameters of a DART drafter's search; the n-gram model alone takes none.
           loop: see `Decoder`.
 
         Raises:
@@ -300,11 +306,12 @@ class DartModel:
         config = DecodeConfig(self.target, self.drafter if nodes else None, nodes)
         pruner = None
         if config.searches:
-            alone = isinstance(self.drafter, NgramConfig)
+            if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
+                raise UserError("to draft by an n-gram model alone, pass one and use it")
             pruner = Pruner(
                 config.handover,
                 nodes,
-                ngram=self.ngram if use_ngram or alone else None,
+                ngram=self.ngram if use_ngram else None,
                 eos=self.eos,
                 search=search or SearchConfig(),
             )
@@ -324,6 +331,6 @@ def _find_drafter(
 ) -> tuple[Path, DrafterConfig | Eagle3Config | TargetConfig]:
     """A drafter's directory and config, which fits the target."""
     directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
-    config = read_draft_config(directory)
+    config = read_any_drafter_config(directory)
     check_fit(target, config)
     return directory, config

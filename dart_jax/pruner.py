@@ -33,7 +33,7 @@ class Handover:
 
     Attributes:
       positions: drafted positions, d; 0 where nothing is searched for on the host.
-      candidates: candidates a position, k.
+      candidates: candidates a position, k; 0 where the n-gram model drafts alone.
       path: most tokens a step can win, P.
     """
 
@@ -138,7 +138,7 @@ class Pruner:
         Args:
           handover: layout of the packed candidates.
           nodes: N, the root not counted.
-          ngram: None searches by the drafter alone.
+          ngram: None searches by the drafter alone; without candidates it drafts alone.
           eos: tokens that end a sequence.
           search: parameters.
           threads: rows of a batch searched at the same time; None takes all cores.

@@ -120,6 +120,14 @@ def penalize(penalty: jax.Array, logits: jax.Array, known: jax.Array) -> jax.Arr
     return jnp.where(known, lowered, logits)
 
 
+def mark(seen: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Marks tokens, int32 [..., n], in bool [..., V]; -1 is none."""
+    if seen.ndim > 1:
+        return jax.vmap(mark)(seen, tokens)
+    # An index beyond the end is dropped; -1 would be the last.
+    return seen.at[jnp.where(tokens < 0, seen.shape[0], tokens)].set(True, mode="drop")
+
+
 def keep_likely(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
     """Sets what top-k, top-p and min-p leave out to -inf; logits are already divided by the
     temperature."""

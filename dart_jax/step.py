@@ -18,18 +18,18 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from dart_jax.accept import accept
+from dart_jax.accept import accept, impose
 from dart_jax.cache import KVCache, append, extend
 from dart_jax.config import TargetConfig
 from dart_jax.drafting import AnyDrafter, Drafting, Known, method
 from dart_jax.eagle3 import Eagle3Tree
 from dart_jax.pruner import CONTEXT, Handover
 from dart_jax.pure import bind
-from dart_jax.sampling import SamplingValues, draw, penalize
+from dart_jax.sampling import SamplingValues, draw, mark, penalize
 from dart_jax.tree import DraftTree, ancestor_mask, root_only, unpack
 
-# {"target": ..., "drafter": ..., "draft_ids": int32 [Vd]}; the last two only where a model drafts,
-# and the last not where that is one of the target's kind.
+# "target": its parameters; "drafter": those of the model that drafts, if one does; "draft_ids":
+# int32 [Vd], a DART or EAGLE-3 drafter's vocabulary.
 DecodeParams = dict[str, Any]
 
 
@@ -43,6 +43,8 @@ class DecodeConfig:
       nodes: tree nodes without the root, N.
       candidates: a DART drafter's most likely tokens handed to the search at each position, k.
       eagle: how an EAGLE-3 drafter grows its trees.
+      acceptance: tokens that every verification emits, on average, in place of what the target
+        agrees with: to measure speed alone (see `accept.impose`).
     """
 
     target: TargetConfig
@@ -50,11 +52,12 @@ class DecodeConfig:
     nodes: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
+    acceptance: float | None = None
 
     @functools.cached_property
     def drafting(self) -> Drafting | None:
         """How drafts are made; None decodes plainly."""
-        if self.drafter is None:
+        if self.drafter is None or self.nodes == 0:
             return None
         return method(self.drafter, self.nodes, self.candidates, self.eagle)
 
@@ -193,7 +196,7 @@ def prefill(
     seen = None
     if sampling.repetition_penalty is not None:
         seen = jnp.zeros((b, config.target.vocab_size), bool)
-        seen = _mark(seen, jnp.where(positions <= last, tokens, -1))
+        seen = mark(seen, jnp.where(positions <= last, tokens, -1))
         logits = penalize(sampling.repetition_penalty, logits, seen[:, None])
     first = draw(sampling, logits, seed, length[:, None], jnp.zeros_like(last))
 
@@ -226,6 +229,7 @@ def prefill(
         capacity=capacity,
         seed=seed,
         sampling=sampling,
+        seen=state.seen,
     )
     state, ids, draft = _draft(config, state, known)
     first = jnp.pad(first, ((0, 0), (0, config.max_depth)))
@@ -269,7 +273,10 @@ def step(
             known = _known_at_nodes(state.seen, tree, mask)
             logits = penalize(state.sampling.repetition_penalty, logits, known)
         drawn = draw(state.sampling, logits, state.seed, path_positions + 1, tree.depth)
-        won = accept(tree, mask, drawn, depth)
+        if config.acceptance is None:
+            won = accept(tree, mask, drawn, depth)
+        else:
+            won = impose(tree, drawn, depth, state.length, config.acceptance)
 
     start = state.length
     state, count = _emit(state, won.tokens, won.count)
@@ -290,6 +297,7 @@ def step(
         capacity=cache[0][0].shape[2],
         seed=state.seed,
         sampling=state.sampling,
+        seen=state.seen,
     )
     state, ids, draft = _draft(config, state, known)
     packed = config.handover.pack(
@@ -313,7 +321,7 @@ def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[Deco
     latest = count[:, None] + jnp.arange(CONTEXT, dtype=jnp.int32)[None]
     seen = state.seen
     if seen is not None:
-        seen = _mark(seen, jnp.where(place < count[:, None], tokens, -1))
+        seen = mark(seen, jnp.where(place < count[:, None], tokens, -1))
     state = dataclasses.replace(
         state,
         context=jnp.take_along_axis(known, latest, axis=1),
@@ -332,28 +340,18 @@ def _draft(
       The state with the new memory, and trees where the device makes them; the candidates for the
       host's search, int32 ids and float32 logits [B, d, k].
     """
-    handed = (known.last.shape[0], config.handover.positions, config.handover.candidates)
-    ids, logits = jnp.zeros(handed, jnp.int32), jnp.zeros(handed, jnp.float32)
-    if config.drafting is None:
-        return state, ids, logits
-    with jax.named_scope("draft"):
-        memory, draft = config.drafting(state.memory, known)
-    state = dataclasses.replace(state, memory=memory, trees=draft.trees)
-    if draft.ids is None or draft.logits is None:
-        return state, ids, logits
-    return state, draft.ids, draft.logits
-
-
-def _mark(seen: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Marks tokens, int32 [..., n], in bool [..., V]; -1 is none."""
-    if seen.ndim > 1:
-        return jax.vmap(_mark)(seen, tokens)
-    # An index beyond the end is dropped; -1 would be the last.
-    return seen.at[jnp.where(tokens < 0, seen.shape[0], tokens)].set(True, mode="drop")
+    shape = (known.last.shape[0], config.handover.positions, config.handover.candidates)
+    candidates = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+    if config.drafting is not None:
+        with jax.named_scope("draft"):
+            memory, draft = config.drafting(state.memory, known)
+        state = dataclasses.replace(state, memory=memory, trees=draft.trees)
+        candidates = draft.candidates or candidates
+    return state, *candidates
 
 
 def _known_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Array:
     """Tokens known at every node, its own and its ancestors' included: bool [B, N + 1, V]."""
     b, nodes = tree.tokens.shape
     paths = jnp.where(mask, tree.tokens[:, None], -1)
-    return _mark(jnp.broadcast_to(seen[:, None], (b, nodes, seen.shape[1])), paths)
+    return mark(jnp.broadcast_to(seen[:, None], (b, nodes, seen.shape[1])), paths)

@@ -143,7 +143,7 @@ def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Que
     files = _files(benchmark, data_dir) if named else (Path(name).expanduser(),)
     questions = list(islice(_questions(benchmark, files), limit))
     if not questions:
-        raise UserError(f"{files[0]} holds no questions; download it again, or leave it out")
+        raise UserError(f"{files[0]} holds no questions; check the file, or leave it out")
     return questions
 
 

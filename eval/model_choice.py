@@ -17,7 +17,8 @@ class ModelChoice:
     target: str = str(DEMO / "target")
     """Directory or hub repository of the target, with its tokenizer."""
     drafter: str = str(DEMO / "drafter")
-    """Directory or hub repository of a DART or EAGLE-3 drafter."""
+    """Directory or hub repository of a DART or EAGLE-3 drafter, or of a small model of the target's
+    vocabulary; the last two need --no-ngram."""
     ngram: str = str(DEMO / "ngram.dng")
     """N-gram model file, ours or a .trie of the reference, or owner/name/file of the hub."""
     no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

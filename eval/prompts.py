@@ -1,20 +1,22 @@
-"""The demo benchmark: functions of library modules that no training step has seen.
+"""Prompts: the demo benchmark, and the published ones as the model is asked them.
 
-The rule is fixed: per group, modules in the listed order give their next documented function in
-turn, signature and docstring as it stands in the source, until enough are found that are short
-enough.
+The demo benchmark is of functions of library modules that no training step has seen. The rule is
+fixed: per group, modules in the listed order give their next documented function in turn, signature
+and docstring as it stands in the source, until enough are found that are short enough.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from itertools import islice
+from collections.abc import Callable, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.tokenizer import Tokenizer
+from eval.questions import Question, tokens
 from train.corpus import HELD_OUT, held_out_files, short_prompts, stdlib
 
 # Modules of the training text, for warming up and choosing the tree size.
@@ -43,6 +45,46 @@ def warm_up_prompts(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[P
     """Prompts by the same rule from modules that the benchmark never reports."""
     files = [path for name in WARM_UP if (path := stdlib() / name).is_file()]
     return _take("warm-up", files, tokenizer, count, max_tokens)
+
+
+def asked(
+    questions: Sequence[Question],
+    tokenizer: Tokenizer,
+    answer: Callable[[list[np.ndarray]], list[np.ndarray]],
+    *,
+    thinking: bool,
+    batch: int,
+) -> list[Prompt]:
+    """Every turn of every question as a prompt, so that all methods are asked the same.
+
+    Args:
+      questions: of a benchmark.
+      tokenizer: the target's.
+      answer: token prompts -> the tokens that plain decoding gives for them; the answers to a
+        question's turns stand in the prompts of its later ones.
+      thinking: let a chat template's model think.
+      batch: prompts answered together.
+    """
+    prompts: list[tuple[int, Prompt]] = []
+    answers: list[list[str]] = [[] for _ in questions]
+    for turn in range(max(len(question.turns) for question in questions)):
+        open_ = [n for n, question in enumerate(questions) if turn < len(question.turns)]
+        made = {n: tokens(questions[n], answers[n], tokenizer, thinking) for n in open_}
+        prompts.extend(
+            (n, Prompt(questions[n].group, questions[n].turns[turn], made[n])) for n in open_
+        )
+        followed = [n for n in open_ if turn + 1 < len(questions[n].turns)]
+        for start in range(0, len(followed), batch):
+            some = followed[start : start + batch]
+            for n, new in zip(some, answer([made[n] for n in some]), strict=True):
+                answers[n].append(tokenizer.decode(new.tolist()))
+    return [prompt for _, prompt in sorted(prompts, key=lambda pair: pair[0])]
+
+
+def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
+    """Prompts of one group that are decoded together."""
+    groups = [list(members) for _, members in groupby(prompts, key=lambda prompt: prompt.group)]
+    return [group[i : i + size] for group in groups for i in range(0, len(group), size)]
 
 
 def _take(

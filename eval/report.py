@@ -1,60 +1,79 @@
-"""What a person sees of a measurement: tables and a figure."""
+"""What a person reads of a measurement: tables."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from eval import paper
+from eval.benchmarks import BENCHMARKS
 from eval.measure import Summary
+from eval.methods import METHODS, PLAIN
 from eval.tree_size import Tree
-from train.outputs import new_figure, save_figure
 
-_STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "host": "host"}
+if TYPE_CHECKING:
+    from eval.speedup import Setting
+
+STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "host": "host"}
 
 
-def speedup_table(title: str, rows: dict[str, Summary]) -> Table:
-    """One row a prompt group; the last pools all prompts."""
-    table = _table(title, "plain tok/s", "DART tok/s", "speed-up", "tau", "accepted", "identical")
+def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Table:
+    """A row for every prompt group and method; the last group pools all prompts."""
+    columns = ("tok/s", "speed-up", "mean", "tau", "mean", "accepted", "same")
+    table = _table(title, *columns, first="prompts")
+    table.box = box.SIMPLE  # narrow enough for 80 columns
     table.caption = (
         "tok/s: median over repeats and half the spread, prefill included\n"
-        "tau: tokens per verification, bonus token included\n"
-        "accepted: draft tokens per verification"
+        "speed-up: of summed times; mean: of the prompts' own speed-ups\n"
+        "tau: tokens per verification, bonus token included; mean: of the requests' own\n"
+        "accepted: draft tokens per verification\n"
+        "same: prompts whose output is plain decoding's, token for token"
     )
-    for name, row in rows.items():
-        table.add_row(
-            name,
-            _spread(row.plain),
-            _spread(row.dart),
-            f"{row.speedup:.2f}x",
-            f"{row.tau:.2f}",
-            f"{row.accepted:.2f}",
-            f"{row.identical}/{row.prompts}",
-            end_section=row is list(rows.values())[-2],
-        )
+    for group, rows in groups.items():
+        table.add_row(f"[bold]{group}")
+        for name, row in rows.items():
+            cells = (
+                f"{row.speedup:.2f}x",
+                f"{row.speedup_mean:.2f}x",
+                f"{row.tau:.2f}",
+                f"{row.tau_by_request:.2f}",
+                f"{row.accepted:.2f}",
+                f"{row.identical}/{row.prompts}",
+            )
+            cells = cells if name != PLAIN else ()
+            table.add_row(
+                f"  {METHODS[name].title}",
+                spread(row.rates),
+                *cells,
+                end_section=name == list(rows)[-1],
+            )
     return table
 
 
-def time_table(rows: dict[str, Summary]) -> Table:
-    """Which part of DART's time each stage took."""
-    table = _table("Where DART's time went", *_STAGES.values())
-    if "host" not in rows["all"].shares:
+def time_table(rows: Mapping[str, Summary]) -> Table:
+    """Which part of each method's time a stage took."""
+    table = _table("Where the time went", *STAGES.values(), first="method")
+    if not any("host" in row.shares for row in rows.values()):
         table.caption = "one program: the hand-over to the host is part of draft+verify"
     for name, row in rows.items():
-        shares = (row.shares.get(stage) for stage in _STAGES)
-        table.add_row(name, *("-" if share is None else f"{share:.1%}" for share in shares))
+        shares = (row.shares.get(stage) for stage in STAGES)
+        cells = ("-" if share is None else f"{share:.1%}" for share in shares)
+        table.add_row(METHODS[name].title, *cells)
     return table
 
 
-def tree_table(rates: Mapping[Tree, float]) -> Table:
-    """What the choice of the tree was made from."""
-    table = _table("Trees on warm-up prompts", "level decay", "DART tok/s", first="nodes")
+def tree_table(method: str, rates: Mapping[Tree, float]) -> Table:
+    """What the choice of a method's tree was made from."""
+    table = _table(f"{method}: trees on warm-up prompts", "level decay", "tok/s", first="nodes")
     for tree, rate in rates.items():
-        table.add_row(str(tree.nodes), f"{tree.level_decay:g}", f"{rate:,.0f}")
+        decay = "-" if tree.level_decay is None else f"{tree.level_decay:g}"
+        table.add_row(str(tree.nodes), decay, f"{rate:,.0f}")
     return table
 
 
@@ -69,11 +88,52 @@ def sweep_table(rows: Sequence[tuple[Tree, bool, str, Summary]]) -> Table:
             "yes" if ngram else "no",
             loop,
             f"{row.tau:.2f}",
-            _spread(row.dart),
+            spread(row.rates),
             f"{row.speedup:.2f}x",
             f"{row.identical}/{row.prompts}",
         )
     return table
+
+
+def overview_table(settings: Sequence[Setting]) -> Table:
+    """Every setting in a line: speed-up and tau of every method."""
+    names = [name for name in settings[0].groups["all"] if name != PLAIN]
+    titles = [METHODS[name].title for name in names]
+    table = _table("All settings: speed-up, tau", "T", "batch", *titles, first="benchmark")
+    for setting in settings:
+        cells = (f"{row.speedup:.2f}x, {row.tau:.2f}" for row in map(setting.all.get, names) if row)
+        table.add_row(setting.title, f"{setting.temperature:g}", str(setting.batch_size), *cells)
+    return table
+
+
+def markdown(target: str, settings: Sequence[Setting]) -> str:
+    """The paper's layout: a table for each temperature and batch size, the benchmarks side by side,
+    and below our methods the paper's own figures where it measured this target."""
+    tables = []
+    for key in dict.fromkeys((s.temperature, s.batch_size) for s in settings):
+        some = [s for s in settings if (s.temperature, s.batch_size) == key]
+        tables.append(f"T = {key[0]:g}, batch {key[1]}\n\n{_paper_layout(target, some, key)}")
+    return "\n".join(tables)
+
+
+def _paper_layout(target: str, settings: Sequence[Setting], key: tuple[float, int]) -> str:
+    names = [name for name in settings[0].all if name != PLAIN]
+    benches = [setting.bench for setting in settings]
+    head = ["speed-up", *(setting.title for setting in settings), "mean", "tau", "identical"]
+    lines = [head, ["---"] * len(head)]
+    for name in names:
+        rows = [setting.all[name] for setting in settings]
+        mean = statistics.mean(row.speedup for row in rows)
+        tau = statistics.mean(row.tau for row in rows)
+        same = f"{sum(row.identical for row in rows)}/{sum(row.prompts for row in rows)}"
+        cells = [f"{row.speedup:.2f}" for row in rows]
+        lines.append([METHODS[name].title, *cells, f"{mean:.2f}", f"{tau:.2f}", same])
+    if key == (0, 1) and set(benches) & set(BENCHMARKS):
+        for name, theirs in paper.speedups(target).items():
+            cells = [f"{theirs[b]:.2f}" if b in theirs else "" for b in benches]
+            title = f"the paper's {METHODS[name].title}, all seven"
+            lines.append([title, *cells, f"{theirs['mean']:.2f}", f"{theirs['tau']:.2f}", ""])
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def progress_bar(console: Console) -> Progress:
@@ -88,34 +148,14 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def write_plot(path: Path, rows: dict[str, Summary]) -> None:
-    """Draws speed-ups per group and where DART's time went; needs matplotlib."""
-    figure = new_figure(9, 3.6)
-    left, right = figure.subplots(1, 2)
-    names = list(rows)
-    left.bar(names, [row.speedup for row in rows.values()], color="#4477aa")
-    for n, row in enumerate(rows.values()):
-        left.annotate(f"tau {row.tau:.2f}", (n, row.speedup), ha="center", va="bottom")
-    left.axhline(1, color="black", linewidth=0.8)
-    left.set(ylabel="speed-up over plain decoding", title="Speed-up")
-    left.margins(y=0.15)
-    bottom = [0.0] * len(names)
-    for stage, label in _STAGES.items():
-        shares = [100 * row.shares.get(stage, 0.0) for row in rows.values()]
-        right.bar(names, shares, bottom=bottom, label=label)
-        bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
-    right.set(ylabel="% of DART's time", title="Where the time went")
-    right.legend(loc="lower right")
-    save_figure(figure, path)
+def spread(rates: Sequence[float]) -> str:
+    """The median and half of the spread."""
+    return f"{statistics.median(rates):,.0f} ±{(max(rates) - min(rates)) / 2:,.0f}"
 
 
-def _table(title: str, *columns: str, first: str = "prompts") -> Table:
+def _table(title: str, *columns: str, first: str) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right")
     return table
-
-
-def _spread(rates: list[float]) -> str:
-    return f"{statistics.median(rates):,.0f} ±{(max(rates) - min(rates)) / 2:,.0f}"

@@ -18,10 +18,19 @@ LEVEL_DECAYS = (0.7, 2.5)
 
 
 class Tree(NamedTuple):
-    """What can be chosen of a draft tree."""
+    """What can be chosen of a draft tree.
+
+    Attributes:
+      nodes: without the root; 0 is plain decoding.
+      level_decay: exponent of the search's level weight; None without such a search.
+    """
 
     nodes: int
-    level_decay: float
+    level_decay: float | None = None
+
+    def __str__(self) -> str:
+        decay = "" if self.level_decay is None else f", level decay {self.level_decay:g}"
+        return f"{self.nodes} nodes{decay}"
 
 
 def fastest(
@@ -39,7 +48,7 @@ def fastest(
     Args:
       make: a decoder for a tree.
       trees: what to choose from.
-      batches: prompts decoded together; none of those that are reported.
+      batches: prompts decoded together; none of those that are reported, where there are others.
       max_new_tokens: per prompt.
       seed: of the target's draws.
       repeats: timed passes a tree, after one that compiles; the best counts.

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,17 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
     }
+
+
+def revision() -> str | None:
+    """The git commit of the checkout that the program runs from, `-dirty` where files differ from
+    it; None outside of one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
+    try:
+        done = subprocess.run([*command, "--dirty"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def check_outputs(json_path: Path | None, plot_path: Path | None, plot: str = "--plot") -> None:
@@ -57,6 +69,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a report atomically."""
     with writing("a report", path.parent):
         write_atomically(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a report for people atomically."""
+    with writing("a report", path.parent):
+        write_atomically(path, text.encode())
 
 
 def new_figure(width: float, height: float) -> Any:

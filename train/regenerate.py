@@ -54,7 +54,7 @@ class RegenerateConfig:
     drafter: str | None = None
     """Directory or hub repository of a drafter that makes it faster."""
     ngram: str | None = None
-    """N-gram file for its search."""
+    """N-gram file for its search; without a drafter it drafts alone."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; auto is float32 on CPU, else bfloat16."""
     max_new_tokens: int = 2048

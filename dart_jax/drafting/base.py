@@ -26,6 +26,7 @@ class Known(NamedTuple):
       capacity: rows that a cache must have; static.
       seed: uint32 scalar, of the target's draws.
       sampling: how the target draws.
+      seen: bool [B, V], tokens known so far; None without a repetition penalty.
     """
 
     target: Target
@@ -39,6 +40,7 @@ class Known(NamedTuple):
     capacity: int
     seed: jax.Array
     sampling: SamplingValues
+    seen: jax.Array | None
 
 
 class Proposal(NamedTuple):
@@ -46,13 +48,11 @@ class Proposal(NamedTuple):
 
     Attributes:
       trees: int32 [B, 3, N + 1], packed (see `dart_jax.tree`); None where the host makes them.
-      ids: int32 [B, d, k], candidates for the host's search; None for none.
-      logits: float32 [B, d, k], theirs.
+      candidates: int32 ids and float32 logits [B, d, k] for the host's search; None for none.
     """
 
     trees: jax.Array | None = None
-    ids: jax.Array | None = None
-    logits: jax.Array | None = None
+    candidates: tuple[jax.Array, jax.Array] | None = None
 
 
 class Drafting(Protocol):

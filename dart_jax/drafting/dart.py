@@ -54,4 +54,4 @@ class Dart:
         )
         logits, index = jax.lax.top_k(draft, self.candidates)
         ids = jnp.take(known.params["draft_ids"], index)
-        return extend(memory, rows, known.start, known.capacity), Proposal(ids=ids, logits=logits)
+        return extend(memory, rows, known.start, known.capacity), Proposal(candidates=(ids, logits))

@@ -13,11 +13,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.cache import KVCache, append, extend
+from dart_jax.cache import KVCache, extend
 from dart_jax.config import TargetConfig
 from dart_jax.drafting.base import Known, Proposal
 from dart_jax.pure import bind
-from dart_jax.sampling import draw
+from dart_jax.sampling import draw, mark, penalize
 from dart_jax.tree import chain
 
 
@@ -60,20 +60,25 @@ class DraftModel:
         length = last + 1 if start is None else start + last + 1
         hidden = jnp.take_along_axis(out.hidden, last[:, None, None], axis=1)
 
-        def next_token(hidden: jax.Array, length: jax.Array) -> jax.Array:
+        def next_token(hidden: jax.Array, length: jax.Array, seen: jax.Array | None) -> jax.Array:
             at, level = length[:, None], jnp.zeros_like(length)[:, None]
-            return draw(known.sampling, model.logits(hidden), known.seed, at, level)
+            logits = model.logits(hidden)
+            if seen is not None and known.sampling.repetition_penalty is not None:
+                logits = penalize(known.sampling.repetition_penalty, logits, seen[:, None])
+            return draw(known.sampling, logits, known.seed, at, level)
 
-        def grow(carry: tuple[KVCache, jax.Array, jax.Array], _: None):
-            cache, token, length = carry
+        def grow(carry: tuple[KVCache, jax.Array, jax.Array, jax.Array | None], _: None):
+            cache, token, length, seen = carry
+            seen = None if seen is None else mark(seen, token)
             out = model(token, length[:, None], jnp.ones((1, 1, 1), bool), cache, length)
-            cache = append(cache, out.rows, jnp.zeros_like(token), length)
-            drafted = next_token(out.hidden, length + 1)
-            return (cache, drafted, length + 1), drafted
+            cache = extend(cache, out.rows, length, known.capacity)
+            drafted = next_token(out.hidden, length + 1, seen)
+            return (cache, drafted, length + 1, seen), drafted
 
-        first = next_token(hidden, length)
+        first = next_token(hidden, length, known.seen)
         # Rows of drafted tokens lie beyond the known ones, where the next call writes.
-        carry, later = jax.lax.scan(grow, (memory, first, length), None, self.nodes - 1)
+        carry = (memory, first, length, known.seen)
+        (memory, *_), later = jax.lax.scan(grow, carry, None, self.nodes - 1)
         drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)
         root = jnp.take_along_axis(known.following, known.last[:, None], axis=1)
-        return carry[0], Proposal(chain(root, drafted, jnp.full_like(length, self.nodes)))
+        return memory, Proposal(chain(root, drafted, jnp.full_like(length, self.nodes)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dart_jax.drafting.base import Known, Proposal
+from dart_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,9 +14,16 @@ class NgramConfig:
 
     Attributes:
       levels: deepest level of a tree.
+
+    Raises:
+      UserError: levels is below 1.
     """
 
     levels: int = 8
+
+    def __post_init__(self) -> None:
+        if self.levels < 1:
+            raise UserError(f"an n-gram tree needs at least 1 level, got {self.levels}")
 
 
 @dataclasses.dataclass(frozen=True)

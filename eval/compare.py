@@ -1,0 +1,219 @@
+"""What changed between two reports of `eval.speedup`, beyond noise.
+
+    python -m eval.compare before.json after.json
+
+A rate has changed if the repeats of the two reports do not overlap; tau and the number of identical
+outputs do not depend on the machine's mood, so any difference of theirs is one. Exit status 1 if
+something got worse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from dart_jax.errors import UserError, one_line_errors
+
+Verdict = Literal["better", "worse", "same"]
+
+# Differences of tau that come of nothing but printing.
+_TAU = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig:
+    """Which reports."""
+
+    before: tyro.conf.Positional[Path]
+    """JSON of eval.speedup."""
+    after: tyro.conf.Positional[Path]
+    """Another."""
+    groups: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Compare every group of prompts, not only all of them together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One figure of one method in one setting.
+
+    Attributes:
+      setting: benchmark, temperature and batch size, and the group of prompts.
+      method: name.
+      figure: `tok/s`, `speed-up`, `tau` or `identical`.
+      before: as printed.
+      after: as printed.
+      ratio: of the medians, after over before.
+      verdict: whether it changed, and how.
+    """
+
+    setting: str
+    method: str
+    figure: str
+    before: str
+    after: str
+    ratio: float
+    verdict: Verdict
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report; raises UserError if it is none."""
+    try:
+        report = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}") from None
+    if not isinstance(report, dict) or not isinstance(report.get("settings"), list):
+        raise UserError(f"{path} is no report of eval.speedup; make one with --json")
+    return report
+
+
+def changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, groups: bool = False
+) -> Iterator[Change]:
+    """Every figure that both reports have.
+
+    Args:
+      before: a report.
+      after: another.
+      groups: those of every group of prompts too.
+    """
+    rows = _rows(before)
+    for key, new in _rows(after).items():
+        (setting, group, method), old = key, rows.get(key)
+        if old is None or (group != "all" and not groups):
+            continue
+        where = setting if group == "all" else f"{setting}, {group}"
+        yield _repeats(where, method, "tok/s", old["rates"], new["rates"], ",.0f")
+        if method == "plain":
+            continue
+        yield _repeats(where, method, "speed-up", old["speedups"], new["speedups"], ".2f")
+        yield _exact(where, method, "tau", old["tau"], new["tau"], ".3f")
+        shares = (row["identical"] / row["prompts"] for row in (old, new))
+        yield _exact(where, method, "identical", *shares, ".0%")
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """In what else than their figures the reports differ: environment, revision, options, trees."""
+    lines = []
+    for part in ("environment", "config"):
+        old, new = before.get(part, {}), after.get(part, {})
+        names = dict.fromkeys((*old, *new))
+        lines += [
+            f"{name}: {old.get(name)} -> {new.get(name)}"
+            for name in names
+            if old.get(name) != new.get(name) and name not in ("json", "markdown", "plot")
+        ]
+    if before.get("revision") != after.get("revision"):
+        lines.append(f"revision: {before.get('revision')} -> {after.get('revision')}")
+    old, new = (
+        {(_setting(s), name): tree for s in report["settings"] for name, tree in s["trees"].items()}
+        for report in (before, after)
+    )
+    lines += [
+        f"tree of {name}, {setting}: {old[setting, name]} -> {tree}"
+        for (setting, name), tree in new.items()
+        if old.get((setting, name), tree) != tree
+    ]
+    return lines
+
+
+def _rows(report: Mapping[str, Any]) -> dict[tuple[str, str, str], Mapping[str, Any]]:
+    return {
+        (_setting(setting), group, method): row
+        for setting in report["settings"]
+        for group, methods in setting["groups"].items()
+        for method, row in methods.items()
+    }
+
+
+def _setting(setting: Mapping[str, Any]) -> str:
+    return f"{setting['bench']}, T = {setting['temperature']:g}, batch {setting['batch_size']}"
+
+
+def _repeats(
+    setting: str, method: str, figure: str, old: list[float], new: list[float], form: str
+) -> Change:
+    """A figure that was measured several times."""
+    verdict: Verdict = "same"
+    if min(new) > max(old):
+        verdict = "better"
+    elif max(new) < min(old):
+        verdict = "worse"
+    a, b = statistics.median(old), statistics.median(new)
+    shown = (
+        f"{median:{form}} ±{(max(values) - min(values)) / 2:{form}}"
+        for median, values in ((a, old), (b, new))
+    )
+    return Change(setting, method, figure, *shown, b / a, verdict)
+
+
+def _exact(setting: str, method: str, figure: str, old: float, new: float, form: str) -> Change:
+    """A figure that is the same every time."""
+    verdict: Verdict = "same"
+    if abs(new - old) > _TAU:
+        verdict = "better" if new > old else "worse"
+    ratio = new / old if old else float("nan")
+    return Change(setting, method, figure, f"{old:{form}}", f"{new:{form}}", ratio, verdict)
+
+
+def table(found: Sequence[Change]) -> Table:
+    """A line a figure; what changed is marked."""
+    made = Table(title="Beyond noise", title_justify="left")
+    for name in ("setting", "method", "figure"):
+        made.add_column(name)
+    for name in ("before", "after", "ratio", ""):
+        made.add_column(name, justify="right")
+    colours = {"better": "green", "worse": "red", "same": "none"}
+    for change in found:
+        made.add_row(
+            change.setting,
+            change.method,
+            change.figure,
+            change.before,
+            change.after,
+            f"{change.ratio:.3f}",
+            "" if change.verdict == "same" else change.verdict,
+            style=colours[change.verdict],
+        )
+    return made
+
+
+def run(config: CompareConfig, console: Console) -> bool:
+    """Compares and prints; returns whether nothing got worse.
+
+    Raises:
+      UserError: a file is no report, or the two have no setting in common.
+    """
+    before, after = read(config.before), read(config.after)
+    found = list(changes(before, after, groups=config.groups))
+    if not found:
+        raise UserError(
+            f"{config.before} and {config.after} have no benchmark, temperature, batch size and "
+            "method in common"
+        )
+    for line in differences(before, after):
+        console.print(line, soft_wrap=True)
+    console.print(table(found))
+    return all(change.verdict != "worse" for change in found)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 1: something got worse; 2: bad input, told in one line."""
+    with one_line_errors():
+        config = tyro.cli(CompareConfig, args=args, description=__doc__)
+        if not run(config, Console()):
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What changed between two reports, and what is only noise."""
+
+import copy
+import json
+
+import pytest
+
+from dart_jax.errors import UserError
+from eval import compare
+from eval.compare import changes, differences, read
+
+ROW = {"rates": [100.0, 104.0], "speedups": [1.5, 1.6], "tau": 4.0, "identical": 8, "prompts": 8}
+PLAIN = {"rates": [66.0, 65.0], "speedups": [1.0, 1.0], "tau": 1.0, "identical": 8, "prompts": 8}
+
+
+@pytest.fixture
+def report():
+    groups = {"text": {"plain": PLAIN, "dart": ROW}, "all": {"plain": PLAIN, "dart": ROW}}
+    setting = {
+        "bench": "demo",
+        "temperature": 0.0,
+        "batch_size": 1,
+        "trees": {"plain": {"nodes": 0}, "dart": {"nodes": 8}},
+        "groups": groups,
+    }
+    made = {
+        "environment": {"jax": "0.10.2"},
+        "config": {"repeats": 2, "json": "a.json"},
+        "revision": "abc",
+        "settings": [setting],
+    }
+    return copy.deepcopy(made)
+
+
+def verdicts(before, after, **options):
+    return {
+        (change.method, change.figure): change.verdict
+        for change in changes(before, after, **options)
+    }
+
+
+def test_nothing_changed(report):
+    found = verdicts(report, copy.deepcopy(report))
+    assert set(found) == {
+        ("plain", "tok/s"),
+        *(("dart", figure) for figure in ("tok/s", "speed-up", "tau", "identical")),
+    }
+    assert set(found.values()) == {"same"}
+    assert differences(report, report) == []
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        ([104.5, 108.0], "better"),
+        ([103.9, 120.0], "same"),  # one repeat within what there was before
+        ([90.0, 99.0], "worse"),
+        ([90.0, 100.0], "same"),
+    ],
+)
+def test_rates_change_where_repeats_do_not_overlap(report, rates, verdict):
+    after = copy.deepcopy(report)
+    after["settings"][0]["groups"]["all"]["dart"]["rates"] = rates
+    assert verdicts(report, after)["dart", "tok/s"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "verdict"),
+    [("tau", 4.01, "better"), ("tau", 3.99, "worse"), ("identical", 7, "worse")],
+)
+def test_what_is_exact_changes_by_any_difference(report, figure, value, verdict):
+    after = copy.deepcopy(report)
+    after["settings"][0]["groups"]["all"]["dart"][figure] = value
+    found = verdicts(report, after)
+    assert found.pop(("dart", figure)) == verdict
+    assert set(found.values()) == {"same"}
+
+
+def test_groups_are_compared_when_asked_for(report):
+    after = copy.deepcopy(report)
+    after["settings"][0]["groups"]["text"]["dart"]["tau"] = 3.0
+    assert set(verdicts(report, after).values()) == {"same"}
+    settings = [change.setting for change in changes(report, after, groups=True)]
+    assert "demo, T = 0, batch 1, text" in settings
+    assert [c.figure for c in changes(report, after, groups=True) if c.verdict == "worse"] == [
+        "tau"
+    ]
+
+
+def test_other_circumstances_are_told(report):
+    after = copy.deepcopy(report)
+    after["environment"]["jax"] = "0.11.2"
+    after["config"].update(repeats=3, json="b.json")
+    after["revision"] = "def"
+    after["settings"][0]["trees"]["dart"] = {"nodes": 16}
+    assert differences(report, after) == [
+        "jax: 0.10.2 -> 0.11.2",
+        "repeats: 2 -> 3",
+        "revision: abc -> def",
+        "tree of dart, demo, T = 0, batch 1: {'nodes': 8} -> {'nodes': 16}",
+    ]
+
+
+def test_the_program(report, tmp_path, capsys):
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text(json.dumps(report))
+    report["settings"][0]["groups"]["all"]["dart"]["tau"] = 5.0
+    after.write_text(json.dumps(report))
+    compare.main([str(before), str(after)])
+    assert "better" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exit:
+        compare.main([str(after), str(before)])
+    assert exit.value.code == 1
+    assert "worse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is no JSON"), ("[]", "no report of eval.speedup"), ('{"groups": 1}', "no report")],
+)
+def test_what_is_no_report(tmp_path, text, message):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read(path)
+
+
+def test_reports_that_have_nothing_in_common(report, tmp_path, capfd):
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text(json.dumps(report))
+    report["settings"][0]["bench"] = "gsm8k"
+    after.write_text(json.dumps(report))
+    with pytest.raises(SystemExit) as exit:
+        compare.main([str(before), str(after)])
+    assert exit.value.code == 2
+    assert "in common" in capfd.readouterr().err
+    with pytest.raises(UserError, match="cannot read"):
+        read(tmp_path / "none.json")
