@@ -1,8 +1,9 @@
-"""Whether DART's output is the target's own: token for token, and in distribution.
+"""Whether the output of drafting is the target's own: token for token, and in distribution.
 
     python -m eval.lossless
+    python -m eval.lossless --method all
 
-Decodes the same prompts plainly and with DART, with the same seeds, in every combination of
+Decodes the same prompts plainly and with drafts, with the same seeds, in every combination of
 temperature, filters, batch size, tree size and loop asked for. Every first difference is looked
 into: a tie within rounding, or two different distributions. Then many short samples are compared
 with the target's exact probabilities. Exit status 1 if anything but rounding differs.
@@ -24,17 +25,16 @@ from rich.console import Console
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.loop import Generation
 from dart_jax.model import Decoder, Loop
-from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
 from eval import lossless_report as report
 from eval.distribution import Fit, Samples
 from eval.divergence import Divergence, examine
 from eval.literal import softmax
-from eval.model_choice import ModelChoice
+from eval.methods import METHODS, PLAIN, MethodChoice, decoder
 from eval.prompts import demo_prompts
 from eval.report import progress_bar
 from eval.rounding import Prober
-from eval.tree_size import LEVEL_DECAYS, SIZES
+from eval.tree_size import LEVEL_DECAYS, SIZES, Tree
 from train.corpus import HELD_OUT
 from train.outputs import check_outputs, environment, write_json
 
@@ -51,7 +51,7 @@ STARTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class LosslessConfig(ModelChoice):
+class LosslessConfig(MethodChoice):
     """What to check, and how thoroughly."""
 
     prompts: int = 2
@@ -71,19 +71,20 @@ class LosslessConfig(ModelChoice):
     batch_sizes: tuple[int, ...] = (1, 8)
     """Prompts decoded together."""
     tree_nodes: tuple[int, ...] = (8, 60)
-    """Nodes of the draft trees."""
+    """Nodes of the draft trees; no more than eval.speedup would give the method."""
     grid: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """All tree sizes that eval.speedup chooses from, instead of --tree-nodes."""
     loops: tuple[Loop, ...] = ("fused", "host")
     """fused: the generation is one program; host: step and search in turn."""
     samples: int = 1024
-    """Sequences drawn for each distribution test; 0 leaves the tests out."""
+    """Sequences drawn for each distribution test, of the first method; 0 leaves the tests out."""
     seed: int = 0
     """Of the target's draws."""
     json: Path | None = None
     """Write everything found to this file."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("temperatures", "batch_sizes", "tree_nodes", "loops"):
             if not getattr(self, name):
                 raise UserError(f"--{name.replace('_', '-')} needs at least one value")
@@ -121,6 +122,7 @@ class Outcome:
     """One setting against plain decoding.
 
     Attributes:
+      method: the way of drafting.
       sampling: how the target draws.
       batch_size: prompts decoded together.
       nodes: of the draft trees.
@@ -131,6 +133,7 @@ class Outcome:
       divergences: the first difference of every prompt whose outputs are not the same.
     """
 
+    method: str
     sampling: Sampling
     batch_size: int
     nodes: int
@@ -151,45 +154,60 @@ class Lossless:
 
     def __init__(self, config: LosslessConfig, console: Console):
         self.config = config
-        self.model = config.load()
-        functions = demo_prompts(self.model.tokenizer, config.prompts, FUNCTION_TOKENS)
+        base = config.load()
+        self.models, self.left_out = config.models(base)
+        self.tokenizer = base.tokenizer
+        functions = demo_prompts(self.tokenizer, config.prompts, FUNCTION_TOKENS)
         self.prompts = [prompt.tokens[:PROMPT_TOKENS] for prompt in functions]
         self.sizes = SIZES if config.grid else config.tree_nodes
-        self.prober = Prober(self.model, max(self.sizes))
+        self.prober = Prober(base, max(self.sizes))
         self.progress = progress_bar(console)
 
-    def decoder(self, sampling: Sampling, nodes: int, loop: Loop, length: int) -> Decoder:
-        """One way to decode; 0 nodes is plain decoding. Deep trees put most to the test."""
-        return self.model.decoder(
-            nodes=nodes,
-            max_length=length,
-            sampling=sampling,
-            search=SearchConfig(level_decay=max(LEVEL_DECAYS)),
-            loop=loop,
-        )
+    @property
+    def methods(self) -> list[str]:
+        """Ways of drafting."""
+        return [name for name in self.models if name != PLAIN]
+
+    def decoder(
+        self, name: str, sampling: Sampling, nodes: int, loop: Loop, length: int
+    ) -> Decoder:
+        """One way to decode. Deep trees put most to the test."""
+        tree = Tree(nodes, max(LEVEL_DECAYS))
+        return decoder(self.models[name], tree, max_length=length, sampling=sampling, loop=loop)
+
+    def trees(self) -> list[tuple[str, int, Loop]]:
+        """Methods, nodes and loops."""
+        every = product(self.methods, self.sizes, self.config.loops)
+        fitting = [
+            (name, min(nodes, max(METHODS[name].sizes)), loop) for name, nodes, loop in every
+        ]
+        return list(dict.fromkeys(fitting))
 
     def compare(self) -> Iterator[Outcome]:
         """Every setting in turn."""
         config = self.config
-        trees = list(product(self.sizes, config.loops))
+        trees = self.trees()
         groups = list(product(config.samplings, config.batch_sizes))
         with self.progress as progress:
             task = progress.add_task("", total=len(groups) * (len(trees) + 1))
             for sampling, size in groups:
                 name = f"{report.describe(sampling)}, batch {size}"
                 progress.update(task, description=f"{name}, plain")
-                plain = self._decode(sampling, size, 0, "fused")
+                plain = self._decode(PLAIN, sampling, size, 0, "fused")
                 progress.advance(task)
-                for nodes, loop in trees:
-                    progress.update(task, description=f"{name}, {nodes} nodes, {loop} loop")
-                    dart = self._decode(sampling, size, nodes, loop)
-                    yield self._outcome(sampling, size, nodes, loop, plain, dart)
+                for method, nodes, loop in trees:
+                    how = f"{name}, {METHODS[method].title}, {nodes} nodes, {loop} loop"
+                    progress.update(task, description=how)
+                    made = self._decode(method, sampling, size, nodes, loop)
+                    yield self._outcome(method, sampling, size, nodes, loop, plain, made)
                     progress.advance(task)
             progress.remove_task(task)
 
-    def _decode(self, sampling: Sampling, size: int, nodes: int, loop: Loop) -> list[Generation]:
+    def _decode(
+        self, method: str, sampling: Sampling, size: int, nodes: int, loop: Loop
+    ) -> list[Generation]:
         new = self.config.max_new_tokens
-        decoder = self.decoder(sampling, nodes, loop, PROMPT_TOKENS + new)
+        decoder = self.decoder(method, sampling, nodes, loop, PROMPT_TOKENS + new)
         return [decoder(batch, new, self._seed(n)) for n, batch in enumerate(self._batches(size))]
 
     def _batches(self, size: int) -> list[list[np.ndarray]]:
@@ -201,12 +219,13 @@ class Lossless:
 
     def _outcome(
         self,
+        method: str,
         sampling: Sampling,
         size: int,
         nodes: int,
         loop: Loop,
         plain: list[Generation],
-        dart: list[Generation],
+        drafted: list[Generation],
     ) -> Outcome:
         found = [
             examine(
@@ -217,19 +236,20 @@ class Lossless:
                 row=row,
                 text=prompt,
                 plain=plain[n].tokens[row],
-                dart=dart[n].tokens[row],
+                dart=drafted[n].tokens[row],
             )
             for n, batch in enumerate(self._batches(size))
             for row, prompt in enumerate(batch)
         ]
         return Outcome(
+            method=method,
             sampling=sampling,
             batch_size=size,
             nodes=nodes,
             loop=loop,
             prompts=len(found),
             tokens=sum(len(tokens) for made in plain for tokens in made.tokens),
-            steps=sum(int(made.steps.sum()) for made in dart),
+            steps=sum(int(made.steps.sum()) for made in drafted),
             divergences=[divergence for divergence in found if divergence],
         )
 
@@ -257,7 +277,8 @@ class Lossless:
                 name = f"{report.describe(sampling)}, distribution"
                 progress.update(task, description=name)
                 length = START_TOKENS + SAMPLE_TOKENS
-                decoder = self.decoder(sampling, min(self.sizes), config.loops[0], length)
+                method, nodes, loop = self.trees()[0]
+                decoder = self.decoder(method, sampling, nodes, loop, length)
                 samples = Samples()
                 for n, (start, _) in enumerate(product(starts, range(batches))):
                     rows = [start] * SAMPLES_AT_ONCE
@@ -273,13 +294,21 @@ def run(config: LosslessConfig, console: Console) -> bool:
     check_outputs(config.json, None)
     lossless = Lossless(config, console)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
+    for reason in lossless.left_out:
+        console.print(f"left out: {reason}")
     outcomes = list(lossless.compare())
     loops = " and ".join(config.loops)
-    sizes = ", ".join(map(str, lossless.sizes))
-    title = f"Against plain decoding: trees of {sizes} nodes, {loops} loop"
-    console.print(report.equality_table(title, outcomes))
+    for name in lossless.methods:
+        sizes = ", ".join(
+            dict.fromkeys(str(n) for method, n, _ in lossless.trees() if method == name)
+        )
+        title = (
+            f"{METHODS[name].title} against plain decoding: trees of {sizes} nodes, {loops} loop"
+        )
+        of_method = [outcome for outcome in outcomes if outcome.method == name]
+        console.print(report.equality_table(title, of_method))
     if any(outcome.divergences for outcome in outcomes):
-        console.print(report.divergence_table(outcomes, lossless.model.tokenizer))
+        console.print(report.divergence_table(outcomes, lossless.tokenizer))
     fits = lossless.fit()
     if fits:
         console.print(report.fit_table(fits))

@@ -13,6 +13,7 @@ from dart_jax.sampling import Sampling
 from dart_jax.tokenizer import Tokenizer
 from eval.distribution import SIGNIFICANT, Fit
 from eval.divergence import ENDED
+from eval.methods import METHODS
 
 if TYPE_CHECKING:
     from eval.lossless import Outcome
@@ -60,7 +61,7 @@ def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table:
     """Where outputs part, worst first."""
-    table = _table("Divergences", "plain", "DART", "margin", "top-2", "error", "", first="where")
+    table = _table("Divergences", "plain", "drafted", "margin", "top-2", "error", "", first="where")
     found = [(outcome, each) for outcome in outcomes for each in outcome.divergences]
     table.caption = (
         "margin: of the tokens' exact scores: logits, or logits / T plus noise\n"
@@ -72,8 +73,9 @@ def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table
     found.sort(key=lambda pair: (pair[1].tie, -pair[1].margin))
     for outcome, each in found[:SHOWN]:
         table.add_row(
-            f"{describe(outcome.sampling)}\nbatch {outcome.batch_size}, {outcome.nodes} nodes, "
-            f"{outcome.loop}\nprompt {each.prompt}, new token {each.new_token}",
+            f"{METHODS[outcome.method].title}, {describe(outcome.sampling)}\n"
+            f"batch {outcome.batch_size}, {outcome.nodes} nodes, {outcome.loop}\n"
+            f"prompt {each.prompt}, new token {each.new_token}",
             _token(tokenizer, each.plain),
             _token(tokenizer, each.dart),
             f"{each.margin:.2g}",

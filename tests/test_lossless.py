@@ -133,6 +133,19 @@ def test_the_product(check, monkeypatch):
     assert re.search(r"^Lossless: [\d,]+ tokens in 40 settings; 0 divergences", text, re.M)
 
 
+def test_every_method(check, pair):
+    """The draft model is the target itself: it is always right, and bfloat16 or not, the same."""
+    passed, text, content = check(method="all", draft_model=pair["target"], **QUICK)
+    assert passed
+    methods = {s["method"]: s["nodes"] for s in content["settings"]}
+    assert methods == {"dart": 8, "dart_no_ngram": 8, "sps": 6, "pld": 8, "ngram": 8}
+    taus = [s["tau"] for s in content["settings"] if s["method"] == "sps"]
+    assert min(taus) > 3
+    assert "left out: eagle3" in text
+    for title in ("DART", "DART, no n-gram", "draft model", "prompt lookup", "n-gram only"):
+        assert f"{title} against plain decoding: trees of" in text
+
+
 def test_the_distribution(check):
     passed, text, content = check(**QUICK | {"temperatures": (1.5,)}, top_k=10, samples=2048)
     assert passed

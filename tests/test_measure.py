@@ -43,6 +43,12 @@ def test_both_forms(tmp_path):
     assert bounded.efficient.loss == case.efficient.loss
     assert f"not run, as it needs more than --memory {limit:g} bytes" in file.getvalue()
 
+    # And nothing is run at all where only the memory is asked for.
+    [compiled] = run(dataclasses.replace(config, compile_only=True), Console(file=file))
+    assert compiled.efficient == (case.efficient.memory, [], None)
+    assert compiled.literal is None
+    assert json.loads(config.json.read_text())["cases"][0]["literal"] is None
+
 
 def test_growth_with_the_positions():
     """Of time only where both were run."""

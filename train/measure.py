@@ -1,10 +1,13 @@
 """What the objective costs: `DrafterLoss`, as it is trained, beside the paper's literal form.
 
     python -m train.measure
+    python -m train.measure --compile-only --contexts 6400 --positions 8 --hidden-size 2560 \\
+        --intermediate-size 9728 --vocab-size 151936 --dtype bfloat16
 
 Both take every prefix of every row, with the target's features at hand, and give the same loss and
 gradient. The literal form attends over one sequence of T + T * m rows; `DrafterLoss` holds no such
 sequence. The memory is what the compiled program needs beside its arguments and results.
+`--compile-only` tells that of shapes which this device could not hold.
 """
 
 from __future__ import annotations
@@ -13,20 +16,22 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from jax.typing import DTypeLike
 from rich.console import Console
 from rich.table import Table
 
 from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.pure import Params, init_params
+from dart_jax.pure import Params, abstract_params
 from dart_jax.rope import Rope
 from train import literal
 from train.batch import Batch
@@ -61,6 +66,8 @@ class MeasureConfig:
     """As `train.drafter --chunk`."""
     memory: float = 4e9
     """Bytes; a program that needs more is compiled, but not run."""
+    compile_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Tell the memory of `DrafterLoss` alone, and neither make arrays nor run anything."""
     repeats: int = 5
     """Of every measurement."""
     json: Path | None = None
@@ -101,13 +108,13 @@ class Case(NamedTuple):
       context: tokens of a row, T.
       positions: d.
       efficient: `DrafterLoss`.
-      literal: the paper's form.
+      literal: the paper's form; None if it was left out.
     """
 
     context: int
     positions: int
     efficient: Measured
-    literal: Measured
+    literal: Measured | None
 
 
 def measure(config: MeasureConfig, context: int, positions: int) -> Case:
@@ -116,7 +123,7 @@ def measure(config: MeasureConfig, context: int, positions: int) -> Case:
     Raises:
       UserError: the device does not tell how much memory a program needs.
     """
-    loss, arguments = _setting(config, context, positions)
+    loss, shapes = _shapes(config, context, positions)
     anchors = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32)[None], (config.batch, context))
 
     def efficient(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
@@ -128,16 +135,18 @@ def measure(config: MeasureConfig, context: int, positions: int) -> Case:
         return total / number
 
     programs, memory = [], []
-    for function in (efficient, literally):
-        compiled = jax.jit(jax.value_and_grad(function)).lower(*arguments).compile()
+    for function in (efficient,) if config.compile_only else (efficient, literally):
+        compiled = jax.jit(jax.value_and_grad(function)).lower(*shapes).compile()
         analysis = compiled.memory_analysis()
         if analysis is None:
             raise UserError("this device does not tell how much memory a program needs")
         memory.append(int(analysis.temp_size_in_bytes))
         programs.append(compiled if memory[-1] <= config.memory else None)
-    seconds, losses = _alternate(programs, arguments, config.repeats)
-    ways = (Measured(*each) for each in zip(memory, seconds, losses, strict=True))
-    return Case(context, positions, *ways)
+    if config.compile_only:
+        return Case(context, positions, Measured(memory[0], [], None), None)
+    seconds, losses = _alternate(programs, _arguments(shapes), config.repeats)
+    ours, theirs = (Measured(*each) for each in zip(memory, seconds, losses, strict=True))
+    return Case(context, positions, ours, theirs)
 
 
 def _alternate(
@@ -159,10 +168,10 @@ def _alternate(
     return seconds, losses
 
 
-def _setting(
+def _shapes(
     config: MeasureConfig, context: int, positions: int
 ) -> tuple[DrafterLoss, tuple[Params, Frozen, Batch]]:
-    """A random drafter, and random rows of one document each."""
+    """The objective and the shapes of its arguments."""
     target = TargetConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -178,25 +187,53 @@ def _setting(
     drafter = DrafterShape(positions=positions).config(target)
     assert isinstance(drafter, DrafterConfig)
     dtype = jnp.dtype(config.dtype)
-    rng = np.random.default_rng(0)
 
-    def draw(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal((config.batch, context, *shape)), dtype)
+    def rows(kind: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((config.batch, context, *shape), kind)
 
-    def cast(params: Params) -> Params:
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    def weights(model: TargetConfig | DrafterConfig) -> Params:
+        shapes = abstract_params(model)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
 
     batch = Batch(
-        tokens=rng.integers(0, config.vocab_size, (config.batch, context), np.int32),
-        document=np.ones((config.batch, context), np.int32),
-        supervised=np.ones((config.batch, context), bool),
-        features=draw(3 * config.hidden_size),
-        hidden=draw(config.hidden_size),
+        tokens=rows(jnp.int32),
+        document=rows(jnp.int32),
+        supervised=rows(jnp.bool),
+        features=rows(dtype, 3 * config.hidden_size),
+        hidden=rows(dtype, config.hidden_size),
     )
-    ids = jnp.arange(config.vocab_size, dtype=jnp.int32)
-    frozen = Frozen(cast(init_params(target, 0)), ids)
+    ids = jax.ShapeDtypeStruct((config.vocab_size,), jnp.int32)
     loss = DrafterLoss(Drafting(target, drafter, positions, config.chunk), Objective())
-    return loss, (cast(init_params(drafter, 1)), frozen, jax.tree.map(jnp.asarray, batch))
+    return loss, (weights(drafter), Frozen(weights(target), ids), batch)
+
+
+def _arguments(shapes: tuple[Params, Frozen, Batch]) -> tuple[Params, Frozen, Batch]:
+    """A random drafter and target, and random rows of one document each."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf: jax.ShapeDtypeStruct, scale: float = 1.0) -> jax.Array:
+        return jnp.asarray(scale * rng.standard_normal(leaf.shape), leaf.dtype)
+
+    def weight(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        # Vectors are scales of norms.
+        return draw(leaf, 0.02) if len(leaf.shape) > 1 else jnp.ones(leaf.shape, leaf.dtype)
+
+    drafter, frozen, batch = shapes
+    weights = partial(jax.tree.map, weight)
+    vocab = frozen.draft_ids.shape[0]
+    filled = Batch(
+        tokens=rng.integers(0, vocab, batch.tokens.shape, np.int32),
+        document=np.ones(batch.document.shape, np.int32),
+        supervised=np.ones(batch.supervised.shape, bool),
+        features=draw(batch.features),
+        hidden=draw(batch.hidden),
+    )
+    ids = jnp.arange(vocab, dtype=jnp.int32)
+    return (
+        weights(drafter),
+        Frozen(weights(frozen.target), ids),
+        jax.tree.map(jnp.asarray, filled),
+    )
 
 
 def table(cases: Sequence[Case], limit: float) -> Table:
@@ -212,16 +249,18 @@ def table(cases: Sequence[Case], limit: float) -> Table:
         made.add_column(name, justify="right")
     for case in cases:
         ours, theirs = case.efficient, case.literal
+        row = [str(case.context), str(case.positions), str(case.context), _spread(ours.seconds)]
+        memory = f"{ours.memory / 1e6:,.0f}"
+        if theirs is None:
+            made.add_row(*row, "-", "-", "-", memory, "-", "-")
+            continue
         both = ours.seconds and theirs.seconds
         made.add_row(
-            str(case.context),
-            str(case.positions),
-            str(case.context),
-            _spread(ours.seconds),
+            *row,
             str(case.context * case.positions),
             _spread(theirs.seconds),
             f"{_median(theirs) / _median(ours):.1f}" if both else "-",
-            f"{ours.memory / 1e6:,.0f}",
+            memory,
             f"{theirs.memory / 1e6:,.0f}",
             f"{theirs.memory / ours.memory:.1f}",
         )
@@ -239,6 +278,8 @@ def growth(cases: Sequence[Case]) -> list[str]:
         told = []
         for name in ("efficient", "literal"):
             a, b = getattr(few, name), getattr(many, name)
+            if a is None or b is None:
+                continue
             run = a.seconds and b.seconds
             spent = f"{_median(b) / _median(a):.2f} x time, " if run else ""
             told.append(f"{name} {spent}{b.memory / a.memory:.2f} x memory")
@@ -254,7 +295,8 @@ def draw(cases: Sequence[Case], path: Path) -> None:
     styles = dict(zip(numbers, cycle(("o-", "s--", "^:")), strict=False))
     for name, colour in _COLOURS.items():
         for positions, style in styles.items():
-            own = [(c.context, getattr(c, name)) for c in cases if c.positions == positions]
+            of_number = [case for case in cases if case.positions == positions]
+            own = [(c.context, each) for c in of_number if (each := getattr(c, name)) is not None]
             run = [(context, each) for context, each in own if each.seconds]
             label = f"{name}, d = {positions}"
             if run:
@@ -286,7 +328,7 @@ def run(config: MeasureConfig, console: Console) -> list[Case]:
                 "context": case.context,
                 "positions": case.positions,
                 "efficient": case.efficient._asdict(),
-                "literal": case.literal._asdict(),
+                "literal": None if case.literal is None else case.literal._asdict(),
             }
             for case in cases
         ]
