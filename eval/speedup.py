@@ -27,6 +27,7 @@ from eval.measure import Run, Summary, measure, summarize
 from eval.methods import METHODS, PLAIN, MethodChoice, decoder
 from eval.prompts import Prompt, asked, demo_prompts, in_batches, warm_up_prompts
 from eval.tree_size import LEVEL_DECAYS, SIZES, Tree, fastest
+from train.corpus import stdlib
 from train.outputs import check_outputs, environment, revision, write_json, write_text
 
 DEMO = "demo"
@@ -129,12 +130,14 @@ class Bench(NamedTuple):
     Attributes:
       name: the benchmark's.
       title: in tables.
+      source: file and line of its first question.
       prompts: that are reported.
       warm_up: that trees are chosen on.
     """
 
     name: str
     title: str
+    source: str
     prompts: list[Prompt]
     warm_up: list[Prompt]
 
@@ -146,6 +149,7 @@ class Setting:
     Attributes:
       bench: the benchmark's name.
       title: the benchmark's, in tables.
+      source: where its questions come from.
       temperature: of the target's draws.
       batch_size: prompts decoded together.
       trees: chosen for each method.
@@ -154,6 +158,7 @@ class Setting:
 
     bench: str
     title: str
+    source: str
     temperature: float
     batch_size: int
     trees: dict[str, Tree]
@@ -191,7 +196,7 @@ class Speedup:
         if name == DEMO:
             prompts = demo_prompts(tokenizer, config.prompts, PROMPT_TOKENS)
             warm_up = warm_up_prompts(tokenizer, count, PROMPT_TOKENS // 2)
-            return Bench(name, "demo", prompts, warm_up)
+            return Bench(name, "demo", str(stdlib()), prompts, warm_up)
         # Trees are chosen on questions behind those that are reported, where there are such.
         questions = benchmarks.load(name, config.data_dir, config.prompts + count)
         found = benchmarks.find(name)
@@ -218,7 +223,8 @@ class Speedup:
             )
         if not prompts:
             raise UserError(f"no prompt of {name} is within {most} tokens; raise --max-length")
-        return Bench(found.name, found.title, prompts, warm_up or prompts[:count])
+        warm_up = warm_up or prompts[:count]
+        return Bench(found.name, found.title, questions[0].where, prompts, warm_up)
 
     def decoder(
         self, name: str, tree: Tree, sampling: Sampling, loop: Loop | None = None
@@ -283,6 +289,7 @@ class Speedup:
         return Setting(
             bench.name,
             bench.title,
+            bench.source,
             sampling.temperature,
             batch_size,
             trees,
@@ -386,6 +393,7 @@ def as_json(
         "settings": [
             {
                 "bench": setting.bench,
+                "source": setting.source,
                 "temperature": setting.temperature,
                 "batch_size": setting.batch_size,
                 "trees": {name: tree._asdict() for name, tree in setting.trees.items()},
