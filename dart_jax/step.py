@@ -270,8 +270,8 @@ def step(
     path_positions = state.length[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
     with jax.named_scope("accept"):
         if state.seen is not None and state.sampling.repetition_penalty is not None:
-            known = _known_at_nodes(state.seen, tree, mask)
-            logits = penalize(state.sampling.repetition_penalty, logits, known)
+            seen = _seen_at_nodes(state.seen, tree, mask)
+            logits = penalize(state.sampling.repetition_penalty, logits, seen)
         drawn = draw(state.sampling, logits, state.seed, path_positions + 1, tree.depth)
         if config.acceptance is None:
             won = accept(tree, mask, drawn, depth)
@@ -350,7 +350,7 @@ def _draft(
     return state, *candidates
 
 
-def _known_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Array:
+def _seen_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Array:
     """Tokens known at every node, its own and its ancestors' included: bool [B, N + 1, V]."""
     b, nodes = tree.tokens.shape
     paths = jnp.where(mask, tree.tokens[:, None], -1)

@@ -15,7 +15,7 @@ PLAIN = {"rates": [66.0, 65.0], "speedups": [1.0, 1.0], "tau": 1.0, "identical":
 
 @pytest.fixture
 def report():
-    groups = {"text": {"plain": PLAIN, "dart": ROW}, "all": {"plain": PLAIN, "dart": ROW}}
+    groups = {name: {"plain": dict(PLAIN), "dart": dict(ROW)} for name in ("text", "all")}
     setting = {
         "bench": "demo",
         "temperature": 0.0,
