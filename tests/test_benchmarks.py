@@ -332,7 +332,7 @@ def test_empty_files(tmp_path, content):
     path = tmp_path / "gsm8k_test.jsonl"
     path.write_text(content)
     for name, directory in (("gsm8k", tmp_path), (str(path), None)):
-        with pytest.raises(UserError, match=f"^{path} holds no questions; download it again"):
+        with pytest.raises(UserError, match=f"^{path} holds no questions; check the file"):
             load(name, directory)
 
 
