@@ -44,41 +44,45 @@ class DraftModel:
     def __call__(self, memory: KVCache, known: Known) -> tuple[KVCache, Proposal]:
         """Drafts; see the protocol."""
         model = bind(self.config, known.params["drafter"])
-        tokens, positions, last, start = known.following, known.positions + 1, known.last, None
         if known.start is None:
-            # The first token of all follows none.
-            tokens = jnp.concatenate([known.tokens[:, :1], tokens], axis=1)
-            positions = jnp.concatenate([known.positions, positions[:, -1:]], axis=1)
-            last = last + 1
-        else:
-            start = known.start + 1
-        rows = tokens.shape[1]
-        causal = jnp.tril(jnp.ones((1, rows, rows), bool))
-        cache = memory if start is not None else None
-        out = model(tokens, positions, causal, cache, start)
-        memory = extend(memory, out.rows, start, known.capacity)
-        length = last + 1 if start is None else start + last + 1
-        hidden = jnp.take_along_axis(out.hidden, last[:, None, None], axis=1)
+            rows = known.tokens.shape[1]
+            causal = jnp.tril(jnp.ones((1, rows, rows), bool))
+            out = model(known.tokens, known.positions, causal)
+            memory = extend((), out.rows, None, known.capacity)
 
-        def next_token(hidden: jax.Array, length: jax.Array, seen: jax.Array | None) -> jax.Array:
-            at, level = length[:, None], jnp.zeros_like(length)[:, None]
+        # The rows of accepted tokens are in the cache since they were drafted, but for the last one
+        # that was drafted and the target's own behind it: the two newest tokens run.
+        last = known.last[:, None]
+        before, root, place = (
+            jnp.take_along_axis(x, last, axis=1)
+            for x in (known.tokens, known.following, known.positions)
+        )
+        tokens = jnp.concatenate([before, root], axis=1)
+        positions = jnp.concatenate([place, place + 1], axis=1)
+        causal = jnp.tril(jnp.ones((1, 2, 2), bool))
+        out = model(tokens, positions, causal, memory, place[:, 0])
+        memory = extend(memory, out.rows, place[:, 0], known.capacity)
+
+        def next_token(hidden: jax.Array, at: jax.Array, seen: jax.Array | None) -> jax.Array:
             logits = model.logits(hidden)
             if seen is not None and known.sampling.repetition_penalty is not None:
                 logits = penalize(known.sampling.repetition_penalty, logits, seen[:, None])
-            return draw(known.sampling, logits, known.seed, at, level)
+            return draw(known.sampling, logits, known.seed, at, jnp.zeros_like(at))
 
         def grow(carry: tuple[KVCache, jax.Array, jax.Array, jax.Array | None], _: None):
-            cache, token, length, seen = carry
+            cache, token, at, seen = carry
             seen = None if seen is None else mark(seen, token)
-            out = model(token, length[:, None], jnp.ones((1, 1, 1), bool), cache, length)
-            cache = extend(cache, out.rows, length, known.capacity)
-            drafted = next_token(out.hidden, length + 1, seen)
-            return (cache, drafted, length + 1, seen), drafted
+            out = model(token, at, jnp.ones((1, 1, 1), bool), cache, at[:, 0])
+            # Rows of drafted tokens lie beyond the known ones; of rejected ones the next call
+            # writes over them.
+            cache = extend(cache, out.rows, at[:, 0], known.capacity)
+            drafted = next_token(out.hidden, at + 1, seen)
+            return (cache, drafted, at + 1, seen), drafted
 
-        first = next_token(hidden, length, known.seen)
-        # Rows of drafted tokens lie beyond the known ones, where the next call writes.
-        carry = (memory, first, length, known.seen)
+        at = place + 2
+        first = next_token(out.hidden[:, 1:], at, known.seen)
+        carry = (memory, first, at, known.seen)
         (memory, *_), later = jax.lax.scan(grow, carry, None, self.nodes - 1)
         drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)
-        root = jnp.take_along_axis(known.following, known.last[:, None], axis=1)
-        return memory, Proposal(chain(root, drafted, jnp.full_like(length, self.nodes)))
+        count = jnp.full_like(known.last, self.nodes)
+        return memory, Proposal(chain(root, drafted, count))
