@@ -88,7 +88,7 @@ def read_question(record: Record, bench: str, title: str, by_category: bool = Fa
             raise UserError(f"a record must be an object, not {kind(value)}")
         # Parquet fills the fields that a record lacks.
         fields = {name: field for name, field in value.items() if field is not None}
-        turns, raw = _turns(fields), _raw(fields)
+        turns, raw = _asked(fields)
     except UserError as error:
         raise UserError(f"{record.where}: {error}") from None
     category = fields.get("category") if by_category else None
@@ -124,43 +124,36 @@ def tokens(
     return np.array(ids, np.int32)
 
 
-def _turns(record: dict[str, Any]) -> tuple[str, ...]:
+def _asked(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
+    """The turns, and the text to go on from: only HumanEval's prompts are made for that."""
     match record:
         case {"turns": _}:
-            return _texts(record, "turns")
+            return _texts(record, "turns"), None
         case {"prompt": list()}:
-            return _texts(record, "prompt")
-        case {"prompt": _, "entry_point": _}:
-            return (_humaneval(record),)
+            return _texts(record, "prompt"), None
+        case {"prompt": prompt, "entry_point": _}:
+            return (_humaneval(record),), prompt
         case {"text": _, "test_list": _}:
-            return (_mbpp(record, "text"),)
+            turn = _mbpp(record, "text")
         case {"prompt": _, "test_list": _}:
-            return (_mbpp(record, "prompt"),)
+            turn = _mbpp(record, "prompt")
         case {"question_content": _}:
-            return (_livecodebench(record),)
+            turn = _livecodebench(record)
         case {"instruction": _}:
-            return (_alpaca(record),)
+            turn = _alpaca(record)
         case {"problem": _}:
-            return (_math(record),)
+            turn = _math(record)
         case {"question": _}:
-            return (_text(record, "question"),)
+            turn = _text(record, "question")
         case {"prompt": _}:
-            return (_text(record, "prompt"),)
-    fields = ", ".join(map(str, list(record)[:8])) or "none"
-    raise UserError(
-        f"no question of a form that is known; it has the fields {fields}; `turns` or `prompt` "
-        "would do"
-    )
-
-
-def _raw(record: dict[str, Any]) -> str | None:
-    """Only HumanEval's prompts are made to be gone on from."""
-    match record:
-        case {"turns": _}:
-            return None
-        case {"prompt": str(prompt), "entry_point": _}:
-            return prompt
-    return None
+            turn = _text(record, "prompt")
+        case _:
+            fields = ", ".join(map(str, list(record)[:8])) or "none"
+            raise UserError(
+                f"no question of a form that is known; it has the fields {fields}; `turns` or "
+                "`prompt` would do"
+            )
+    return (turn,), None
 
 
 def _humaneval(record: dict[str, Any]) -> str:
