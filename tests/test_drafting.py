@@ -236,7 +236,13 @@ def test_one_target_and_many_ways_of_drafting(tiny, tmp_path):
 def test_an_ngram_model_without_drafter_drafts(tiny):
     model = DartModel.from_pretrained(tiny.target, None, tiny.ngram)
     assert model.drafter == NgramConfig()
-    assert model.generate(tiny.prompts[0], max_new_tokens=8).drafted.any()
+    made = model.generate(tiny.prompts[0], max_new_tokens=8)
+    plain = model.generate(tiny.prompts[0], max_new_tokens=8, nodes=0)
+    np.testing.assert_array_equal(made.tokens, plain.tokens)
+    decoder = model.decoder(nodes=8, max_length=64)
+    assert decoder.pruner is not None
+    trees = decoder.pruner(np.array([[0] * (2 + 9) + tiny.prompts[0][:4].tolist()], np.int32))
+    assert (trees[0, 2] > 0).any()
 
 
 @pytest.mark.parametrize(("drafter", "nodes"), [(None, 8), (PromptLookupConfig(), 8)])

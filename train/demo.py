@@ -59,7 +59,7 @@ class DemoConfig:
     batch: int = 8
     target_steps: int = 1500
     target_lr: float = 2e-3
-    answer: int = 192
+    answer: int = 128
     """Tokens that the target writes behind a function's head."""
     seed: int = 0
 
