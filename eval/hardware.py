@@ -14,6 +14,7 @@ import jax.numpy as jnp
 _LARGEST = {"cpu": 2**28}  # bytes that are copied; must not fit into caches
 _COPIED = 2**30  # elsewhere
 _IN_A_ROW = 4
+_RUNS = 5
 _SIZES = (512, 1024, 2048, 4096, 8192)
 _ENOUGH = 0.05  # seconds; a product that takes so long is large enough
 
@@ -22,7 +23,8 @@ class Hardware(NamedTuple):
     """The device's limits.
 
     Attributes:
-      bandwidth: bytes a second, read and written, of a large copy: the fastest of some.
+      bandwidth: bytes a second, read and written, of a large copy: the fastest of some, as the
+        device may be shared.
       rate: operations a second of a large square product, two a multiplication and addition.
       dtype: of that product.
       copied: bytes of the array that was copied.
@@ -60,21 +62,34 @@ def device_memory() -> int:
 
 
 def _bandwidth(copied: int) -> float:
+    """Of a copy from one array into another, and within one: the faster."""
     source, other = (jnp.full((copied // 4,), value, jnp.float32) for value in (0, 1))
 
-    # Written over what is there: new memory would be slow for reasons of its own.
-    @partial(jax.jit, donate_argnames=("over",))
+    # Written over what is there: the pages of new memory would have to be made first. Unused, the
+    # array written over must be kept among the arguments, or it is not written over.
+    @partial(jax.jit, donate_argnames=("over",), keep_unused=True)
     def copy(source: jax.Array, over: jax.Array) -> jax.Array:
         del over
         return source + 1
 
-    def work() -> jax.Array:
+    @partial(jax.jit, donate_argnames=("source",))
+    def within(source: jax.Array) -> jax.Array:
+        return source + 1
+
+    def copies() -> jax.Array:
         nonlocal source, other
         for _ in range(_IN_A_ROW):
             source, other = copy(source, other), source
         return source
 
-    return 2 * source.nbytes * _IN_A_ROW / _fastest(work, 5)
+    def changes() -> jax.Array:
+        nonlocal source
+        for _ in range(_IN_A_ROW):
+            source = within(source)
+        return source
+
+    seconds = min(_fastest(work, _RUNS) for work in (copies, changes))
+    return 2 * 4 * (copied // 4) * _IN_A_ROW / seconds
 
 
 def _rate(dtype: Any) -> tuple[float, int]:
@@ -84,7 +99,7 @@ def _rate(dtype: Any) -> tuple[float, int]:
         matrix = jnp.ones((size, size), dtype)
         # Exact float32, as in the decode step.
         product = jax.jit(lambda x, y: jnp.matmul(x, y, precision="highest"))
-        seconds = _fastest(lambda m=matrix, p=product: [p(m, m) for _ in range(_IN_A_ROW)], 3)
+        seconds = _fastest(lambda m=matrix, p=product: [p(m, m) for _ in range(_IN_A_ROW)], _RUNS)
         best = max(best, (_IN_A_ROW * 2 * size**3 / seconds, size))
         if seconds > _ENOUGH * _IN_A_ROW:
             break

@@ -111,14 +111,17 @@ class LatencyConfig:
 class Latency:
     """One measurement: the cases, and why others were left out."""
 
-    def __init__(self, config: LatencyConfig, console: Console, hardware: Hardware):
-        self.config, self.console, self.hardware = config, console, hardware
+    def __init__(
+        self,
+        config: LatencyConfig,
+        console: Console,
+        hardware: Hardware,
+        taus: dict[int, float] | None,
+    ):
+        self.config, self.console, self.hardware, self.taus = config, console, hardware, taus
         self.dtype = weights_dtype(config.dtype)
         self.results: list[Result] = []
         self.left_out: list[str] = []
-        self.taus = None
-        if config.tau_by_nodes:
-            self.taus = read_tau_by_nodes(config.tau_by_nodes, config.nodes)
         self.end = time.monotonic() + 60 * (config.minutes or float("inf"))
 
     def late(self) -> bool:
@@ -202,14 +205,13 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     config = config.filled()
     check_outputs(config.json, config.plot)
     check_outputs(config.markdown, None)
-    if config.tau_by_nodes:
-        read_tau_by_nodes(config.tau_by_nodes, config.nodes)
+    taus = read_tau_by_nodes(config.tau_by_nodes, config.nodes) if config.tau_by_nodes else None
     told = ", ".join(f"{k} {v}" for k, v in environment().items())
     console.print(told)
     with console.status("the device's limits"):
         limits = hardware.measure(weights_dtype(config.dtype))
     console.print(hardware_line(limits), highlight=False, soft_wrap=True)
-    latency = Latency(config, console, limits)
+    latency = Latency(config, console, limits, taus)
     latency.run()
     if not latency.results:
         raise UserError("nothing was measured: " + "; ".join(latency.left_out))

@@ -23,6 +23,7 @@ CLOCK = (
     "operations over the measured matrix rate."
 )
 
+_SIDE_BY_SIDE = 4  # cases; of more, the two drawings stand one above the other
 _STAGES = "in ms; ratio: device over limit"
 _TREES = (
     "verify, step: the target's part and the whole step, over a plain step; parts: the stages' "
@@ -134,8 +135,14 @@ class Result(NamedTuple):
 
 def draw(results: Sequence[Result], hardware: Hardware, path: Path) -> None:
     """Where a step's time goes beside its limit, and what verifying costs against N."""
-    figure = new_figure(6 + max(5, 1.6 * len(results)), 4.4)
-    bars, lines = figure.subplots(1, 2, width_ratios=[max(5, 1.6 * len(results)), 5])
+    count = len(results)
+    if count <= _SIDE_BY_SIDE:
+        wide = max(3.5, 1.2 * count)
+        figure = new_figure(8 + wide, 4.4)
+        bars, lines = figure.subplots(1, 2, width_ratios=[wide, 4])
+    else:
+        figure = new_figure(max(9, 2 + 1.1 * count), 8.8)
+        bars, lines = figure.subplots(2, 1)
     _draw_bars(bars, results, hardware)
     _draw_lines(lines, results)
     save_figure(figure, path)
@@ -167,10 +174,10 @@ def _draw_bars(axes: Any, results: Sequence[Result], hardware: Hardware) -> None
         names.append(f"{case.shape}\ncontext {case.context}\n{nodes} nodes")
     axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
     axes.set_xticks(range(len(names)), names, fontsize="small")
-    axes.set_xlim(-0.6, max(len(names) - 0.4, 1.4))
+    axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set(ylabel="in plain steps", title="A step's stages, and its limit")
     axes.margins(y=0.12)
-    axes.legend(fontsize="small", loc="upper right")
+    _legend(axes)
 
 
 def _draw_lines(axes: Any, results: Sequence[Result]) -> None:
@@ -194,7 +201,14 @@ def _draw_lines(axes: Any, results: Sequence[Result]) -> None:
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set(xlabel="nodes", ylabel="in plain steps", title="Verifying a tree (the target's part)")
-    axes.legend(fontsize="small")
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    """Beside the drawing, the topmost first."""
+    handles, labels = axes.get_legend_handles_labels()
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"}
+    axes.legend(handles[::-1], labels[::-1], frameon=False, **place)
 
 
 def _ms(seconds: float) -> str:
