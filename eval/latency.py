@@ -52,7 +52,7 @@ class LatencyConfig:
     """Of which models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny. By default
     demo on a CPU, Qwen3's elsewhere."""
     context: tuple[int, ...] = ()
-    """Tokens known, 128 to 32768 for instance; by default 128 and 1024 on a CPU, else 1024 and
+    """Tokens known, 128 to 32768 for instance; by default 128 and 1024 on a CPU, else 2048 and
     8192."""
     nodes: tuple[int, ...] = ()
     """Nodes of the trees, without the root; by default 8, 16 and 60 on a CPU, else 16 and 60."""
@@ -101,7 +101,7 @@ class LatencyConfig:
         return dataclasses.replace(
             self,
             shapes=tuple(name.lower() for name in self.shapes) or (("demo",) if cpu else QWEN3),
-            context=self.context or ((128, 1024) if cpu else (1024, 8192)),
+            context=self.context or ((128, 1024) if cpu else (2048, 8192)),
             nodes=self.nodes or ((8, 16, 60) if cpu else (16, 60)),
             dtype=str(default_dtype()) if self.dtype == "auto" else self.dtype,
             minutes=minutes,

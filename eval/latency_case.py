@@ -19,7 +19,7 @@ from dart_jax.pruner import CONTEXT, Handover, Pruner
 from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig, DecodeParams, DecodeState, prefill
 from eval import latency_stages as stages
-from eval.latency_clock import Measured, Stage, Timing, measure, measure_host
+from eval.latency_clock import Measured, Stage, Timing, calls_in, measure, measure_host
 from eval.latency_cost import Cost, Counted
 from eval.latency_shapes import drafter_of, parameters, random_params, target_of
 
@@ -184,7 +184,7 @@ class _Work:
         state, self.candidates = make(config, model.params, batch, context, self.capacity)
         self.small = stages.without_caches(state)
         self.cache, self.memory = state.target_cache, state.memory
-        self.calls = 1  # of a figure of the target's part
+        self.calls = 1  # of a figure of the target's part: as many as its last times suggest
         self.paths: set[int] = set()  # lengths for which the draft is measured
 
     def plain(self) -> Row:
@@ -213,6 +213,7 @@ class _Work:
         measured, _, verified = measure(Stage(function, fixed, given, calls=self.calls), timing)
         yield Row("verify", nodes, measured, cost.verify(rows))
         del fixed
+        self.calls = calls_in(timing.seconds, measured.seconds)
 
         self.say(f"{nodes} nodes: accept")
         function = partial(stages.accept_stage, config)
