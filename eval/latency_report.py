@@ -43,6 +43,7 @@ class Grid:
     def table(self) -> Table:
         """For the terminal."""
         made = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
+        made.pad_edge, made.collapse_padding = False, True  # to fit into 80 columns
         made.caption, made.caption_justify = self.caption or None, "left"
         for i, column in enumerate(self.columns):
             made.add_column(column, justify="right" if i else "left", no_wrap=True)
@@ -99,7 +100,7 @@ def _stage_cells(row: Row, hardware: Hardware) -> list[str]:
     if cost is None:
         return [*cells, "-", "-", "-", "-"]
     limit = cost.limit(hardware.bandwidth, hardware.rate)
-    ratio = f"{measured.seconds / limit:.2f}"
+    ratio = _ratio(measured.seconds / limit)
     return [*cells, _number(cost.bytes / 1e6), _number(cost.operations / 1e9), _ms(limit), ratio]
 
 
@@ -214,6 +215,10 @@ def _legend(axes: Any) -> None:
 def _ms(seconds: float) -> str:
     """Milliseconds, to the microsecond at most."""
     return _number(1e3 * seconds)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else _number(value)
 
 
 def _number(value: float) -> str:

@@ -6,6 +6,7 @@ target's, as `train.shape` makes it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -98,8 +99,17 @@ def drafter_of(target: TargetConfig) -> DrafterConfig:
     return config
 
 
+@functools.cache
 def parameters(config: TargetConfig | DrafterConfig) -> int:
-    """How many there are; nothing is allocated."""
+    """How many there are; nothing is allocated. A dense target's layers are counted but once, since
+    they are all alike."""
+    if isinstance(config, DrafterConfig) or config.moe is not None:
+        return _count(config)
+    one, two = (_count(dataclasses.replace(config, num_hidden_layers=n)) for n in (1, 2))
+    return one + (config.num_hidden_layers - 1) * (two - one)
+
+
+def _count(config: TargetConfig | DrafterConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(config)))
 
 

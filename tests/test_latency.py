@@ -16,7 +16,7 @@ from dart_jax.config import MoEConfig
 from dart_jax.errors import UserError
 from dart_jax.pruner import Pruner
 from dart_jax.step import DecodeConfig, step
-from eval import hardware, latency, latency_case, latency_clock, latency_stages
+from eval import hardware, latency, latency_case, latency_clock, latency_report, latency_stages
 from eval.hardware import Hardware
 from eval.latency import LatencyConfig, run
 from eval.latency_case import Case, Model, Row
@@ -50,6 +50,17 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_published(name):
     assert parameters(target_of(name)) == PUBLISHED[name]
+
+
+def test_parameters_are_those_there_are(model):
+    for config, params in (
+        (target_of("tiny"), model.params["target"]),
+        (model.drafter, model.params["drafter"]),
+    ):
+        own = sum(leaf.size for leaf in jax.tree.leaves(params))
+        if config is not model.drafter:  # on CPU its head is its own
+            own -= (model.target != config) * config.vocab_size * config.hidden_size
+        assert parameters(config) == own
 
 
 def test_names():
@@ -306,6 +317,16 @@ def test_speedups():
     assert given.best_speedup == pytest.approx(4 * 2 / 4.1)
 
 
+def test_figures_are_short():
+    shown = [latency_report._ratio(value) for value in (0.256, 1.234, 45.67, 1099.4)]
+    assert shown == ["0.26", "1.23", "45.7", "1,099"]
+    assert [latency_report._ms(value) for value in (5e-6, 1.234e-3, 0.1)] == [
+        "0.005",
+        "1.23",
+        "100",
+    ]
+
+
 def test_what_stands_out():
     found = flags(CASE, derive(CASE, (3.0,)), SLOW)  # every limit is 1 ms
     assert found == [
@@ -380,7 +401,7 @@ def test_report(reported):
                 limit = max(row["bytes"] / 1e9, row["operations"] / 1e11)
                 assert row["limit"] == pytest.approx(limit)
                 assert row["ratio"] == pytest.approx(row["seconds"] / limit)
-                assert f"{row['ratio']:.2f}" in markdown
+                assert f"| {latency_report._ratio(row['ratio'])} |" in markdown
         plain = rows["plain", None]["seconds"]
         for tree in case["trees"]:
             host = [rows[name, tree["nodes"]]["seconds"] for name in ("to host", "search")]
