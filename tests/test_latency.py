@@ -1,0 +1,511 @@
+"""Latency by stages: counts, what is timed, and what is reported."""
+
+import dataclasses
+import functools
+import io
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dart_jax.config import MoEConfig
+from dart_jax.errors import UserError
+from dart_jax.pruner import Pruner
+from dart_jax.step import DecodeConfig, step
+from eval import hardware, latency, latency_case, latency_clock, latency_report, latency_stages
+from eval.hardware import Hardware
+from eval.latency import LatencyConfig, run
+from eval.latency_case import Case, Model, Row
+from eval.latency_clock import Measured, Stage, Timing, calls_in, measure
+from eval.latency_cost import Cost, Counted
+from eval.latency_derived import derive, flags, read_tau_by_nodes
+from eval.latency_shapes import QWEN3, drafter_of, parameters, random_params, target_of
+
+CONTEXT, NODES = 20, 12
+SLOW = Hardware(1e9, 1e11, "float32", 2**20, 512, 2**40)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model.random("tiny", jnp.float32)
+
+
+# Shapes.
+
+PUBLISHED = {
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "llama-3-8b": 8_030_261_248,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name):
+    assert parameters(target_of(name)) == PUBLISHED[name]
+
+
+def test_parameters_are_those_there_are(model):
+    for config, params in (
+        (target_of("tiny"), model.params["target"]),
+        (model.drafter, model.params["drafter"]),
+    ):
+        own = sum(leaf.size for leaf in jax.tree.leaves(params))
+        if config is not model.drafter:  # on CPU its head is its own
+            own -= (model.target != config) * config.vocab_size * config.hidden_size
+        assert parameters(config) == own
+
+
+def test_names():
+    assert target_of("Qwen3-8B") == target_of("qwen3-8b")
+    assert target_of("demo").vocab_size == 4096
+    assert set(QWEN3) < set(PUBLISHED)
+    with pytest.raises(UserError, match="no shape is called 'gpt'; there are demo, qwen3"):
+        target_of("gpt")
+
+
+def test_random_parameters_have_the_dtype_asked_for():
+    params = random_params(drafter_of(target_of("tiny")), 1, jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
+    kernels = [params["mlp"][name]["kernel"] for name in ("gate_proj", "up_proj")]
+    gate, up = (np.asarray(kernel, np.float32) for kernel in kernels)
+    assert up.std() == pytest.approx(0.02, rel=0.05)
+    assert (gate != up).mean() > 0.9
+    assert (np.asarray(params["norm"]["scale"], np.float32) == 1).all()
+
+
+# Counts.
+
+# D 64, F 96, L 7, H 4, K 2, h 16, V 512; d 8, of which 7 are mask rows.
+COUNTED = Counted(target_of("tiny"), drafter_of(target_of("tiny")), 1, 100, 4, 25)
+LAYER = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96  # q; k and v; o; gate, up and down
+DRAFT_LAYER = 128 * 64 + 2 * 128 * 32 + 64 * 64 + 3 * 64 * 96
+CACHED = 7 * 2 * 2 * 16 * 4  # bytes of a row: layers, keys and values, heads, size, float32
+
+
+def test_bytes_and_operations_by_hand():
+    weights = 7 * (LAYER + 2 * 64 + 2 * 16) + 64 + 64 * 512
+    features = 3 * 64 * 4
+    plain = COUNTED.plain()
+    assert plain.bytes == 4 * (weights + 64) + CACHED * 101
+    # Each head: scores and sums over 101 keys of 16 numbers.
+    assert plain.operations == 2 * (7 * LAYER + 64 * 512 + 7 * 4 * 2 * 16 * 101)
+    verify = COUNTED.verify(61)
+    logits = 61 * 512 * 4
+    assert verify.bytes == 4 * (weights + 61 * 64) + CACHED * 161 + logits + 61 * features
+    assert verify.operations == 61 * 2 * (7 * LAYER + 64 * 512 + 7 * 4 * 2 * 16 * 161)
+    assert COUNTED.accept(61, 9) == (logits + 3 * 61 * 4 + 2 * 9 * (CACHED + features), 0)
+
+    drafter = 192 * 64 + DRAFT_LAYER + 6 * 64 + 64 * 512
+    row, draft_logits = 2 * 2 * 16 * 4, 8 * 512 * 4
+    draft = COUNTED.draft(9)
+    rows = 9 * 64 * 4 + 9 * features + row * 109
+    assert draft.bytes == 4 * drafter + rows + draft_logits
+    products = 9 * 192 * 64  # features
+    products += 10 * 128 * 64 + 2 * 128 * 64  # keys and values of 10 rows, queries of 2
+    products += 8 * (64 * 64 + 3 * 64 * 96) + 4 * 2 * 16 * 8 * 116 + 8 * 64 * 512
+    assert draft.operations == 2 * products
+    handed = 8 * 25 * 8
+    assert COUNTED.topk() == (draft_logits + handed, 0)
+    assert COUNTED.pack(9) == (2 * 9 * row + 2 * handed, 0)
+
+    step = COUNTED.step(61, 9)
+    assert step.operations == verify.operations + draft.operations
+    kept = 4 * (weights + 61 * 64) + CACHED * 109
+    assert step.bytes == kept + 4 * drafter + 9 * 64 * 4 + row * 109 + handed
+
+
+def test_the_weights_counted_are_those_there_are():
+    target, drafter = COUNTED.target, COUNTED.drafter
+    assert COUNTED.target_weights == parameters(target)  # a tied head is read as a head
+    assert COUNTED.drafter_weights == parameters(drafter)
+    untied = dataclasses.replace(target, tie_word_embeddings=False)
+    assert dataclasses.replace(COUNTED, target=untied).target_weights == parameters(target)
+    for name in ("qwen3-8b", "llama-3-8b"):
+        config = target_of(name)
+        counted = Counted(config, drafter_of(config), 1, 1, 2, 25)
+        embeddings = config.vocab_size * config.hidden_size
+        assert counted.target_weights == parameters(config) - embeddings
+        assert counted.drafter_weights == parameters(drafter_of(config))
+
+
+def test_batches_share_weights_alone():
+    many = dataclasses.replace(COUNTED, batch=3)
+    weights = 4 * COUNTED.target_weights
+    for one, three in [(COUNTED.verify(9), many.verify(9)), (COUNTED.plain(), many.plain())]:
+        assert three.bytes - weights == 3 * (one.bytes - weights)
+        assert three.operations == 3 * one.operations
+
+
+def test_what_cannot_be_counted():
+    moe = dataclasses.replace(target_of("tiny"), moe=MoEConfig(4, 2, 32, norm_topk_prob=True))
+    with pytest.raises(UserError, match="only dense targets"):
+        dataclasses.replace(COUNTED, target=moe)
+
+
+def test_the_limit_is_what_takes_longer():
+    assert Cost(2000, 10).limit(1000, 1000) == 2
+    assert Cost(20, 3000).limit(1000, 1000) == 3
+
+
+def compiled_flops(function, *arguments):
+    analysis = jax.jit(function).lower(*arguments).compile().cost_analysis()
+    assert analysis is not None
+    return analysis["flops"]
+
+
+@pytest.fixture(scope="module")
+def state(model):
+    """After a prompt, with a tree found by the search."""
+    config = DecodeConfig(model.target, model.drafter, NODES)
+    capacity = config.capacity(CONTEXT)
+    state, candidates = latency_case.prefilled(config, model.params, 2, CONTEXT, capacity)
+    packed = latency_case.hand_over(config.handover, *candidates)
+    return config, state, jnp.asarray(Pruner(config.handover, NODES)(packed))
+
+
+def test_operations_against_the_compilers(model, state):
+    """It counts activations, norms and masked rows of the cache too."""
+    config, state, trees = state
+    small = latency_stages.without_caches(state)
+    capacity = state.target_cache[0][0].shape[2]
+    counted = Counted(model.target, model.drafter, 2, capacity, 4, config.handover.candidates)
+    arguments = (model.params, small, trees, state.target_cache)
+    flops = compiled_flops(partial(latency_stages.verify, config), *arguments)
+    assert 1 <= flops / counted.verify(NODES + 1).operations < 1.3
+
+
+# What is timed.
+
+
+def test_the_stages_are_the_step(model, state):
+    config, state, trees = state
+    taken, packed = latency_stages.together(config, model.params, state, trees)
+    copied = jax.tree.map(jnp.copy, state)  # the step is given it for good
+    expected_state, expected = step(config, model.params, copied, trees)
+    pruner = Pruner(config.handover, NODES)
+    np.testing.assert_array_equal(pruner(np.asarray(packed)), pruner(np.asarray(expected)))
+    first = config.handover.first + config.handover.positions * config.handover.candidates
+    np.testing.assert_array_equal(packed[:, :first], expected[:, :first])
+    for leaf, other in zip(jax.tree.leaves(taken), jax.tree.leaves(expected_state), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-5)
+
+
+def test_random_rows_have_the_prefills_shapes(model, state):
+    config, state, _ = state
+    capacity = state.target_cache[0][0].shape[2]
+    other, given = latency_case.random_state(config, model.params, 2, CONTEXT, capacity)
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (state, other))
+    assert shapes[0] == shapes[1]
+    packed = latency_case.hand_over(config.handover, *given)
+    context, ids, logits = config.handover.candidates_of(packed)
+    for mine, theirs in zip((context, ids, logits), given, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert all(len(set(level)) == len(level) for row in ids.tolist() for level in row)
+    assert (np.diff(logits, axis=-1) <= 0).all()
+    tree = Pruner(config.handover, NODES)(packed)
+    assert (tree[:, 2, 1:] > 0).all()
+
+
+def test_every_call_of_the_loop_is_made():
+    """The moved array counts them; what is given is as it was."""
+    timing = Timing(repeats=2, seconds=1e-5)
+
+    def count(fixed, inputs, moved):
+        return moved + fixed, (inputs[0] * 2, inputs[1])
+
+    inputs = (jnp.arange(3.0), jnp.arange(4, dtype=jnp.int32))
+    stage = Stage(count, jnp.float32(1), inputs, jnp.zeros((2,)), calls=5)
+    measured, moved, outputs = measure(stage, timing)
+    assert moved.tolist() == [15, 15]  # once to compile
+    assert outputs[0].tolist() == [0, 2, 4]
+    assert outputs[1].tolist() == [0, 1, 2, 3]
+    assert (len(measured.device), measured.wall, measured.calls) == (2, [], 5)
+    measured, moved, _ = measure(dataclasses.replace(stage, moved=jnp.zeros(2), calls=None), timing)
+    assert moved[0] == 3 + measured.calls * 3 + 2 * 3
+    assert len(measured.wall) == 2
+
+
+def test_nothing_is_moved_out_of_the_loop():
+    """A product inside stays inside."""
+
+    def product(fixed, inputs, moved):
+        return moved, inputs @ fixed
+
+    square = jnp.ones((64, 64))
+    lowered = latency_clock._calls.lower(product, 7, square, square, ())
+    text = lowered.compile().as_text()
+    assert text is not None
+    products = [part for part in text.split("\n\n") if " dot(" in part or "custom-call" in part]
+    assert products
+    assert not any(part.lstrip().startswith("ENTRY") for part in products)
+
+
+def test_calls():
+    assert calls_in(1, 0.01) == 128
+    assert calls_in(1, 5) == 2
+    assert calls_in(1, 1e-9) == 1024
+
+
+def test_quartiles():
+    assert Measured([3.0, 1.0, 2.0], [9.0]).quartiles == (1.5, 2.5)
+    assert Measured([], [9.0]).quartiles == (9.0, 9.0)
+    assert Measured([3.0, 1.0, 2.0], [9.0]).seconds == 2
+
+
+def test_hardware():
+    measured = hardware.measure(jnp.float32, copied=2**20)
+    assert min(measured.bandwidth, measured.rate, measured.memory) > 0
+    assert (measured.copied, measured.dtype) == (2**20, "float32")
+
+
+# What follows from the times.
+
+
+def made(times):
+    """A case of given milliseconds by stage and nodes."""
+    rows = [
+        Row(stage, nodes, Measured([ms / 1e3], [ms / 1e3]), Cost(10**6, 0))
+        for (stage, nodes), ms in times.items()
+    ]
+    return Case("tiny", 64, 128, 1, True, False, rows)
+
+
+CASE = made(
+    {
+        ("plain", None): 2,
+        ("verify", 8): 2.2,
+        ("accept", 8): 0.1,
+        ("draft", None): 0.4,
+        ("top-k", None): 0.1,
+        ("pack", None): 0.1,
+        ("step", 8): 2.8,
+        ("to host", 8): 0.05,
+        ("search", 8): 0.1,
+        ("to device", 8): 0.05,
+        ("verify", 60): 3,
+        ("accept", 60): 0.2,
+        ("step", 60): 3.6,
+        ("to host", 60): 0.3,
+        ("search", 60): 0.1,
+        ("to device", 60): 0.1,
+    }
+)
+
+
+def test_speedups():
+    derived = derive(CASE, (3.0,))
+    small, large = derived.trees
+    assert (small.nodes, large.nodes) == (8, 60)
+    assert small.verify == pytest.approx(1.1)
+    assert small.step == pytest.approx(1.4)
+    assert small.parts == pytest.approx(2.9e-3)
+    assert large.parts == pytest.approx(3.8e-3)
+    assert small.total == pytest.approx(3e-3)
+    assert small.speedup[3.0] == pytest.approx(3 * 2 / 3)
+    assert large.speedup[3.0] == pytest.approx(3 * 2 / 4.1)
+    assert (derived.best, derived.best_speedup) == (8, None)
+    given = derive(CASE, (3.0,), {8: 2.0, 60: 4.0, 128: 9.0})
+    assert given.best == 60
+    assert given.best_speedup == pytest.approx(4 * 2 / 4.1)
+
+
+def test_figures_are_short():
+    shown = [latency_report._ratio(value) for value in (0.256, 1.234, 45.67, 1099.4)]
+    assert shown == ["0.26", "1.23", "45.7", "1,099"]
+    assert [latency_report._ms(value) for value in (5e-6, 1.234e-3, 0.1)] == [
+        "0.005",
+        "1.23",
+        "100",
+    ]
+
+
+def test_what_stands_out():
+    found = flags(CASE, derive(CASE, (3.0,)), SLOW)  # every limit is 1 ms
+    assert found == [
+        "tiny, context 64: a plain step takes 2.00x its limit (wanted: 1.3x)",
+        "tiny, context 64: the step with 8 nodes takes 2.80x its limit (wanted: 1.3x)",
+        "tiny, context 64: the step with 60 nodes takes 3.60x its limit (wanted: 1.3x)",
+        "tiny, context 64: verifying 60 nodes takes 1.50x a plain step (wanted: 1.2x)",
+        "tiny, context 64: hand-over with 60 nodes takes 0.40 ms (wanted: 0.3 ms)",
+    ]
+    fast = flags(CASE, derive(CASE, (3.0,)), SLOW._replace(bandwidth=3e8))
+    assert fast[0].startswith("tiny, context 64: a plain step takes 0.60x its limit: weights stay")
+    fine = made(
+        {
+            key: 1.0 if key[0] in ("plain", "step", "verify") else 0.1
+            for key in [(row.stage, row.nodes) for row in CASE.rows]
+        }
+    )
+    assert flags(fine, derive(fine, (3.0,)), SLOW) == []
+
+
+# The program.
+
+
+@functools.cache
+def report(directory):
+    """Runs it once."""
+    taus = directory / "taus.json"
+    taus.write_text('{"12": 3.5}')
+    config = LatencyConfig(
+        shapes=("Tiny", "qwen3-8b"),
+        context=(CONTEXT, 50_000),
+        nodes=(NODES,),
+        batch_size=2,
+        repeats=2,
+        seconds=1e-3,
+        tau=(2.0, 3.0),
+        tau_by_nodes=taus,
+        json=directory / "out" / "latency.json",
+        markdown=directory / "latency.md",
+        plot=directory / "latency.png",
+    )
+    file = io.StringIO()
+    run(config, Console(file=file, width=100))
+    made = json.loads((directory / "out" / "latency.json").read_text())
+    return file.getvalue(), made, (directory / "latency.md").read_text()
+
+
+@pytest.fixture
+def reported(tmp_path_factory, monkeypatch):
+    """What it printed, its JSON and its Markdown; on a machine that holds but small models."""
+    monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW._replace(memory=10**9))
+    return report(tmp_path_factory.getbasetemp())
+
+
+def test_report(reported):
+    text, content, markdown = reported
+    assert [case["context"] for case in content["cases"]] == [CONTEXT]
+    assert [case["prefilled"] for case in content["cases"]] == [True]
+    for case in content["cases"]:
+        rows = {(row["stage"], row["nodes"]): row for row in case["stages"]}
+        assert len(rows) == len(case["stages"])
+        by_nodes = {"verify", "accept", "step", "to host", "search", "to device"}
+        whole = {(name, None) for name in ("plain", "draft", "top-k", "pack")}
+        assert set(rows) == whole | {(name, n) for name in by_nodes for n in (NODES,)}
+        for (stage, _), row in rows.items():
+            assert row["quartiles"][0] <= row["seconds"] <= row["quartiles"][1]
+            on_host = stage in ("to host", "search", "to device")
+            assert len(row["wall"]) == (0 if stage == "verify" else 2)
+            assert len(row["device"]) == (0 if on_host else 2)
+            assert (row["limit"] is None) == on_host
+            if not on_host:
+                limit = max(row["bytes"] / 1e9, row["operations"] / 1e11)
+                assert row["limit"] == pytest.approx(limit)
+                assert row["ratio"] == pytest.approx(row["seconds"] / limit)
+                assert f"| {latency_report._ratio(row['ratio'])} |" in markdown
+        plain = rows["plain", None]["seconds"]
+        for tree in case["trees"]:
+            host = [rows[name, tree["nodes"]]["seconds"] for name in ("to host", "search")]
+            host.append(rows["to device", tree["nodes"]]["seconds"])
+            total = rows["step", tree["nodes"]]["seconds"] + sum(host)
+            assert tree["total"] == pytest.approx(total)
+            assert tree["speedup"]["3.0"] == pytest.approx(3 * plain / total)
+            for told in (text, markdown):
+                assert f"{tree['speedup']['3.0']:.2f}x" in told
+        [tree] = case["trees"]
+        assert case["best_nodes"] == tree["nodes"] == NODES
+        assert case["best_speedup"] == pytest.approx(3.5 * plain / tree["total"])
+    assert content["environment"]["device"] in text.replace("\n", "")
+    assert content["config"]["dtype"] == "float32"
+    for line in content["stands_out"]:
+        assert f"stands out: {line}" in text
+        assert line in markdown
+
+
+def test_what_was_left_out(reported):
+    text, content, markdown = reported
+    [large, long, both] = content["left_out"]
+    assert large.startswith(f"qwen3-8b, context {CONTEXT}: left out, it needs about 40.")
+    assert large.endswith("GB, and the device has 1.0 GB")
+    assert long.startswith("tiny, context 50000: left out, it is beyond the 40960 positions")
+    assert both.startswith("qwen3-8b, context 50000: left out, it is beyond")
+    for line in content["left_out"]:
+        assert line in text
+        assert line in markdown
+
+
+def test_figure(reported, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "latency.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_memory_that_is_needed():
+    """Of the largest: 64 GB in bfloat16, which one GPU must hold."""
+    needed = latency_case.needed_memory("qwen3-32b", jnp.bfloat16, 1, 1024, 256)
+    weights = 2 * (PUBLISHED["qwen3-32b"] + parameters(drafter_of(target_of("qwen3-32b"))))
+    if jax.default_backend() == "cpu":  # where it runs, its head is its own already
+        assert weights < needed < weights + 6e9
+    long = latency_case.needed_memory("qwen3-32b", jnp.bfloat16, 1, 32768, 256)
+    assert long - needed > 2 * 64 * 2 * 8 * 128 * (32768 - 1024) - 2e9
+
+
+def test_the_time_is_over(monkeypatch):
+    monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW)
+    monkeypatch.setattr(latency.Latency, "late", lambda self: True)
+    config = LatencyConfig(shapes=("tiny",), minutes=5)
+    with pytest.raises(UserError, match="nothing was measured: tiny, context 128: left out, since"):
+        run(config, Console(file=io.StringIO()))
+
+
+BAD = {
+    "shape": (["--shapes", "gpt2"], "no shape is called 'gpt2'"),
+    "context": (["--context", "0"], "--context must be at least 1"),
+    "nodes": (["--nodes", "8", "0"], "--nodes must be at least 1"),
+    "the same nodes": (["--nodes", "8", "8"], "--nodes must be different numbers"),
+    "batch": (["--batch-size", "0"], "--batch-size must be at least 1"),
+    "repeats": (["--repeats", "0"], "--repeats must be at least 1"),
+    "seconds": (["--seconds", "0"], "--seconds must be a positive number"),
+    "tau": (["--tau", "0.5"], "--tau must be numbers of at least 1"),
+    "minutes": (["--minutes", "-1"], "--minutes must be a positive number"),
+    "plot": (["--plot", "figure.txt"], "--plot writes .png, .pdf or .svg"),
+    "no file": (["--tau-by-nodes", "nowhere.json"], "cannot read nowhere.json"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case, capsys):
+    arguments, message = BAD[case]
+    with pytest.raises(SystemExit) as exit:
+        latency.main(arguments)
+    told = capsys.readouterr().err
+    assert exit.value.code == 2
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "must hold taus by nodes"),
+        ('{"8": "x"}', "must hold taus by nodes"),
+        ('{"8": 0.5}', "has a tau of 1..N \\+ 1"),
+        ('{"8": 9.5}', "has a tau of 1..N \\+ 1"),
+        ('{"16": 2}', "tells the tau of 16 nodes, and none of these is in --nodes"),
+        ("{}", "tells the tau of none nodes"),
+    ],
+)
+def test_bad_taus(tmp_path, content, message):
+    path = tmp_path / "taus.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_tau_by_nodes(path, (8, 60))
+
+
+def test_help_tells_all_options(capsys):
+    with pytest.raises(SystemExit) as exit:
+        latency.main(["--help"])
+    assert exit.value.code == 0
+    told = capsys.readouterr().out
+    for field in dataclasses.fields(LatencyConfig):
+        assert f"--{field.name.replace('_', '-')}" in told
