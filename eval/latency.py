@@ -23,7 +23,6 @@ from rich.progress import Progress
 
 from dart_jax.checkpoint import default_dtype, weights_dtype
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.files import write_atomically
 from dart_jax.user_cache import enable_compilation_cache
 from eval import hardware, latency_case
 from eval.hardware import Hardware
@@ -40,8 +39,7 @@ from eval.latency_report import (
 )
 from eval.latency_shapes import QWEN3, drafter_of, parameters, target_of
 from eval.report import progress_bar
-from train.disk import writing
-from train.outputs import check_outputs, environment, write_json
+from train.outputs import check_outputs, environment, revision, write_json, write_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,8 +219,7 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     if config.json:
         write_json(config.json, _as_json(latency))
     if config.markdown:
-        with writing("a report", config.markdown.parent):
-            write_atomically(config.markdown, _as_markdown(latency, told).encode())
+        write_text(config.markdown, _as_markdown(latency, told))
     if config.plot:
         draw(latency.results, limits, config.plot)
     return latency
@@ -231,6 +228,7 @@ def run(config: LatencyConfig, console: Console) -> Latency:
 def _as_json(latency: Latency) -> dict[str, Any]:
     return {
         "environment": environment(),
+        "revision": revision(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": dataclasses.asdict(latency.config),
         "clock": CLOCK,
