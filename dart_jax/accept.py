@@ -55,29 +55,39 @@ def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -
 
 
 def impose(
-    tree: DraftTree, drawn: jax.Array, max_depth: int, start: jax.Array, tau: float
+    tree: DraftTree,
+    drawn: jax.Array,
+    max_depth: int,
+    remaining: jax.Array,
+    end: jax.Array,
+    tau: float,
 ) -> Acceptance:
     """Keeps so many tokens as are asked for, whatever the target thinks of them.
 
     What is emitted is no text of the target's; the work is the same as if it had agreed. So speed
     can be measured apart from a drafter's quality, and without real weights.
 
-    Every verification ends at a multiple of tau, rounded down, so that any number of them in a row
-    emit that many tokens but for one.
+    Behind every verification a multiple of tau is left, rounded down; only the first of a sequence
+    may be longer or shorter than that, by chance, so that many sequences make up for it.
 
     Args:
       tree: the verified tree.
       drawn: int32 [B, N + 1], the target's draw at every node.
       max_depth: deepest level of a tree; P = max_depth + 1, at least tau.
-      start: int32 [B], known tokens before the root.
+      remaining: int32 [B], tokens still to be emitted.
+      end: int32 [B], the same in all steps of a sequence; decides on its chance.
       tau: tokens emitted per verification, bonus included, at least 1; taken to three digits.
     """
     b, nodes = tree.tokens.shape
-    chex.assert_shape(start, (b,))
+    chex.assert_shape([remaining, end], (b,))
     step = round(1000 * tau)
-    # The first multiple of tau that lies a token or more behind the start.
-    end = (1000 * (start + 1) + step - 1) // step * step // 1000
-    count = jnp.clip(end - start, 1, max_depth + 1)
+    steps = -(-1000 * remaining // step)
+    multiple = steps * step // 1000 == remaining
+    more = (1000 * remaining - (steps - 1) * step).astype(jnp.float32) / step
+    hashed = (end.astype(jnp.uint32) * jnp.uint32(2654435761)) >> jnp.uint32(16)
+    chance = hashed.astype(jnp.float32) / 65536
+    steps = jnp.maximum(jnp.where(multiple | (chance < more), steps, steps - 1), 1)
+    count = jnp.clip(remaining - (steps - 1) * step // 1000, 1, max_depth + 1)
     path = jnp.minimum(jnp.arange(max_depth + 1, dtype=jnp.int32), nodes - 1)[None]
     path = jnp.where(path < count[:, None], path, 0)
     return Acceptance(path, jnp.take_along_axis(drawn, path, axis=1), count)

@@ -276,7 +276,8 @@ def step(
         if config.acceptance is None:
             won = accept(tree, mask, drawn, depth)
         else:
-            won = impose(tree, drawn, depth, state.length, config.acceptance)
+            left, end = state.remaining, state.length + state.remaining
+            won = impose(tree, drawn, depth, left, end, config.acceptance)
 
     start = state.length
     state, count = _emit(state, won.tokens, won.count)

@@ -158,6 +158,7 @@ def test_report(measured):
     assert "revision" in content
 
 
+@pytest.mark.timeout(900)
 def test_all_methods_in_all_settings(all_methods):
     text, content, tables, plot = all_methods
     check_report(content, prompts=2, repeats=1, methods=tuple(METHODS))

@@ -51,7 +51,7 @@ class AblateConfig:
     experiment: tyro.conf.Positional[experiments.Name]
     """gamma: the weight of later positions; shift: whether the last real row predicts; layers;
     horizon: positions; ngram: its weight in the search; domain: data without one domain."""
-    recipe: Path = Path(__file__).with_name("ablate.toml")
+    recipe: Path = Path(__file__).parent / "ablate.toml"
     """Of every run, as `train.drafter --config` takes it."""
     steps: int | None = None
     """Instead of the recipe's."""

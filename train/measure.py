@@ -306,7 +306,8 @@ def draw(cases: Sequence[Case], path: Path) -> None:
             panels[1].plot([c for c, _ in own], memory, style, color=colour, label=label)
     for axes, title in zip(panels, ("seconds a step", "temporary memory, MB"), strict=True):
         axes.set(title=title, xlabel="context, tokens", xscale="log", yscale="log")
-        axes.legend(fontsize="x-small")
+        if axes.lines:
+            axes.legend(fontsize="x-small")
     save_figure(figure, path)
 
 
