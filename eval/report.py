@@ -27,7 +27,9 @@ def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Ta
     """A row for every prompt group and method; the last group pools all prompts."""
     columns = ("tok/s", "speed-up", "mean", "tau", "mean", "accepted", "same")
     table = _table(title, *columns, first="prompts")
-    table.box = box.SIMPLE  # narrow enough for 80 columns
+    # Narrow enough for 80 columns.
+    table.box, table.padding, table.pad_edge = box.SIMPLE, (0, 1), False
+    table.columns[0].no_wrap = True
     table.caption = (
         "tok/s: median over repeats and half the spread, prefill included\n"
         "speed-up: of summed times; mean: of the prompts' own speed-ups\n"
