@@ -188,7 +188,8 @@ def _shapes(
     assert isinstance(drafter, DrafterConfig)
     dtype = jnp.dtype(config.dtype)
 
-    def rows(kind: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
+    # What stands where arrays will.
+    def rows(kind: DTypeLike, *shape: int) -> Any:
         return jax.ShapeDtypeStruct((config.batch, context, *shape), kind)
 
     def weights(model: TargetConfig | DrafterConfig) -> Params:
@@ -202,7 +203,7 @@ def _shapes(
         features=rows(dtype, 3 * config.hidden_size),
         hidden=rows(dtype, config.hidden_size),
     )
-    ids = jax.ShapeDtypeStruct((config.vocab_size,), jnp.int32)
+    ids: Any = jax.ShapeDtypeStruct((config.vocab_size,), jnp.int32)
     loss = DrafterLoss(Drafting(target, drafter, positions, config.chunk), Objective())
     return loss, (weights(drafter), Frozen(weights(target), ids), batch)
 
@@ -211,10 +212,10 @@ def _arguments(shapes: tuple[Params, Frozen, Batch]) -> tuple[Params, Frozen, Ba
     """A random drafter and target, and random rows of one document each."""
     rng = np.random.default_rng(0)
 
-    def draw(leaf: jax.ShapeDtypeStruct, scale: float = 1.0) -> jax.Array:
+    def draw(leaf: Any, scale: float = 1.0) -> jax.Array:
         return jnp.asarray(scale * rng.standard_normal(leaf.shape), leaf.dtype)
 
-    def weight(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    def weight(leaf: Any) -> jax.Array:
         # Vectors are scales of norms.
         return draw(leaf, 0.02) if len(leaf.shape) > 1 else jnp.ones(leaf.shape, leaf.dtype)
 
