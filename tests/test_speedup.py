@@ -135,10 +135,10 @@ def test_report(measured):
     assert "demo: T = 0, batch 1, 6 new tokens, n-gram model, fused loop" in title
     assert "(DART 4 nodes, level decay 0.7)" in title
     for group, rows in setting["groups"].items():
-        part = text.partition(f"  {group} ")[2]
+        lines = [line.split() for line in text.splitlines()]
+        start = lines.index([group])
         plain, dart = (
-            next(line.split() for line in part.splitlines() if line.startswith(f"    {name} "))
-            for name in ("plain", "DART")
+            next(line for line in lines[start:] if line[:1] == [name]) for name in ("plain", "DART")
         )
         median = statistics.median(rows["plain"]["rates"])
         assert plain[1:3] == [f"{median:,.0f}", plain[2]]
