@@ -26,6 +26,13 @@ from dart_jax.pruner import Pruner
 from dart_jax.sampling import Sampling
 from dart_jax.step import DecodeConfig, DecodeParams
 
+# Workers of pytest-xdist share out the cores: XLA's threads would wait for one another's.
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+    os.sched_setaffinity(0, own or cores)
+
 # What one test compiles, in a process of its own or not, the next one finds; nothing is kept.
 COMPILED = tempfile.mkdtemp(prefix="dart_jax_compiled_")
 atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)

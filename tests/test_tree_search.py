@@ -456,12 +456,15 @@ def test_seconds_add_up_and_can_be_set():
 
 
 @TIES
-@pytest.mark.parametrize(("levels", "candidates"), [(0, 5), (0, 0), (3, 0)])
-def test_nothing_was_drafted(ties, levels, candidates):
+@pytest.mark.parametrize(
+    ("levels", "candidates", "ngram"), [(0, 5, True), (0, 0, True), (0, 0, False), (3, 0, False)]
+)
+def test_nothing_was_drafted(ties, levels, candidates, ngram):
+    """Levels without candidates are those of the n-gram model alone, where there is one."""
     context = np.array([[1, 2], [3, -1]], np.int32)
     shape = (2, levels, candidates)
     drafts = (context, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
-    trees = search(ngram_model(3), *drafts, nodes=5, ties=ties)
+    trees = search(ngram_model(3) if ngram else None, *drafts, nodes=5, ties=ties)
     expected = np.zeros((2, 3, 6), np.int32)
     expected[0, 0, 0] = 2
     np.testing.assert_array_equal(trees, expected)

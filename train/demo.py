@@ -1,11 +1,12 @@
-"""Makes the demo model: tokenizer, target, drafter and n-gram model, from the standard library.
+"""Makes the demo model: tokenizer, target, drafters and n-gram model, from the standard library.
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
-The drafter is trained by `train.drafter` with the recipe `train/demo.toml`.
+The drafters, DART's and EAGLE-3's, are trained by `train.drafter` with the recipes `train/demo.toml`
+and `train/demo_eagle3.toml`, and the small draft model on the same answers for as many steps.
 
-Tokenizer, target, completions and drafter stay in the work directory and are not made again;
-training stages resume from their newest checkpoint.
+All but the n-gram model stays in the work directory and is not made again; training stages resume
+from their newest checkpoint.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ from train.regenerate import main as regenerate
 from train.tokenizer import end_of_text, train_tokenizer
 from train.trainer import fit
 
-# How the drafter is trained.
-RECIPE = Path(__file__).parent / "demo.toml"
+# How the drafters are trained, by name.
+_RECIPES = Path(__file__).parent
+RECIPES = {"drafter": _RECIPES / "demo.toml", "eagle3": _RECIPES / "demo_eagle3.toml"}
+
+# Answers that the draft model is judged by, not trained on.
+_HELD_OUT_ANSWERS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +63,15 @@ class DemoConfig:
     context: int = 512
     batch: int = 8
     target_steps: int = 1500
-    target_lr: float = 2e-3
+    lr: float = 2e-3
     answer: int = 128
     """Tokens that the target writes behind a function's head."""
+    draft_hidden_size: int = 192
+    """Of the small model that drafts token by token."""
+    draft_intermediate_size: int = 512
+    draft_layers: int = 2
+    draft_steps: int = 1000
+    """As many as the drafters take."""
     seed: int = 0
 
     @property
@@ -77,6 +88,17 @@ class DemoConfig:
             rope=Rope(1e4),
             tie_word_embeddings=True,
             max_position_embeddings=2048,
+        )
+
+    @property
+    def draft_model(self) -> TargetConfig:
+        """The draft model's shape: the target's, smaller."""
+        return dataclasses.replace(
+            self.target,
+            hidden_size=self.draft_hidden_size,
+            intermediate_size=self.draft_intermediate_size,
+            num_hidden_layers=self.draft_layers,
+            num_attention_heads=self.draft_hidden_size // 64,
         )
 
 
@@ -110,17 +132,33 @@ def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndar
     return [np.array([*document.ids, end], np.uint16) for document in encoded]
 
 
-def train_target(
-    config: DemoConfig, documents: list[np.ndarray], held_out: list[np.ndarray], end: int
+def train_language_model(
+    config: DemoConfig,
+    name: str,
+    shape: TargetConfig,
+    tokens: np.ndarray,
+    held_out: np.ndarray,
+    *,
+    steps: int,
+    end: int,
 ) -> None:
-    """Trains the language model; `end` is the id that ends a document."""
-    if (config.work / "target" / "model.safetensors").is_file():
+    """Trains a language model, unless it is there.
+
+    Args:
+      config: what all stages share.
+      name: of its directory.
+      shape: the model's.
+      tokens: int [M], the documents one after the other.
+      held_out: int [H], text to judge it by while it is trained.
+      steps: of the training.
+      end: id that ends a document.
+    """
+    if (config.work / name / "model.safetensors").is_file():
         return
-    model = config.target
     recipe = TrainerConfig(
-        steps=config.target_steps,
+        steps=steps,
         batch=config.batch,
-        lr=config.target_lr,
+        lr=config.lr,
         warmup=1 / 16,
         final_lr=1 / 20,
         clip=1.0,
@@ -131,17 +169,16 @@ def train_target(
         seed=config.seed,
     )
     params = fit(
-        "target",
-        params=init_params(model, config.seed),
-        loss=lambda params, frozen, batch, key: lm_losses(model, params, batch),
-        batches=Windows(np.concatenate(documents), config.batch, config.context + 1, config.seed),
+        name,
+        params=init_params(shape, config.seed),
+        loss=lambda params, frozen, batch, key: lm_losses(shape, params, batch),
+        batches=Windows(tokens, config.batch, config.context + 1, config.seed),
         config=recipe,
-        directory=config.work / "target-training",
-        # A part of the held-out text; `main` reports the loss on all of it.
-        evaluate=held_out_loss(model, np.concatenate(held_out)[:20_000], config.context),
+        directory=config.work / f"{name}-training",
+        evaluate=held_out_loss(shape, held_out, config.context),
         tokens_per_step=config.batch * config.context,
     )
-    save_target(config.work / "target", model, params, eos=(end,))
+    save_target(config.work / name, shape, params, eos=(end,))
 
 
 def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
@@ -165,26 +202,35 @@ def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
     return path
 
 
-def train_drafter(config: DemoConfig, answers: Path) -> None:
-    """Trains the drafter by the recipe `RECIPE` on what the target wrote."""
+def read_answers(path: Path) -> list[np.ndarray]:
+    """One uint16 array an answer, its prompt in front."""
+    with path.open() as lines:
+        return [np.array(json.loads(line)["tokens"], np.uint16) for line in lines]
+
+
+def train_drafter(config: DemoConfig, name: str, answers: Path) -> None:
+    """Trains a drafter by its recipe on what the target wrote; they share what it says of that."""
     options = {
         "--target": config.work / "target",
         "--data": answers,
-        "--out": config.work / "drafter-training",
+        "--out": config.work / f"{name}-training",
+        "--cache": config.work / "drafter-training",
         "--seed": config.seed,
     }
     args = [str(word) for option in options.items() for word in option]
-    train(parse(DrafterTraining, ["--config", str(RECIPE), *args], None))
+    train(parse(DrafterTraining, ["--config", str(RECIPES[name]), *args], None))
 
 
 def export(config: DemoConfig, directory: Path) -> None:
     """Writes what ships: bfloat16 weights, tokenizer and n-gram model."""
     half = partial(jax.tree.map, lambda leaf: leaf.astype(jnp.bfloat16))
-    target, params = load_target(config.work / "target")
     eos = load_eos(config.work / "target")
-    save_target(directory / "target", target, half(params), eos)
-    drafter, params, ids = load_drafter(config.work / "drafter-training" / "drafter")
-    save_drafter(directory / "drafter", drafter, half(params), ids)
+    for name in ("target", "draft_model"):
+        model, params = load_target(config.work / name)
+        save_target(directory / name, model, half(params), eos)
+    for name in RECIPES:
+        drafter, params, ids = load_drafter(config.work / f"{name}-training" / "drafter")
+        save_drafter(directory / name, drafter, half(params), ids)
     for name in ("target/tokenizer.json", "ngram.dng"):
         write_atomically(directory / name, (config.work / name).read_bytes())
 
@@ -199,18 +245,36 @@ def main(config: DemoConfig) -> None:
     tokenizer = make_tokenizer(config)
     documents = tokenize(tokenizer, training_files())
     held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
-    train_target(config, documents, held_out, end_of_text(tokenizer))
+    all_held_out, end = np.concatenate(held_out), end_of_text(tokenizer)
+    train_language_model(
+        config,
+        "target",
+        config.target,
+        np.concatenate(documents),
+        all_held_out[:20_000],
+        steps=config.target_steps,
+        end=end,
+    )
     model, params = load_target(config.work / "target")
-    loss = held_out_loss(model, np.concatenate(held_out), config.context)(params)
+    loss = held_out_loss(model, all_held_out, config.context)(params)
     print(f"target: {loss['held_out_loss']:.3f} nats per token on all held-out text")
     prompts = [prompt for file in training_files() for prompt in function_prompts(read(file))]
     longest = config.context // 4
     lengths = map(len, tokenizer.encode_batch(prompts))
     short = [p for p, length in zip(prompts, lengths, strict=True) if length <= longest]
     answers = make_answers(config, short)
-    train_drafter(config, answers)
-    with answers.open() as lines:
-        made = [np.array(json.loads(line)["tokens"], np.uint16) for line in lines]
+    made = read_answers(answers)
+    train_language_model(
+        config,
+        "draft_model",
+        config.draft_model,
+        np.concatenate(made[:-_HELD_OUT_ANSWERS]),
+        np.concatenate(made[-_HELD_OUT_ANSWERS:]),
+        steps=config.draft_steps,
+        end=end,
+    )
+    for name in RECIPES:
+        train_drafter(config, name, answers)
     ngram = NgramModel.count(
         [*documents, *made],
         vocab_size=tokenizer.get_vocab_size(),
