@@ -39,26 +39,24 @@ def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -
     def keep(new: jax.Array) -> jax.Array:
         return jnp.take_along_axis(new, index[:, None, :, None], axis=2)
 
-    return _write(cache, jax.tree.map(keep, rows), length)
+    return extend(cache, jax.tree.map(keep, rows), length)
 
 
-def extend(cache: KVCache, rows: KVCache, length: jax.Array | None, capacity: int) -> KVCache:
+def begin(rows: KVCache, capacity: int) -> KVCache:
+    """A cache of `capacity` rows that starts with the first ones, [B, K, T, h] per layer."""
+    k, _ = rows[0]
+    empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
+    return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
+
+
+def extend(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
     """Writes all new rows behind each sequence.
 
     Args:
-      cache: donated by callers.
+      cache: donated by callers; capacity must reach `length + T`, else the write would shift.
       rows: keys and values of T new rows, [B, K, T, h] per layer.
-      length: int32 [B], rows already in the cache; None where there is none yet, which gives one.
-      capacity: of a new cache; static.
+      length: int32 [B], rows already in the cache.
     """
-    k, _ = rows[0]
-    if length is None:
-        empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
-        return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
-    return _write(cache, rows, length)
-
-
-def _write(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
     chex.assert_equal_shape_prefix(jax.tree.leaves((cache, rows)), 2)
 
     def write(old: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:

@@ -12,14 +12,14 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from dart_jax.accept import accept, impose
-from dart_jax.cache import KVCache, append, extend
+from dart_jax.cache import KVCache, append, begin
 from dart_jax.config import TargetConfig
 from dart_jax.drafting import AnyDrafter, Drafting, Known, method
 from dart_jax.eagle3 import Eagle3Tree
@@ -114,7 +114,7 @@ class DecodeState:
 
     Attributes:
       target_cache: keys and values of all known tokens but the last, the root.
-      memory: what the way of drafting remembers, such as the drafter's cache; () for nothing.
+      memory: what the way of drafting remembers, such as the drafter's cache; None for nothing.
       length: int32 [B], rows in the target's cache; also the root's position.
       context: int32 [B, 4], the last tokens known, the root at the end; -1 where there are fewer.
       remaining: int32 [B], tokens still to be emitted; 0 for a finished row.
@@ -142,7 +142,43 @@ class DecodeState:
         return self.remaining > 0
 
 
-def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
+class Verified(NamedTuple):
+    """What the target makes of a tree.
+
+    Attributes:
+      logits: float32 [B, N + 1, V].
+      features: [B, N + 1, 3D]; [B, N + 1, 0] of a target without.
+      rows: keys and values of the tree's rows, layer by layer.
+    """
+
+    logits: jax.Array
+    features: jax.Array
+    rows: KVCache
+
+
+class Won(NamedTuple):
+    """The rows of an accepted path, P of them.
+
+    Attributes:
+      tokens: int32 [B, P], the rows' own: the root, then what was drafted.
+      following: int32 [B, P], the target's tokens after them.
+      features: [B, P, 3D], the target's.
+      positions: int32 [B, P].
+      count: int32 [B], how many of `following` are emitted.
+      drafted: int32 [B], how many of these had been drafted.
+      start: int32 [B], rows known before.
+    """
+
+    tokens: jax.Array
+    following: jax.Array
+    features: jax.Array
+    positions: jax.Array
+    count: jax.Array
+    drafted: jax.Array
+    start: jax.Array
+
+
+def exact_products(function: Callable[..., Any]) -> Callable[..., Any]:
     """On recent GPUs a float32 product would otherwise be rounded to 19 bits."""
 
     @functools.wraps(function)
@@ -154,7 +190,7 @@ def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @partial(jax.jit, static_argnames=("config", "capacity"))
-@_exact
+@exact_products
 def prefill(
     config: DecodeConfig,
     params: DecodeParams,
@@ -203,8 +239,8 @@ def prefill(
     index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
     context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
     state = DecodeState(
-        target_cache=extend((), out.rows, None, capacity),
-        memory=(),
+        target_cache=begin(out.rows, capacity),
+        memory=None,
         length=length,
         context=context,
         remaining=max_new_tokens,
@@ -225,7 +261,7 @@ def prefill(
         out.features,
         positions,
         last=length - 1,
-        start=None,
+        start=jnp.zeros_like(length),
         capacity=capacity,
         seed=seed,
         sampling=sampling,
@@ -239,7 +275,7 @@ def prefill(
 
 
 @partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
-@_exact
+@exact_products
 def step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None = None
 ) -> tuple[DecodeState, jax.Array]:
@@ -256,55 +292,95 @@ def step(
       The new state and the packed handover, int32 [B, width].
     """
     trees = state.trees if trees is None else trees
-    if trees is not None:
-        chex.assert_shape(trees, (state.length.shape[0], 3, config.nodes + 1))
-        chex.assert_type(trees, jnp.int32)
+    verified = verify(config, params, state, trees)
+    state, won = accept_and_compact(config, state, trees, verified)
+    known = newly_known(config, params, state, won, state.target_cache[0][0].shape[2])
+    state, ids, draft = _draft(config, state, known)
+    return state, pack(config, state, won, ids, draft)
+
+
+def verify(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
+) -> Verified:
+    """The target over the rows of the trees, int32 [B, 3, N + 1]; None for roots alone."""
     target = bind(config.target, params["target"])
-    tree = root_only(state.context[:, -1]) if trees is None else unpack(trees)
-    depth = config.max_depth
+    tree = _tree(config, state, trees)
     with jax.named_scope("verify"):
-        mask = ancestor_mask(tree, depth)
+        mask = ancestor_mask(tree, config.max_depth)
         positions = state.length[:, None] + tree.depth
         out = target(tree.tokens, positions, mask, state.target_cache, state.length)
-        logits = target.logits(out.hidden)
-    path_positions = state.length[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
+        return Verified(target.logits(out.hidden), out.features, out.rows)
+
+
+def accept_and_compact(
+    config: DecodeConfig, state: DecodeState, trees: jax.Array | None, verified: Verified
+) -> tuple[DecodeState, Won]:
+    """The target's draws, the walk by them, and the path's rows behind the target's cache."""
+    tree, depth, start = _tree(config, state, trees), config.max_depth, state.length
+    mask = ancestor_mask(tree, depth)
+    positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
+    logits = verified.logits
     with jax.named_scope("accept"):
         if state.seen is not None and state.sampling.repetition_penalty is not None:
             seen = _seen_at_nodes(state.seen, tree, mask)
             logits = penalize(state.sampling.repetition_penalty, logits, seen)
-        drawn = draw(state.sampling, logits, state.seed, path_positions + 1, tree.depth)
+        drawn = draw(state.sampling, logits, state.seed, positions + 1, tree.depth)
         if config.acceptance is None:
             won = accept(tree, mask, drawn, depth)
         else:
-            left, end = state.remaining, state.length + state.remaining
+            left, end = state.remaining, start + state.remaining
             won = impose(tree, drawn, depth, left, end, config.acceptance)
-
-    start = state.length
     state, count = _emit(state, won.tokens, won.count)
-    drafted = jnp.minimum(count, won.count - 1)
     with jax.named_scope("compact"):
-        cache = append(state.target_cache, out.rows, won.path, start)
+        cache = append(state.target_cache, verified.rows, won.path, start)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
-    features = jnp.take_along_axis(out.features, won.path[:, :, None], axis=1)
-    known = Known(
-        target,
-        params,
-        jnp.take_along_axis(tree.tokens, won.path, axis=1),
-        won.tokens,
-        features,
-        path_positions,
-        last=jnp.maximum(count - 1, 0),
+    return state, Won(
+        tokens=jnp.take_along_axis(tree.tokens, won.path, axis=1),
+        following=won.tokens,
+        features=jnp.take_along_axis(verified.features, won.path[:, :, None], axis=1),
+        positions=positions,
+        count=count,
+        drafted=jnp.minimum(count, won.count - 1),
         start=start,
-        capacity=cache[0][0].shape[2],
+    )
+
+
+def newly_known(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, won: Won, capacity: int
+) -> Known:
+    """What there is to draft from after a verification; `capacity` is that of the caches."""
+    return Known(
+        bind(config.target, params["target"]),
+        params,
+        won.tokens,
+        won.following,
+        won.features,
+        won.positions,
+        last=jnp.maximum(won.count - 1, 0),
+        start=won.start,
+        capacity=capacity,
         seed=state.seed,
         sampling=state.sampling,
         seen=state.seen,
     )
-    state, ids, draft = _draft(config, state, known)
-    packed = config.handover.pack(
-        state.context, count, drafted, state.active, won.tokens, ids, draft
+
+
+def pack(
+    config: DecodeConfig, state: DecodeState, won: Won, ids: jax.Array, logits: jax.Array
+) -> jax.Array:
+    """The handover, int32 [B, width], with the candidates [B, d, k] for the host's search."""
+    return config.handover.pack(
+        state.context, won.count, won.drafted, state.active, won.following, ids, logits
     )
-    return state, packed
+
+
+def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> DraftTree:
+    """Packed trees as they are verified; without any, the roots."""
+    if trees is None:
+        return root_only(state.context[:, -1])
+    chex.assert_shape(trees, (state.length.shape[0], 3, config.nodes + 1))
+    chex.assert_type(trees, jnp.int32)
+    return unpack(trees)
 
 
 def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[DecodeState, jax.Array]:

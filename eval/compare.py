@@ -98,8 +98,8 @@ def changes(
             continue
         yield _repeats(where, method, "speed-up", old["speedups"], new["speedups"], ".2f")
         yield _exact(where, method, "tau", old["tau"], new["tau"], ".3f")
-        shares = (row["identical"] / row["prompts"] for row in (old, new))
-        yield _exact(where, method, "identical", *shares, ".0%")
+        was, now = (row["identical"] / row["prompts"] for row in (old, new))
+        yield _exact(where, method, "identical", was, now, ".0%")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -149,12 +149,13 @@ def _repeats(
         verdict = "better"
     elif max(new) < min(old):
         verdict = "worse"
-    a, b = statistics.median(old), statistics.median(new)
-    shown = (
-        f"{median:{form}} ±{(max(values) - min(values)) / 2:{form}}"
-        for median, values in ((a, old), (b, new))
-    )
-    return Change(setting, method, figure, *shown, b / a, verdict)
+    ratio = statistics.median(new) / statistics.median(old)
+    return Change(setting, method, figure, _shown(old, form), _shown(new, form), ratio, verdict)
+
+
+def _shown(values: list[float], form: str) -> str:
+    """The median and half the range."""
+    return f"{statistics.median(values):{form}} ±{(max(values) - min(values)) / 2:{form}}"
 
 
 def _exact(setting: str, method: str, figure: str, old: float, new: float, form: str) -> Change:

@@ -201,8 +201,7 @@ def run(config: LatencyConfig, console: Console) -> Latency:
       UserError: a report cannot be written, or nothing could be measured.
     """
     config = config.filled()
-    check_outputs(config.json, config.plot)
-    check_outputs(config.markdown, None)
+    check_outputs(config.json, config.markdown, drawing=config.plot)
     taus = read_tau_by_nodes(config.tau_by_nodes, config.nodes) if config.tau_by_nodes else None
     told = ", ".join(f"{k} {v}" for k, v in environment().items())
     console.print(told)

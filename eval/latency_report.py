@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +96,7 @@ def _stage_cells(row: Row, hardware: Hardware) -> list[str]:
         "" if row.nodes is None else str(row.nodes),
         _ms(measured.seconds),
         f"{_ms(lower)}-{_ms(upper)}",
-        _ms(sorted(measured.wall)[len(measured.wall) // 2]) if measured.wall else "-",
+        _ms(statistics.median(measured.wall)) if measured.wall else "-",
     ]
     if cost is None:
         return [*cells, "-", "-", "-", "-"]

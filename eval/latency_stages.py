@@ -1,186 +1,74 @@
-"""The decode step taken apart: each stage a pure function of its own.
+"""The stages of a decode step as `eval.latency_clock.Stage` wants them.
 
-`together` runs them one after the other and gives what `dart_jax.step.step` gives, which the tests
-compare. They know DART's drafting and draws without a repetition penalty.
-
-Axis letters as in `dart_jax.layers`; T is the rows verified, N + 1, P the rows of a path.
+A stage is a function of what is fixed, its inputs and what is moved, such as caches; it returns
+what was moved and its outputs. What the timing loop must see first, since all depends on it, is the
+first output. All but the step itself know DART's drafting alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from dart_jax.accept import accept
-from dart_jax.cache import KVCache, append, extend
-from dart_jax.config import DrafterConfig
-from dart_jax.pure import bind
-from dart_jax.sampling import draw
-
-# The parts of a step that are its own; a copy of them would be another program.
-from dart_jax.step import DecodeConfig, DecodeParams, DecodeState, _emit, _exact, step
-from dart_jax.tree import ancestor_mask, unpack
-
-
-class Verified(NamedTuple):
-    """What the target leaves.
-
-    Attributes:
-      logits: float32 [B, T, V].
-      features: [B, T, 3D].
-      rows: keys and values of the T rows, layer by layer.
-    """
-
-    logits: jax.Array
-    features: jax.Array
-    rows: KVCache
-
-
-class Accepted(NamedTuple):
-    """What the walk leaves for the draft.
-
-    Attributes:
-      tokens: int32 [B, P], those won.
-      count: int32 [B], how many of them are emitted.
-      drafted: int32 [B], how many of these had been drafted.
-      features: [B, P, 3D] of the path.
-      positions: int32 [B, P].
-      start: int32 [B], rows known before.
-      state: without caches.
-    """
-
-    tokens: jax.Array
-    count: jax.Array
-    drafted: jax.Array
-    features: jax.Array
-    positions: jax.Array
-    start: jax.Array
-    state: DecodeState
+from dart_jax.cache import extend
+from dart_jax.drafting.dart import Dart
+from dart_jax.step import (
+    DecodeConfig,
+    DecodeParams,
+    DecodeState,
+    accept_and_compact,
+    exact_products,
+    newly_known,
+    pack,
+    step,
+    verify,
+)
 
 
 def without_caches(state: DecodeState) -> DecodeState:
     """What changes, but for the two caches."""
-    return dataclasses.replace(state, target_cache=(), memory=())
+    return dataclasses.replace(state, target_cache=(), memory=None)
 
 
-@_exact
-def verify(
-    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: Any, cache: KVCache
-) -> Verified:
-    """The target over the tree's rows."""
-    target = bind(config.target, params["target"])
-    tree = unpack(trees)
-    mask = ancestor_mask(tree, config.max_depth)
-    positions = state.length[:, None] + tree.depth
-    out = target(tree.tokens, positions, mask, cache, state.length)
-    return Verified(target.logits(out.hidden), out.features, out.rows)
-
-
-@_exact
-def accept_and_compact(
-    config: DecodeConfig, state: DecodeState, trees: Any, verified: Verified, cache: KVCache
-) -> tuple[KVCache, Accepted]:
-    """The draws, the walk, and the path's rows behind the target's cache."""
-    tree, depth, start = unpack(trees), config.max_depth, state.length
-    mask = ancestor_mask(tree, depth)
-    positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
-    drawn = draw(state.sampling, verified.logits, state.seed, positions + 1, tree.depth)
-    won = accept(tree, mask, drawn, depth)
-    state, count = _emit(state, won.tokens, won.count)
-    drafted = jnp.minimum(count, won.count - 1)
-    cache = append(cache, verified.rows, won.path, start)
-    state = dataclasses.replace(state, length=start + count)
-    features = jnp.take_along_axis(verified.features, won.path[:, :, None], axis=1)
-    return cache, Accepted(won.tokens, count, drafted, features, positions, start, state)
-
-
-@_exact
-def draft(
-    config: DecodeConfig, params: DecodeParams, won: Accepted, memory: KVCache
-) -> tuple[jax.Array, KVCache]:
-    """The drafter: float32 logits [B, d, Vd], and the rows for its cache."""
-    assert isinstance(config.drafter, DrafterConfig)
-    embeds = bind(config.target, params["target"]).embed(won.tokens)
-    drafter, last = bind(config.drafter, params["drafter"]), jnp.maximum(won.count - 1, 0)
-    return drafter(won.features, embeds, won.positions, last, memory, won.start)
-
-
-def topk(
-    config: DecodeConfig, params: DecodeParams, logits: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The candidates of every position, [B, d, k]: int32 ids, float32 logits."""
-    best, index = jax.lax.top_k(logits, config.handover.candidates)
-    return jnp.take(params["draft_ids"], index), best
-
-
-def pack(
-    config: DecodeConfig,
-    won: Accepted,
-    rows: KVCache,
-    candidates: tuple[jax.Array, jax.Array],
-    memory: KVCache,
-) -> tuple[KVCache, jax.Array]:
-    """The drafter's new rows behind its cache, and what goes to the host, int32 [B, width]."""
-    memory = extend(memory, rows, won.start, memory[0][0].shape[2])
-    state = won.state
-    packed = config.handover.pack(
-        state.context, won.count, won.drafted, state.active, won.tokens, *candidates
-    )
-    return memory, packed
-
-
-@partial(jax.jit, static_argnames=("config",))
-def together(
-    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array
-) -> tuple[DecodeState, jax.Array]:
-    """All stages in turn: what `dart_jax.step.step` gives."""
-    small = without_caches(state)
-    verified = verify(config, params, small, trees, state.target_cache)
-    cache, won = accept_and_compact(config, small, trees, verified, state.target_cache)
-    logits, rows = draft(config, params, won, state.memory)
-    candidates = topk(config, params, logits)
-    memory, packed = pack(config, won, rows, candidates, state.memory)
-    return dataclasses.replace(won.state, target_cache=cache, memory=memory), packed
-
-
-# The same as `eval.latency_clock.Stage` wants them: fixed, inputs, moved -> moved, outputs. What
-# the loop must see first, since all depends on it, is the first output.
-
-
+@exact_products
 def verify_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """fixed: parameters, target cache; inputs: state, trees."""
+    """fixed: parameters, target cache; inputs: state, trees; output: `Verified`."""
     params, cache = fixed
     state, trees = inputs
-    return moved, verify(config, params, state, trees, cache)
+    return moved, verify(config, params, dataclasses.replace(state, target_cache=cache), trees)
 
 
 def accept_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """inputs: state, trees, `Verified`; moved: target cache."""
+    """inputs: state, trees, `Verified`; moved: target cache; outputs: `Won`, state."""
     del fixed
     state, trees, verified = inputs
-    return accept_and_compact(config, state, trees, verified, moved)
+    state = dataclasses.replace(state, target_cache=moved)
+    state, won = accept_and_compact(config, state, trees, verified)
+    return state.target_cache, (won, without_caches(state))
 
 
+@exact_products
 def draft_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """fixed: parameters, drafter cache; inputs: `Accepted`."""
+    """fixed: parameters, drafter cache; inputs: `Won`, state; outputs: logits, rows."""
     params, memory = fixed
-    return moved, draft(config, params, inputs, memory)
+    won, state = inputs
+    known = newly_known(config, params, state, won, memory[0][0].shape[2])
+    return moved, _dart(config).forward(memory, known)
 
 
 def topk_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """fixed: parameters; inputs: logits."""
-    return moved, topk(config, fixed, inputs)
+    """fixed: the draft vocabulary; inputs: logits; outputs: ids and logits of the candidates."""
+    return moved, _dart(config).likeliest(fixed, inputs)
 
 
 def pack_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """inputs: `Accepted`, rows, candidates; moved: drafter cache."""
+    """inputs: `Won`, state, rows, candidates; moved: drafter cache; output: the handover."""
     del fixed
-    won, rows, candidates = inputs
-    return pack(config, won, rows, candidates, moved)
+    won, state, rows, candidates = inputs
+    return extend(moved, rows, won.start), pack(config, state, won, *candidates)
 
 
 def step_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
@@ -190,3 +78,22 @@ def step_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tup
     state = dataclasses.replace(small, target_cache=cache, memory=memory)
     state, packed = step(config, fixed, state, trees)
     return (state.target_cache, state.memory), packed
+
+
+@partial(jax.jit, static_argnames=("config",))
+def together(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array
+) -> tuple[DecodeState, jax.Array]:
+    """All stages in turn: what `dart_jax.step.step` gives."""
+    given = (without_caches(state), trees)
+    _, verified = verify_stage(config, (params, state.target_cache), given, ())
+    cache, (won, small) = accept_stage(config, (), (*given, verified), state.target_cache)
+    _, (logits, rows) = draft_stage(config, (params, state.memory), (won, small), ())
+    _, candidates = topk_stage(config, params["draft_ids"], logits, ())
+    memory, packed = pack_stage(config, (), (won, small, rows, candidates), state.memory)
+    return dataclasses.replace(small, target_cache=cache, memory=memory), packed
+
+
+def _dart(config: DecodeConfig) -> Dart:
+    assert isinstance(config.drafting, Dart)
+    return config.drafting

@@ -178,7 +178,7 @@ class Lossless:
     def trees(self) -> list[tuple[str, int, Loop]]:
         """Methods, nodes and loops."""
         every = product(self.methods, self.sizes, self.config.loops)
-        fitting = [
+        fitting: list[tuple[str, int, Loop]] = [
             (name, min(nodes, max(METHODS[name].sizes)), loop) for name, nodes, loop in every
         ]
         return list(dict.fromkeys(fitting))
@@ -291,7 +291,7 @@ class Lossless:
 
 def run(config: LosslessConfig, console: Console) -> bool:
     """Checks and reports; returns whether nothing but rounding differs."""
-    check_outputs(config.json, None)
+    check_outputs(config.json)
     lossless = Lossless(config, console)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     for reason in lossless.left_out:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
 from dart_jax.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.errors import UserError
-from dart_jax.model import DartModel, Decoder, Loop
+from dart_jax.model import DEMO, DartModel, Decoder, Loop
 from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
 from eval.model_choice import ModelChoice
@@ -33,25 +33,33 @@ class MethodChoice(ModelChoice):
     ngram (the n-gram model alone); all takes those whose parts are there. Plain decoding always
     runs beside them."""
     eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter."""
+    """Directory or hub repository of an EAGLE-3 drafter; the demo model has one."""
     draft_model: str | None = None
-    """Directory or hub repository of a small model with the target's vocabulary, for sps."""
+    """Directory or hub repository of a small model with the target's vocabulary, for sps; the demo
+    model has one."""
 
     def __post_init__(self) -> None:
         _ = self.methods
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """The names asked for, each once; raises UserError if there is none of that name."""
+    def methods(self) -> dict[str, bool]:
+        """The methods asked for, plain decoding first, and whether each was named; raises UserError
+        if there is none of a name."""
         names = [name.strip() for name in self.method.split(",") if name.strip()]
         for name in names:
             if name not in (*METHODS, "all"):
                 raise UserError(f"no method {name!r}; pass all, or some of {', '.join(METHODS)}")
-        drafting = [name for name in METHODS if name != PLAIN]
-        found = [each for name in names for each in (drafting if name == "all" else [name])]
-        if not found:
+        every = (each for name in names for each in (METHODS if name == "all" else [name]))
+        found = dict.fromkeys((PLAIN, *every))
+        if len(found) == 1:
             raise UserError(f"no method; pass all, or some of {', '.join(METHODS)}")
-        return tuple(dict.fromkeys(name for name in found if name != PLAIN))
+        return {name: name in names for name in found}
+
+    def part(self, given: str | None, name: str) -> str | None:
+        """Where a part of this name lies: as given, or with the demo model's target its own."""
+        if given is None and self.target == str(DEMO / "target"):
+            return str(DEMO / name)
+        return given
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
         """The methods' models, which share one target.
@@ -62,13 +70,12 @@ class MethodChoice(ModelChoice):
         Raises:
           UserError: something is missing that was asked for by name, or cannot be used.
         """
-        models, left_out = {PLAIN: base.with_drafter(None)}, []
-        named = {name.strip() for name in self.method.split(",")}
-        for name in self.methods:
+        models, left_out = {}, []
+        for name, named in self.methods.items():
             try:
                 models[name] = METHODS[name].model(base, self)
             except MissingPart as error:
-                if name in named:
+                if named:
                     raise
                 left_out.append(str(error))
         return models, left_out
@@ -91,14 +98,16 @@ def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
 
 
 def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel:
-    model = base if choice.eagle3 is None else base.with_drafter(choice.eagle3)
+    path = choice.part(choice.eagle3, "eagle3")
+    model = base if path is None else base.with_drafter(path)
     if not isinstance(model.drafter, Eagle3Config):
         raise MissingPart("eagle3 needs an EAGLE-3 drafter; pass it as --eagle3")
     return model
 
 
 def _sps(base: DartModel, choice: MethodChoice) -> DartModel:
-    model = base if choice.draft_model is None else base.with_drafter(choice.draft_model)
+    path = choice.part(choice.draft_model, "draft_model")
+    model = base if path is None else base.with_drafter(path)
     if not isinstance(model.drafter, TargetConfig):
         raise MissingPart("sps needs a small model of the target's vocabulary as --draft-model")
     return model

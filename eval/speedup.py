@@ -20,6 +20,7 @@ import tyro
 from rich.console import Console
 
 from dart_jax.errors import UserError, one_line_errors
+from dart_jax.generation import length_bucket
 from dart_jax.model import DartModel, Decoder, Loop
 from dart_jax.sampling import Sampling
 from eval import benchmarks, plots, report
@@ -204,8 +205,9 @@ class Speedup:
         length = min(config.max_length or base.target.max_length, base.target.max_length)
 
         def answer(prompts: list[np.ndarray]) -> list[np.ndarray]:
+            room = length_bucket(max(map(len, prompts)) + config.max_new_tokens)
             plain = self.models[PLAIN].decoder(
-                nodes=0, max_length=length, sampling=config.samplings[0]
+                nodes=0, max_length=min(room, length), sampling=config.samplings[0]
             )
             return plain(prompts, config.max_new_tokens, config.seed).tokens
 
@@ -340,8 +342,7 @@ def by_group(repeats: list[list[Run]], methods: Sequence[str]) -> dict[str, dict
 
 def run(config: SpeedupConfig, console: Console) -> None:
     """Measures and reports."""
-    check_outputs(config.json, config.plot)
-    check_outputs(config.markdown, None)
+    check_outputs(config.json, config.markdown, drawing=config.plot)
     speedup = Speedup(config, console)
     if config.sweep and "dart" not in speedup.models:
         raise UserError("--sweep is of DART's trees; add dart to --method")

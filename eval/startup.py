@@ -93,7 +93,7 @@ def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
 
 def run(config: StartupConfig, console: Console) -> None:
     """Measures and reports."""
-    check_outputs(config.json, None)
+    check_outputs(config.json)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     with tempfile.TemporaryDirectory() as directory:
         cache = Path(directory)

@@ -177,8 +177,8 @@ def test_operations_against_the_compilers(model, state):
     small = latency_stages.without_caches(state)
     capacity = state.target_cache[0][0].shape[2]
     counted = Counted(model.target, model.drafter, 2, capacity, 4, config.handover.candidates)
-    arguments = (model.params, small, trees, state.target_cache)
-    flops = compiled_flops(partial(latency_stages.verify, config), *arguments)
+    arguments = ((model.params, state.target_cache), (small, trees), ())
+    flops = compiled_flops(partial(latency_stages.verify_stage, config), *arguments)
     assert 1 <= flops / counted.verify(NODES + 1).operations < 1.3
 
 

@@ -334,14 +334,14 @@ def test_the_papers_figures():
 def test_a_plot_needs_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'dart-jax\[plot\]'"):
-        check_outputs(None, tmp_path / "plot.png")
+        check_outputs(drawing=tmp_path / "plot.png")
 
 
 def test_reports_that_cannot_be_written_are_refused(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file" / "report.json"):
         with pytest.raises(UserError, match="cannot write"):
-            check_outputs(path, None)
+            check_outputs(path)
 
 
 def cut_off(path):

@@ -127,7 +127,7 @@ def run(config: AblateConfig, command: str) -> Path:
     """
     drawing = config.out / f"ablation_{config.experiment}.png"
     raw = config.work / f"{config.experiment}.json"
-    check_outputs(raw, drawing, "--out")
+    check_outputs(raw, drawing=drawing, option="--out")
     plan, recipe = config.plan(), _recipe(config)
     with work_directory.locked(config.work):
         directory = hub.resolve(recipe.target, patterns=hub.TARGET)

@@ -2,8 +2,9 @@
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
-The drafters, DART's and EAGLE-3's, are trained by `train.drafter` with the recipes `train/demo.toml`
-and `train/demo_eagle3.toml`, and the small draft model on the same answers for as many steps.
+The drafters, DART's and EAGLE-3's, are trained by `train.drafter` with the recipes
+`train/demo.toml` and `train/demo_eagle3.toml`, and the small draft model on the same answers for as
+many steps.
 
 All but the n-gram model stays in the work directory and is not made again; training stages resume
 from their newest checkpoint.

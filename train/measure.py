@@ -314,7 +314,7 @@ def draw(cases: Sequence[Case], path: Path) -> None:
 
 def run(config: MeasureConfig, console: Console) -> list[Case]:
     """Measures and reports."""
-    check_outputs(config.json, config.plot)
+    check_outputs(config.json, drawing=config.plot)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     cases = []
     for context in config.contexts:

@@ -44,25 +44,25 @@ def revision() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def check_outputs(json_path: Path | None, plot_path: Path | None, plot: str = "--plot") -> None:
+def check_outputs(*texts: Path | None, drawing: Path | None = None, option: str = "--plot") -> None:
     """Raises UserError before anything is measured if the reports could not be written.
 
     Args:
-      json_path: of a report.
-      plot_path: of a drawing.
-      plot: the option that names the drawing, for errors.
+      texts: files of the reports that are asked for.
+      drawing: file of a drawing, if one is asked for.
+      option: that names the drawing, for errors.
     """
-    for path in filter(None, (json_path, plot_path)):
+    for path in filter(None, (*texts, drawing)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise UserError(f"cannot write {path}")
-    if plot_path and plot_path.suffix not in _DRAWN:
-        raise UserError(f"{plot} writes .png, .pdf or .svg, not {plot_path.name!r}")
-    if plot_path and importlib.util.find_spec("matplotlib") is None:
-        raise UserError(f"{plot} needs matplotlib: pip install 'dart-jax[plot]'")
+    if drawing and drawing.suffix not in _DRAWN:
+        raise UserError(f"{option} writes .png, .pdf or .svg, not {drawing.name!r}")
+    if drawing and importlib.util.find_spec("matplotlib") is None:
+        raise UserError(f"{option} needs matplotlib: pip install 'dart-jax[plot]'")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -147,7 +147,7 @@ def main(args: Sequence[str] | None = None) -> None:
         config = tyro.cli(PlotConfig, args=args, description=__doc__)
         if not config.runs:
             raise UserError("no run; pass the directories of one or more")
-        check_outputs(None, config.out, "--out")
+        check_outputs(drawing=config.out, option="--out")
         named = zip(names(config.runs), config.runs, strict=True)
         runs = [Recorded(name, read_run(run)) for name, run in named]
         save_figure(draw(runs), config.out)

@@ -1,6 +1,6 @@
 """Ways of drafting: what proposes the next draft tree.
 
-One file a way. `dart_jax.step` knows them by the protocol of `dart_jax.drafting.base` alone;
+One file a way. `dart_jax.step` knows them by the base class of `dart_jax.drafting.base` alone;
 `method` finds the one that belongs to a configuration. A new way is a file here and a line there.
 """
 

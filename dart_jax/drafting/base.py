@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+import abc
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,7 +23,7 @@ class Known(NamedTuple):
       features: [B, P, 3D], the target's; [B, P, 0] of a target without.
       positions: int32 [B, P].
       last: int32 [B], index of the last real row; those behind it are padding.
-      start: int32 [B], rows known before these; None in the prefill, where there are none.
+      start: int32 [B], rows known before these.
       capacity: rows that a cache must have; static.
       seed: uint32 scalar, of the target's draws.
       sampling: how the target draws.
@@ -36,7 +37,7 @@ class Known(NamedTuple):
     features: jax.Array
     positions: jax.Array
     last: jax.Array
-    start: jax.Array | None
+    start: jax.Array
     capacity: int
     seed: jax.Array
     sampling: SamplingValues
@@ -55,33 +56,43 @@ class Proposal(NamedTuple):
     candidates: tuple[jax.Array, jax.Array] | None = None
 
 
-class Drafting(Protocol):
+class Drafting(abc.ABC):
     """A way of drafting trees of N nodes: a frozen dataclass, part of what a step is compiled for.
 
     Attributes:
-      depth: deepest level of its trees.
-      positions: drafted positions handed to the host's search, d; 0 for none.
-      candidates: candidates a position, k; 0 for none.
-      searches: whether trees come from the host.
+      nodes: tree nodes without the root, N.
     """
 
-    @property
-    def depth(self) -> int: ...
-    @property
-    def positions(self) -> int: ...
-    @property
-    def candidates(self) -> int: ...
-    @property
-    def searches(self) -> bool: ...
+    nodes: int
 
+    @property
+    def depth(self) -> int:
+        """Deepest level of a tree; here all its nodes may stand in one line."""
+        return self.nodes
+
+    @property
+    def searches(self) -> bool:
+        """Whether trees come from the host's search."""
+        return False
+
+    @property
+    def positions(self) -> int:
+        """Drafted positions handed to the host's search, d."""
+        return 0
+
+    @property
+    def candidates(self) -> int:
+        """Candidates handed over for each, k."""
+        return 0
+
+    @abc.abstractmethod
     def __call__(self, memory: Any, known: Known) -> tuple[Any, Proposal]:
         """Drafts behind the last real row.
 
         Args:
-          memory: what the last call returned, such as caches; () in the prefill.
+          memory: what the last call returned, such as caches; None in the prefill.
           known: what to draft from.
 
         Returns:
           The new memory, a pytree of arrays whose shapes stay the same; and the draft.
         """
-        ...

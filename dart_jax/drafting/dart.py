@@ -7,14 +7,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.cache import KVCache, extend
+from dart_jax.cache import KVCache, begin, extend
 from dart_jax.config import DrafterConfig
-from dart_jax.drafting.base import Known, Proposal
+from dart_jax.drafting.base import Drafting, Known, Proposal
 from dart_jax.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)
-class Dart:
+class Dart(Drafting):
     """See `dart_jax.drafting.base.Drafting`; its memory is the drafter's cache of the known tokens.
 
     Attributes:
@@ -27,12 +27,16 @@ class Dart:
     config: DrafterConfig
     nodes: int
     most: int
-    searches = True
 
     @property
     def depth(self) -> int:
         """Deepest level of a tree."""
         return min(self.config.num_positions, self.nodes)
+
+    @property
+    def searches(self) -> bool:
+        """The host joins the candidates into a tree."""
+        return True
 
     @property
     def positions(self) -> int:
@@ -44,14 +48,21 @@ class Dart:
         """Candidates a position, k."""
         return min(self.most, self.config.draft_vocab_size)
 
-    def __call__(self, memory: KVCache, known: Known) -> tuple[KVCache, Proposal]:
-        """Drafts; see the protocol."""
+    def __call__(self, memory: KVCache | None, known: Known) -> tuple[KVCache, Proposal]:
+        """Drafts; see the base class."""
+        logits, rows = self.forward(memory, known)
+        proposal = Proposal(candidates=self.likeliest(known.params["draft_ids"], logits))
+        if memory is None:
+            return begin(rows, known.capacity), proposal
+        return extend(memory, rows, known.start), proposal
+
+    def forward(self, memory: KVCache | None, known: Known) -> tuple[jax.Array, KVCache]:
+        """The drafter: float32 logits [B, d, Vd], and the rows for its cache."""
         drafter = bind(self.config, known.params["drafter"])
-        cache = memory if known.start is not None else None
         embeds = known.target.embed(known.following)
-        draft, rows = drafter(
-            known.features, embeds, known.positions, known.last, cache, known.start
-        )
-        logits, index = jax.lax.top_k(draft, self.candidates)
-        ids = jnp.take(known.params["draft_ids"], index)
-        return extend(memory, rows, known.start, known.capacity), Proposal(candidates=(ids, logits))
+        return drafter(known.features, embeds, known.positions, known.last, memory, known.start)
+
+    def likeliest(self, draft_ids: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The candidates of every position, [B, d, k]: int32 ids and float32 logits."""
+        best, index = jax.lax.top_k(logits, self.candidates)
+        return jnp.take(draft_ids, index), best

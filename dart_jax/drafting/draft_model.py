@@ -13,16 +13,16 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.cache import KVCache, extend
+from dart_jax.cache import KVCache, begin, extend
 from dart_jax.config import TargetConfig
-from dart_jax.drafting.base import Known, Proposal
+from dart_jax.drafting.base import Drafting, Known, Proposal
 from dart_jax.pure import bind
 from dart_jax.sampling import draw, mark, penalize
 from dart_jax.tree import chain
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModel:
+class DraftModel(Drafting):
     """See `dart_jax.drafting.base.Drafting`; its memory is the small model's cache of all known
     tokens, the root included.
 
@@ -33,22 +33,15 @@ class DraftModel:
 
     config: TargetConfig
     nodes: int
-    positions = candidates = 0
-    searches = False
 
-    @property
-    def depth(self) -> int:
-        """Deepest level of a tree: all its nodes stand in one line."""
-        return self.nodes
-
-    def __call__(self, memory: KVCache, known: Known) -> tuple[KVCache, Proposal]:
-        """Drafts; see the protocol."""
+    def __call__(self, memory: KVCache | None, known: Known) -> tuple[KVCache, Proposal]:
+        """Drafts; see the base class."""
         model = bind(self.config, known.params["drafter"])
-        if known.start is None:
+        if memory is None:
             rows = known.tokens.shape[1]
             causal = jnp.tril(jnp.ones((1, rows, rows), bool))
             out = model(known.tokens, known.positions, causal)
-            memory = extend((), out.rows, None, known.capacity)
+            memory = begin(out.rows, known.capacity)
 
         # The rows of accepted tokens are in the cache since they were drafted, but for the last one
         # that was drafted and the target's own behind it: the two newest tokens run.
@@ -61,7 +54,7 @@ class DraftModel:
         positions = jnp.concatenate([place, place + 1], axis=1)
         causal = jnp.tril(jnp.ones((1, 2, 2), bool))
         out = model(tokens, positions, causal, memory, place[:, 0])
-        memory = extend(memory, out.rows, place[:, 0], known.capacity)
+        memory = extend(memory, out.rows, place[:, 0])
 
         def next_token(hidden: jax.Array, at: jax.Array, seen: jax.Array | None) -> jax.Array:
             logits = model.logits(hidden)
@@ -75,7 +68,7 @@ class DraftModel:
             out = model(token, at, jnp.ones((1, 1, 1), bool), cache, at[:, 0])
             # Rows of drafted tokens lie beyond the known ones; of rejected ones the next call
             # writes over them.
-            cache = extend(cache, out.rows, at[:, 0], known.capacity)
+            cache = extend(cache, out.rows, at[:, 0])
             drafted = next_token(out.hidden, at + 1, seen)
             return (cache, drafted, at + 1, seen), drafted
 

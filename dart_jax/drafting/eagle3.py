@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from dart_jax.cache import KVCache, extend
+from dart_jax.cache import KVCache, begin, extend
 from dart_jax.config import Eagle3Config
-from dart_jax.drafting.base import Known, Proposal
+from dart_jax.drafting.base import Drafting, Known, Proposal
 from dart_jax.eagle3 import Eagle3Tree, draft_tree
 from dart_jax.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3:
+class Eagle3(Drafting):
     """See `dart_jax.drafting.base.Drafting`; its memory is the drafter's cache of the known tokens.
 
     Attributes:
@@ -24,16 +24,14 @@ class Eagle3:
     config: Eagle3Config
     nodes: int
     tree: Eagle3Tree
-    positions = candidates = 0
-    searches = False
 
     @property
     def depth(self) -> int:
         """Deepest level of a tree."""
         return min(self.tree.levels, self.nodes)
 
-    def __call__(self, memory: KVCache, known: Known) -> tuple[KVCache, Proposal]:
-        """Drafts; see the protocol."""
+    def __call__(self, memory: KVCache | None, known: Known) -> tuple[KVCache, Proposal]:
+        """Drafts; see the base class."""
         trees, rows = draft_tree(
             self.tree,
             bind(self.config, known.params["drafter"]),
@@ -44,7 +42,9 @@ class Eagle3:
             known.positions,
             known.last,
             self.nodes,
-            memory if known.start is not None else None,
+            memory,
             known.start,
         )
-        return extend(memory, rows, known.start, known.capacity), Proposal(trees)
+        if memory is None:
+            return begin(rows, known.capacity), Proposal(trees)
+        return extend(memory, rows, known.start), Proposal(trees)

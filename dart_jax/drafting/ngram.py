@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dart_jax.drafting.base import Known, Proposal
+from dart_jax.drafting.base import Drafting, Known, Proposal
 from dart_jax.errors import UserError
 
 
@@ -27,7 +27,7 @@ class NgramConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ngram:
+class Ngram(Drafting):
     """See `dart_jax.drafting.base.Drafting`; there is nothing to remember.
 
     Attributes:
@@ -37,8 +37,6 @@ class Ngram:
 
     config: NgramConfig
     nodes: int
-    candidates = 0
-    searches = True
 
     @property
     def depth(self) -> int:
@@ -46,10 +44,15 @@ class Ngram:
         return min(self.config.levels, self.nodes)
 
     @property
+    def searches(self) -> bool:
+        """The host grows the tree."""
+        return True
+
+    @property
     def positions(self) -> int:
         """Levels of the search, which makes its candidates itself."""
         return self.config.levels
 
-    def __call__(self, memory: tuple[()], known: Known) -> tuple[tuple[()], Proposal]:
-        """Leaves it to the host; see the protocol."""
-        return (), Proposal()
+    def __call__(self, memory: None, known: Known) -> tuple[None, Proposal]:
+        """Leaves it to the host; see the base class."""
+        return None, Proposal()

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.drafting.base import Known, Proposal
+from dart_jax.drafting.base import Drafting, Known, Proposal
 from dart_jax.errors import UserError
 from dart_jax.tree import chain
 
@@ -41,7 +41,7 @@ class PromptLookupConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Drafting):
     """See `dart_jax.drafting.base.Drafting`; its memory is all known tokens, int32 [B, S].
 
     Attributes:
@@ -51,25 +51,14 @@ class PromptLookup:
 
     config: PromptLookupConfig
     nodes: int
-    positions = candidates = 0
-    searches = False
 
-    @property
-    def depth(self) -> int:
-        """Deepest level of a tree: all its nodes stand in one line."""
-        return self.nodes
-
-    def __call__(self, memory: jax.Array | tuple[()], known: Known) -> tuple[jax.Array, Proposal]:
-        """Drafts; see the protocol."""
-        if known.start is None:
-            tokens = jnp.concatenate([known.tokens[:, :1], known.following], axis=1)
-            text = jnp.pad(tokens, ((0, 0), (0, known.capacity - tokens.shape[1])))
-            length = known.last + 2
-        else:
-            assert isinstance(memory, jax.Array)
-            write = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-            text = write(memory, known.following, known.start + 1)
-            length = known.start + known.last + 2
+    def __call__(self, memory: jax.Array | None, known: Known) -> tuple[jax.Array, Proposal]:
+        """Drafts; see the base class."""
+        if memory is None:
+            memory = jnp.pad(known.tokens[:, :1], ((0, 0), (0, known.capacity - 1)))
+        write = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+        text = write(memory, known.following, known.start + 1)
+        length = known.start + known.last + 2
         drafted, count = jax.vmap(self._look_up)(text, length)
         root = jnp.take_along_axis(text, length[:, None] - 1, axis=1)
         return text, Proposal(chain(root, drafted, count))
