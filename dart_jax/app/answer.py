@@ -45,8 +45,9 @@ class Verified:
         """What a watched step verified; None of the prefill and of the end."""
         if step.drafts is None:
             return None
+        # Copies: views would keep all that was handed over.
         drafts = (np.array(part[0]) for part in step.drafts)
-        return cls(*drafts, tokens=step.tokens, drafted=step.drafted)
+        return cls(*drafts, tokens=np.array(step.tokens), drafted=step.drafted)
 
 
 class Answer:

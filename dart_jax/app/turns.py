@@ -105,11 +105,11 @@ class Turns:
         with self._changed:
             if self._closed:
                 raise UserError("the app is shutting down")
-            waiting = sum(not job.cancelled for job in self._queue)
-            if len(self._round) >= self._together and waiting >= self._most_waiting:
+            here = sum(not job.cancelled for job in (*self._round, *self._queue))
+            if here >= self._together + self._most_waiting:
                 raise UserError(
-                    f"{self._together} visitors are being served and {waiting} wait, which is as "
-                    "many as there is room for; try again in a moment"
+                    f"{self._together} visitors are being served and {self._most_waiting} wait, "
+                    "which is as many as there is room for; try again in a moment"
                 )
             job = Job(steps, self._notify)
             self._queue.append(job)
