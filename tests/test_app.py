@@ -323,7 +323,7 @@ def test_places_are_few():
             yield
 
     first, second = turns.add(steps()), turns.add(steps())
-    with pytest.raises(UserError, match=r"1 visitors are being served and 1 wait.*try again"):
+    with pytest.raises(UserError, match=r"places are taken \(1 at once, 1 waiting\); try again"):
         turns.add(steps())
     assert turns.ahead(second) == 0
     second.cancel()

@@ -117,7 +117,7 @@ def test_stop_and_the_closed_tab(visit):
     second.page.fill("#prompt textarea", HEAP)
     second.page.click("#send")
     second.page.wait_for_selector("#message .error")
-    assert "visitors are being served" in second.page.inner_text("#message")
+    assert "places are taken" in second.page.inner_text("#message")
     first.page.close()
     for _ in range(20):  # the server hears of it within moments
         second.page.wait_for_timeout(250)

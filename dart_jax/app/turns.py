@@ -108,8 +108,8 @@ class Turns:
             here = sum(not job.cancelled for job in (*self._round, *self._queue))
             if here >= self._together + self._most_waiting:
                 raise UserError(
-                    f"{self._together} visitors are being served and {self._most_waiting} wait, "
-                    "which is as many as there is room for; try again in a moment"
+                    f"all places are taken ({self._together} at once, {self._most_waiting} "
+                    "waiting); try again in a moment"
                 )
             job = Job(steps, self._notify)
             self._queue.append(job)
