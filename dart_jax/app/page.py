@@ -89,8 +89,8 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
                 prompt = gr.Textbox(
                     value="" if service.chat else CODE["mean"],
                     label="Your message" if service.chat else "Text to continue",
-                    lines=3,
-                    max_lines=14,
+                    lines=5,
+                    max_lines=5,  # the same: resizing takes minutes where a text is long
                     elem_id="prompt",
                     elem_classes=[] if service.chat else ["code"],
                     info="Shift+Enter sends it.",
