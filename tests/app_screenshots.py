@@ -9,18 +9,19 @@ from app_browser import Visitor, app, browser
 
 
 def main(directory: Path) -> None:
-    """`app.png`: an answer and a tree; `app_race.png`: a race."""
+    """`app.png`: an answer; `app_tree.png`: a draft tree; `app_race.png`: a race."""
     with app() as address, browser() as chromium:
-        context = chromium.new_context(viewport={"width": 1180, "height": 860})
+        context = chromium.new_context(viewport={"width": 1360, "height": 880})
         visitor = Visitor(context, address)
-        visitor.page.click("#example-heappush")
+        visitor.page.click("#example-mean")
         visitor.write()
         visitor.finished()
         visitor.page.wait_for_timeout(500)
         visitor.page.screenshot(path=directory / "app.png")
         visitor.tab("Draft tree")
+        visitor.set("step", 3)
         visitor.page.wait_for_selector("#tree svg")
-        visitor.page.wait_for_timeout(500)
+        visitor.page.wait_for_timeout(1000)
         visitor.page.screenshot(path=directory / "app_tree.png", clip=_above_prompt(visitor))
         visitor.page.click("button#race")
         visitor.page.wait_for_selector("#verdict .winner")

@@ -174,6 +174,18 @@ def test_write_again(visit):
     assert visitor.page.locator(".entry").count() == 1
 
 
+def test_on_a_phone(visit, chromium):
+    """Nothing is wider than the screen; a wide tree scrolls by itself."""
+    visitor = visit(chromium.new_context(viewport={"width": 390, "height": 844}))
+    visitor.write(HEAP)
+    visitor.finished()
+    visitor.tab("Draft tree")
+    visitor.page.wait_for_selector("#tree svg .node.bonus")
+    width = "document.documentElement.scrollWidth"
+    assert visitor.page.evaluate(width) == 390
+    assert visitor.page.evaluate("document.querySelector('#tree svg').clientWidth") > 390
+
+
 def test_messages_say_what_to_do(visit):
     visitor = visit()
     for text, message in (("", "There is no text yet"), ("x = 1\n" * 900, "too long: at most")):

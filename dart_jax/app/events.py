@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from dart_jax.app import markup, step_view
-from dart_jax.app.answer import race
+from dart_jax.app.answer import Answer, race
 from dart_jax.app.chat import Entry, restore, store, words
 from dart_jax.app.service import Service
 from dart_jax.app.settings import Settings
@@ -218,14 +218,15 @@ class Events:
     def _drawn(self, entries: list[Entry]) -> str:
         return "".join(map(self._draw, entries))
 
-    def _lanes(self, one: Any, other: Any, prompt: str) -> Update:
+    def _lanes(self, one: Answer, other: Answer, prompt: str) -> Update:
+        over = None not in (one.finish, other.finish)
         return {
-            self.out.left: markup.lane(one, prompt),
-            self.out.right: markup.lane(other, prompt),
+            self.out.left: markup.lane(one, prompt, over and one.seconds < other.seconds),
+            self.out.right: markup.lane(other, prompt, over and other.seconds < one.seconds),
         }
 
 
-def _entry(prompt: str, answer: Any) -> Entry:
+def _entry(prompt: str, answer: Answer) -> Entry:
     runs = tuple(markup.runs(list(answer.pieces)))
     return Entry(prompt, runs, markup.statistics(answer))
 

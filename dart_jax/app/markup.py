@@ -81,11 +81,10 @@ def note(text: str, kind: str = "note") -> str:
     return f'<p class="{kind}" role="status">{escape(text)}</p>' if text else ""
 
 
-def lane(answer: Answer, prompt: str) -> str:
+def lane(answer: Answer, prompt: str, won: bool = False) -> str:
     """One side of a race."""
-    done = "done" if answer.ended else ""
     return (
-        f'<div class="lane {done}"><h3>{escape(answer.title)}</h3>'
+        f'<div class="lane{" won" if won else ""}"><h3>{escape(answer.title)}</h3>'
         f'<p class="clock">{answer.seconds:.2f} s</p>'
         f'<p class="line">{escape(statistics(answer)) or "&nbsp;"}</p>'
         f'<div class="text"><span class="prompt">{escape(prompt)}</span>'

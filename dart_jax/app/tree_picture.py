@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dart_jax.app.markup import escape
 
-_WIDTH, _HEIGHT = 104, 30  # of a node's box
-_GAP_X, _GAP_Y = 40, 14
+_WIDTH, _HEIGHT = 92, 30  # of a node's box
+_GAP_X, _GAP_Y = 22, 12
 _TOP = 26  # for the levels' names
 _LABEL = 11  # characters shown of a token
 
