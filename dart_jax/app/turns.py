@@ -112,7 +112,8 @@ class Turns:
                     "waiting); try again in a moment"
                 )
             job = Job(steps, self._notify)
-            self._queue.append(job)
+            free = not self._queue and len(self._round) < self._together
+            (self._round if free else self._queue).append(job)
             self._changed.notify_all()
             return job
 
