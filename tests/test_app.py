@@ -499,6 +499,26 @@ def test_long_inputs(service):
             service.prepare(text, settings_of(service))
 
 
+def test_a_chat(model, tmp_path_factory):
+    """Where the target has a template it reads the whole chat."""
+    tiny = make_tiny(tmp_path_factory.mktemp("chat"))
+    (tiny.target / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    chatty = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+    service = Service(Methods(chatty), most=MOST, longest=64)
+    try:
+        assert service.chat
+        before = [chat.Entry("a", (("b", True), ("c", False)))]
+        said = chat.words(before, "d", service.chat)
+        tokens = service.prepare(said, service.default).generation.completion.prompt_tokens
+        assert tokens == len(chatty.tokenizer.encode("<user>a<assistant>bc<user>d"))
+        with pytest.raises(UserError, match="shorten it, or clear the chat"):
+            service.prepare(chat.words(before * 9, "d", service.chat), service.default)
+    finally:
+        service.close()
+
+
 # The command
 
 
