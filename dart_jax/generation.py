@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ import tyro
 from dart_jax.config import TargetConfig
 from dart_jax.drafting import AnyDrafter, PromptLookupConfig
 from dart_jax.errors import UserError
-from dart_jax.loop import generate_fused, stream
+from dart_jax.loop import Drafts, generate_fused, stream
 from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
 from dart_jax.text_stream import TextStream
@@ -129,6 +129,22 @@ class Piece(str):
         return str(self), self.drafted
 
 
+class Step(NamedTuple):
+    """What the prefill or one verification did for the first prompt.
+
+    Attributes:
+      pieces: its new text; the end of a text may come in a step of its own, without tokens.
+      tokens: int32 [n], those emitted, also behind a stop string.
+      drafted: how many of them, the first, were drafted.
+      drafts: what was verified, where that is watched; None in the prefill.
+    """
+
+    pieces: list[Piece]
+    tokens: np.ndarray
+    drafted: int
+    drafts: Drafts | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Completion:
     """What one prompt was continued by.
@@ -211,8 +227,8 @@ def is_batch(prompts: Any) -> bool:
 class TextGeneration:
     """A batch of prompts being continued.
 
-    Iterating runs it step by step and gives the pieces of the first prompt's text; `run` does all
-    at once.
+    Iterating runs it step by step and gives the pieces of the first prompt's text; `steps` gives
+    them together, step by step; `run` does all at once.
     """
 
     def __init__(self, model: DartModel, prompts: Sequence[Prompt], config: GenerationConfig):
@@ -254,6 +270,14 @@ class TextGeneration:
         self._pieces.close()
 
     @property
+    def programs(self) -> Hashable:
+        """The same for generations that run the same compiled programs."""
+        sampling = jax.tree.structure(self._options.sampling.values())
+        stop = len(self._options.stop)
+        prompts = self._prompts
+        return self._decoder.config, prompts.tokens.shape, prompts.max_length, sampling, stop
+
+    @property
     def completion(self) -> Completion:
         """What the first prompt's continuation is so far."""
         return self._completion(0)
@@ -280,6 +304,15 @@ class TextGeneration:
         self._steps, self._seconds = made.steps, made.seconds
 
     def _generate(self) -> Generator[Piece, None, None]:
+        for step in self.steps():
+            yield from step.pieces
+
+    def steps(self, watch: bool = False) -> Generator[Step, None, None]:
+        """Runs it step by step, where it is not iterated over.
+
+        Args:
+          watch: say too what every step verified.
+        """
         decoder, ended = self._decoder, None
         steps = stream(
             decoder.config,
@@ -288,6 +321,7 @@ class TextGeneration:
             self._prompts,
             self._options,
             seconds=self._seconds,
+            watch=watch,
         )
         first = True
         while True:
@@ -295,16 +329,15 @@ class TextGeneration:
                 won = steps.send(ended)
             except StopIteration:
                 break
+            pieces: list[list[Piece]] = []
             for n, (row, tokens) in enumerate(zip(self._rows, won.tokens, strict=True)):
                 self._steps[n] += len(tokens) > 0 and not first
-                pieces = row.take(tokens, np.arange(len(tokens)) < won.drafted[n])
-                if n == 0:
-                    yield from pieces
+                pieces.append(row.take(tokens, np.arange(len(tokens)) < won.drafted[n]))
+            yield Step(pieces[0], won.tokens[0], int(won.drafted[0]), won.drafts)
             ended, first = np.array([row.finish is not None for row in self._rows]), False
-        for n, row in enumerate(self._rows):
-            pieces = row.end()
-            if n == 0:
-                yield from pieces
+        rest = [row.end() for row in self._rows]
+        if rest[0]:
+            yield Step(rest[0], np.zeros(0, np.int32), 0, None)
 
     def _completion(self, n: int) -> Completion:
         row = self._rows[n]

@@ -118,16 +118,35 @@ class Generation:
             return won / self.steps
 
 
+class Drafts(NamedTuple):
+    """What a step verified, for who wants to look at it.
+
+    Attributes:
+      trees: int32 [B, 3, N + 1], packed (see `dart_jax.tree`); of plain decoding the roots.
+      context: int32 [B, 4], the tokens before, the root at the end (see `Handover`).
+      ids: int32 [B, d, k], candidates that the host's search made the trees of; d is 0 where there
+        was no search.
+      logits: float32 [B, d, k], theirs.
+    """
+
+    trees: np.ndarray
+    context: np.ndarray
+    ids: np.ndarray
+    logits: np.ndarray
+
+
 class Won(NamedTuple):
     """What a batch won in one step.
 
     Attributes:
       tokens: per row the tokens emitted.
       drafted: int [B], how many of them, the first, the drafter had proposed.
+      drafts: what was verified for them; None in the prefill, and where it was not asked for.
     """
 
     tokens: list[np.ndarray]
     drafted: np.ndarray
+    drafts: Drafts | None = None
 
 
 def start(
@@ -156,6 +175,7 @@ def stream(
     options: Options = Options(),
     *,
     seconds: dict[str, float] | None = None,
+    watch: bool = False,
 ) -> Generator[Won, np.ndarray | None, None]:
     """Yields, after the prefill and after every step, what each row won in it.
 
@@ -166,6 +186,7 @@ def stream(
       prompts: the batch.
       options: how to decode.
       seconds: collects wall time under `prefill`, `device` and `search`.
+      watch: yield too what every step verified.
 
     Sent a bool [B], it ends the rows marked there.
     """
@@ -173,10 +194,11 @@ def stream(
     seconds |= {"prefill": 0.0, "device": 0.0, "search": 0.0}
     stage, began = "prefill", time.perf_counter()
     state, packed = start(config, params, prompts, options)
+    drafts = None
     while True:
         handed = np.asarray(packed)
         seconds[stage] += time.perf_counter() - began
-        ended = yield Won(config.handover.emitted(handed), handed[:, 1])
+        ended = yield Won(config.handover.emitted(handed), handed[:, 1], drafts)
         if ended is not None and ended.any():
             handed = handed.copy()
             handed[ended, config.handover.root] = -1
@@ -187,8 +209,22 @@ def stream(
         began = time.perf_counter()
         trees = None if pruner is None else pruner(handed)
         seconds["search"] += time.perf_counter() - began
+        if watch:
+            drafts = _drafts(config, state, handed, trees)
         stage, began = "device", time.perf_counter()
         state, packed = step(config, params, state, trees)
+
+
+def _drafts(
+    config: DecodeConfig, state: DecodeState, handed: np.ndarray, trees: np.ndarray | None
+) -> Drafts:
+    """What the next step verifies: the search's trees, the state's, or the roots."""
+    context, ids, logits = config.handover.candidates_of(handed)
+    if trees is None and state.trees is not None:
+        trees = np.array(state.trees)  # a copy: the state is donated
+    if trees is None:
+        trees = np.pad(context[:, None, -1:], ((0, 0), (0, 2), (0, 0)))
+    return Drafts(trees, context, ids, logits)
 
 
 def generate_streaming(

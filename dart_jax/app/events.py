@@ -1,0 +1,236 @@
+"""What happens on the page: from what was pressed to what is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
+
+import gradio as gr
+
+from dart_jax.app import markup, step_view
+from dart_jax.app.answer import Answer, race
+from dart_jax.app.chat import Entry, restore, store, words
+from dart_jax.app.service import Service
+from dart_jax.app.settings import Settings
+from dart_jax.errors import UserError
+
+_logger = logging.getLogger(__name__)
+
+# The browser is given what there is of an answer this often, in seconds: a reload loses no more.
+_KEEP = 1.0
+
+Update = dict[Any, Any]
+
+
+class Outputs(NamedTuple):
+    """The page's parts that events change."""
+
+    history: gr.HTML
+    current: gr.HTML
+    message: gr.HTML
+    prompt: gr.Textbox
+    send: gr.Button
+    run: gr.Button
+    stop: gr.Button
+    again: gr.Button
+    tabs: gr.Tabs
+    left: gr.HTML
+    right: gr.HTML
+    verdict: gr.HTML
+    step: gr.Slider
+    tree: gr.HTML
+    settings: gr.BrowserState
+    chat: gr.BrowserState
+
+
+class Events:
+    """Answers the page; a visitor is a browser's tab, known by Gradio's session."""
+
+    def __init__(self, service: Service, out: Outputs):
+        """`out`: what is changed."""
+        self.service, self.out = service, out
+        self.seed: Any = None  # the control, for a new one
+
+    async def write(
+        self, request: gr.Request, prompt: str, stored: Any, *values: Any
+    ) -> AsyncGenerator[Update, None]:
+        """Answers a prompt."""
+        async for update in self._write(request, restore(stored), prompt or "", values):
+            yield update
+
+    async def write_again(
+        self, request: gr.Request, prompt: str, stored: Any, *values: Any
+    ) -> AsyncGenerator[Update, None]:
+        """Answers the last prompt once more, in place of its answer: with the settings as they are
+        now and, where tokens are drawn, another seed."""
+        before = restore(stored)
+        if not before:
+            yield {self.out.message: markup.note("There is no answer yet to write again.")}
+            return
+        update: Update = {}
+        temperature, seed = values[1], values[-1]
+        if isinstance(temperature, int | float) and temperature > 0 and isinstance(seed, int):
+            seed = (seed + 1) % 2**32
+            update = {self.seed: seed}
+        last = before.pop()
+        async for more in self._write(request, before, last.prompt, (*values[:-1], seed)):
+            yield update | more
+
+    async def _write(
+        self, request: gr.Request, before: list[Entry], prompt: str, values: tuple[Any, ...]
+    ) -> AsyncGenerator[Update, None]:
+        out, service, visitor = self.out, self.service, _visitor(request)
+        try:
+            settings = service.settings(values)
+            prepared = service.prepare(words(before, prompt, service.chat), settings)
+        except UserError as error:
+            yield self._told(error)
+            return
+        answer, kept = prepared.answer, time.monotonic()
+        yield self._buttons(busy=True) | {
+            out.history: self._drawn(before),
+            out.current: self._draw(Entry(prompt), busy=True),
+            out.message: "",
+            out.prompt: "" if service.chat else gr.skip(),
+            out.tabs: gr.Tabs(selected="answer"),
+            out.chat: store([*before, Entry(prompt)]),
+        }
+        message = ""
+        try:
+            async for line in service.serve(visitor, [prepared], answer.steps):
+                entry = _entry(prompt, answer)
+                update: Update = {
+                    out.current: self._draw(entry, busy=not answer.ended),
+                    out.message: markup.note(line),
+                }
+                if time.monotonic() - kept > _KEEP:
+                    kept = time.monotonic()
+                    update[out.chat] = store([*before, entry])
+                yield update
+        except UserError as error:
+            message = markup.note(str(error), "error")
+        service.remember(visitor, answer, settings.method)
+        entry, steps = _entry(prompt, answer), len(answer.verified)
+        yield self._buttons(busy=False) | {
+            out.current: self._draw(entry),
+            out.message: message,
+            out.chat: store([*before, entry]),
+            out.step: gr.Slider(maximum=max(steps, 2), value=1),
+            out.tree: self._tree(visitor, 1),
+        }
+
+    async def race(
+        self,
+        request: gr.Request,
+        prompt: str,
+        stored: Any,
+        left: str,
+        right: str,
+        *values: Any,
+    ) -> AsyncGenerator[Update, None]:
+        """Lets two methods write the same answer, side by side."""
+        out, service, visitor = self.out, self.service, _visitor(request)
+        try:
+            before = restore(stored) if service.chat else []
+            if service.chat and not (prompt or "").strip() and before:
+                prompt = before.pop().prompt  # the box is empty behind an answer
+            said = words(before, prompt or "", service.chat)
+            both = [
+                service.prepare(said, service.settings((method, *values[1:])))
+                for method in (left, right)
+            ]
+        except UserError as error:
+            yield self._told(error)
+            return
+        one, other = (prepared.answer for prepared in both)
+        empty = {out.verdict: "", out.message: "", out.tabs: gr.Tabs(selected="race")}
+        shown = "" if service.chat else prompt
+        yield self._buttons(busy=True) | empty | self._lanes(one, other, shown)
+        message = ""
+        try:
+            async for line in service.serve(visitor, both, lambda: race(one, other)):
+                yield self._lanes(one, other, shown) | {out.message: markup.note(line)}
+            result = markup.note(markup.verdict(one, other), "winner")
+        except UserError as error:
+            message, result = markup.note(str(error), "error"), ""
+        yield (
+            self._buttons(busy=False)
+            | self._lanes(one, other, shown)
+            | {out.message: message, out.verdict: result}
+        )
+
+    def stop(self, request: gr.Request) -> None:
+        """Ends what the visitor has going; what is there stays."""
+        self.service.stop(_visitor(request))
+
+    def leave(self, request: gr.Request) -> None:
+        """The page was closed."""
+        self.service.leave(_visitor(request))
+
+    def clear(self, request: gr.Request) -> tuple[Any, ...]:
+        """Forgets the conversation."""
+        self.service.leave(_visitor(request))
+        return "", "", "", []
+
+    def show_step(self, request: gr.Request, number: float) -> str:
+        """The draft tree of a step of the visitor's last answer."""
+        return self._tree(_visitor(request), int(number or 1))
+
+    def restore(self, settings: Any, stored: Any) -> list[Any]:
+        """What a page opens with: what the browser kept of it."""
+        controls, racers = [gr.skip()] * 7, [gr.skip()] * 2
+        if isinstance(settings, list) and len(settings) == 9:
+            try:
+                made = self.service.settings(settings[:7])
+                controls = [getattr(made, field.name) for field in dataclasses.fields(Settings)]
+            except (UserError, TypeError):
+                _logger.info("a browser's settings do not fit any more")
+            if all(isinstance(one, str) and one in self.service.methods for one in settings[7:]):
+                racers = settings[7:]
+        entries = restore(stored)
+        current = self._draw(entries[-1]) if entries else ""
+        return [*controls, *racers, self._drawn(entries[:-1]), current]
+
+    def _tree(self, visitor: str, number: int) -> str:
+        last = self.service.last(visitor)
+        if last is None:
+            return step_view.NOTHING
+        answer, method = last
+        return step_view.picture(answer, self.service.methods[method], number)
+
+    def _told(self, error: UserError) -> Update:
+        """A message in place of an answer."""
+        text = str(error)
+        return {self.out.message: markup.note(text[:1].upper() + text[1:] + ".", "error")}
+
+    def _buttons(self, *, busy: bool) -> Update:
+        out = self.out
+        return {
+            button: gr.Button(interactive=not busy) for button in (out.send, out.run, out.again)
+        } | {out.stop: gr.Button(interactive=busy)}
+
+    def _draw(self, entry: Entry, busy: bool = False) -> str:
+        return markup.entry(entry.prompt, entry.text, entry.line, chat=self.service.chat, busy=busy)
+
+    def _drawn(self, entries: list[Entry]) -> str:
+        return "".join(map(self._draw, entries))
+
+    def _lanes(self, one: Answer, other: Answer, prompt: str) -> Update:
+        over = None not in (one.finish, other.finish)
+        return {
+            self.out.left: markup.lane(one, prompt, over and one.seconds < other.seconds),
+            self.out.right: markup.lane(other, prompt, over and other.seconds < one.seconds),
+        }
+
+
+def _entry(prompt: str, answer: Answer) -> Entry:
+    runs = tuple(markup.runs(list(answer.pieces)))
+    return Entry(prompt, runs, markup.statistics(answer))
+
+
+def _visitor(request: gr.Request) -> str:
+    """The tab's session."""
+    return request.session_hash or ""

@@ -1,0 +1,88 @@
+"""The ways of decoding that a visitor can choose from; their models share one target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
+from dart_jax.model import DartModel
+
+PLAIN, DART, DART_ALONE, EAGLE3 = "plain", "dart", "dart_no_ngram", "eagle3"
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One way of decoding.
+
+    Attributes:
+      title: for people.
+      model: decodes.
+      use_ngram: whether the search uses the n-gram model.
+    """
+
+    title: str
+    model: DartModel
+    use_ngram: bool = True
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted."""
+        return self.model.drafter is not None
+
+    @property
+    def scored(self) -> bool:
+        """Whether the host's search knows what its nodes are worth."""
+        return isinstance(self.model.drafter, DrafterConfig)
+
+
+class Methods(Mapping[str, Method]):
+    """The methods whose parts are there, by key, in the order in which they are offered."""
+
+    def __init__(self, base: DartModel, eagle3: str | None = None):
+        """Finds what can be done.
+
+        Args:
+          base: the target with the main drafter and n-gram model.
+          eagle3: directory or hub repository of an EAGLE-3 drafter beside it.
+
+        Raises:
+          UserError: as `DartModel.with_drafter`.
+        """
+        self.base = base
+        self._methods: dict[str, Method] = {}
+        match base.drafter:
+            case DrafterConfig():
+                self._methods[DART] = Method("DART", base)
+                if base.ngram is not None:
+                    self._methods[DART_ALONE] = Method("DART without n-gram", base, False)
+            case TargetConfig():
+                self._methods["draft_model"] = Method("draft model", base)
+            case None | Eagle3Config():
+                pass
+            case _:
+                self._methods["ngram"] = Method("n-gram model alone", base)
+        if eagle3 is not None:
+            self._methods[EAGLE3] = Method("EAGLE-3", base.with_drafter(eagle3))
+        elif isinstance(base.drafter, Eagle3Config):
+            self._methods[EAGLE3] = Method("EAGLE-3", base)
+        self._methods[PLAIN] = Method("plain decoding", base.with_drafter(None))
+
+    def __getitem__(self, key: str) -> Method:
+        return self._methods[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._methods)
+
+    def __len__(self) -> int:
+        return len(self._methods)
+
+    @property
+    def default(self) -> str:
+        """The first."""
+        return next(iter(self))
+
+    @property
+    def choices(self) -> list[tuple[str, str]]:
+        """Titles and keys."""
+        return [(method.title, key) for key, method in self.items()]

@@ -1,0 +1,57 @@
+"""What the tree search thought of its nodes, worked out again for those who look at a tree."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dart_jax.app.answer import Verified
+from dart_jax.ngram import NgramModel
+from dart_jax.pruner import SearchConfig
+
+_EPS = 1e-10
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Of one node (docs/method.md, section 3).
+
+    Attributes:
+      drafter: the drafter's probability among the candidates of the node's level.
+      ngram: the n-gram model's probability behind the node's path; None where it has no say.
+      total: the search's score of the path, by which nodes compete; 0 at best.
+    """
+
+    drafter: float
+    ngram: float | None
+    total: float
+
+
+def scores(step: Verified, search: SearchConfig, ngram: NgramModel | None) -> list[Score | None]:
+    """The score of every node of a step's tree, None for the root, unused places and what no
+    candidates were handed over for."""
+    tokens, parents, depths = step.tree.tolist()
+    found: list[Score | None] = [None] * len(tokens)
+    paths = {0: [int(token) for token in step.context]}
+    for node in range(1, len(tokens)):
+        level = depths[node] - 1
+        if not 0 <= level < len(step.ids):
+            continue
+        parent = found[parents[node]]
+        paths[node] = [*paths[parents[node]], tokens[node]]
+        drafter = _probability(step.ids[level], step.logits[level], tokens[node])
+        gain, seen = search.logit_decay**level * np.log(drafter + _EPS), None
+        if ngram is not None and level:
+            seen = float(ngram.probabilities(paths[parents[node]], [tokens[node]])[0])
+            gain += search.ngram_weight * np.log(seen + _EPS)
+        gain = min(float(gain) * (level + 1) ** -search.level_decay, 0.0)
+        found[node] = Score(drafter, seen, (parent.total if parent else 0.0) + gain)
+    return found
+
+
+def _probability(ids: np.ndarray, logits: np.ndarray, token: int) -> float:
+    """Of a candidate among those handed over for its level."""
+    weights = np.exp(logits - logits.max(initial=-np.inf, where=np.isfinite(logits)))
+    weights = np.where(np.isfinite(logits), weights, 0.0)
+    return float(weights[ids == token].sum() / weights.sum())

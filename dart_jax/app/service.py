@@ -1,0 +1,194 @@
+"""Serves visitors: from a text and settings to an answer that is being written."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dart_jax.app.answer import Answer, Words, encode
+from dart_jax.app.methods import Methods
+from dart_jax.app.settings import Settings
+from dart_jax.app.turns import Job, Turns
+from dart_jax.app.warm import Warm
+from dart_jax.errors import UserError
+from dart_jax.generation import TextGeneration
+
+# How often a page is told of new text, in seconds.
+_REFRESH = 0.08
+
+# Visitors whose last answer is kept for looking at its trees.
+_REMEMBERED = 256
+
+COMPILING = "Compiling for these settings: some seconds, the first time only."
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """An answer that could begin.
+
+    Attributes:
+      answer: of one method.
+      make: makes its generation once more, to run its programs before.
+      generation: its own.
+    """
+
+    answer: Answer
+    make: Callable[[], TextGeneration]
+    generation: TextGeneration
+
+
+class Visit:
+    """What one visitor has going: at most one thing at a time."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Ends it, without waiting."""
+        self.stopped = True
+        if self.job is not None:
+            self.job.cancel()
+
+
+class Service:
+    """One model for all visitors, who are told apart by a key and share nothing else.
+
+    Attributes:
+      methods: that can be chosen.
+      most: new tokens of an answer.
+      longest: tokens of a prompt and its answer.
+      chat: whether the target knows chats; else it goes on with a text.
+    """
+
+    def __init__(
+        self, methods: Methods, *, most: int, longest: int, together: int = 16, waiting: int = 48
+    ):
+        """Starts the worker; see `Turns` for the numbers of visitors."""
+        self.methods = methods
+        self.longest = min(longest, methods.base.target.max_length)
+        if not 1 <= most < self.longest:
+            raise UserError(
+                f"answers of {most} tokens do not fit into {self.longest}, prompt included; lower "
+                "--max-new-tokens"
+            )
+        self.most = most
+        self.chat = bool(methods.base.tokenizer.chat_template)
+        self.turns = Turns(together, waiting)
+        self._warm = Warm(self.turns)
+        self._compiler = ThreadPoolExecutor(1, "compiler")
+        self._visits: dict[str, Visit] = {}
+        self._last: OrderedDict[str, tuple[Answer, str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Ends all work and waits for that."""
+        self.turns.close()
+        self._compiler.shutdown(cancel_futures=True)
+
+    @property
+    def default(self) -> Settings:
+        """What the page opens with."""
+        return Settings.default(self.methods, self.most)
+
+    def settings(self, values: object) -> Settings:
+        """See `Settings.of`."""
+        return Settings.of(values, self.methods, self.most)
+
+    def prepare(self, words: Words, settings: Settings) -> Prepared:
+        """Encodes a text; raises UserError if it is empty or too long."""
+        method = self.methods[settings.method]
+        room = self.longest - settings.max_new_tokens
+        tokens = encode(method.model, words, room)
+
+        def make() -> TextGeneration:
+            return method.model.stream(tokens, settings.generation(self.methods))
+
+        generation = make()
+        return Prepared(Answer(method.title, generation), make, generation)
+
+    def warm_up(self, words: Words) -> None:
+        """Compiles what the page opens with, in the background."""
+        for name in {self.methods.default: 0, list(self.methods)[-1]: 0}:
+            settings = dataclasses.replace(self.default, method=name)
+            self._compiler.submit(self._warm.prepare, self.prepare(words, settings).make)
+
+    async def serve(
+        self, visitor: str, prepared: Sequence[Prepared], steps: Callable[[], Iterator[object]]
+    ) -> AsyncGenerator[str, None]:
+        """Runs `steps`, which write what was prepared, and yields whenever there is more to show: a
+        line that says what is being waited for.
+
+        What the visitor had going before ends. It ends too when nobody iterates any more.
+
+        Raises:
+          UserError: too many visitors, or the steps failed.
+        """
+        visit = Visit()
+        with self._lock:
+            before, self._visits[visitor] = self._visits.get(visitor), visit
+        if before is not None:
+            before.stop()
+        try:
+            for one in prepared:
+                if not self._warm.knows(one.generation):
+                    yield COMPILING
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(self._compiler, self._warm.prepare, one.make)
+            if visit.stopped:
+                return
+            visit.job = self.turns.add(steps())
+            if visit.stopped:
+                visit.stop()
+            async for line in self._follow(visit.job, [one.answer for one in prepared]):
+                yield line
+        finally:
+            visit.stop()
+            with self._lock:
+                if self._visits.get(visitor) is visit:
+                    del self._visits[visitor]
+
+    async def _follow(self, job: Job, answers: list[Answer]) -> AsyncGenerator[str, None]:
+        shown = None
+        while True:
+            finished = job.finished  # before looking: nothing comes later
+            ahead = self.turns.ahead(job)
+            now = [ahead, *(answer.tokens for answer in answers)]
+            if finished or now != shown:
+                shown = now
+                yield "" if ahead is None else f"{ahead} wait before you."
+            if finished:
+                break
+            await asyncio.sleep(_REFRESH)
+        if job.error is not None:
+            raise UserError(f"the answer failed: {type(job.error).__name__}; try other settings")
+
+    def stop(self, visitor: str) -> None:
+        """Ends what a visitor has going, at once."""
+        with self._lock:
+            visit = self._visits.get(visitor)
+        if visit is not None:
+            visit.stop()
+
+    def leave(self, visitor: str) -> None:
+        """Ends it and forgets the visitor, whose page is closed."""
+        self.stop(visitor)
+        with self._lock:
+            self._last.pop(visitor, None)
+
+    def remember(self, visitor: str, answer: Answer, method: str) -> None:
+        """Keeps a visitor's last answer, for its trees."""
+        with self._lock:
+            self._last[visitor] = answer, method
+            self._last.move_to_end(visitor)
+            if len(self._last) > _REMEMBERED:
+                self._last.popitem(last=False)
+
+    def last(self, visitor: str) -> tuple[Answer, str] | None:
+        """A visitor's last answer and its method."""
+        with self._lock:
+            return self._last.get(visitor)

@@ -1,0 +1,100 @@
+"""What a visitor can set, and what becomes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from dart_jax.app.methods import Methods
+from dart_jax.errors import UserError
+from dart_jax.generation import GenerationConfig, default_tree
+
+# Few, since a program is compiled for each.
+SIZES = range(4, 65, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The page's controls, in their order.
+
+    Attributes:
+      method: its key in `Methods`.
+      temperature: 0 takes the most likely token.
+      top_p: as in `GenerationConfig`.
+      top_k: as in `GenerationConfig`.
+      nodes: of the draft tree.
+      max_new_tokens: most tokens of an answer.
+      seed: of the draws.
+    """
+
+    method: str
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    nodes: int = 8
+    max_new_tokens: int = 128
+    seed: int = 0
+
+    @classmethod
+    def default(cls, methods: Methods, most: int) -> Settings:
+        """What the page opens with; `most` new tokens are allowed."""
+        method = methods.default
+        nodes, _ = default_tree(methods[method].model.drafter)
+        size = min(SIZES, key=lambda size: abs(size - nodes))
+        return cls(method, nodes=size, max_new_tokens=min(cls.max_new_tokens, most))
+
+    @classmethod
+    def of(cls, values: Any, methods: Methods, most: int) -> Settings:
+        """The settings that a browser sent, which may be anything.
+
+        Args:
+          values: of the fields, in order, or by name; what is missing has its default.
+          methods: there are.
+          most: new tokens of an answer.
+
+        Raises:
+          UserError: a value is of a wrong kind or out of range.
+        """
+        default = cls.default(methods, most)
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(values, dict):
+            values = dict(zip(names, values, strict=True))
+        given = {name: values[name] for name in names if values.get(name) is not None}
+        made = dataclasses.replace(default, **given)
+        if made.method not in methods:
+            raise UserError(f"no method {str(made.method)[:40]!r}; choose another")
+        return dataclasses.replace(
+            made,
+            temperature=_number("temperature", made.temperature, 0, 10),
+            top_p=_number("top-p", made.top_p, 0.01, 1),
+            top_k=int(_number("top-k", made.top_k, 0, 10**6)),
+            nodes=int(_number("tree nodes", made.nodes, SIZES.start, SIZES[-1])),
+            max_new_tokens=int(_number("new tokens", made.max_new_tokens, 1, most)),
+            seed=int(_number("seed", made.seed, 0, 2**32 - 1)),
+        )
+
+    def generation(self, methods: Methods) -> GenerationConfig:
+        """For `DartModel.stream`."""
+        method = methods[self.method]
+        # The default search is meant for the default tree, but for all sizes near it too.
+        _, search = default_tree(method.model.drafter)
+        return GenerationConfig(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+            nodes=self.nodes if method.drafts else 0,
+            search=search,
+            use_ngram=method.use_ngram,
+        )
+
+
+def _number(name: str, value: Any, least: float, most: float) -> float:
+    """A number of a range."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{name} must be a number, got {str(value)[:40]!r}")
+    if not least <= value <= most:
+        raise UserError(f"{name} must be between {least:g} and {most:g}, got {value:g}")
+    return value

@@ -1,0 +1,105 @@
+"""The web app in a process of its own, and a headless browser to look at it with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+REQUIRED = os.environ.get("DART_REQUIRE_BROWSER") == "1"
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+# On a busy machine programs take a while to compile.
+PATIENCE = 240_000  # milliseconds
+
+
+@contextlib.contextmanager
+def app(*options: str) -> Iterator[str]:
+    """The address of an app started with these options on a free port."""
+    command = [sys.executable, "-m", "dart_jax.app", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("dart_jax is at http://127.0.0.1:"), line
+            yield line.split()[-1]
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Any]:
+    """Headless Chromium; without one the test is skipped, or fails where one is required."""
+    path = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        path = None
+    if path is None:
+        message = "needs Playwright and Chromium (apt-get install chromium)"
+        pytest.fail(message) if REQUIRED else pytest.skip(message)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield launched
+        finally:
+            launched.close()
+
+
+class Visitor:
+    """One tab, by what a person sees and does."""
+
+    def __init__(self, context: Any, address: str):
+        """Opens the page."""
+        self.page = context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.problems.append(dialog.message))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(address)
+        self.page.wait_for_selector("#send")
+
+    def set(self, name: str, value: float) -> None:
+        """Types a number into a control."""
+        box = self.page.locator(f"#{name} input[type=number]")
+        box.fill(str(value))
+        box.press("Tab")
+
+    def value(self, name: str) -> str:
+        """Of a control."""
+        return self.page.locator(f"#{name} input[type=number]").input_value()
+
+    def method(self, title: str) -> None:
+        """Chooses one."""
+        self.page.locator("#method").get_by_label(title, exact=True).check()
+
+    def write(self, prompt: str | None = None) -> None:
+        """Sends a prompt, or what stands there, and waits for the first tokens."""
+        if prompt is not None:
+            self.page.fill("#prompt textarea", prompt)
+        self.page.click("#send")
+        self.page.wait_for_selector("#current .cursor")
+        self.page.wait_for_function("document.querySelector('#current .answer').innerText.length")
+
+    def finished(self) -> str:
+        """Waits for the answer's end; its line."""
+        self.page.wait_for_selector("#current .cursor", state="detached")
+        self.page.wait_for_selector("#send:not([disabled])")
+        return self.page.inner_text("#current .line")
+
+    @property
+    def answer(self) -> str:
+        """The newest answer's text."""
+        return self.page.evaluate("document.querySelector('#current .answer').textContent")
+
+    def tab(self, name: str) -> None:
+        """Shows a part of the page."""
+        self.page.get_by_role("tab", name=name).click()

@@ -1,0 +1,547 @@
+"""The web app's parts: what is escaped, drawn, counted, and whose turn it is."""
+
+import asyncio
+import dataclasses
+import gc
+import itertools
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+
+import jax
+import numpy as np
+import pytest
+from conftest import SEED, Oracle, sequences
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_model import make as make_tiny
+
+from dart_jax.app import chat, markup, step_view
+from dart_jax.app.__main__ import AppConfig, start
+from dart_jax.app.answer import Answer, Verified, race
+from dart_jax.app.methods import DART, DART_ALONE, PLAIN, Methods
+from dart_jax.app.scores import scores
+from dart_jax.app.service import Service
+from dart_jax.app.settings import Settings
+from dart_jax.app.tree_picture import Node, draw, label
+from dart_jax.app.turns import Turns
+from dart_jax.errors import UserError
+from dart_jax.generation import Piece, default_tree
+from dart_jax.loop import Options, Prompts, stream
+from dart_jax.model import DartModel
+from dart_jax.sampling import Sampling
+from dart_jax.step import DecodeConfig
+
+MOST = 24  # new tokens
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    tiny = make_tiny(tmp_path_factory.mktemp("app"))
+    return DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+
+
+@pytest.fixture
+def service(model):
+    service = Service(Methods(model), most=MOST, longest=128)
+    yield service
+    service.close()
+
+
+def settings_of(service, **changes):
+    return dataclasses.replace(service.default, **changes)
+
+
+async def answered(service, visitor, prompt, **changes):
+    prepared = service.prepare(prompt, settings_of(service, **changes))
+    async for _ in service.serve(visitor, [prepared], prepared.answer.steps):
+        pass
+    return prepared.answer
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<script>alert('1')</script>", "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;"),
+        ('"&amp;"', "&quot;&amp;amp;&quot;"),
+        ("${1}{{x}}`\\", "&#36;&#123;1&#125;&#123;&#123;x&#125;&#125;&#96;&#92;"),
+        ("a\x00\x1b[2J\x7f\x9b\u202e\u2066\ud800", "a\ufffd\ufffd[2J" + 5 * "\ufffd"),
+        ("a\tb\r\nc\rd", "a\tb\nc\nd"),
+        ("žluť 木 👩\u200d💻", "žluť 木 👩\u200d💻"),
+    ],
+)
+def test_escape(text, shown):
+    assert markup.escape(text) == shown
+
+
+@given(st.text())
+def test_escaped_text_is_one_text_node(text):
+    node = ET.fromstring(
+        f"<p>{markup.escape(text).replace(chr(0xFFFE), '').replace(chr(0xFFFF), '')}</p>"
+    )
+    assert len(node) == 0
+
+
+def test_pieces_are_coloured_by_origin():
+    pieces = [Piece("a", False), Piece("<", True), Piece("b", True), Piece("c", False)]
+    assert markup.runs(pieces) == [("a", False), ("<b", True), ("c", False)]
+    assert markup.coloured(markup.runs(pieces)) == (
+        '<span class="own">a</span><span class="drafted">&lt;b</span><span class="own">c</span>'
+    )
+
+
+def finished_answer(title, text, seconds, finish="length"):
+    answer = Answer(title, None)
+    answer.pieces, answer.seconds, answer.finish, answer.ended = (
+        [Piece(text, False)],
+        seconds,
+        finish,
+        True,
+    )
+    answer.tokens = len(text)
+    return answer
+
+
+def test_statistics():
+    answer = finished_answer("DART", "abcdefghi", 0.5)
+    assert markup.statistics(answer) == "9 tokens · 18 tokens/s · cut at its greatest length"
+    verified = type("Verified", (), {"tree": np.zeros((3, 9), np.int32)})()
+    answer.verified = [verified, verified]
+    assert "tau 4.00" in markup.statistics(answer)
+    assert markup.statistics(Answer("DART", None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "said"),
+    [
+        (
+            ("A", "xy", 2.0),
+            ("B", "xy", 1.0),
+            ["B wins: 1.00 s against 2.00 s, 2.00 times", "same."],
+        ),
+        (("A", "xyz", 1.0), ("B", "xyw", 3.0), ["A wins: 1.00 s", "differ from character 3 on"]),
+        (("A", "xy", 1.0), ("B", "xyz", 3.0), ["differ from character 3 on"]),
+        (("A", "xy", 1.0), ("A", "xy", 2.0), ["twice the same method"]),
+        (("A", "xy", 1.0, None), ("B", "x", 2.0), ["The race was stopped."]),
+    ],
+)
+def test_verdict(left, right, said):
+    verdict = markup.verdict(finished_answer(*left), finished_answer(*right))
+    assert all(words in verdict for words in said)
+
+
+def test_what_a_browser_kept():
+    entries = [chat.Entry(f"p{n}", (("a", True), ("b", False)), "line") for n in range(30)]
+    assert chat.restore(chat.store(entries)) == entries[-20:]
+    long = chat.Entry("p" * 150_000)
+    assert chat.restore(chat.store([long, long])) == [long]
+    for junk in (None, 3, "x", {}, [1, {"prompt": 2}], [{"prompt": "x", "text": "y", "line": ""}]):
+        assert chat.restore(junk) == []
+    odd = {"prompt": "p", "text": [["a", 1], ["b"], 3, [4, True]], "line": ""}
+    assert chat.restore([odd]) == [chat.Entry("p", (("a", True),))]
+    said = chat.words(entries[:1], "q", chat=True)
+    assert [message["content"] for message in said] == ["p0", "ab", "q"]
+    assert chat.words(entries[:1], "q", chat=False) == "q"
+
+
+# Trees
+
+
+def test_a_tree_is_drawn():
+    nodes = [
+        Node("the", None, "root"),
+        Node("<b>", 0, "accepted", "-0.5 · 61%", 'a "detail" & more'),
+        Node(" dog\n", 0, "rejected"),
+        Node("sat", 1, "bonus"),
+    ]
+    drawn = draw(nodes, "a <title>")
+    svg = ET.fromstring(drawn)
+    name = "{http://www.w3.org/2000/svg}"
+    assert svg.find(f"{name}title").text == "a <title>"
+    groups = svg.findall(f"{name}g")
+    assert [group.get("class") for group in groups] == [f"node {node.kind}" for node in nodes]
+    assert [group.find(f"{name}text").text for group in groups] == ["the", "<b>", "·dog↵", "sat"]
+    assert groups[1].find(f"{name}title").text == 'a "detail" & more'
+    columns = [float(group.find(f"{name}rect").get("x")) for group in groups]
+    assert columns[0] < columns[1] == columns[2] < columns[3]
+    assert len(svg.findall(f"{name}path")) == 3
+    assert "<b>" not in drawn
+    assert label("a long token's text") == "a·long·tok…"
+
+
+def test_boxes_do_not_overlap():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        nodes = [Node("r", None, "root")]
+        nodes += [Node("x", int(rng.integers(n)), "rejected") for n in range(1, 40)]
+        svg = ET.fromstring(draw(nodes, ""))
+        places = [
+            (rect.get("x"), rect.get("y")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")
+        ]
+        assert len(set(places)) == len(nodes)
+
+
+@pytest.fixture(scope="module")
+def watched(model):
+    """An answer by a drafter whose drafts are never right, of which all is known."""
+    methods = Methods(model)
+    made = {}
+    for key in (DART, DART_ALONE, PLAIN):
+        config = Settings(key, max_new_tokens=MOST).generation(methods)
+        generation = model.stream("def heappush(", config)
+        if key == PLAIN:
+            generation = methods[PLAIN].model.stream("def heappush(", config)
+        made[key] = Answer(methods[key].title, generation)
+        for _ in made[key].steps():
+            pass
+    return methods, made
+
+
+def test_looking_changes_nothing(model, watched):
+    _, made = watched
+    alone = model.generate("def heappush(", max_new_tokens=MOST)
+    for answer in made.values():
+        assert answer.text == alone.text
+        assert answer.tokens == len(alone.tokens) == MOST
+        assert answer.finish == "length"
+        assert answer.tau == (MOST - 1) / len(answer.verified)
+        assert answer.seconds > 0
+
+
+@pytest.mark.parametrize("key", [DART, DART_ALONE])
+def test_scores_are_the_searchs(watched, key):
+    """By depth and then by score, as the search sorts nodes."""
+    methods, made = watched
+    method = methods[key]
+    for step in made[key].verified:
+        ngram = method.model.ngram if method.use_ngram else None
+        found = scores(step, default_tree(method.model.drafter)[1], ngram)
+        depths = step.tree[2]
+        assert found[0] is None
+        totals = [
+            (depth, -score.total)
+            for depth, score in zip(depths[1:], found[1:], strict=True)
+            if score
+        ]
+        assert len(totals) == (depths > 0).sum() > 0
+        rounded = [(depth, round(total, 3)) for depth, total in totals]
+        assert rounded == sorted(rounded)
+        assert all(0 <= score.drafter <= 1 for score in found if score)
+        assert all(
+            (score.ngram is None) == (ngram is None or depth == 1)
+            for depth, score in zip(depths, found, strict=True)
+            if score
+        )
+
+
+def test_pictures_of_steps(watched):
+    methods, made = watched
+    for key, answer in made.items():
+        for number, step in enumerate(answer.verified, 1):
+            path = step_view.accepted_path(step)
+            assert step.tree[0][path[1:]].tolist() == step.tokens[: step.drafted].tolist()
+            nodes = step_view.nodes_of(step, methods[key])
+            assert sum(node.kind == "accepted" for node in nodes) == step.drafted
+            assert len(nodes) == 1 + (step.tree[2] > 0).sum() + (len(step.tokens) > step.drafted)
+            assert f"Step {number} of" in step_view.picture(answer, methods[key], number)
+    assert step_view.picture(Answer("x", None), methods[DART], 1) == step_view.NOTHING
+
+
+def test_the_devices_trees_can_be_watched(models):
+    """EAGLE-3's never leave the device otherwise. Its accepted tokens lie on a path of them."""
+    config = DecodeConfig(models.target, models.eagle, 8)
+    prompts = Prompts.pad([models.of_prompts("prompt")[0][:8]], 20, 55, models.target.vocab_size)
+    for watch in (False, True):
+        steps = list(stream(config, models.eagle_params, None, prompts, Options(), watch=watch))
+        assert steps[0].drafts is None
+        assert all((won.drafts is not None) == watch for won in steps[1:])
+    known = np.concatenate([prompts.tokens[0, :8], steps[0].tokens[0]])
+    for won in steps[1:]:
+        tree = won.drafts.trees[0]
+        assert tree[0, 0] == known[-1] == won.drafts.context[0, -1]
+        assert (tree[2] > 0).sum() == 8
+        parts = (part[0] for part in won.drafts)
+        step = Verified(*parts, tokens=won.tokens[0], drafted=int(won.drafted[0]))
+        assert len(step_view.accepted_path(step)) == won.drafted[0] + 1
+        known = np.concatenate([known, won.tokens[0]])
+
+
+def test_accepted_paths(models, prompts, plain):
+    """Trees that hold the truth: what was accepted is found in them, node by node."""
+    config = DecodeConfig(models.target, models.drafter, 8)
+    truth = sequences(prompts, plain(Sampling()).tokens)
+    steps = stream(
+        config, models.params, Oracle(config, truth), prompts, Options(seed=SEED), watch=True
+    )
+    accepted = 0
+    for won in steps:
+        for row, tokens in enumerate(won.tokens):
+            if won.drafts is None or not len(tokens):
+                continue
+            parts = (part[row] for part in won.drafts)
+            step = Verified(*parts, tokens=tokens, drafted=int(won.drafted[row]))
+            path = step_view.accepted_path(step)
+            assert step.tree[0][path[1:]].tolist() == tokens[: step.drafted].tolist()
+            assert step.tree[2][path].tolist() == list(range(len(path)))
+            accepted += step.drafted
+    assert accepted > 20
+
+
+# Turns
+
+
+def test_everyone_has_a_turn():
+    """Step about, in the order they came in; a long job holds up no short one."""
+    order, gate = [], threading.Event()
+
+    def steps(name, count):
+        gate.wait(10)
+        for _ in range(count):
+            order.append(name)
+            yield
+
+    turns = Turns(together=3, waiting=2)
+    jobs = [
+        turns.add(steps(name, count)) for name, count in (("a", 4), ("b", 2), ("c", 4), ("d", 2))
+    ]
+    gate.set()
+    assert all(job.wait(10) for job in jobs)
+    # d waits until b has ended.
+    assert "".join(order) == "abcabcacadcd"
+    turns.close()
+
+
+def test_places_are_few():
+    turns, gate = Turns(together=1, waiting=1), threading.Event()
+
+    def steps():
+        while not gate.wait(0.01):
+            yield
+
+    first, second = turns.add(steps()), turns.add(steps())
+    with pytest.raises(UserError, match=r"places are taken \(1 at once, 1 waiting\); try again"):
+        turns.add(steps())
+    assert turns.ahead(second) == 0
+    second.cancel()
+    assert second.wait(10)
+    third = turns.add(steps())
+    first.cancel()
+    assert first.wait(10)
+    gate.set()
+    assert third.wait(10)
+    turns.close()
+    with pytest.raises(UserError, match="shutting down"):
+        turns.add(steps())
+
+
+def test_an_error_ends_only_its_own():
+    def good():
+        yield from range(5)
+
+    def bad():
+        yield
+        raise RuntimeError("no")
+
+    turns = Turns()
+    jobs = [turns.add(good()), turns.add(bad()), turns.add(good())]
+    assert all(job.wait(10) for job in jobs)
+    assert [type(job.error) for job in jobs] == [type(None), RuntimeError, type(None)]
+    turns.close()
+
+
+def test_what_is_cancelled_is_closed():
+    began, closed = threading.Event(), threading.Event()
+
+    def steps():
+        try:
+            while True:
+                began.set()
+                yield
+        finally:
+            closed.set()
+
+    turns = Turns()
+    job = turns.add(steps())
+    assert began.wait(10)
+    job.cancel()
+    assert job.wait(10)
+    assert closed.is_set()
+    other = turns.add(steps())
+    turns.close()
+    assert other.finished
+
+
+def test_the_clock_that_is_behind_goes_next():
+    class Runner:
+        def __init__(self, cost, count):
+            self.seconds, self.cost, self.count = 0.0, cost, count
+
+        def steps(self):
+            for _ in range(self.count):
+                self.seconds += self.cost
+                yield
+
+    slow, fast = Runner(3, 4), Runner(1, 6)
+    most = 0.0
+    for _ in race(slow, fast):
+        if fast.seconds < 6:
+            most = max(most, abs(slow.seconds - fast.seconds))
+    assert most <= 3
+    assert (slow.seconds, fast.seconds) == (12, 6)
+
+
+# Visitors
+
+
+def test_ten_visitors_at_once(service, model):
+    """All are answered with what they get alone, by turns; memory and threads stay flat."""
+    prompts = [f"def f{n}(" for n in range(10)]
+    changes = [
+        {"seed": n, "temperature": n % 2, "method": (DART, PLAIN)[n % 3 == 0]} for n in range(10)
+    ]
+    order = []
+
+    async def visit(n):
+        prepared = service.prepare(prompts[n], settings_of(service, **changes[n]))
+
+        def steps():
+            for step in prepared.answer.steps():
+                order.append(n)
+                yield step
+
+        async for _ in service.serve(f"v{n}", [prepared], steps):
+            pass
+        return prepared.answer
+
+    async def everyone():
+        return await asyncio.gather(*map(visit, range(10)))
+
+    def held():
+        gc.collect()
+        return len(jax.live_arrays()), threading.active_count()
+
+    asyncio.run(everyone())  # compiles
+    before = held()
+    order.clear()
+    answers = asyncio.run(everyone())
+    assert held() == before
+    for n, answer in enumerate(answers):
+        assert answer.tokens == MOST or answer.finish == "stop"
+        config = settings_of(service, **changes[n]).generation(service.methods)
+        chosen = service.methods[changes[n]["method"]].model
+        assert answer.text == "".join(chosen.stream(prompts[n], config))
+    # Whoever goes on has one step in every round: between two of one's steps nobody has two.
+    for n in range(10):
+        places = [place for place, who in enumerate(order) if who == n]
+        for one, next_one in itertools.pairwise(places):
+            between = order[one + 1 : next_one]
+            assert len(between) == len(set(between))
+
+
+def test_one_who_leaves_frees_the_place(service):
+    async def leave(how):
+        prepared = service.prepare("def f(", settings_of(service))
+        serving = service.serve("v", [prepared], prepared.answer.steps)
+        async for _ in serving:
+            if prepared.answer.tokens:
+                how(service)
+                break
+        await serving.aclose()
+        return prepared.answer
+
+    for how in (
+        lambda _: None,
+        lambda service: service.leave("v"),
+        lambda service: service.stop("v"),
+    ):
+        asyncio.run(leave(how))
+        for _ in range(1000):
+            if service.turns.served == 0:
+                break
+            threading.Event().wait(0.01)
+        assert service.turns.served == 0
+        assert service._visits == {}
+    assert service.last("v") is None
+
+
+def test_settings_from_a_browser(service):
+    default = service.default
+    values = [getattr(default, field.name) for field in dataclasses.fields(Settings)]
+    assert service.settings(values) == default
+    for name, wrong, message in [
+        ("method", "x", "no method 'x'"),
+        ("temperature", -1, "temperature must be between 0 and 10, got -1"),
+        ("temperature", "hot", "temperature must be a number, got 'hot'"),
+        ("top_p", 0, "top-p must be between"),
+        ("top_k", float("nan"), "top-k must be a number"),
+        ("nodes", 1000, "tree nodes must be between 4 and 64"),
+        ("max_new_tokens", MOST + 1, f"new tokens must be between 1 and {MOST}"),
+        ("seed", -1, "seed must be between"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            service.settings({name: wrong})
+
+
+def test_long_inputs(service):
+    for text, message in [
+        (
+            "x " * 200,
+            r"a text of \d+ tokens is too long: at most 104 tokens can be read here; shorten",
+        ),
+        ("x" * 10**6, "a text of 1,000,000 characters is too long"),
+        (" \n", "there is no text yet"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            service.prepare(text, settings_of(service))
+
+
+def test_a_chat(model, tmp_path_factory):
+    """Where the target has a template it reads the whole chat."""
+    tiny = make_tiny(tmp_path_factory.mktemp("chat"))
+    (tiny.target / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    chatty = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+    service = Service(Methods(chatty), most=MOST, longest=64)
+    try:
+        assert service.chat
+        before = [chat.Entry("a", (("b", True), ("c", False)))]
+        said = chat.words(before, "d", service.chat)
+        tokens = service.prepare(said, service.default).generation.completion.prompt_tokens
+        assert tokens == len(chatty.tokenizer.encode("<user>a<assistant>bc<user>d"))
+        with pytest.raises(UserError, match="shorten it, or clear the chat"):
+            service.prepare(chat.words(before * 9, "d", service.chat), service.default)
+    finally:
+        service.close()
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": "x"}, "need the --target"),
+        ({"port": 70000}, "--port must be in"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(UserError, match=message):
+        AppConfig(**options)
+
+
+def test_without_gradio(monkeypatch):
+    """One line says what to install; the library itself does not need it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'dart-jax\[app\]'"):
+        start(AppConfig())
+    code = "import sys, dart_jax.app.__main__, dart_jax.model; assert 'gradio' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=250)
+
+
+def test_only_this_machine_can_open_it():
+    assert not AppConfig().listen
