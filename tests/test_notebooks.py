@@ -107,5 +107,7 @@ def check(name, printed, directory):
             assert (directory / "curves.png").is_file()
             assert (directory / "runs/dart/drafter/model.safetensors").is_file()
         case "ngram":
-            values = dict(re.findall(r"^(drafter.*?|n-gram model) +tau ([\d.]+)$", printed, re.M))
-            assert float(values["drafter and n-gram model"]) > float(values["drafter"])
+            assert "an n-gram" in printed
+            taus = re.findall(r"^(drafter.*?|n-gram model) +tau ([\d.]+)$", printed, re.M)
+            assert len(taus) == 3
+            assert all(float(tau) > 1 for _, tau in taus)
