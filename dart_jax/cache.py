@@ -65,6 +65,15 @@ def extend(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
     return jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), cache, rows)
 
 
+def after(result: jax.Array, length: jax.Array) -> jax.Array:
+    """`length`, known only once `result` is, some integers that are never negative.
+
+    XLA does not write to a cache in place unless something orders the write behind what reads it;
+    else it copies the cache, every step.
+    """
+    return length + jnp.minimum(result.ravel()[0], 0)
+
+
 def visible(capacity: int, length: jax.Array) -> jax.Array:
     """Mask [B, 1, S] of the cached rows that every new row of a sequence may attend to."""
     return (jnp.arange(capacity, dtype=jnp.int32)[None] < length[:, None])[:, None]

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.accept import accept, impose
-from dart_jax.cache import KVCache, append, begin
+from dart_jax.cache import KVCache, after, append, begin
 from dart_jax.config import TargetConfig
 from dart_jax.drafting import AnyDrafter, Drafting, Known, method
 from dart_jax.eagle3 import Eagle3Tree
@@ -332,7 +332,7 @@ def accept_and_compact(
             won = impose(tree, drawn, depth, left, end, config.acceptance)
     state, count = _emit(state, won.tokens, won.count)
     with jax.named_scope("compact"):
-        cache = append(state.target_cache, verified.rows, won.path, start)
+        cache = append(state.target_cache, verified.rows, won.path, after(won.tokens, start))
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
     return state, Won(
         tokens=jnp.take_along_axis(tree.tokens, won.path, axis=1),

@@ -7,9 +7,11 @@ import dataclasses
 import hashlib
 import http.server
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -125,3 +127,13 @@ def serve() -> Iterator[LocalHub]:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha1(data).hexdigest()
+
+
+def environment(home: Path, endpoint: str) -> dict[str, str]:
+    """Of a process that asks the hub at `endpoint` and keeps what it gets in `home`."""
+    return os.environ | {
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_XET": "1",
+    }

@@ -288,13 +288,7 @@ with one_line_errors():
                 capture_output=True,
                 text=True,
                 timeout=60,
-                env=os.environ
-                | {
-                    "HF_HOME": str(tmp_path / "home"),
-                    "HF_ENDPOINT": endpoint,
-                    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-                    "HF_HUB_DISABLE_XET": "1",
-                },
+                env=local_hub.environment(tmp_path / "home", endpoint),
             )
             assert "Traceback" not in done.stderr
             return (done.stdout or done.stderr).strip().splitlines()[-1]

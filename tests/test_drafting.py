@@ -3,6 +3,7 @@ target's."""
 
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,27 @@ def test_a_draft_models_cache_holds_all_known_tokens(models, prompts):
             np.testing.assert_allclose(
                 theirs[row, :, :length], ours[row, :, :length], rtol=1e-4, atol=1e-5
             )
+
+
+@pytest.mark.parametrize("way", ["plain", "dart", "eagle3", "sps", "pld"])
+def test_a_step_copies_no_cache(models, prompts, way):
+    """What it is given it writes to in place."""
+    params, drafter = models.params, models.drafter
+    if way == "eagle3":
+        params, drafter = models.eagle_params, models.eagle
+    elif way == "sps":
+        params, drafter = {**params, "drafter": params["target"]}, models.target
+    elif way != "dart":
+        drafter = PromptLookupConfig() if way == "pld" else None
+    config = DecodeConfig(models.target, drafter, nodes=0 if way == "plain" else 4)
+    state, _ = start(config, params, prompts, Options(seed=SEED))
+    trees = jnp.zeros((len(prompts.tokens), 3, 5), jnp.int32) if config.searches else None
+    compiled = step.lower(config, params, state, trees).compile().as_text()
+    for leaf in jax.tree.leaves((state.target_cache, state.memory)):
+        kind = {"float32": "f32", "int32": "s32"}[leaf.dtype.name]
+        shape = f"{kind}[{','.join(map(str, leaf.shape))}]"
+        assert shape in compiled
+        assert not re.findall(rf"= {re.escape(shape)}\S* copy\(.*", compiled)
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -82,14 +82,7 @@ def ask(tmp_path, server):
             capture_output=True,
             text=True,
             timeout=60,
-            env=os.environ
-            | {
-                "HF_HOME": str(tmp_path / "home"),
-                "HF_ENDPOINT": server.address,
-                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-                "HF_HUB_DISABLE_XET": "1",
-            }
-            | (environment or {}),
+            env=local_hub.environment(tmp_path / "home", server.address) | (environment or {}),
         )
         if made.returncode == 0:
             return made.stdout.strip()

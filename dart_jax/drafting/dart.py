@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.cache import KVCache, begin, extend
+from dart_jax.cache import KVCache, after, begin, extend
 from dart_jax.config import DrafterConfig
 from dart_jax.drafting.base import Drafting, Known, Proposal
 from dart_jax.pure import bind
@@ -51,10 +51,11 @@ class Dart(Drafting):
     def __call__(self, memory: KVCache | None, known: Known) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
         logits, rows = self.forward(memory, known)
-        proposal = Proposal(candidates=self.likeliest(known.params["draft_ids"], logits))
+        ids, logits = self.likeliest(known.params["draft_ids"], logits)
+        proposal = Proposal(candidates=(ids, logits))
         if memory is None:
             return begin(rows, known.capacity), proposal
-        return extend(memory, rows, known.start), proposal
+        return extend(memory, rows, after(ids, known.start)), proposal
 
     def forward(self, memory: KVCache | None, known: Known) -> tuple[jax.Array, KVCache]:
         """The drafter: float32 logits [B, d, Vd], and the rows for its cache."""

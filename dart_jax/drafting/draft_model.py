@@ -13,7 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.cache import KVCache, begin, extend
+from dart_jax.cache import KVCache, after, begin, extend
 from dart_jax.config import TargetConfig
 from dart_jax.drafting.base import Drafting, Known, Proposal
 from dart_jax.pure import bind
@@ -54,7 +54,6 @@ class DraftModel(Drafting):
         positions = jnp.concatenate([place, place + 1], axis=1)
         causal = jnp.tril(jnp.ones((1, 2, 2), bool))
         out = model(tokens, positions, causal, memory, place[:, 0])
-        memory = extend(memory, out.rows, place[:, 0])
 
         def next_token(hidden: jax.Array, at: jax.Array, seen: jax.Array | None) -> jax.Array:
             logits = model.logits(hidden)
@@ -62,18 +61,20 @@ class DraftModel(Drafting):
                 logits = penalize(known.sampling.repetition_penalty, logits, seen[:, None])
             return draw(known.sampling, logits, known.seed, at, jnp.zeros_like(at))
 
+        at = place + 2
+        first = next_token(out.hidden[:, 1:], at, known.seen)
+        memory = extend(memory, out.rows, after(first, place[:, 0]))
+
         def grow(carry: tuple[KVCache, jax.Array, jax.Array, jax.Array | None], _: None):
             cache, token, at, seen = carry
             seen = None if seen is None else mark(seen, token)
             out = model(token, at, jnp.ones((1, 1, 1), bool), cache, at[:, 0])
+            drafted = next_token(out.hidden, at + 1, seen)
             # Rows of drafted tokens lie beyond the known ones; of rejected ones the next call
             # writes over them.
-            cache = extend(cache, out.rows, at[:, 0])
-            drafted = next_token(out.hidden, at + 1, seen)
+            cache = extend(cache, out.rows, after(drafted, at[:, 0]))
             return (cache, drafted, at + 1, seen), drafted
 
-        at = place + 2
-        first = next_token(out.hidden[:, 1:], at, known.seen)
         carry = (memory, first, at, known.seen)
         (memory, *_), later = jax.lax.scan(grow, carry, None, self.nodes - 1)
         drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)

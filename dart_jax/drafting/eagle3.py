@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dart_jax.cache import KVCache, begin, extend
+from dart_jax.cache import KVCache, after, begin, extend
 from dart_jax.config import Eagle3Config
 from dart_jax.drafting.base import Drafting, Known, Proposal
 from dart_jax.eagle3 import Eagle3Tree, draft_tree
@@ -47,4 +47,4 @@ class Eagle3(Drafting):
         )
         if memory is None:
             return begin(rows, known.capacity), Proposal(trees)
-        return extend(memory, rows, known.start), Proposal(trees)
+        return extend(memory, rows, after(trees, known.start)), Proposal(trees)
