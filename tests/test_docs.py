@@ -149,7 +149,6 @@ CHECKS = {
     "mkdocs": one_of("build --strict", "serve"),
     "ruff": one_of("check", "format", "format --check"),
     "pyright": one_of(""),
-    "nbstripout": one_of("notebooks/*.ipynb"),
 }
 
 
