@@ -1,0 +1,120 @@
+"""What the documents say to type, to follow and to import."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+# Programs, by which an indented line is known to be a command and no formula.
+_PROGRAMS = re.compile(
+    r"(python|pip|pytest|git|cmake|ctest|mkdocs|ruff|pyright|bash|DART_\w+=\S+) "
+)
+_FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.M | re.S)
+_COMMENT = re.compile(r"<!--.*?-->", re.S)
+
+
+class Command(NamedTuple):
+    """One command line.
+
+    Attributes:
+      document: path below the root.
+      words: as a shell would split them, without comments.
+      variables: assignments in front.
+    """
+
+    document: str
+    words: list[str]
+    variables: list[str]
+
+    def __str__(self) -> str:
+        return f"{Path(self.document).name}: {shlex.join([*self.variables, *self.words])}"
+
+
+def documents() -> list[Path]:
+    """The Markdown files of the project; what tests hold belongs to them."""
+    names = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("dart_jax/**/*.md")]
+    return sorted(names)
+
+
+def fenced(text: str, *languages: str) -> list[str]:
+    """The blocks between fences of some languages."""
+    found = _FENCE.findall(text)
+    return [_dedent(block, indent) for indent, language, block in found if language in languages]
+
+
+def prose(text: str) -> str:
+    """The text without fenced blocks and comments."""
+    return _COMMENT.sub("", _FENCE.sub("\n", text))
+
+
+def inline(text: str) -> list[str]:
+    """What stands between backticks in prose, on one line or over two."""
+    found = re.findall(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)", prose(text))
+    return [re.sub(r"\s*\n\s*", " ", code) for code in found]
+
+
+def commands(path: Path) -> list[Command]:
+    """Every command line of a document: in bash and sh blocks, indented, and between backticks
+    where it has options or files; others name a program and leave the rest to the reader."""
+    text = path.read_text()
+    lines = [line for block in fenced(text, "bash", "sh") for line in _joined(block)]
+    indented = re.findall(r"(?:^    .*\n)+", prose(text) + "\n", re.M)
+    lines += [line for block in indented for line in _joined(block) if _PROGRAMS.match(line)]
+    typed = re.compile(r"python -m \S+ .*(--|/)")
+    lines += [code for code in inline(text) if typed.match(code) and "..." not in code]
+    return [each for line in lines for each in _split(str(path.relative_to(ROOT)), line)]
+
+
+def _joined(block: str) -> list[str]:
+    lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _dedent(block: str, indent: str) -> str:
+    return "".join(line.removeprefix(indent) for line in block.splitlines(keepends=True))
+
+
+def _split(document: str, line: str) -> list[Command]:
+    """The commands of a line; raises ValueError where a shell could not read it."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    parts: list[list[str]] = [[]]
+    for word in lexer:
+        if word in ("&&", ";", "|", "||"):
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    made = []
+    for words in filter(None, parts):
+        count = next((n for n, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)), 0)
+        made.append(Command(document, words[count:], words[:count]))
+    return made
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub and the site both make them."""
+    headings = re.findall(r"^#+ +(.+?) *#*$", prose(path.read_text()), re.M)
+    made: set[str] = set()
+    for heading in headings:
+        words = re.sub(r"[^\w\- ]", "", heading.lower()).strip()
+        made.add(re.sub(r"\s", "-", words))
+    return made
+
+
+def links(path: Path) -> list[str]:
+    """Targets of a document's links and pictures that are within the project."""
+    found = re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text()))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def tracked() -> set[str]:
+    """Files of the checkout, as git lists them; all files where there is no git."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        return {str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()}
+    return set(listed.stdout.splitlines())

@@ -1,0 +1,306 @@
+"""What the documents say is so: commands parse, names exist, links lead somewhere."""
+
+import ast
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import io
+import re
+import runpy
+import sys
+import tomllib
+import warnings
+from dataclasses import fields, is_dataclass
+from xml.etree import ElementTree
+
+import pytest
+import tyro
+from documents import ROOT, anchors, commands, documents, fenced, inline, links
+
+from train import config_file
+
+COMMANDS = [command for path in documents() for command in commands(path)]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Our programs, whose options stand between backticks in the documents.
+PROGRAMS = (
+    "dart_jax.generate",
+    *(f"dart_jax.ngram {name}" for name in ("info", "query", "convert", "bench")),
+    *(
+        f"eval.{name}"
+        for name in ("compare", "latency", "loading", "lossless", "speedup", "startup")
+    ),
+    *(f"train.{name}" for name in ("ablate", "demo", "drafter", "measure", "ngram", "plot")),
+    "train.regenerate",
+)
+
+# Modules of others that are run with `python -m`.
+OTHERS = ("build", "cibuildwheel", "venv")
+
+# Environment variables of others.
+VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE")
+
+
+# Directories whose files the documents name; what programs make lies elsewhere.
+ROOMS = r"dart_jax|train|eval|native|tests|docs|notebooks|\.ci"
+
+
+class Parsed(BaseException):
+    """A program's command line was read; it goes no further."""
+
+
+def parse(module: str, args: list[str]) -> None:
+    """Reads a command line as the program itself would, and runs nothing of it.
+
+    Files and repositories that are named need not exist; the options must.
+    """
+    real, read = tyro.cli, config_file._read
+
+    def cli(*given, **options):
+        made = real(*given, **options)
+        raise Parsed(made)
+
+    def recipe(path):
+        there = (ROOT / path).is_file()
+        return read(ROOT / path) if there else {"target": "owner/name", "data": ("chats.jsonl",)}
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the module was imported before
+        patch.setattr(tyro, "cli", cli)
+        patch.setattr(config_file, "_read", recipe)
+        patch.setattr(sys, "argv", [module, *args])
+        with contextlib.suppress(Parsed):
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            pytest.fail(f"{module} reads no command line by tyro.cli")
+
+
+def check_python(words, parser):
+    assert words[:1] == ["-m"], "only `python -m MODULE` is known"
+    module, args = words[1], words[2:]
+    if module in OTHERS:
+        return
+    if module == "dart_jax":
+        assert not args
+        return
+    assert module.startswith(("dart_jax.", "train.", "eval.")), f"no program {module}"
+    error = io.StringIO()
+    status = 0
+    try:
+        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+            parse(module, args)
+    except SystemExit as end:
+        status = end.code
+    assert not status, error.getvalue()
+
+
+def check_pip(words, parser):
+    assert words[0] == "install"
+    for word in words[1:]:
+        for extra in ",".join(re.findall(r"\[([\w,]+)\]", word)).split(","):
+            assert extra in ("", *PROJECT["optional-dependencies"]), f"no extra {extra}"
+
+
+def check_pytest(words, parser):
+    _, unknown = parser.parse_known_and_unknown_args(words)
+    assert not unknown
+    for word in words:
+        if word.startswith("tests/"):
+            assert (ROOT / word.split("::")[0]).exists()
+
+
+def check_cmake(words, parser):
+    cmake = (ROOT / "native/CMakeLists.txt").read_text()
+    for word in words:
+        if (option := re.match(r"-D(DART_\w+)=", word)) is not None:
+            assert f"option({option[1]} " in cmake
+    if "-S" in words:
+        assert (ROOT / words[words.index("-S") + 1] / "CMakeLists.txt").is_file()
+
+
+def check_file(words, parser):
+    assert (ROOT / words[0]).is_file()
+
+
+def one_of(*lines):
+    """For programs of others: the ways in which they are called here."""
+
+    def check(words, parser):
+        assert " ".join(words) in lines
+
+    return check
+
+
+def check_git(words, parser):
+    assert words[0] in ("clone", "tag", "push")
+
+
+CHECKS = {
+    "python": check_python,
+    "pip": check_pip,
+    "pytest": check_pytest,
+    "cmake": check_cmake,
+    "ctest": lambda words, parser: check_cmake([], parser),
+    "bash": check_file,
+    "git": check_git,
+    "cd": lambda words, parser: None,
+    ".": one_of(".venv/bin/activate"),
+    "mkdocs": one_of("build --strict", "serve"),
+    "ruff": one_of("check", "format", "format --check"),
+    "pyright": one_of(""),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_commands(command, request, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    program, *words = command.words
+    assert program in CHECKS, f"a command that no test knows: {command}"
+    CHECKS[program](words, request.config._parser)
+    for variable in command.variables:
+        assert known_variable(variable.split("=")[0])
+
+
+def known_variable(name: str) -> bool:
+    """Whether something reads it."""
+    if name in VARIABLES:
+        return True
+    sources = [*ROOT.glob("tests/*.py"), ROOT / ".ci/run"]
+    return name.startswith("DART_") and any(name in path.read_text() for path in sources)
+
+
+def test_there_are_commands():
+    found = {command.document for command in COMMANDS}
+    assert {"README.md", "CONTRIBUTING.md", "docs/training.md", "docs/performance.md"} <= found
+
+
+@pytest.mark.parametrize("words", ["eval.speedup --no-such", "train.drafter --out a --targt b"])
+def test_a_wrong_option_is_found(words):
+    module, *args = words.split()
+    with pytest.raises(AssertionError, match=args[-2] if args[-1] == "b" else args[-1]):
+        check_python(["-m", module, *args], None)
+
+
+@functools.cache
+def options_of(program: str) -> set[str]:
+    """The options that a program's help names."""
+    module, *sub = program.split()
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        parse(module, [*sub, "--help"])
+    return set(re.findall(r"--[a-z][\w-]*", out.getvalue()))
+
+
+def test_options_between_backticks():
+    known = set[str]().union(*map(options_of, PROGRAMS)) | {"--config", "--help"}
+    for path in documents():
+        for code in inline(path.read_text()):
+            if code.startswith("--"):
+                found = re.findall(r"(?<!\S)--[a-z][\w-]*", code)
+                assert set(found) <= known, f"{path.name}: `{code}`"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_links(path):
+    for link in links(path):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), f"{path.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{path.name}: {link}"
+
+
+def resolve(name: str):
+    """What a dotted name stands for; a dataclass's field is there without a value."""
+    parts = name.split(".")
+    thing = importlib.import_module(parts[0])
+    for n, part in enumerate(parts[1:], 2):
+        if is_dataclass(thing) and part in {field.name for field in fields(thing)}:
+            return None
+        try:
+            thing = getattr(thing, part)
+        except AttributeError:
+            thing = importlib.import_module(".".join(parts[:n]))
+    return thing
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_names_and_files(path):
+    for code in inline(path.read_text()):
+        if re.fullmatch(r"(dart_jax|train|eval)(\.[A-Za-z_]\w*)+", code):
+            if (ROOT / code).is_file():  # train.toml reads like a name
+                continue
+            resolve(code)
+        elif re.fullmatch(rf"({ROOMS})/[\w./*-]*", code):
+            assert any(ROOT.glob(code.rstrip("/"))), f"{path.name}: no {code}"
+
+
+def test_python_of_the_documents():
+    blocks = [block for path in documents() for block in fenced(path.read_text(), "python")]
+    assert len(blocks) > 4
+    for block in blocks:
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    importlib.import_module(alias.name)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    resolve(f"{node.module}.{alias.name}")
+
+
+def test_blocks_have_a_language():
+    for path in documents():
+        opened = re.findall(r"^ *```(\S*)$", path.read_text(), re.M)[::2]
+        assert set(opened) <= {"bash", "sh", "python", "text", "bibtex", "cpp", "toml"}, path.name
+
+
+# The diagram of a step.
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def diagram() -> dict[str, float]:
+    """The names in the diagram, and how far down each stands."""
+    found = {}
+    for text in ElementTree.parse(ROOT / "docs/step.svg").iter(f"{SVG}text"):
+        for element in text.iter():
+            if element.get("class") == "name":
+                found[element.text or ""] = float(text.get("y") or 0)
+    return found
+
+
+def test_names_in_the_diagram():
+    names = diagram()
+    assert len(names) > 15
+    for name in names:
+        resolve(f"dart_jax.{name}")
+    text = (ROOT / "docs/how-it-works.md").read_text()
+    modules = {path.stem for path in (ROOT / "dart_jax").iterdir()} - {"demo"}
+    for code in inline(text):
+        if re.fullmatch(r"\w+(\.\w+)+", code) and code.split(".")[0] in modules:
+            resolve(f"dart_jax.{code}")
+
+
+def test_the_diagram_goes_down_as_a_step_does():
+    from dart_jax import step
+    from dart_jax.drafting.dart import Dart
+
+    def order(names, function):
+        source = inspect.getsource(function)
+        places = [source.index(f"{name}(") for name in names]
+        assert places == sorted(places)
+
+    stages = sorted(
+        (place, name.removeprefix("step."))
+        for name, place in diagram().items()
+        if name in ("step.verify", "step.accept_and_compact", "step.newly_known", "step.pack")
+    )
+    assert len(stages) == 4
+    order([name for _, name in stages], inspect.unwrap(step.step))
+    names = diagram()
+    inner = ["sampling.draw", "accept.accept", "cache.append"]
+    assert [names[name] for name in inner] == sorted(names[name] for name in inner)
+    order([name.split(".")[1] for name in inner], step.accept_and_compact)
+    order(["forward", "likeliest"], Dart.__call__)
+    assert names["drafting.dart.Dart.forward"] < names["drafting.dart.Dart.likeliest"]

@@ -1,0 +1,127 @@
+"""What a package says of itself: versions, stubs, and what there is to run."""
+
+import ast
+import importlib.util
+import math
+import re
+import tomllib
+
+import yaml
+from documents import ROOT, tracked
+
+import dart_jax
+from dart_jax import __main__ as overview
+from dart_jax import _core
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_one_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert PYPROJECT["project"]["version"] == dart_jax.__version__
+    assert citation["version"] == dart_jax.__version__
+    assert f"## {dart_jax.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_citation_names_the_papers_authors_as_the_readme_does():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    [paper] = citation["references"]
+    names = [f"{author['family-names']}, {author['given-names']}" for author in paper["authors"]]
+    [bibtex] = re.findall(r"author = \{(.*?)\},", (ROOT / "README.md").read_text(), re.S)
+    assert [" ".join(name.split()) for name in re.split(r"\s+and\s+", bibtex)] == names
+
+
+def test_python_versions_agree():
+    project, wheels = PYPROJECT["project"], PYPROJECT["tool"]["cibuildwheel"]
+    named = {text.rpartition(" ")[2] for text in project["classifiers"] if ":: 3." in text}
+    [minors] = re.findall(r"cp3(\d)\{([\d,]+)\}", wheels["build"])
+    built = {f"3.{minors[0]}{last}" for last in minors[1].split(",")}
+    assert named == built
+    oldest = min(named, key=lambda version: int(version.split(".")[1]))
+    assert project["requires-python"] == f">={oldest}"
+    assert (ROOT / "dart_jax/py.typed").is_file()
+
+
+def test_nothing_private_is_in_the_checkout():
+    """The source distribution is what git tracks, but for .ci."""
+    names = tracked()
+    if "pyproject.toml" not in names:
+        return
+    assert not [name for name in names if re.search(r"\.(so|o|whl|log|pyc)$|^build/|^dist/", name)]
+    assert {"tests/conftest.py", "native/CMakeLists.txt", "LICENSE"} <= names
+
+
+def test_the_overview_names_programs(capsys):
+    overview.main()
+    shown = capsys.readouterr().out
+    for module, what in overview.PROGRAMS.items():
+        there = importlib.util.find_spec(module) is not None
+        assert (f"python -m {module} " in shown) == there
+        assert what
+    missing = [module for module in overview.PROGRAMS if not importlib.util.find_spec(module)]
+    assert set(missing) <= {"dart_jax.app"}
+
+
+# The stubs of the compiled module.
+
+
+def members(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """Public names of a module's or a class's stubs, and `__init__`."""
+    found = {}
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                found[node.name] = node
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found[name] = node
+    return {name: node for name, node in found.items() if name[0] != "_" or name == "__init__"}
+
+
+def compiled(thing) -> dict:
+    """The same of the compiled module or class."""
+    return {
+        name: value for name, value in vars(thing).items() if name[0] != "_" or name == "__init__"
+    }
+
+
+def parameters(node: ast.FunctionDef) -> list:
+    """Names, kinds and defaults of a function's parameters."""
+    args = node.args
+    defaults = [None] * (len(args.args) - len(args.defaults)) + args.defaults
+    positional = [(arg.arg, "positional", _value(d)) for arg, d in zip(args.args, defaults)]  # noqa: B905
+    named = [(arg.arg, "named", _value(d)) for arg, d in zip(args.kwonlyargs, args.kw_defaults)]  # noqa: B905
+    return positional + named
+
+
+def _value(node: ast.expr | None):
+    value = "required" if node is None else ast.literal_eval(node)
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    # The core holds some of them as float32.
+    return float(f"{value:.5g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
+def signature(text: str) -> list:
+    """Parameters of a compiled function, from the first line of its docstring."""
+    [made] = ast.parse(f"def {text.splitlines()[0]}: ...").body
+    assert isinstance(made, ast.FunctionDef)
+    return parameters(made)
+
+
+def test_stubs_are_those_of_the_compiled_module():
+    stubs = members(ast.parse((ROOT / "dart_jax/_core.pyi").read_text()).body)
+    there = compiled(_core)
+    assert stubs.keys() == there.keys()
+    for name, stub in stubs.items():
+        if isinstance(stub, ast.FunctionDef):
+            assert parameters(stub) == signature(there[name].__doc__), name
+        elif isinstance(stub, ast.ClassDef):
+            inner, own = members(stub.body), compiled(there[name])
+            assert inner.keys() == own.keys(), name
+            for method, node in inner.items():
+                is_property = isinstance(own[method], property)
+                decorated = isinstance(node, ast.AnnAssign) or bool(node.decorator_list)
+                assert is_property == decorated, f"{name}.{method}"
+                if not is_property:
+                    text = own[method].__doc__
+                    assert parameters(node) == signature(text), f"{name}.{method}"
