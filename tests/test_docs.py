@@ -26,6 +26,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Our programs, whose options stand between backticks in the documents.
 PROGRAMS = (
+    "dart_jax.app",
     "dart_jax.generate",
     *(f"dart_jax.ngram {name}" for name in ("info", "query", "convert", "bench")),
     *(
