@@ -181,7 +181,7 @@ def draft_tree(
     chex.assert_shape(last, (b,))
     chex.assert_type([draft_ids, following, positions, last], jnp.int32)
     # Of a level no more than N can be among the best N of all, and neither can what hangs below.
-    top_k = min(settings.top_k, draft_ids.shape[0], nodes)
+    top_k = min(settings.top_k, draft_ids.shape[0], max(nodes, 1))
     # A tree of N nodes has at most N levels.
     depth = max(min(settings.depth, nodes - 1), 1)
     propose = functools.partial(_propose, drafter, draft_ids, top_k)
