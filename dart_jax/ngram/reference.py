@@ -281,8 +281,9 @@ class _Trie:
             columns = self.database.execute(
                 "from windows where rowid >= ? and rowid < ?", [begin, begin + _SLICE_ROWS]
             ).fetchnumpy()
-            yield np.stack([columns[word] for word in self.words], axis=1), columns["count"]
-            self.bar.advance(task, len(columns["count"]))
+            count = np.asarray(columns["count"])
+            yield np.stack([columns[word] for word in self.words], axis=1), count
+            self.bar.advance(task, len(count))
 
     def _number(self, query: str) -> int:
         row = self.database.execute(query).fetchone()
