@@ -55,11 +55,11 @@ class MethodChoice(ModelChoice):
             raise UserError(f"no method; pass all, or some of {', '.join(METHODS)}")
         return {name: name in names for name in found}
 
-    def part(self, given: str | None, name: str) -> str | None:
-        """Where a part of this name lies: as given, or with the demo model's target its own."""
+    def with_part(self, base: DartModel, given: str | None, name: str) -> DartModel:
+        """With the drafter given; without one, the demo model's of this name, or the main one."""
         if given is None and self.target == str(DEMO / "target"):
-            return str(DEMO / name)
-        return given
+            given = str(DEMO / name)
+        return base if given is None else base.with_drafter(given)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
         """The methods' models, which share one target.
@@ -98,16 +98,14 @@ def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
 
 
 def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel:
-    path = choice.part(choice.eagle3, "eagle3")
-    model = base if path is None else base.with_drafter(path)
+    model = choice.with_part(base, choice.eagle3, "eagle3")
     if not isinstance(model.drafter, Eagle3Config):
         raise MissingPart("eagle3 needs an EAGLE-3 drafter; pass it as --eagle3")
     return model
 
 
 def _sps(base: DartModel, choice: MethodChoice) -> DartModel:
-    path = choice.part(choice.draft_model, "draft_model")
-    model = base if path is None else base.with_drafter(path)
+    model = choice.with_part(base, choice.draft_model, "draft_model")
     if not isinstance(model.drafter, TargetConfig):
         raise MissingPart("sps needs a small model of the target's vocabulary as --draft-model")
     return model

@@ -113,7 +113,7 @@ class Service:
 
     def warm_up(self, words: Words) -> None:
         """Compiles what the page opens with, in the background."""
-        for name in {self.methods.default: 0, list(self.methods)[-1]: 0}:
+        for name in dict.fromkeys((self.methods.default, list(self.methods)[-1])):
             settings = dataclasses.replace(self.default, method=name)
             self._compiler.submit(self._warm.prepare, self.prepare(words, settings).make)
 

@@ -60,13 +60,14 @@ def picture(answer: Answer, method: Method, number: int) -> str:
         return NOTHING
     number = min(max(number, 1), len(answer.verified))
     step = answer.verified[number - 1]
+    nodes = nodes_of(step, method)
     drafted = int((step.tree[2] > 0).sum())
     said = (
         f"Step {number} of {len(answer.verified)}: {drafted} drafted, {step.drafted} accepted, "
         f"{len(step.tokens)} won."
     )
     legend = ""
-    if any(node.score for node in nodes_of(step, method) if node.kind != "bonus"):
+    if any(node.score for node in nodes if node.kind != "bonus"):
         legend = (
             " Below a token: the search's score of its path, and the drafter's probability. "
             "Point at a node for more."
@@ -75,7 +76,7 @@ def picture(answer: Answer, method: Method, number: int) -> str:
         legend = " Nothing is drafted here: the target gives one token a step."
     elif not method.scored:
         legend = " This method keeps its scores on the device."
-    drawn = draw(nodes_of(step, method), said)
+    drawn = draw(nodes, said)
     return f'<p class="line">{escape(said + legend)}</p><div class="wide">{drawn}</div>'
 
 
