@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import shlex
 import statistics
@@ -28,7 +29,7 @@ from dart_jax import hub
 from dart_jax.checkpoint import read_target_config
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.generation import default_tree
-from dart_jax.model import DEMO, DartModel
+from dart_jax.model import DEMO
 from dart_jax.tokenizer import Tokenizer
 from dart_jax.user_cache import load_ngram
 from train import ablation_report, config_file, domains, experiments, work_directory
@@ -248,27 +249,28 @@ def _judge(
 ) -> Figures:
     """The figures of every variant, one a seed."""
     figures: Figures = {name: {} for name in drafters}
-    first: dict[str, DartModel] = {}
+    # Variants may share their drafters, and differ in how these are searched.
+    load = functools.cache(judge.load)
+    agreement = functools.cache(lambda path: judge.agreement(load(path)))
+    tau = functools.cache(lambda path, weight: judge.tau(load(path), prompts, weight))
     for name, paths in drafters.items():
-        print(f"judging {plan.axis} {name}", flush=True)
         for path in paths:
-            model = judge.load(path)
-            first.setdefault(name, model)
-            measured: dict[str, float] = {"parameters": parameters(model)}
+            print(f"judging {plan.axis} {name}: {path.parent}", flush=True)
+            measured: dict[str, float] = {"parameters": parameters(load(path))}
             if split is None:
-                measured |= judge.agreement(model)
-                measured["tau"] = judge.tau(model, prompts, plan.variants[name].ngram_weight)
-                measured["tau_without_ngram"] = judge.tau(model, prompts, 0.0)
+                measured |= agreement(path)
+                measured["tau"] = tau(path, plan.variants[name].ngram_weight)
+                measured["tau_without_ngram"] = tau(path, 0.0)
             else:
-                measured["tau_inside"] = judge.tau(model, split.inside, 0.0)
-                measured["tau_outside"] = judge.tau(model, split.outside, 0.0)
+                measured["tau_inside"] = judge.tau(load(path), split.inside, 0.0)
+                measured["tau_outside"] = judge.tau(load(path), split.outside, 0.0)
             for figure, value in measured.items():
                 figures[name].setdefault(figure, []).append(value)
     if plan.timed:
         few = prompts[:: max(1, len(prompts) // _TIMED_PROMPTS)][:_TIMED_PROMPTS]
-        decoders = [judge.decoder(model, few) for model in first.values()]
+        decoders = [judge.decoder(load(paths[0]), few) for paths in drafters.values()]
         times = step_seconds(decoders, few, config.new_tokens, config.repeats)
-        seconds = dict(zip(first, times, strict=True))
+        seconds = dict(zip(drafters, times, strict=True))
         for name, own in figures.items():
             own["step_seconds"] = seconds[name]
             pairs = zip(seconds[name], seconds[plan.base], strict=True)
