@@ -14,14 +14,14 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.generation import Completion, GenerationConfig, Piece
-from dart_jax.model import DartModel
+from dart_jax.model_choice import ModelChoice
 
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
 
@@ -30,35 +30,22 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclasses.dataclass(frozen=True)
-class GenerateConfig:
+class GenerateConfig(ModelChoice):
     """What to continue, with which model, and how."""
 
     prompt: Annotated[str, tyro.conf.Positional] = "-"
     """The text; - is standard input."""
-    target: str | None = None
-    """Directory or hub repository of the target; by default the demo model, all of it."""
-    drafter: str | None = None
-    """Directory or hub repository of a DART or EAGLE-3 drafter, or of a small model of the target's
-    vocabulary; without it and without n-gram file, plain decoding."""
-    ngram: str | None = None
-    """N-gram file, ours or a .trie of the reference, or owner/name/file of the hub; without a
-    drafter it drafts alone."""
     chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Lay the prompt out as a user's message, in the target's chat template."""
     system: str | None = None
     """A system message before it."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
-    revision: str | None = None
-    """Branch, tag or commit of the target's repository."""
     chat_template_kwargs: str = "{}"
     """For the target's chat template, as JSON: '{"enable_thinking": false}'."""
     generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
     """How to generate."""
 
     def __post_init__(self) -> None:
-        if self.target is None and (self.drafter or self.ngram):
-            raise UserError("--drafter and --ngram need the --target that they belong to")
+        super().__post_init__()
         if not isinstance(self.template_kwargs, dict):
             raise UserError("--chat-template-kwargs must be a JSON object")
 
@@ -69,16 +56,6 @@ class GenerateConfig:
             return json.loads(self.chat_template_kwargs)
         except ValueError as error:
             raise UserError(f"--chat-template-kwargs is no JSON: {error}") from None
-
-
-def load(config: GenerateConfig) -> DartModel:
-    """The model asked for."""
-    dtype = None if config.dtype == "auto" else config.dtype
-    if config.target is None:
-        return DartModel.demo(dtype)
-    return DartModel.from_pretrained(
-        config.target, config.drafter, config.ngram, dtype=dtype, revision=config.revision
-    )
 
 
 def prompt_of(config: GenerateConfig) -> str | list[dict[str, Any]]:
@@ -97,7 +74,7 @@ def prompt_of(config: GenerateConfig) -> str | list[dict[str, Any]]:
 def run(config: GenerateConfig, out: Console, err: Console) -> None:
     """Streams the continuation, then says what it took."""
     prompt = prompt_of(config)
-    model = load(config)
+    model = config.load()
     stream = model.stream(prompt, config.generation, chat_template_kwargs=config.template_kwargs)
     # Ctrl-C ends the text, not the report.
     with contextlib.suppress(KeyboardInterrupt):

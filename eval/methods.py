@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
 from dart_jax.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.errors import UserError
-from dart_jax.model import DEMO, DartModel, Decoder, Loop
+from dart_jax.model import DartModel, Decoder, Loop
+from dart_jax.model_choice import ModelChoice
 from dart_jax.pruner import SearchConfig
 from dart_jax.sampling import Sampling
-from eval.model_choice import ModelChoice
 from eval.tree_size import LEVEL_DECAYS, SIZES, Tree
 
 PLAIN = "plain"
@@ -39,6 +39,7 @@ class MethodChoice(ModelChoice):
     model has one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _ = self.methods
 
     @property
@@ -57,9 +58,8 @@ class MethodChoice(ModelChoice):
 
     def with_part(self, base: DartModel, given: str | None, name: str) -> DartModel:
         """With the drafter given; without one, the demo model's of this name, or the main one."""
-        if given is None and self.target == str(DEMO / "target"):
-            given = str(DEMO / name)
-        return base if given is None else base.with_drafter(given)
+        part = self.part(given, name)
+        return base if part is None else base.with_drafter(part)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
         """The methods' models, which share one target.

@@ -363,7 +363,7 @@ def run(config: SpeedupConfig, console: Console) -> None:
     if config.json:
         write_json(config.json, as_json(config, settings, swept))
     if config.markdown:
-        write_text(config.markdown, report.markdown(config.target, settings))
+        write_text(config.markdown, report.markdown(config.target or "", settings))
     if config.plot:
         plots.write(config.plot, settings)
 
@@ -373,7 +373,7 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
     trees = "; ".join(
         f"{METHODS[name].title} {tree}" for name, tree in setting.trees.items() if tree.nodes
     )
-    ngram = "no n-gram model" if config.no_ngram else "n-gram model"
+    ngram = "no n-gram model" if config.ngram_model is None else "n-gram model"
     imposed = "" if config.acceptance is None else f", tau {config.acceptance:g} imposed"
     return (
         f"{setting.title}: T = {setting.temperature:g}, batch {setting.batch_size}, "

@@ -28,7 +28,7 @@ from rich.progress import track
 from rich.table import Table
 
 from dart_jax.errors import UserError, one_line_errors
-from eval.model_choice import ModelChoice
+from dart_jax.model_choice import ModelChoice
 from train.outputs import check_outputs, environment, write_json
 
 PROMPT = "def mean(values):\n"

@@ -262,7 +262,7 @@ def test_on_a_terminal(sampled, colours):
     """The text as it is; drafted pieces are coloured where there are colours."""
     kind = {"force_terminal": True, "color_system": "standard"} if colours else {}
     out, err = terminal(**kind), terminal()
-    generate.run(GenerateConfig(TEXT, generation=SAMPLED), out, err)
+    generate.run(GenerateConfig(prompt=TEXT, generation=SAMPLED), out, err)
     printed = out.file.getvalue()
     assert ("\x1b[32m" in printed) == colours
     assert re.sub(r"\x1b\[\d+m", "", printed) == sampled.text + "\n"

@@ -203,8 +203,8 @@ def test_sampling_in_batches(measured, loop):
     assert f"{loop} loop" in " ".join(text.split())
 
 
-def test_without_ngram_model(measured, tmp_path):
-    text, content = measured(no_ngram=True, ngram=tmp_path / "none", repeats=1)
+def test_without_ngram_model(measured):
+    text, content = measured(ngram=None, repeats=1)
     check_report(content, prompts=1, repeats=1)
     assert "no n-gram" in text
 
@@ -217,7 +217,7 @@ def test_a_crippled_drafter_changes_speed_alone(measured, tiny, tmp_path):
     for temperature in (0.0, 1.0):
         settings = {"temperature": (temperature,), "repeats": 1, "max_new_tokens": 24}
         whole = measured(method="sps", draft_model=str(tiny.target), **settings)[1]
-        crippled = measured(drafter=str(tmp_path), no_ngram=True, **settings)[1]
+        crippled = measured(drafter=str(tmp_path), ngram=None, **settings)[1]
         check_report(whole, prompts=1, repeats=1, methods=("plain", "sps"))
         check_report(crippled, prompts=1, repeats=1)
         taus = [

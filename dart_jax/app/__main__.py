@@ -12,35 +12,26 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from dart_jax.app.methods import Methods
 from dart_jax.app.service import Service
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.model import DEMO, DartModel
+from dart_jax.model_choice import ModelChoice
 
 if TYPE_CHECKING:
     from dart_jax.app.page import Running
 
 
 @dataclasses.dataclass(frozen=True)
-class AppConfig:
+class AppConfig(ModelChoice):
     """Which model, and for whom."""
 
-    target: str | None = None
-    """Directory or hub repository of the target; by default the demo model, all of it."""
-    drafter: str | None = None
-    """Directory or hub repository of a DART drafter, or another that `dart_jax.generate` takes."""
-    ngram: str | None = None
-    """N-gram file, ours or a .trie of the reference, or owner/name/file of the hub."""
     eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter, as a further method."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
-    revision: str | None = None
-    """Branch, tag or commit of the target's repository."""
+    """Directory or hub repository of an EAGLE-3 drafter, as a further method; the demo model has
+    one."""
     listen: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Let other machines open the page. There are no passwords."""
     port: int = 7860
@@ -55,25 +46,9 @@ class AppConfig:
     """Most visitors who wait to be among them; others are told to come back."""
 
     def __post_init__(self) -> None:
-        if self.target is None and (self.drafter or self.ngram):
-            raise UserError("--drafter and --ngram need the --target that they belong to")
+        super().__post_init__()
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be in 0..65535, got {self.port}")
-
-
-def load(config: AppConfig) -> Methods:
-    """The methods whose parts there are."""
-    dtype = None if config.dtype == "auto" else config.dtype
-    eagle3 = config.eagle3
-    if config.target is None:
-        base = DartModel.demo(dtype)
-        if eagle3 is None and (DEMO / "eagle3").is_dir():
-            eagle3 = str(DEMO / "eagle3")
-    else:
-        base = DartModel.from_pretrained(
-            config.target, config.drafter, config.ngram, dtype=dtype, revision=config.revision
-        )
-    return Methods(base, eagle3)
 
 
 def start(config: AppConfig) -> Running:
@@ -89,7 +64,7 @@ def start(config: AppConfig) -> Running:
     from dart_jax.app.page import launch
 
     service = Service(
-        load(config),
+        Methods(config.load(), config.part(config.eagle3, "eagle3")),
         most=config.max_new_tokens,
         longest=config.max_length,
         together=config.visitors,

@@ -1,0 +1,56 @@
+"""Which model a program of this package takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+import tyro
+
+from dart_jax.errors import UserError
+from dart_jax.model import DEMO, DartModel
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelChoice:
+    """By default the demo model; its parts go with its own target alone."""
+
+    target: str | None = None
+    """Directory or hub repository of the target, with its tokenizer; by default the demo model's,
+    which continues Python code."""
+    drafter: str | None = None
+    """Directory or hub repository of a DART or EAGLE-3 drafter, or of a small model of the target's
+    vocabulary; the last two draft without an n-gram model. By default the demo model's, and none
+    for another --target."""
+    ngram: str | None = None
+    """N-gram file, ours or a .trie of the reference, or owner/name/file of the hub; without a
+    drafter it drafts alone. By default the demo model's, and none for another --target."""
+    no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Search by the drafter alone, where the demo model has an n-gram model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
+    revision: str | None = None
+    """Branch, tag or commit of the target's repository."""
+
+    def __post_init__(self) -> None:
+        if self.no_ngram and self.ngram is not None:
+            raise UserError("--no-ngram and --ngram exclude each other; pass one of them")
+
+    def part(self, given: str | None, name: str) -> str | None:
+        """Of the model's parts, the path given, else the demo model's if its target is meant."""
+        return str(DEMO / name) if given is None and self.target is None else given
+
+    @property
+    def ngram_model(self) -> str | None:
+        """The n-gram model to take, if any."""
+        return None if self.no_ngram else self.part(self.ngram, "ngram.dng")
+
+    def load(self) -> DartModel:
+        """Reads the model; raises UserError as `DartModel.from_pretrained`."""
+        return DartModel.from_pretrained(
+            self.target or DEMO / "target",
+            self.part(self.drafter, "drafter"),
+            self.ngram_model,
+            dtype=None if self.dtype == "auto" else self.dtype,
+            revision=self.revision,
+        )
