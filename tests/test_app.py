@@ -251,6 +251,21 @@ def test_pictures_of_steps(watched):
     assert step_view.picture(Answer("x", None), methods[DART], 1) == step_view.NOTHING
 
 
+def test_a_step_drawn_without_a_page(model):
+    """It is XML with colours of its own, and its boxes are those of the page's picture."""
+    prefill, *steps = model.stream("def heappush(", max_new_tokens=MOST).steps(watch=True)
+    with pytest.raises(UserError, match="no drafts"):
+        step_view.drawing(prefill, model)
+    steps = [step for step in steps if step.drafts is not None]
+    assert steps
+    for step in steps:
+        svg = ET.fromstring(step_view.drawing(step, model))
+        named = {element.tag.rpartition("}")[2]: element for element in svg.iter()}
+        assert "fill: var(--panel, #" in named["style"].text
+        nodes = step_view.nodes_of(Verified.of(step), Methods(model)[DART])
+        assert sum(element.tag.endswith("rect") for element in svg.iter()) == len(nodes)
+
+
 def test_the_devices_trees_can_be_watched(models):
     """EAGLE-3's never leave the device otherwise. Its accepted tokens lie on a path of them."""
     config = DecodeConfig(models.target, models.eagle, 8)

@@ -81,17 +81,23 @@ def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     client = nbclient.NotebookClient(book, kernel_name="python3", timeout=500, resources=resources)
     client.execute()
     outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
-    texts = [out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs]
-    printed = "".join(texts)
-    check(path.stem, printed, tmp_path)
+    data = [output.get("data", {}) for output in outputs]
+    texts = [
+        out.get("text") or shown.get("text/plain", "")
+        for out, shown in zip(outputs, data, strict=True)
+    ]
+    drawings = [shown["image/svg+xml"] for shown in data if "image/svg+xml" in shown]
+    check(path.stem, "".join(texts), drawings, tmp_path)
 
 
-def check(name, printed, directory):
+def check(name, printed, drawings, directory):
     """What the reader is told to see is there."""
     match name:
         case "quickstart":
             assert "as plain decoding: True" in printed
-            assert "=> " in printed
+            assert len(drawings) == 4
+            assert all('class="node root"' in tree for tree in drawings)
+            assert any('class="node accepted"' in tree for tree in drawings)
             assert "\x1b[32m" in printed
             assert (directory / "speedup.png").is_file()
         case "train_drafter":

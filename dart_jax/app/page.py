@@ -17,6 +17,7 @@ from dart_jax.app.methods import PLAIN
 from dart_jax.app.service import Service
 from dart_jax.app.settings import SIZES, Settings
 from dart_jax.app.step_view import NOTHING
+from dart_jax.app.tree_picture import STYLE as TREE_STYLE
 from dart_jax.errors import UserError
 
 STYLE = Path(__file__).with_name("style.css")
@@ -295,7 +296,7 @@ def launch(service: Service, name: str, *, demo: bool, host: str, port: int) -> 
             ssr_mode=False,
             pwa=False,
             theme=Default(primary_hue="green", font=_FONT, font_mono=_MONO),
-            css_paths=[STYLE],
+            css_paths=[STYLE, TREE_STYLE],
         )
     except OSError as error:
         service.close()

@@ -6,8 +6,10 @@ from dart_jax.app.answer import Answer, Verified
 from dart_jax.app.markup import escape
 from dart_jax.app.methods import Method
 from dart_jax.app.scores import Score, scores
-from dart_jax.app.tree_picture import Node, draw
-from dart_jax.generation import default_tree
+from dart_jax.app.tree_picture import STYLE, Node, draw
+from dart_jax.errors import UserError
+from dart_jax.generation import Step, default_tree
+from dart_jax.model import DartModel
 from dart_jax.tokenizer import Tokenizer
 
 NOTHING = '<p class="note">The drafts of the next answer are shown here.</p>'
@@ -60,12 +62,8 @@ def picture(answer: Answer, method: Method, number: int) -> str:
         return NOTHING
     number = min(max(number, 1), len(answer.verified))
     step = answer.verified[number - 1]
-    nodes = nodes_of(step, method)
-    drafted = int((step.tree[2] > 0).sum())
-    said = (
-        f"Step {number} of {len(answer.verified)}: {drafted} drafted, {step.drafted} accepted, "
-        f"{len(step.tokens)} won."
-    )
+    nodes, drafted = nodes_of(step, method), _drafted(step)
+    said = f"Step {number} of {len(answer.verified)}: {_counts(step)}."
     legend = ""
     if any(node.score for node in nodes if node.kind != "bonus"):
         legend = (
@@ -78,6 +76,31 @@ def picture(answer: Answer, method: Method, number: int) -> str:
         legend = " This method keeps its scores on the device."
     drawn = draw(nodes, said)
     return f'<p class="line">{escape(said + legend)}</p><div class="wide">{drawn}</div>'
+
+
+def drawing(step: Step, model: DartModel) -> str:
+    """A step of `TextGeneration.steps` as an SVG that needs no page, for a notebook or a file.
+
+    Args:
+      step: with its drafts: watched, and not the prefill.
+      model: that made it.
+
+    Raises:
+      UserError: the step has no drafts.
+    """
+    verified = Verified.of(step)
+    if verified is None:
+        raise UserError("this step has no drafts: ask for steps(watch=True), and skip the prefill")
+    style = STYLE.read_text()
+    return draw(nodes_of(verified, Method("", model)), f"{_counts(verified)}.", style)
+
+
+def _drafted(step: Verified) -> int:
+    return int((step.tree[2] > 0).sum())
+
+
+def _counts(step: Verified) -> str:
+    return f"{_drafted(step)} drafted, {step.drafted} accepted, {len(step.tokens)} won"
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:

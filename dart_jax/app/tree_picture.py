@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from dart_jax.app.markup import escape
+
+STYLE = Path(__file__).with_name("tree.css")
 
 _WIDTH, _HEIGHT = 92, 30  # of a node's box
 _GAP_X, _GAP_Y = 22, 12
@@ -39,12 +42,13 @@ def label(text: str) -> str:
     return text if len(text) <= _LABEL else text[: _LABEL - 1] + "…"
 
 
-def draw(nodes: Sequence[Node], title: str) -> str:
+def draw(nodes: Sequence[Node], title: str, style: str = "") -> str:
     """The picture of a tree, the root on the left, a level a column.
 
     Args:
       nodes: parents first.
       title: for those who cannot see it.
+      style: CSS, where no page has it.
     """
     depth, rows = _places(nodes)
     columns, lines = max(depth) + 1, max(rows) + 1
@@ -53,7 +57,7 @@ def draw(nodes: Sequence[Node], title: str) -> str:
     parts = [
         f'<svg class="tree" role="img" width="{width}" height="{height:.0f}" '
         f'viewBox="0 0 {width} {height:.0f}" xmlns="http://www.w3.org/2000/svg">'
-        f"<title>{escape(title)}</title>"
+        f"<title>{escape(title)}</title>{f'<style>{style}</style>' if style else ''}"
     ]
     for level in range(columns):
         name = "known" if level == 0 else f"level {level}"
