@@ -153,7 +153,7 @@ class DartModel:
             if not isinstance(draft_config, DrafterConfig | None):
                 raise UserError(
                     "an n-gram model goes with a DART drafter, or drafts alone, but not with this "
-                    "drafter; pass one of the two"
+                    "drafter; pass one of the two (--no-ngram leaves the demo's out)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
         config, target_params = load_target(directory, kind)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,16 +19,23 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 PATIENCE = 240_000  # milliseconds
 
 
+class Served(NamedTuple):
+    """An app: where it is, and its process."""
+
+    address: str
+    pid: int
+
+
 @contextlib.contextmanager
-def app(*options: str) -> Iterator[str]:
-    """The address of an app started with these options on a free port."""
+def app(*options: str) -> Iterator[Served]:
+    """An app started with these options on a free port."""
     command = [sys.executable, "-m", "dart_jax.app", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("dart_jax is at http://127.0.0.1:"), line
-            yield line.split()[-1]
+            yield Served(line.split()[-1], process.pid)
         finally:
             process.terminate()
 
@@ -88,6 +95,11 @@ class Visitor:
         self.page.click("#send")
         self.page.wait_for_selector("#current .cursor")
         self.page.wait_for_function("document.querySelector('#current .answer').innerText.length")
+
+    def clear(self) -> None:
+        """Presses Clear, and waits until nothing stands there."""
+        self.page.click("#clear")
+        self.page.wait_for_selector(".entry", state="detached")
 
     def finished(self) -> str:
         """Waits for the answer's end; its line."""

@@ -10,9 +10,9 @@ from app_browser import Visitor, app, browser
 
 def main(directory: Path) -> None:
     """`app.png`: an answer; `app_tree.png`: a draft tree; `app_race.png`: a race."""
-    with app() as address, browser() as chromium:
+    with app() as served, browser() as chromium:
         context = chromium.new_context(viewport={"width": 1360, "height": 880})
-        visitor = Visitor(context, address)
+        visitor = Visitor(context, served.address)
         visitor.page.click("#example-mean")
         visitor.write()
         visitor.finished()

@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 import xml.etree.ElementTree as ET
 
 import jax
@@ -22,7 +23,7 @@ from dart_jax.app.__main__ import AppConfig, start
 from dart_jax.app.answer import Answer, Verified, race
 from dart_jax.app.methods import DART, DART_ALONE, PLAIN, Methods
 from dart_jax.app.scores import scores
-from dart_jax.app.service import Service
+from dart_jax.app.service import COMPILING, Replaced, Service
 from dart_jax.app.settings import Settings
 from dart_jax.app.tree_picture import Node, draw, label
 from dart_jax.app.turns import Turns
@@ -192,9 +193,7 @@ def watched(model):
     made = {}
     for key in (DART, DART_ALONE, PLAIN):
         config = Settings(key, max_new_tokens=MOST).generation(methods)
-        generation = model.stream("def heappush(", config)
-        if key == PLAIN:
-            generation = methods[PLAIN].model.stream("def heappush(", config)
+        generation = methods[key].model.stream("def heappush(", config)
         made[key] = Answer(methods[key].title, generation)
         for _ in made[key].steps():
             pass
@@ -218,7 +217,7 @@ def test_scores_are_the_searchs(watched, key):
     methods, made = watched
     method = methods[key]
     for step in made[key].verified:
-        ngram = method.model.ngram if method.use_ngram else None
+        ngram = method.model.ngram
         found = scores(step, default_tree(method.model.drafter)[1], ngram)
         depths = step.tree[2]
         assert found[0] is None
@@ -475,12 +474,79 @@ def test_one_who_leaves_frees_the_place(service):
     ):
         asyncio.run(leave(how))
         for _ in range(1000):
-            if service.turns.served == 0:
+            if not service.turns._round:
                 break
             threading.Event().wait(0.01)
-        assert service.turns.served == 0
+        assert not service.turns._round
         assert service._visits == {}
     assert service.last("v") is None
+
+
+def test_what_comes_next_replaces_what_was_going(service):
+    """Nothing is told of the old answer any more, neither when another begins nor when the visitor
+    leaves; a stopped one is shown to its end."""
+
+    async def interrupted(how):
+        def endless():
+            while True:
+                time.sleep(0.01)
+                yield
+
+        serving = service.serve("v", [], endless)
+        assert await anext(serving) == ""
+        how()
+        return [line async for line in serving]
+
+    async def other():
+        async for _ in service.serve("v", [], lambda: iter(())):
+            pass
+
+    assert asyncio.run(interrupted(lambda: service.stop("v"))) == [""]
+    with pytest.raises(Replaced):
+        asyncio.run(interrupted(lambda: service.leave("v")))
+    with pytest.raises(Replaced):
+        asyncio.run(interrupted(lambda: asyncio.ensure_future(other())))
+    assert service._visits == {}
+
+
+def test_nobody_waits_for_programs_they_do_not_want(service, monkeypatch):
+    """Stop works while programs are compiled, and those of a closed tab are not even begun."""
+    began, gate, prepared = threading.Event(), threading.Event(), []
+
+    def slowly(make):
+        prepared.append(make)
+        began.set()
+        gate.wait(60)
+
+    monkeypatch.setattr(service._warm, "prepare", slowly)
+
+    async def visit(visitor):
+        made = service.prepare("def f(", settings_of(service))
+        return [line async for line in service.serve(visitor, [made], made.answer.steps)]
+
+    async def everyone():
+        visits = [asyncio.create_task(visit(name)) for name in ("one", "two")]
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        service.stop("one")
+        assert await visits[0] == [COMPILING]
+        service.leave("two")
+        with pytest.raises(Replaced):
+            await visits[1]
+
+    asyncio.run(asyncio.wait_for(everyone(), 60))
+    gate.set()
+    service.close()
+    assert len(prepared) == 1
+
+
+def test_what_cannot_be_compiled_is_told(service, monkeypatch):
+    def fail(make):
+        raise MemoryError
+
+    monkeypatch.setattr(service._warm, "prepare", fail)
+    with pytest.raises(UserError, match="the answer failed: MemoryError; try other settings"):
+        asyncio.run(answered(service, "v", "def f("))
 
 
 def test_settings_from_a_browser(service):
@@ -497,8 +563,9 @@ def test_settings_from_a_browser(service):
         ("max_new_tokens", MOST + 1, f"new tokens must be between 1 and {MOST}"),
         ("seed", -1, "seed must be between"),
     ]:
+        sent = dataclasses.asdict(default) | {name: wrong}
         with pytest.raises(UserError, match=message):
-            service.settings({name: wrong})
+            service.settings(sent.values())
 
 
 def test_long_inputs(service):

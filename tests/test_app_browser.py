@@ -1,5 +1,6 @@
 """The web app as a visitor meets it, in a real browser."""
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,8 +17,8 @@ WICKED = (
 @pytest.fixture(scope="module")
 def address():
     """An app that serves one visitor at a time, so that a second one is told."""
-    with app("--visitors", "1", "--queue", "0", "--max-new-tokens", "1504") as address:
-        yield address
+    with app("--visitors", "1", "--queue", "0", "--max-new-tokens", "1504") as served:
+        yield served.address
 
 
 @pytest.fixture(scope="module")
@@ -148,15 +149,88 @@ def test_a_reload_keeps_what_should_stay(visit):
     visitor.write()
     visitor.finished()
     answer = visitor.answer
+    visitor.page.fill("#prompt textarea", "def typed(")
+    visitor.page.wait_for_timeout(1000)  # it is kept in the browser, by no one's leave
     visitor.page.reload()
     visitor.page.wait_for_selector("#current .answer")
     assert visitor.answer == answer
+    assert visitor.page.input_value("#prompt textarea") == "def typed("
     assert visitor.value("max_new_tokens") == "136"
     assert visitor.value("top_k") == "7"
     # Another visitor sees none of it.
     other = visit()
     assert other.page.locator(".entry").count() == 0
     assert other.value("top_k") == "0"
+
+
+def test_clear_while_an_answer_is_written(visit):
+    """It ends, nothing of it comes back, not even by a reload, and the next one begins as ever."""
+    visitor = visit()
+    visitor.method("plain decoding")
+    visitor.set("max_new_tokens", 1504)
+    visitor.write(HEAP)
+    visitor.clear()
+    visitor.page.wait_for_selector("#stop[disabled]")
+    visitor.page.wait_for_timeout(1000)
+    assert visitor.page.locator(".entry").count() == 0
+    visitor.page.reload()
+    visitor.page.wait_for_selector("#send")
+    visitor.page.wait_for_timeout(1000)
+    assert visitor.page.locator(".entry").count() == 0
+    visitor.set("max_new_tokens", 16)
+    visitor.write(HEAP)
+    assert "16 tokens" in visitor.finished()
+
+
+def test_sending_while_a_race_runs(visit):
+    """The race ends; the buttons are the new answer's, which can be stopped."""
+    visitor = visit()
+    visitor.set("max_new_tokens", 1504)
+    visitor.method("plain decoding")
+    visitor.page.fill("#prompt textarea", HEAP)
+    visitor.page.click("button#race")
+    visitor.page.wait_for_selector("#lane-left .own")
+    visitor.page.press("#prompt textarea", "Shift+Enter")
+    visitor.page.wait_for_selector("#current .own")
+    visitor.page.wait_for_timeout(500)
+    assert visitor.page.locator("#send[disabled]").count() == 1
+    visitor.page.click("#stop:not([disabled])")
+    assert "stopped" in visitor.finished()
+
+
+def test_ten_visitors_at_once(chromium):
+    """Four have turns and six wait: all have their answer, and the server's memory stays flat."""
+
+    def everyone():
+        for visitor in visitors:
+            visitor.page.fill("#prompt textarea", HEAP)
+            visitor.page.click("#send")
+        for visitor in visitors:
+            visitor.page.wait_for_selector("#current .line:has-text('64 tokens')")
+        answers = {visitor.answer for visitor in visitors}
+        for visitor in visitors:
+            visitor.clear()
+        return answers, resident(served.pid)
+
+    with app("--visitors", "4", "--max-new-tokens", "64") as served:
+        visitors = [Visitor(chromium.new_context(), served.address) for _ in range(10)]
+        rounds = [everyone() for _ in range(4)]
+        for visitor in visitors:
+            assert visitor.problems == []
+            visitor.page.context.close()
+    expected = "".join(DartModel.demo().stream(HEAP, max_new_tokens=64))
+    assert [answers for answers, _ in rounds] == [{expected}] * 4
+    memory = [megabytes for _, megabytes in rounds]
+    print(memory)
+    assert memory[-1] < memory[1] * 1.02, memory
+
+
+def resident(pid):
+    """Memory of a process, in MB."""
+    [line] = [
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line
+    ]
+    return int(line.split()[1]) / 1000
 
 
 def test_write_again(visit):

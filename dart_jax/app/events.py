@@ -13,7 +13,7 @@ import gradio as gr
 from dart_jax.app import markup, step_view
 from dart_jax.app.answer import Answer, race
 from dart_jax.app.chat import Entry, restore, store, words
-from dart_jax.app.service import Service
+from dart_jax.app.service import Replaced, Service
 from dart_jax.app.settings import Settings
 from dart_jax.errors import UserError
 
@@ -44,6 +44,7 @@ class Outputs(NamedTuple):
     tree: gr.HTML
     settings: gr.BrowserState
     chat: gr.BrowserState
+    draft: gr.BrowserState
 
 
 class Events:
@@ -110,6 +111,8 @@ class Events:
                     kept = time.monotonic()
                     update[out.chat] = store([*before, entry])
                 yield update
+        except Replaced:
+            return
         except UserError as error:
             message = markup.note(str(error), "error")
         service.remember(visitor, answer, settings.method)
@@ -154,6 +157,8 @@ class Events:
             async for line in service.serve(visitor, both, lambda: race(one, other)):
                 yield self._lanes(one, other, shown) | {out.message: markup.note(line)}
             result = markup.note(markup.verdict(one, other), "winner")
+        except Replaced:
+            return
         except UserError as error:
             message, result = markup.note(str(error), "error"), ""
         yield (
@@ -170,16 +175,26 @@ class Events:
         """The page was closed."""
         self.service.leave(_visitor(request))
 
-    def clear(self, request: gr.Request) -> tuple[Any, ...]:
-        """Forgets the conversation."""
+    def clear(self, request: gr.Request) -> Update:
+        """Forgets the conversation and ends what is going; a prompt that was typed stays."""
+        out = self.out
         self.service.leave(_visitor(request))
-        return "", "", "", []
+        shown = (out.history, out.current, out.message, out.left, out.right, out.verdict)
+        return (
+            self._buttons(busy=False)
+            | dict.fromkeys(shown, "")
+            | {
+                out.chat: [],
+                out.step: gr.Slider(maximum=2, value=1),
+                out.tree: step_view.NOTHING,
+            }
+        )
 
     def show_step(self, request: gr.Request, number: float) -> str:
         """The draft tree of a step of the visitor's last answer."""
         return self._tree(_visitor(request), int(number or 1))
 
-    def restore(self, settings: Any, stored: Any) -> list[Any]:
+    def restore(self, settings: Any, stored: Any, draft: Any) -> list[Any]:
         """What a page opens with: what the browser kept of it."""
         controls, racers = [gr.skip()] * 7, [gr.skip()] * 2
         if isinstance(settings, list) and len(settings) == 9:
@@ -192,7 +207,8 @@ class Events:
                 racers = settings[7:]
         entries = restore(stored)
         current = self._draw(entries[-1]) if entries else ""
-        return [*controls, *racers, self._drawn(entries[:-1]), current]
+        prompt = draft if isinstance(draft, str) else gr.skip()
+        return [*controls, *racers, self._drawn(entries[:-1]), current, prompt]
 
     def _tree(self, visitor: str, number: int) -> str:
         last = self.service.last(visitor)

@@ -18,12 +18,10 @@ class Method:
     Attributes:
       title: for people.
       model: decodes.
-      use_ngram: whether the search uses the n-gram model.
     """
 
     title: str
     model: DartModel
-    use_ngram: bool = True
 
     @property
     def drafts(self) -> bool:
@@ -55,7 +53,8 @@ class Methods(Mapping[str, Method]):
             case DrafterConfig():
                 self._methods[DART] = Method("DART", base)
                 if base.ngram is not None:
-                    self._methods[DART_ALONE] = Method("DART without n-gram", base, False)
+                    alone = dataclasses.replace(base, ngram=None)
+                    self._methods[DART_ALONE] = Method("DART without n-gram", alone)
             case TargetConfig():
                 self._methods["draft_model"] = Method("draft model", base)
             case None | Eagle3Config():

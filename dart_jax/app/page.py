@@ -15,7 +15,7 @@ from dart_jax.app.events import Events, Outputs
 from dart_jax.app.markup import LEGEND, escape
 from dart_jax.app.methods import PLAIN
 from dart_jax.app.service import Service
-from dart_jax.app.settings import SIZES, Settings
+from dart_jax.app.settings import LEAST, SIZES, Settings
 from dart_jax.app.step_view import NOTHING
 from dart_jax.app.tree_picture import STYLE as TREE_STYLE
 from dart_jax.errors import UserError
@@ -43,7 +43,8 @@ _WHAT_COUNTS = (
     "Both methods continue the same text with the same seed, on one target in memory. The device "
     "takes one step at a time, and the next one is always that of the method whose clock is "
     "behind. A clock counts the time of its own steps alone: reading the prompt, verifying and "
-    "drafting; not compiling, not the other's steps, not other visitors'."
+    "drafting; not compiling, not the other's steps, not other visitors', though what is compiled "
+    "for another visitor meanwhile slows them."
 )
 
 
@@ -119,9 +120,9 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
                         button.click(None, None, prompt, js=f"() => {_quoted(text)}")
             with gr.Column(scale=1, min_width=260):
                 controls = _controls(service)
-        settings, chat = (
+        settings, chat, draft = (
             gr.BrowserState(storage_key=f"dart_jax {what} {_key(name)}", secret="not a secret")
-            for what in ("settings", "chat")
+            for what in ("settings", "chat", "prompt")
         )
         outputs = Outputs(
             history=history,
@@ -140,6 +141,7 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
             tree=tree,
             settings=settings,
             chat=chat,
+            draft=draft,
         )
         _connect(blocks, Events(service, outputs), outputs, controls, racers, clear)
     return blocks
@@ -167,7 +169,7 @@ def _controls(service: Service) -> list[Any]:
         gr.Slider(0.05, 1, step=0.05, label="Top-p"),
         gr.Slider(0, 200, step=1, label="Top-k", info="0 for all"),
         gr.Slider(SIZES.start, SIZES[-1], step=SIZES.step, label="Tree nodes"),
-        gr.Slider(8, service.most, step=8, label="New tokens, at most"),
+        gr.Slider(LEAST, service.most, step=LEAST, label="New tokens, at most"),
         gr.Number(precision=0, minimum=0, maximum=2**32 - 1, label="Seed"),
     ]
     for field, control in zip(dataclasses.fields(Settings), controls, strict=True):
@@ -205,7 +207,11 @@ def _connect(
     )
     out.stop.click(events.stop, None, None, queue=False, **quiet)
     clear.click(
-        events.clear, None, [out.history, out.current, out.message, out.chat], queue=False, **quiet
+        events.clear,
+        None,
+        [*written[:-1], out.left, out.right, out.verdict],
+        queue=False,
+        **quiet,
     )
     gr.on(
         [out.step.change, out.step.release],
@@ -215,7 +221,8 @@ def _connect(
         trigger_mode="always_last",
         **quiet,
     )
-    # Settings go from the controls to the browser's memory without the server.
+    # What was typed and set goes to the browser's memory without the server.
+    out.prompt.change(None, out.prompt, out.draft, js="text => [text]", api_visibility="private")
     gr.on(
         [control.change for control in (*controls, *racers)],
         None,
@@ -226,8 +233,8 @@ def _connect(
     )
     blocks.load(
         events.restore,
-        [out.settings, out.chat],
-        [*controls, *racers, out.history, out.current],
+        [out.settings, out.chat, out.draft],
+        [*controls, *racers, out.history, out.current, out.prompt],
         **quiet,
     )
     blocks.unload(events.leave)
@@ -263,11 +270,6 @@ class Running:
         self.blocks.block_thread()
         self.service.close()
 
-    def close(self) -> None:
-        """Ends it."""
-        self.blocks.close(verbose=False)
-        self.service.close()
-
 
 def launch(service: Service, name: str, *, demo: bool, host: str, port: int) -> Running:
     """Opens the page to browsers.
@@ -275,8 +277,6 @@ def launch(service: Service, name: str, *, demo: bool, host: str, port: int) -> 
     Raises:
       UserError: the port is taken.
     """
-    example = CODE["mean"]
-    service.warm_up([{"role": "user", "content": example}] if service.chat else example)
     blocks = build(service, name, demo)
     blocks.queue(max_size=None, api_open=False)
     if port == 0:
@@ -301,4 +301,6 @@ def launch(service: Service, name: str, *, demo: bool, host: str, port: int) -> 
     except OSError as error:
         service.close()
         raise UserError(f"cannot listen at port {port}: {error}; choose another --port") from None
+    example = CODE["mean"]
+    service.warm_up([{"role": "user", "content": example}] if service.chat else example)
     return Running(address, service, blocks)

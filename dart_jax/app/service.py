@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -11,11 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dart_jax.app.answer import Answer, Words, encode
 from dart_jax.app.methods import Methods
-from dart_jax.app.settings import Settings
+from dart_jax.app.settings import LEAST, Settings
 from dart_jax.app.turns import Job, Turns
 from dart_jax.app.warm import Warm
 from dart_jax.errors import UserError
 from dart_jax.generation import TextGeneration
+
+_logger = logging.getLogger(__name__)
 
 # How often a page is told of new text, in seconds.
 _REFRESH = 0.08
@@ -41,18 +45,27 @@ class Prepared:
     generation: TextGeneration
 
 
+class Replaced(Exception):
+    """The visitor went on to something else, or left: what was going is not shown any more."""
+
+
 class Visit:
     """What one visitor has going: at most one thing at a time."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
-        self.stopped = False
+        self.stopped = self.replaced = False
 
     def stop(self) -> None:
         """Ends it, without waiting."""
         self.stopped = True
         if self.job is not None:
             self.job.cancel()
+
+    def replace(self) -> None:
+        """Ends it for something else."""
+        self.replaced = True
+        self.stop()
 
 
 class Service:
@@ -71,7 +84,9 @@ class Service:
         """Starts the worker; see `Turns` for the numbers of visitors."""
         self.methods = methods
         self.longest = min(longest, methods.base.target.max_length)
-        if not 1 <= most < self.longest:
+        if most < LEAST:
+            raise UserError(f"--max-new-tokens must be at least {LEAST}, got {most}")
+        if most >= self.longest:
             raise UserError(
                 f"answers of {most} tokens do not fit into {self.longest}, prompt included; lower "
                 "--max-new-tokens"
@@ -115,7 +130,8 @@ class Service:
         """Compiles what the page opens with, in the background."""
         for name in dict.fromkeys((self.methods.default, list(self.methods)[-1])):
             settings = dataclasses.replace(self.default, method=name)
-            self._compiler.submit(self._warm.prepare, self.prepare(words, settings).make)
+            with contextlib.suppress(UserError):  # too long for a small --max-length
+                self._compiler.submit(self._warm.prepare, self.prepare(words, settings).make)
 
     async def serve(
         self, visitor: str, prepared: Sequence[Prepared], steps: Callable[[], Iterator[object]]
@@ -127,30 +143,50 @@ class Service:
 
         Raises:
           UserError: too many visitors, or the steps failed.
+          Replaced: the visitor has something else going now, or left.
         """
         visit = Visit()
         with self._lock:
             before, self._visits[visitor] = self._visits.get(visitor), visit
         if before is not None:
-            before.stop()
+            before.replace()
         try:
-            for one in prepared:
-                if not self._warm.knows(one.generation):
-                    yield COMPILING
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(self._compiler, self._warm.prepare, one.make)
-            if visit.stopped:
-                return
-            visit.job = self.turns.add(steps())
-            if visit.stopped:
-                visit.stop()
-            async for line in self._follow(visit.job, [one.answer for one in prepared]):
-                yield line
+            async with contextlib.aclosing(self._run(visit, prepared, steps)) as lines:
+                async for line in lines:
+                    if visit.replaced:
+                        break
+                    yield line
+            if visit.replaced:
+                raise Replaced
         finally:
             visit.stop()
             with self._lock:
                 if self._visits.get(visitor) is visit:
                     del self._visits[visitor]
+
+    async def _run(
+        self, visit: Visit, prepared: Sequence[Prepared], steps: Callable[[], Iterator[object]]
+    ) -> AsyncGenerator[str, None]:
+        for one in prepared:
+            if self._warm.knows(one.generation):
+                continue
+            yield COMPILING
+            compiled = self._compiler.submit(self._warm.prepare, one.make)
+            try:
+                while not (compiled.done() or visit.stopped):
+                    await asyncio.sleep(_REFRESH)
+            finally:
+                compiled.cancel()  # if it has not begun
+            if visit.stopped or compiled.cancelled():
+                return
+            if (error := compiled.exception()) is not None:
+                _logger.error("compiling failed", exc_info=error)
+                raise _failed(error)
+        visit.job = self.turns.add(steps())
+        if visit.stopped:
+            visit.stop()
+        async for line in self._follow(visit.job, [one.answer for one in prepared]):
+            yield line
 
     async def _follow(self, job: Job, answers: list[Answer]) -> AsyncGenerator[str, None]:
         shown = None
@@ -165,7 +201,7 @@ class Service:
                 break
             await asyncio.sleep(_REFRESH)
         if job.error is not None:
-            raise UserError(f"the answer failed: {type(job.error).__name__}; try other settings")
+            raise _failed(job.error)
 
     def stop(self, visitor: str) -> None:
         """Ends what a visitor has going, at once."""
@@ -175,10 +211,12 @@ class Service:
             visit.stop()
 
     def leave(self, visitor: str) -> None:
-        """Ends it and forgets the visitor, whose page is closed."""
-        self.stop(visitor)
+        """Ends it and forgets the visitor, whose page is closed or cleared."""
         with self._lock:
+            visit = self._visits.get(visitor)
             self._last.pop(visitor, None)
+        if visit is not None:
+            visit.replace()
 
     def remember(self, visitor: str, answer: Answer, method: str) -> None:
         """Keeps a visitor's last answer, for its trees."""
@@ -192,3 +230,7 @@ class Service:
         """A visitor's last answer and its method."""
         with self._lock:
             return self._last.get(visitor)
+
+
+def _failed(error: BaseException) -> UserError:
+    return UserError(f"the answer failed: {type(error).__name__}; try other settings")

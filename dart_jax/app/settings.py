@@ -10,6 +10,9 @@ from dart_jax.app.methods import Methods
 from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig, default_tree
 
+# Fewest new tokens that a visitor can ask for, and what their number is a multiple of.
+LEAST = 8
+
 # Few, since a program is compiled for each.
 SIZES = range(4, 65, 4)
 
@@ -49,7 +52,7 @@ class Settings:
         """The settings that a browser sent, which may be anything.
 
         Args:
-          values: of the fields, in order, or by name; what is missing has its default.
+          values: of the fields, in order; None stands for the default.
           methods: there are.
           most: new tokens of an answer.
 
@@ -58,9 +61,9 @@ class Settings:
         """
         default = cls.default(methods, most)
         names = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(values, dict):
-            values = dict(zip(names, values, strict=True))
-        given = {name: values[name] for name in names if values.get(name) is not None}
+        given = {
+            name: value for name, value in zip(names, values, strict=True) if value is not None
+        }
         made = dataclasses.replace(default, **given)
         if made.method not in methods:
             raise UserError(f"no method {str(made.method)[:40]!r}; choose another")
@@ -87,7 +90,6 @@ class Settings:
             seed=self.seed,
             nodes=self.nodes if method.drafts else 0,
             search=search,
-            use_ngram=method.use_ngram,
         )
 
 

@@ -10,18 +10,20 @@ from dart_jax.app.tree_picture import STYLE, Node, draw
 from dart_jax.errors import UserError
 from dart_jax.generation import Step, default_tree
 from dart_jax.model import DartModel
+from dart_jax.pruner import SearchConfig
 from dart_jax.tokenizer import Tokenizer
 
 NOTHING = '<p class="note">The drafts of the next answer are shown here.</p>'
 
 
-def nodes_of(step: Verified, method: Method) -> list[Node]:
-    """The nodes of a step's tree, and behind the accepted path the target's own token."""
+def nodes_of(step: Verified, method: Method, search: SearchConfig | None = None) -> list[Node]:
+    """The nodes of a step's tree, and behind the accepted path the target's own token; `search` is
+    the one that made it, None the default."""
     tokenizer = method.model.tokenizer
     found: list[Score | None] = [None] * step.tree.shape[1]
     if method.scored:
-        ngram = method.model.ngram if method.use_ngram else None
-        found = scores(step, default_tree(method.model.drafter)[1], ngram)
+        search = search or default_tree(method.model.drafter)[1]
+        found = scores(step, search, method.model.ngram)
     tokens, parents, depths = step.tree.tolist()
     accepted = accepted_path(step)
     made = [Node(_text(tokenizer, tokens[0]), None, "root", details="the newest known token")]
@@ -78,12 +80,13 @@ def picture(answer: Answer, method: Method, number: int) -> str:
     return f'<p class="line">{escape(said + legend)}</p><div class="wide">{drawn}</div>'
 
 
-def drawing(step: Step, model: DartModel) -> str:
+def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) -> str:
     """A step of `TextGeneration.steps` as an SVG that needs no page, for a notebook or a file.
 
     Args:
       step: with its drafts: watched, and not the prefill.
       model: that made it.
+      search: that it was made with; None for the default.
 
     Raises:
       UserError: the step has no drafts.
@@ -92,7 +95,7 @@ def drawing(step: Step, model: DartModel) -> str:
     if verified is None:
         raise UserError("this step has no drafts: ask for steps(watch=True), and skip the prefill")
     style = STYLE.read_text()
-    return draw(nodes_of(verified, Method("", model)), f"{_counts(verified)}.", style)
+    return draw(nodes_of(verified, Method("", model), search), f"{_counts(verified)}.", style)
 
 
 def _drafted(step: Verified) -> int:

@@ -73,7 +73,7 @@ class Turns:
     """A worker thread that goes round the jobs and takes one step of each.
 
     So many jobs take turns; as many more as there is room for wait, in order, for one of them to
-    end. All steps are taken on one thread: a model is run by nobody else.
+    end. All steps of answers are taken on one thread; only `Warm` runs a model beside it.
     """
 
     def __init__(self, together: int = 16, waiting: int = 48):
@@ -121,11 +121,6 @@ class Turns:
         """How many wait before a job; None if it does not wait."""
         with self._changed:
             return self._queue.index(job) if job in self._queue else None
-
-    @property
-    def served(self) -> int:
-        """Jobs that take turns now."""
-        return len(self._round)
 
     def close(self) -> None:
         """Ends all jobs and the worker, and waits for that."""
