@@ -182,15 +182,15 @@ def test_clear_while_an_answer_is_written(visit):
     assert "16 tokens" in visitor.finished()
 
 
-def test_sending_while_a_race_runs(visit):
-    """The race ends; the buttons are the new answer's, which can be stopped."""
+def test_sending_while_an_answer_is_written(visit):
+    """The old answer ends; the buttons are the new one's, which can be stopped."""
     visitor = visit()
-    visitor.set("max_new_tokens", 1504)
     visitor.method("plain decoding")
+    visitor.set("max_new_tokens", 1504)
+    visitor.write("def old(")
     visitor.page.fill("#prompt textarea", HEAP)
-    visitor.page.click("button#race")
-    visitor.page.wait_for_selector("#lane-left .own")
     visitor.page.press("#prompt textarea", "Shift+Enter")
+    visitor.page.wait_for_selector("#current .prompt:has-text('heappush')")
     visitor.page.wait_for_selector("#current .own")
     visitor.page.wait_for_timeout(500)
     assert visitor.page.locator("#send[disabled]").count() == 1
