@@ -265,6 +265,7 @@ def test_epochs_instead_of_steps(recipe, trained, tmp_path):
         (("--ngram", "nowhere.dng", "--method", "eagle3"), "leave --ngram out"),
         (("--epochs", 0), "--epochs must be above 0"),
         (("--chunk", 0), "--chunk must be at least 1"),
+        (("--seed", -1), r"--seed must be in 0\.\.4294967295, got -1"),
         (("--ngram-weight", -1), "--ngram-weight"),
         (("--init", "DRAFTER", "--draft-vocab", 20), "leave --draft-vocab out"),
     ],

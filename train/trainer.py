@@ -78,7 +78,6 @@ def fit(
       UserError: the run cannot start, go on or be saved; its newest checkpoint stays.
       SystemExit: SIGTERM or SIGINT came; the state was saved.
     """
-    config.check()
     if batches.batch != config.batch:
         raise ValueError(f"batches of {batches.batch} rows do not match --batch {config.batch}")
     mesh = make_mesh(config.mesh)
