@@ -282,7 +282,7 @@ def _judge(
 def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
     args = sys.argv[1:] if args is None else args
-    with one_line_errors():
+    with one_line_errors(), work_directory.interruptible():
         config = tyro.cli(AblateConfig, args=args, description=__doc__)
         print(run(config, shlex.join(["python", "-m", "train.ablate", *args])))
 

@@ -60,6 +60,7 @@ from train.recipe import TrainerConfig
 from train.shape import DrafterShape
 from train.teacher import cached_teacher
 from train.trainer import fit
+from train.work_directory import interruptible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +239,9 @@ def _evaluation(
 ):
     """A function of the drafter's parameters: figures by name."""
     ours = config.acceptance
-    agreement = Agreement(drafting, frozen, held_out, ours.eval_rows)
+    # One device judges, and holds all rows of a batch.
+    alone = dataclasses.replace(drafting, devices=1)
+    agreement = Agreement(alone, frozen, held_out, ours.eval_rows)
     target, params = drafting.target, frozen.target
     if jax.default_backend() == "cpu":
         target, params = untie(target, params)
@@ -265,6 +268,6 @@ def _evaluation(
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with one_line_errors(), interruptible():
         path = train(config_file.parse(DrafterTraining, sys.argv[1:], __doc__))
         print(path)
