@@ -21,6 +21,7 @@ from dart_jax.checkpoint import load_drafter, load_target, read_drafter_config, 
 from dart_jax.config import DrafterConfig, Eagle3Config
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
+from dart_jax.rope import Rope
 from train.config_file import parse
 from train.drafter import DrafterTraining, train
 from train.packed import PackedDataset
@@ -163,16 +164,21 @@ def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_pa
     assert (directory / "hidden").read_bytes() == whole
 
 
-def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path):
+@pytest.mark.parametrize("other", ["weights", "config"])
+def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path, other):
     config, _ = trained
     shutil.copytree(config.out, tmp_path / "run")
     target, params = load_target(tiny.target)
     shutil.copytree(tiny.target, tmp_path / "target")
-    params["norm"]["scale"] *= 1.01
+    if other == "weights":
+        params["norm"]["scale"] *= 1.01
+    else:
+        target = dataclasses.replace(target, rope=Rope(2e4))
     save_target(tmp_path / "target", target, params, eos=(0,))
-    other = dataclasses.replace(config, target=str(tmp_path / "target"), out=tmp_path / "run")
+    changed = dataclasses.replace(config, target=str(tmp_path / "target"), out=tmp_path / "run")
     with pytest.raises(UserError, match="begun with another target"):
-        train(other)
+        train(changed)
+    assert len([*(tmp_path / "run" / "features").iterdir()]) == 2  # it has features of its own
 
 
 @pytest.mark.parametrize(

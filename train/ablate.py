@@ -250,7 +250,7 @@ def _judge(
     """The figures of every variant, one a seed."""
     figures: Figures = {name: {} for name in drafters}
     # Variants may share their drafters, and differ in how these are searched.
-    load = functools.cache(judge.load)
+    load = functools.lru_cache(maxsize=1)(judge.load)
     agreement = functools.cache(lambda path: judge.agreement(load(path)))
     tau = functools.cache(lambda path, weight: judge.tau(load(path), prompts, weight))
     for name, paths in drafters.items():

@@ -47,7 +47,7 @@ from train import config_file
 from train.acceptance import AcceptanceConfig, AcceptanceLength, Agreement, held_out_prompts
 from train.checkpoints import best_params
 from train.dataset import DataConfig, prepare
-from train.digest import weights_digest
+from train.digest import model_digest
 from train.disk import writing
 from train.distributed import DistributedConfig, initialize, is_main, wait
 from train.flops import step_flops
@@ -123,7 +123,7 @@ def train(config: DrafterTraining) -> Path:
     drafter, params, ids = _start(config, target, target_params, data.training)
     frozen = Frozen(target_params, jnp.asarray(ids))
 
-    digest = weights_digest(target_params)
+    digest = model_digest(target, target_params)
     rows = data.training
     if config.teacher == "cached":
         rows = cached_teacher(target, target_params, rows, cache / "features", digest)
@@ -146,7 +146,7 @@ def train(config: DrafterTraining) -> Path:
         directory=config.out,
         frozen=frozen,
         evaluate=_evaluation(config, drafting, frozen, data.held_out, tokenizer, directory),
-        settings=_settings(config, digest, dtype, params),
+        settings=_settings(config, digest, dtype, drafter, params),
         tokens_per_step=trainer.batch * context,
         flops_per_step=step_flops(
             drafting,
@@ -177,7 +177,11 @@ def train(config: DrafterTraining) -> Path:
 
 
 def _settings(
-    config: DrafterTraining, target: str, dtype: np.dtype, params: Params
+    config: DrafterTraining,
+    target: str,
+    dtype: np.dtype,
+    drafter: DrafterConfig | Eagle3Config,
+    params: Params,
 ) -> dict[str, Any]:
     """What must be the same for a run to go on, by the names of the options."""
     parts = (config.drafter, config.objective)
@@ -189,7 +193,7 @@ def _settings(
         "chunk": config.chunk,
     }
     if config.drafter.init is not None:
-        settings["init"] = weights_digest(params)
+        settings["init"] = model_digest(drafter, params)
     if config.objective.anchors is not None:  # which are drawn for every microbatch by itself
         settings["accumulate"] = config.trainer.accumulate
     return settings
