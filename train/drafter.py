@@ -82,7 +82,7 @@ class DrafterTraining:
     """Train for so many passes over the data instead of --steps."""
     chunk: int | None = None
     """Anchors of a row that are held in memory at a time; by default as many as keep the logits of
-    one position below 256 MB."""
+    one position below 256 MB and the scores of attention below 1 GB, on a device."""
     drafter: DrafterShape = dataclasses.field(default_factory=DrafterShape)
     data: DataConfig = dataclasses.field(default_factory=lambda: DataConfig(()))
     objective: Objective = dataclasses.field(default_factory=Objective)
