@@ -22,8 +22,10 @@ from dart_jax.config import DrafterConfig, Eagle3Config
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.rope import Rope
+from train.checkpoints import whole_steps
 from train.config_file import parse
 from train.drafter import DrafterTraining, train
+from train.order import PackedBatches
 from train.packed import PackedDataset
 from train.predictions import Drafting, Frozen
 
@@ -151,6 +153,39 @@ def test_what_is_kept_of_the_teacher(trained, tiny):
         np.testing.assert_allclose(
             kept.reshape(getattr(known, name).shape), getattr(known, name), rtol=1e-2, atol=1e-4
         )
+
+
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypatch):
+    """With the teacher's features kept, and anchors that are drawn anew every step."""
+    options = ("--cache", trained[0].out, "--teacher", "cached", "--anchors", 8)
+    options += ("--eval-rows", 0, "--eval-prompts", 0)
+    read = PackedBatches.__call__
+
+    def failing(batches, step, rows):
+        if step == 5:
+            raise Interrupted
+        return read(batches, step, rows)
+
+    config = recipe(tmp_path / "run", *options)
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedBatches, "__call__", failing)
+        with pytest.raises(Interrupted):
+            train(config)
+    # The last step that was done is done again: the newest checkpoint is of the one before.
+    assert [record["step"] for record in metrics(config.out)] == [*range(1, 6)]
+    assert whole_steps(config.out / "checkpoints")[-1] == 4
+    whole = train(recipe(tmp_path / "whole", *options))
+    assert (train(config) / "model.safetensors").read_bytes() == (
+        whole / "model.safetensors"
+    ).read_bytes()
+    ours, theirs = metrics(config.out), metrics(tmp_path / "whole")
+    assert len(ours) == STEPS
+    for name in ("step", "loss", "grad_norm", "lr"):
+        assert [record[name] for record in ours] == [record[name] for record in theirs]
 
 
 def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_path):
