@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import tiny_model
 
 from dart_jax.errors import UserError
 from dart_jax.tokenizer import Tokenizer
-from train import ablation_report, config_file, domains, experiments, verdict
+from train import ablate, ablation_report, config_file, domains, experiments, verdict
 from train.ablate import AblateConfig, run
 from train.corpus import function_prompts, module_files, read
 from train.drafter import DrafterTraining
+from train.judge import step_seconds
 
 
 @pytest.fixture(scope="session")
@@ -33,19 +35,21 @@ def write_answers(path, prompts):
     return path
 
 
-@pytest.fixture
-def recipe(tiny, tmp_path):
+def documented(tiny, *modules):
+    """The prompts of some modules' functions, as tokens."""
+    encode = Tokenizer.load(tiny.target).encode
+    files = [file for name in modules for file in module_files(name)]
+    return [encode(text) for file in files for text in function_prompts(read(file))]
+
+
+def write_recipe(path, tiny, answers, context=64):
     """A recipe of two steps."""
-    answers = write_answers(
-        tmp_path / "answers.jsonl", [tiny.prompts[i % 3][: 4 + i] for i in range(24)]
-    )
-    path = tmp_path / "recipe.toml"
     path.write_text(f"""
 target = "{tiny.target}"
 out = "unused"
 [data]
 data = ["{answers}"]
-context = 64
+context = {context}
 held_out = 4
 [drafter]
 positions = 4
@@ -59,48 +63,142 @@ eval_rows = 2
     return path
 
 
-def test_an_experiment(tiny, recipe, tmp_path, capsys):
-    """Trains, judges and tells; a second time only what is new is trained."""
-    config = AblateConfig(
+@pytest.fixture(scope="module")
+def recipe(tiny, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("recipe")
+    prompts = [tiny.prompts[i % 3][: 4 + i] for i in range(24)]
+    answers = write_answers(directory / "answers.jsonl", prompts)
+    return write_recipe(directory / "recipe.toml", tiny, answers)
+
+
+@pytest.fixture(scope="module")
+def config(tiny, recipe, tmp_path_factory):
+    """The smallest experiment of each kind, all with one directory of runs."""
+    directory = tmp_path_factory.mktemp("ablate")
+    return AblateConfig(
         "gamma",
         recipe=recipe,
         gammas=(0.6, 1.0),
+        layers=(1, 2),
+        weights=(0.5,),
+        family="heapq",
         seeds=1,
-        work=tmp_path / "work",
-        out=tmp_path / "docs",
+        work=directory / "work",
+        out=directory / "docs",
         ngram=str(tiny.ngram),
         prompts=1,
         new_tokens=6,
+        repeats=2,
     )
+
+
+def weights(config):
+    """The drafters that are there, by run."""
+    return {path.parts[-3]: path for path in config.work.glob("*/drafter/model.safetensors")}
+
+
+def raw_of(config, experiment):
+    return json.loads((config.work / f"{experiment}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def gamma(config):
+    """The report of a first experiment, and its raw figures."""
     report = run(config, "the command")
-    assert "run 2 of 2: gamma 1, seed 0\n" in capsys.readouterr().out
-    assert (tmp_path / "docs" / "ablation_gamma.png").read_bytes().startswith(b"\x89PNG")
+    return report, raw_of(config, "gamma")
+
+
+def test_an_experiment(config, gamma, capsys):
+    """Trains, judges and tells; a second time only what is new is trained."""
+    report, raw = gamma
+    assert (config.out / "ablation_gamma.png").read_bytes().startswith(b"\x89PNG")
     assert "    the command\n" in report.read_text()
-    raw = json.loads((config.work / "gamma.json").read_text())
     assert [*raw["figures"]] == ["0.6", "1"]
     assert raw["compared"][0]["half"] is None
 
-    def weights():
-        found = config.work.glob("*seed*/drafter/model.safetensors")
-        return {path.parts[-3]: path for path in sorted(found)}
-
-    before = {name: path.stat().st_mtime_ns for name, path in weights().items()}
-    assert [*before] == ["gamma-1.0_seed-0", "recipe_seed-0"]
+    before = {name: path.stat().st_mtime_ns for name, path in weights(config).items()}
+    assert {"gamma-1.0_seed-0", "recipe_seed-0"} <= before.keys()
     assert run(dataclasses.replace(config, gammas=(0.6,), seeds=2), "the command") == report
     told = capsys.readouterr().out
     assert "run 1 of 2: gamma 0.6, seed 0, is there\n" in told
     assert "run 2 of 2: gamma 0.6, seed 1\n" in told
-    after = weights()
-    assert [*after] == [*before, "recipe_seed-1"]
+    after = weights(config)
+    assert after.keys() - before.keys() == {"recipe_seed-1"}
     assert {name: after[name].stat().st_mtime_ns for name in before} == before
-    assert len({path.read_bytes() for path in after.values()}) == 3  # seeds and gammas matter
-    own = json.loads((config.work / "gamma.json").read_text())["figures"]["0.6"]
+    assert len({path.read_bytes() for path in after.values()}) == len(after)
+    own = raw_of(config, "gamma")["figures"]["0.6"]
     assert own["tau"][0] == raw["figures"]["0.6"]["tau"][0] >= 1
     assert all(len(values) == 2 for values in own.values())
     assert f"| 0.6 | {np.mean(own['tau']):.3f} ± " in report.read_text()
 
     with pytest.raises(UserError, match="was begun with another trainer"):
         run(dataclasses.replace(config, steps=3), "the command")
+
+
+def test_variants_that_share_their_drafters(config, gamma):
+    """The search alone differs: nothing new is trained."""
+    before = weights(config)
+    report = run(dataclasses.replace(config, experiment="ngram"), "the command")
+    assert weights(config) == before
+    figures = raw_of(config, "ngram")["figures"]
+    recipe = gamma[1]["figures"]["0.6"]
+    assert figures["0.5"] == recipe
+    assert figures["0"] == {**recipe, "tau": recipe["tau_without_ngram"]}
+    assert "\n## N-gram weight\n" in report.read_text()
+
+
+def test_variants_that_cost_differently(config, gamma, monkeypatch):
+    def measured(decoders, prompts, new_tokens, repeats):
+        assert (len(decoders), len(prompts), new_tokens, repeats) == (2, 4, 6, 2)
+        return [[0.5, 1.0], [1.0, 3.0]]
+
+    monkeypatch.setattr(ablate, "step_seconds", measured)
+    report = run(dataclasses.replace(config, experiment="layers"), "the command")
+    assert "layers-2_seed-0" in weights(config)
+    one, two = raw_of(config, "layers")["figures"].values()
+    recipe = gamma[1]["figures"]["0.6"]
+    assert {name: one[name] for name in recipe} == recipe
+    assert two["parameters"] > one["parameters"]
+    assert (one["step_time"], two["step_time"]) == ([1.0, 1.0], [2.0, 3.0])
+    assert two["step_seconds"] == [1.0, 3.0]
+    assert two["tau_per_time"] == [two["tau"][0] / 2.5]
+    assert "| layers | alpha_1 | alpha_2 | alpha_3 | alpha_4 |" in report.read_text()
+
+
+def test_the_time_of_a_step():
+    """Prefill left out, over all prompts; the pass that compiles does not count."""
+    order = []
+
+    def decoder(name, *seconds):
+        left = iter(seconds)
+
+        def decode(prompts, new_tokens):
+            order.append(name)
+            spent = {"prefill": 50.0, "verify": next(left)}
+            return SimpleNamespace(seconds=spent, steps=np.array([2]))
+
+        return decode
+
+    decoders = [decoder("a", 100, 100, 1, 3, 2, 4), decoder("b", 100, 100, 2, 2, 4, 4)]
+    prompts = [np.array([1]), np.array([2])]
+    assert step_seconds(decoders, prompts, 5, 2) == [[1.0, 1.5], [1.0, 2.0]]
+    assert order == [*"baba", *"abab", *"baba"]
+
+
+def test_a_domain_that_was_never_seen(config, tiny, tmp_path):
+    answers = write_answers(tmp_path / "answers.jsonl", documented(tiny, "heapq", "shlex") * 4)
+    recipe = write_recipe(tmp_path / "recipe.toml", tiny, answers, context=256)
+    config = dataclasses.replace(config, experiment="domain", recipe=recipe, work=tmp_path / "work")
+    report = run(config, "the command")
+    names = ("heapq-all_seed-0", "heapq-without_seed-0")
+    assert {*weights(config)} == {*names}
+    assert len({path.read_bytes() for path in weights(config).values()}) == 2
+    raw = raw_of(config, "domain")
+    assert [*raw["figures"]] == ["all", "all but heapq"]
+    for own in raw["figures"].values():
+        assert {*own} == {"parameters", "tau_inside", "tau_outside"}
+        assert min(own["tau_inside"] + own["tau_outside"]) >= 1
+    assert "- tau inside, trained on all against all but heapq: " in report.read_text()
 
 
 SECTION = {
@@ -171,17 +269,12 @@ def test_the_interval_of_a_difference():
 
 
 def test_a_family_is_left_out(tiny, tmp_path):
-    tokenizer = Tokenizer.load(tiny.target)
-    prompts = {
-        name: [tokenizer.encode(text) for text in function_prompts(read(file))]
-        for name in ("heapq", "shlex", "bisect")
-        for file in module_files(name)
-    }
-    every = [prompt for some in prompts.values() for prompt in some] * 2
+    every = documented(tiny, "heapq", "shlex", "bisect") * 2
     answers = write_answers(tmp_path / "answers.jsonl", every)
+    encode = Tokenizer.load(tiny.target).encode
 
     def split(family):
-        return domains.split([str(answers)], family, tokenizer.encode, tmp_path / "sets", 3)
+        return domains.split([str(answers)], family, encode, tmp_path / "sets", 3)
 
     made = split("heapq")
 
@@ -190,7 +283,7 @@ def test_a_family_is_left_out(tiny, tmp_path):
         return [tuple(row["tokens"][: row["prompt_length"]]) for row in rows]
 
     inside, outside = ({tuple(p.tolist()) for p in some} for some in (made.inside, made.outside))
-    family = set(map(tuple, prompts["heapq"]))
+    family = set(map(tuple, documented(tiny, "heapq")))
     assert inside <= family
     assert not outside & family
     assert len(inside) == len(outside) == 3

@@ -21,8 +21,11 @@ from dart_jax.checkpoint import load_drafter, load_target, read_drafter_config, 
 from dart_jax.config import DrafterConfig, Eagle3Config
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
+from dart_jax.rope import Rope
+from train.checkpoints import whole_steps
 from train.config_file import parse
 from train.drafter import DrafterTraining, train
+from train.order import PackedBatches
 from train.packed import PackedDataset
 from train.predictions import Drafting, Frozen
 
@@ -152,6 +155,39 @@ def test_what_is_kept_of_the_teacher(trained, tiny):
         )
 
 
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypatch):
+    """With the teacher's features kept, and anchors that are drawn anew every step."""
+    options = ("--cache", trained[0].out, "--teacher", "cached", "--anchors", 8)
+    options += ("--eval-rows", 0, "--eval-prompts", 0)
+    read = PackedBatches.__call__
+
+    def failing(batches, step, rows):
+        if step == 5:
+            raise Interrupted
+        return read(batches, step, rows)
+
+    config = recipe(tmp_path / "run", *options)
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedBatches, "__call__", failing)
+        with pytest.raises(Interrupted):
+            train(config)
+    # The last step that was done is done again: the newest checkpoint is of the one before.
+    assert [record["step"] for record in metrics(config.out)] == [*range(1, 6)]
+    assert whole_steps(config.out / "checkpoints")[-1] == 4
+    whole = train(recipe(tmp_path / "whole", *options))
+    assert (train(config) / "model.safetensors").read_bytes() == (
+        whole / "model.safetensors"
+    ).read_bytes()
+    ours, theirs = metrics(config.out), metrics(tmp_path / "whole")
+    assert len(ours) == STEPS
+    for name in ("step", "loss", "grad_norm", "lr"):
+        assert [record[name] for record in ours] == [record[name] for record in theirs]
+
+
 def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_path):
     config, _ = trained
     shutil.copytree(config.out, tmp_path / "cache")
@@ -163,16 +199,21 @@ def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_pa
     assert (directory / "hidden").read_bytes() == whole
 
 
-def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path):
+@pytest.mark.parametrize("other", ["weights", "config"])
+def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path, other):
     config, _ = trained
     shutil.copytree(config.out, tmp_path / "run")
     target, params = load_target(tiny.target)
     shutil.copytree(tiny.target, tmp_path / "target")
-    params["norm"]["scale"] *= 1.01
+    if other == "weights":
+        params["norm"]["scale"] *= 1.01
+    else:
+        target = dataclasses.replace(target, rope=Rope(2e4))
     save_target(tmp_path / "target", target, params, eos=(0,))
-    other = dataclasses.replace(config, target=str(tmp_path / "target"), out=tmp_path / "run")
+    changed = dataclasses.replace(config, target=str(tmp_path / "target"), out=tmp_path / "run")
     with pytest.raises(UserError, match="begun with another target"):
-        train(other)
+        train(changed)
+    assert len([*(tmp_path / "run" / "features").iterdir()]) == 2  # it has features of its own
 
 
 @pytest.mark.parametrize(
@@ -265,6 +306,7 @@ def test_epochs_instead_of_steps(recipe, trained, tmp_path):
         (("--ngram", "nowhere.dng", "--method", "eagle3"), "leave --ngram out"),
         (("--epochs", 0), "--epochs must be above 0"),
         (("--chunk", 0), "--chunk must be at least 1"),
+        (("--seed", -1), r"--seed must be in 0\.\.4294967295, got -1"),
         (("--ngram-weight", -1), "--ngram-weight"),
         (("--init", "DRAFTER", "--draft-vocab", 20), "leave --draft-vocab out"),
     ],

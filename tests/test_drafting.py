@@ -247,6 +247,7 @@ def test_one_target_and_many_ways_of_drafting(tiny, tmp_path):
     for way in ways:
         other = model.with_drafter(way)
         assert other.params["target"] is model.params["target"]
+        assert other.ngram is model.ngram
         made = other.generate(prompt, max_new_tokens=20)
         np.testing.assert_array_equal(made.tokens, expected)
     assert set(model.with_drafter(None).params) == {"target"}

@@ -112,7 +112,6 @@ def test_every_row_once_an_epoch(rows, batch):
     left_out = set()
     for epoch in range(40):
         steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
-        assert {order.epoch(step) for step in steps} == {epoch}
         taken = np.concatenate([order(step) for step in steps])
         assert taken.dtype == np.int64
         assert len(set(taken.tolist())) == len(taken) == rows // batch * batch

@@ -318,6 +318,9 @@ def test_options_out_of_range(tmp_path):
         ({"steps": 0}, "--steps must be at least 1"),
         ({"save_every": 0}, "--save-every must be at least 1"),
         ({"warmup": 1.5}, "--warmup 1.5 must be at least 0 and below 1"),
+        ({"lr": 0.0}, "--lr 0 and --clip 5 must be above 0"),
+        ({"seed": -1}, r"--seed must be in 0\.\.4294967295, got -1"),
+        ({"seed": 2**32}, r"--seed must be in 0\.\.4294967295, got 4294967296"),
         ({"accumulate": 3}, "a batch of 8 rows does not divide into 3 microbatches"),
     ]:
         with pytest.raises(UserError, match=told):

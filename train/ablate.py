@@ -250,7 +250,7 @@ def _judge(
     """The figures of every variant, one a seed."""
     figures: Figures = {name: {} for name in drafters}
     # Variants may share their drafters, and differ in how these are searched.
-    load = functools.cache(judge.load)
+    load = functools.lru_cache(maxsize=1)(judge.load)
     agreement = functools.cache(lambda path: judge.agreement(load(path)))
     tau = functools.cache(lambda path, weight: judge.tau(load(path), prompts, weight))
     for name, paths in drafters.items():
@@ -282,7 +282,7 @@ def _judge(
 def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
     args = sys.argv[1:] if args is None else args
-    with one_line_errors():
+    with one_line_errors(), work_directory.interruptible():
         config = tyro.cli(AblateConfig, args=args, description=__doc__)
         print(run(config, shlex.join(["python", "-m", "train.ablate", *args])))
 

@@ -25,7 +25,7 @@ _PATIENCE = 300
 
 
 # What orbax raises where files are missing, torn or of another shape.
-_DAMAGED = (OSError, ValueError, KeyError)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 class Checkpoints:
@@ -81,7 +81,7 @@ class Checkpoints:
                 self._check(step)
                 loaded = self._checkpointer.load_checkpointables(step, abstract._asdict())
                 return step, TrainState(**loaded)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except _DAMAGED as error:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 self.damaged.append(f"{checkpoint.path}: {reason}")
         if self.damaged:

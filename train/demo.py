@@ -40,6 +40,7 @@ from train.regenerate import RegenerateConfig
 from train.regenerate import main as regenerate
 from train.tokenizer import end_of_text, train_tokenizer
 from train.trainer import fit
+from train.work_directory import interruptible
 
 # How the drafters are trained, by name.
 _RECIPES = Path(__file__).parent
@@ -287,5 +288,5 @@ def main(config: DemoConfig) -> None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with one_line_errors(), interruptible():
         main(tyro.cli(DemoConfig, description=__doc__))

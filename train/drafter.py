@@ -47,7 +47,7 @@ from train import config_file
 from train.acceptance import AcceptanceConfig, AcceptanceLength, Agreement, held_out_prompts
 from train.checkpoints import best_params
 from train.dataset import DataConfig, prepare
-from train.digest import weights_digest
+from train.digest import model_digest
 from train.disk import writing
 from train.distributed import DistributedConfig, initialize, is_main, wait
 from train.flops import step_flops
@@ -60,6 +60,7 @@ from train.recipe import TrainerConfig
 from train.shape import DrafterShape
 from train.teacher import cached_teacher
 from train.trainer import fit
+from train.work_directory import interruptible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ class DrafterTraining:
     """Train for so many passes over the data instead of --steps."""
     chunk: int | None = None
     """Anchors of a row that are held in memory at a time; by default as many as keep the logits of
-    one position below 256 MB."""
+    one position below 256 MB and the scores of attention below 1 GB, on a device."""
     drafter: DrafterShape = dataclasses.field(default_factory=DrafterShape)
     data: DataConfig = dataclasses.field(default_factory=lambda: DataConfig(()))
     objective: Objective = dataclasses.field(default_factory=Objective)
@@ -122,7 +123,7 @@ def train(config: DrafterTraining) -> Path:
     drafter, params, ids = _start(config, target, target_params, data.training)
     frozen = Frozen(target_params, jnp.asarray(ids))
 
-    digest = weights_digest(target_params)
+    digest = model_digest(target, target_params)
     rows = data.training
     if config.teacher == "cached":
         rows = cached_teacher(target, target_params, rows, cache / "features", digest)
@@ -145,7 +146,7 @@ def train(config: DrafterTraining) -> Path:
         directory=config.out,
         frozen=frozen,
         evaluate=_evaluation(config, drafting, frozen, data.held_out, tokenizer, directory),
-        settings=_settings(config, digest, dtype, params),
+        settings=_settings(config, digest, dtype, drafter, params),
         tokens_per_step=trainer.batch * context,
         flops_per_step=step_flops(
             drafting,
@@ -176,7 +177,11 @@ def train(config: DrafterTraining) -> Path:
 
 
 def _settings(
-    config: DrafterTraining, target: str, dtype: np.dtype, params: Params
+    config: DrafterTraining,
+    target: str,
+    dtype: np.dtype,
+    drafter: DrafterConfig | Eagle3Config,
+    params: Params,
 ) -> dict[str, Any]:
     """What must be the same for a run to go on, by the names of the options."""
     parts = (config.drafter, config.objective)
@@ -188,7 +193,7 @@ def _settings(
         "chunk": config.chunk,
     }
     if config.drafter.init is not None:
-        settings["init"] = weights_digest(params)
+        settings["init"] = model_digest(drafter, params)
     if config.objective.anchors is not None:  # which are drawn for every microbatch by itself
         settings["accumulate"] = config.trainer.accumulate
     return settings
@@ -238,7 +243,9 @@ def _evaluation(
 ):
     """A function of the drafter's parameters: figures by name."""
     ours = config.acceptance
-    agreement = Agreement(drafting, frozen, held_out, ours.eval_rows)
+    # One device judges, and holds all rows of a batch.
+    alone = dataclasses.replace(drafting, devices=1)
+    agreement = Agreement(alone, frozen, held_out, ours.eval_rows)
     target, params = drafting.target, frozen.target
     if jax.default_backend() == "cpu":
         target, params = untie(target, params)
@@ -265,6 +272,6 @@ def _evaluation(
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with one_line_errors(), interruptible():
         path = train(config_file.parse(DrafterTraining, sys.argv[1:], __doc__))
         print(path)

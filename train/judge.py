@@ -38,17 +38,19 @@ class Judge:
           held_out: rows that none was trained on.
           ngram: file of the n-gram model; None searches without one.
           new_tokens: decoded greedily behind every prompt.
+
+        Raises:
+          UserError: the target or the n-gram model cannot be read.
         """
-        self._recipe, self._held_out = recipe, held_out
-        self._ngram, self._new_tokens = ngram, new_tokens
+        self._recipe, self._held_out, self._new_tokens = recipe, held_out, new_tokens
+        dtype = None if recipe.target_dtype == "auto" else recipe.target_dtype
+        self._model = DartModel.from_pretrained(recipe.target, ngram=ngram, dtype=dtype)
         # One program for all drafters of a shape.
         self._agreements: dict[Hashable, Agreement] = {}
 
     def load(self, drafter: Path) -> DartModel:
-        """The target with one of the drafters."""
-        kind = self._recipe.target_dtype
-        dtype = None if kind == "auto" else kind
-        return DartModel.from_pretrained(self._recipe.target, drafter, self._ngram, dtype=dtype)
+        """The target, which is in memory once, with one of the drafters."""
+        return self._model.with_drafter(drafter)
 
     def agreement(self, model: DartModel) -> dict[str, float]:
         """See `Agreement`."""

@@ -48,7 +48,8 @@ class MeshConfig:
     model: Annotated[int, tyro.conf.arg(name="mesh-model")] = 1
     """Devices that share the target's matrices."""
     shard_target: bool = False
-    """Split the target over the groups as well: less memory, more communication."""
+    """Split the target over the groups as well: more communication, and less memory on all devices
+    but the first of a process, which loads the whole target and keeps it for evaluation."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:

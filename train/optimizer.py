@@ -13,7 +13,11 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser; the defaults are the paper's where it names them."""
+    """The optimiser; the defaults are the paper's where it names them.
+
+    Raises:
+      UserError: a number is out of range.
+    """
 
     lr: float = 2e-5
     """Learning rate at the end of the warm-up."""
@@ -30,6 +34,13 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """Of matrices; vectors never decay."""
 
+    def __post_init__(self) -> None:
+        for name in ("warmup", "b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)} must be at least 0 and below 1")
+        if self.lr <= 0 or self.clip <= 0:
+            raise UserError(f"--lr {self.lr:g} and --clip {self.clip:g} must be above 0")
+
 
 def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.Array:
     """float32 scalar: the rate of one step, int32, counted from 0, of `steps`."""
@@ -41,16 +52,7 @@ def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.A
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The optimiser of a run of `steps` updates.
-
-    Raises:
-      UserError: an option is out of range.
-    """
-    for name, below in {"warmup": 1.0, "b1": 1.0, "b2": 1.0}.items():
-        if not 0 <= getattr(config, name) < below:
-            raise UserError(f"--{name} {getattr(config, name)} must be at least 0 and below 1")
-    if config.lr <= 0 or config.clip <= 0:
-        raise UserError(f"--lr {config.lr:g} and --clip {config.clip:g} must be above 0")
+    """The optimiser of a run of `steps` updates."""
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
         optax.adamw(

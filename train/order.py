@@ -42,10 +42,6 @@ class Order:
         """Whole batches in the rows."""
         return self.rows // self.batch
 
-    def epoch(self, step: int) -> int:
-        """From 0."""
-        return step // self.steps_per_epoch
-
     def __call__(self, step: int) -> np.ndarray:
         """The rows of a step, int64 [batch]."""
         epoch, index = divmod(step, self.steps_per_epoch)

@@ -16,10 +16,15 @@ _AT_LEAST_1 = ("steps", "batch", "accumulate", "save_every", "eval_every", "keep
 
 @dataclasses.dataclass(frozen=True)
 class TrainerConfig(OptimizerConfig):
-    """How long training runs, on what, and what it leaves."""
+    """How long training runs, on what, and what it leaves.
+
+    Raises:
+      UserError: a number is out of range.
+    """
 
     steps: int = 1000
-    """Updates in all, earlier runs included."""
+    """Updates in all. The learning rate falls over them, so a run goes on to no other number: train
+    what it made further by a new run."""
     batch: int = 32
     """Rows of an update, over all devices."""
     accumulate: int = 1
@@ -27,7 +32,7 @@ class TrainerConfig(OptimizerConfig):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """In which the loss is computed; parameters and optimiser stay float32."""
     seed: int = 0
-    """Of everything random."""
+    """Of everything random, in 0..2**32 - 1."""
     save_every: int = 500
     """Steps between checkpoints; evaluations and the last step always leave one."""
     eval_every: int = 500
@@ -41,11 +46,13 @@ class TrainerConfig(OptimizerConfig):
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     """How devices share the work."""
 
-    def check(self) -> None:
-        """Raises a `UserError` if a number is out of range."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name in _AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed must be in 0..{2**32 - 1}, got {self.seed}")
 
     @property
     def fixed(self) -> dict[str, Any]:

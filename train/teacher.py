@@ -72,7 +72,7 @@ def cached_teacher(
       dataset: the rows.
       directory: made if need be; what belongs to other rows or another target stays beside. An
         interrupted computation goes on where it was.
-      target: tells this target's weights from others'.
+      target: tells this target from others, by config and weights.
 
     Raises:
       UserError: the directory cannot be written.

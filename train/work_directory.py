@@ -48,7 +48,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; the same command goes on from what was saved", file=sys.stderr)
         sys.exit(130)
 
 

@@ -1,0 +1,24 @@
+"""Ctrl-C at any moment of a program that keeps what is done."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+
+TRAIN = Path(__file__).parents[1] / "train"
+
+
+@pytest.mark.parametrize("program", ["ablate", "demo", "drafter", "ngram", "regenerate"])
+def test_one_line_and_no_traceback(monkeypatch, capsys, program):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tyro, "cli", interrupted)
+    monkeypatch.setattr(sys, "argv", [program])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(TRAIN / f"{program}.py"), run_name="__main__")
+    assert end.value.code == 130
+    told = "interrupted; the same command goes on from what was saved\n"
+    assert capsys.readouterr().err == told
