@@ -106,10 +106,10 @@ def changes(
         if method == "plain":
             continue
         yield _repeats(where, method, "speed-up", old["speedups"], new["speedups"], ".2f")
-        shares = (row["identical"] / row["prompts"] for row in (old, new))
+        was, now = (row["identical"] / row["prompts"] for row in (old, new))
         for change in (
             _exact(where, method, "tau", old["tau"], new["tau"], ".3f"),
-            _exact(where, method, "identical", *shares, ".0%"),
+            _exact(where, method, "identical", was, now, ".0%"),
         ):
             judged = change.verdict == "same" or old["tree"] == new["tree"]
             yield change if judged else dataclasses.replace(change, verdict="other trees")
