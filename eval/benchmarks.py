@@ -86,6 +86,40 @@ _BY_HAND = (
 )
 
 
+class MissingFile(UserError):
+    """A benchmark's questions are not where they should be."""
+
+
+def load_all(
+    text: str, data_dir: Path | None, limit: int
+) -> tuple[dict[str, list[Question]], list[str]]:
+    """The first questions of several benchmarks; of `all`, those that are found.
+
+    Args:
+      text: names and files between commas.
+      data_dir: as for `load`.
+      limit: questions of each at most.
+
+    Returns:
+      By name or file, as `load`; and why benchmarks were left out, where all were asked for.
+
+    Raises:
+      UserError: as `parse_names` and `load`, or nothing is found.
+    """
+    found: dict[str, list[Question]] = {}
+    left_out = []
+    for name in parse_names(text):
+        try:
+            found[name] = load(name, data_dir, limit)
+        except MissingFile as error:
+            if name in _split(text):
+                raise
+            left_out.append(f"{name}: {error}")
+    if not found:
+        raise UserError(f"none of {text!r} is found, the first since {left_out[0]}")
+    return found, left_out
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """Names and files between commas -> each once, as `load` takes them; `all` is every name.
 
@@ -93,7 +127,7 @@ def parse_names(text: str) -> tuple[str, ...]:
       UserError: one is neither a name nor a file, or two would be called the same.
     """
     found: dict[str, str] = {}
-    for name in filter(None, map(str.strip, text.split(","))):
+    for name in _split(text):
         for each in BENCHMARKS if name == "all" else (name,):
             called = find(each).name
             other = found.setdefault(called, each)
@@ -134,7 +168,8 @@ def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Que
       limit: questions at most, the first ones; nothing behind them is read.
 
     Raises:
-      UserError: there is no such file, or it cannot be read or used; says where.
+      MissingFile: there is no such file.
+      UserError: it cannot be read or used; says where.
     """
     if limit is not None and limit < 1:
         raise UserError(f"at least one question of a benchmark is needed, not {limit}")
@@ -164,8 +199,8 @@ def _files(benchmark: Benchmark, data_dir: Path | None) -> tuple[Path, ...]:
             return (path,)
     names = " or ".join(benchmark.files)
     if benchmark.hub is None:
-        raise UserError(f"no {names} in {data_dir}; {_BY_HAND}")
-    raise UserError(
+        raise MissingFile(f"no {names} in {data_dir}; {_BY_HAND}")
+    raise MissingFile(
         f"no {names} in {data_dir}; put it there, or pass no --data-dir, to download {HUB}"
         f"{benchmark.hub}"
     )
@@ -173,11 +208,16 @@ def _files(benchmark: Benchmark, data_dir: Path | None) -> tuple[Path, ...]:
 
 def _from_hub(benchmark: Benchmark) -> tuple[Path, ...]:
     if benchmark.hub is None:
-        raise UserError(f"{benchmark.title} is not on the Hugging Face hub; {_BY_HAND}")
+        raise MissingFile(f"{benchmark.title} is not on the Hugging Face hub; {_BY_HAND}")
     try:
         return find_files((HUB + benchmark.hub,))
     except UserError as error:
-        raise UserError(f"{error}; a local {benchmark.files[0]} is read with --data-dir") from error
+        told = f"{error}; a local {benchmark.files[0]} is read with --data-dir"
+        raise MissingFile(told) from error
+
+
+def _split(text: str) -> list[str]:
+    return [name for name in map(str.strip, text.split(",")) if name]
 
 
 def _same(one: str, other: str) -> bool:

@@ -2,9 +2,10 @@
 
     python -m eval.compare before.json after.json
 
-A rate has changed if the repeats of the two reports do not overlap; tau and the number of identical
-outputs do not depend on the machine's mood, so any difference of theirs is one. Exit status 1 if
-something got worse.
+A rate has changed if the repeats of the two reports, three of each at least, lie further apart than
+those of either report spread. Tau and the number of identical outputs do not depend on the
+machine's mood, so any difference of theirs is one; where other trees were chosen, which they depend
+on, they are not judged. Exit status 1 if something got worse.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from rich.table import Table
 
 from dart_jax.errors import UserError, one_line_errors
 
-Verdict = Literal["better", "worse", "same"]
+Verdict = Literal["better", "worse", "same", "few repeats", "other trees"]
+
+# Fewer repeats do not tell how far they spread.
+_REPEATS = 3
 
 # Differences of tau that come of nothing but printing.
 _TAU = 1e-9
@@ -52,7 +56,7 @@ class Change:
       before: as printed.
       after: as printed.
       ratio: of the medians, after over before.
-      verdict: whether it changed, and how.
+      verdict: whether it changed, and how; or why that cannot be told.
     """
 
     setting: str
@@ -72,7 +76,12 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path} is no JSON: {error}") from None
-    if not isinstance(report, dict) or not isinstance(report.get("settings"), list):
+    settings = report.get("settings") if isinstance(report, dict) else None
+    # Other programs' reports have settings too, but no methods side by side.
+    if not isinstance(settings, list) or not all(
+        isinstance(setting, dict) and {"bench", "trees", "groups"} <= set(setting)
+        for setting in settings
+    ):
         raise UserError(f"{path} is no report of eval.speedup; make one with --json")
     return report
 
@@ -97,9 +106,13 @@ def changes(
         if method == "plain":
             continue
         yield _repeats(where, method, "speed-up", old["speedups"], new["speedups"], ".2f")
-        yield _exact(where, method, "tau", old["tau"], new["tau"], ".3f")
         was, now = (row["identical"] / row["prompts"] for row in (old, new))
-        yield _exact(where, method, "identical", was, now, ".0%")
+        for change in (
+            _exact(where, method, "tau", old["tau"], new["tau"], ".3f"),
+            _exact(where, method, "identical", was, now, ".0%"),
+        ):
+            judged = change.verdict == "same" or old["tree"] == new["tree"]
+            yield change if judged else dataclasses.replace(change, verdict="other trees")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -129,7 +142,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 def _rows(report: Mapping[str, Any]) -> dict[tuple[str, str, str], Mapping[str, Any]]:
     return {
-        (_setting(setting), group, method): row
+        (_setting(setting), group, method): {**row, "tree": setting["trees"].get(method)}
         for setting in report["settings"]
         for group, methods in setting["groups"].items()
         for method, row in methods.items()
@@ -145,9 +158,12 @@ def _repeats(
 ) -> Change:
     """A figure that was measured several times."""
     verdict: Verdict = "same"
-    if min(new) > max(old):
+    spread = max(max(values) - min(values) for values in (old, new))
+    if min(len(old), len(new)) < _REPEATS:
+        verdict = "few repeats"
+    elif min(new) - max(old) > spread:
         verdict = "better"
-    elif max(new) < min(old):
+    elif min(old) - max(new) > spread:
         verdict = "worse"
     ratio = statistics.median(new) / statistics.median(old)
     return Change(setting, method, figure, _shown(old, form), _shown(new, form), ratio, verdict)
@@ -174,7 +190,7 @@ def table(found: Sequence[Change]) -> Table:
         made.add_column(name)
     for name in ("before", "after", "ratio", ""):
         made.add_column(name, justify="right")
-    colours = {"better": "green", "worse": "red", "same": "none"}
+    colours = {"better": "green", "worse": "red"}
     for change in found:
         made.add_row(
             change.setting,
@@ -184,7 +200,7 @@ def table(found: Sequence[Change]) -> Table:
             change.after,
             f"{change.ratio:.3f}",
             "" if change.verdict == "same" else change.verdict,
-            style=colours[change.verdict],
+            style=colours.get(change.verdict, "none"),
         )
     return made
 

@@ -93,14 +93,14 @@ class LatencyConfig:
             raise UserError("--minutes must be a positive number")
 
     def filled(self) -> LatencyConfig:
-        """With what is left to the device; shapes in small letters."""
+        """With what is left to the device; shapes in small letters, the smallest trees first."""
         cpu = jax.default_backend() == "cpu"
         minutes = self.minutes or (None if self.shapes else 8.0)
         return dataclasses.replace(
             self,
             shapes=tuple(name.lower() for name in self.shapes) or (("demo",) if cpu else QWEN3),
             context=self.context or ((128, 1024) if cpu else (2048, 8192)),
-            nodes=self.nodes or ((8, 16, 60) if cpu else (16, 60)),
+            nodes=tuple(sorted(self.nodes)) or ((8, 16, 60) if cpu else (16, 60)),
             dtype=str(default_dtype()) if self.dtype == "auto" else self.dtype,
             minutes=minutes,
         )

@@ -70,9 +70,9 @@ class Case:
     rows: list[Row]
 
     def find(self, stage: str, nodes: int | None = None) -> Row:
-        """The row of a stage; of one that does not depend on the nodes, whatever they are."""
-        every = [row for row in self.rows if row.stage == stage]
-        return next(row for row in every if row.nodes in (nodes, None))
+        """The row of a stage with these nodes; else the one that does not depend on them."""
+        rows = {row.nodes: row for row in self.rows if row.stage == stage}
+        return rows[nodes] if nodes in rows else rows[None]
 
     @property
     def nodes(self) -> list[int]:
@@ -241,6 +241,12 @@ class _Work:
         yield Row("search", nodes, measure_host(lambda _: pruner(packed), timing), None)
         sent = np.asarray(trees)
         yield Row("to device", nodes, measure_host(lambda _: jax.device_put(sent), timing), None)
+
+        # All three in one, as the fused loop has it.
+        inside = partial(stages.search_stage, config, pruner.native)
+        stage = Stage(inside, jnp.int32(pruner.handle), jnp.asarray(packed))
+        measured, _, _ = measure(stage, timing)
+        yield Row("inside", nodes, measured, None)
 
     def _draft(self, config: DecodeConfig, won: Any, nodes: int | None) -> Iterator[Row]:
         """The stages that depend on the path's length alone."""

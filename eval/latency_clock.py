@@ -54,6 +54,11 @@ class Measured:
         return statistics.median(self.device or self.wall)
 
     @property
+    def alone(self) -> float:
+        """The median of a call that is dispatched alone, where that was timed; else `seconds`."""
+        return statistics.median(self.wall or self.device)
+
+    @property
     def quartiles(self) -> tuple[float, float]:
         """The lower and upper one of the same figures."""
         figures = self.device or self.wall

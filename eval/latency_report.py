@@ -19,7 +19,8 @@ from train.outputs import COLOURS, new_figure, save_figure
 
 CLOCK = (
     "device: many calls inside one jitted loop, divided by their number; of to host, search and "
-    "to device: wall time of a call. Median (quartiles) of the repeats. wall: a single call, "
+    "to device: wall time of a call. inside: these three as the fused loop has them, a call out of "
+    "the program. Median (quartiles) of the repeats. wall: a single call, "
     "dispatched and waited for. limit: the larger of bytes over the measured copy bandwidth and "
     "operations over the measured matrix rate."
 )
@@ -28,7 +29,7 @@ _SIDE_BY_SIDE = 4  # cases; of more, the two drawings stand one above the other
 _STAGES = "in ms; ratio: device over limit"
 _TREES = (
     "verify, step: the target's part and the whole step, over a plain step; parts: the stages' "
-    "sum, ms; total: step, hand-over and search, ms; then speed-ups"
+    "sum, ms; total: step (wall), hand-over and search, ms; then speed-ups"
 )
 
 

@@ -15,6 +15,7 @@ import jax
 
 from dart_jax.cache import extend
 from dart_jax.drafting.dart import Dart
+from dart_jax.pruner import trees_inside
 from dart_jax.step import (
     DecodeConfig,
     DecodeParams,
@@ -31,6 +32,14 @@ from dart_jax.step import (
 def without_caches(state: DecodeState) -> DecodeState:
     """What changes, but for the two caches."""
     return dataclasses.replace(state, target_cache=(), memory=None)
+
+
+def search_stage(
+    config: DecodeConfig, native: bool, fixed: Any, inputs: Any, moved: Any
+) -> tuple[Any, Any]:
+    """To the host, search and back from inside a program; fixed: the pruner's handle; inputs: a
+    handover; output: trees."""
+    return moved, trees_inside(config.handover, config.nodes, fixed, inputs, native=native)
 
 
 @exact_products

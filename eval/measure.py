@@ -3,7 +3,8 @@
 Figures are named as the field names them (docs/evaluation.md):
 
     speed-up       seconds a token of plain decoding over the method's: of the sums over all
-                   prompts, and as the mean of the prompts' own ratios
+                   prompts, and as the mean of the batches' own ratios, which at batch 1 are the
+                   prompts'
     tau            tokens emitted per verification, bonus token included: pooled over all
                    verifications, and as the mean of the requests' own
 """
@@ -29,11 +30,11 @@ class Run:
     """One batch of prompts, decoded once by every method with the same seed.
 
     Attributes:
-      group: the prompts'.
+      group: the prompts'; None where they are of several.
       made: by method.
     """
 
-    group: str
+    group: str | None
     made: Mapping[str, Generation]
 
 
@@ -45,12 +46,14 @@ class Summary:
       prompts: prompts measured in each repeat.
       rates: tokens per second, of summed tokens and summed seconds, one figure a repeat.
       speedups: over the other method by those sums, one figure a repeat.
-      speedup_means: means of the ratios of single runs, one figure a repeat.
+      speedup_means: means of the ratios of single runs (batches), one figure a repeat.
       tau: pooled over all verifications; nan of plain decoding's single tokens without any.
       tau_by_request: mean over the prompts' own.
       identical: prompts whose tokens are the other's in every repeat.
       lengths: how often so many drafted tokens were accepted, from 0 up.
       shares: where the time went, by stage, adding up to 1.
+      step_seconds: of a verification, or a plain step, of a batch: time without prefill, over all
+        repeats; nan without any.
     """
 
     prompts: int
@@ -62,6 +65,7 @@ class Summary:
     identical: int
     lengths: list[int]
     shares: dict[str, float]
+    step_seconds: float
 
     @property
     def speedup(self) -> float:
@@ -121,7 +125,9 @@ def measure(
                 name: decoders[name](tokens, max_new_tokens, seed)
                 for name in (*names[first:], *names[:first])
             }
-            runs.append(Run(batch[0].group, {name: made[name] for name in names}))
+            groups = {prompt.group for prompt in batch}
+            group = groups.pop() if len(groups) == 1 else None
+            runs.append(Run(group, {name: made[name] for name in names}))
             advance()
         if repeat >= 0:
             results.append(runs)
@@ -143,6 +149,8 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, beside: str) -> Sum
             spent.update(run.made[method].seconds)
     total = sum(spent.values())
     steps = sum(int(made.steps.sum()) for made in first)
+    # Rows of a batch take a step together, until the last one is finished.
+    together = sum(int(run.made[method].steps.max()) for runs in repeats for run in runs)
     won = sum(len(tokens) - 1 for made in first for tokens in made.tokens)
     taus = np.concatenate([made.tau for made in first])
     found = Counter(
@@ -166,6 +174,7 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, beside: str) -> Sum
         ),
         lengths=[found[length] for length in range(max(found, default=0) + 1)],
         shares={stage: seconds / total for stage, seconds in spent.items()},
+        step_seconds=(total - spent["prefill"]) / together if together else float("nan"),
     )
 
 

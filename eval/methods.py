@@ -148,9 +148,9 @@ METHODS = {
     PLAIN: Method("plain", _plain, (0,)),
     "dart": Method("DART", _dart, SIZES, LEVEL_DECAYS),
     "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, SIZES, LEVEL_DECAYS),
-    "eagle3": Method("EAGLE-3", _eagle3, SIZES),
+    "eagle3": Method("EAGLE-3", _eagle3, (2, 3, *SIZES)),
     "sps": Method("draft model", _sps, (2, 3, 4, 6)),
-    "pld": Method("prompt lookup", _pld, (2, 4, 8)),
+    "pld": Method("prompt lookup", _pld, (2, 4, 8, 16)),
     "ngram": Method("n-gram only", _ngram, (4, 8, 16)),
 }
 
@@ -172,21 +172,18 @@ def decoder(
       max_length: cache rows.
       sampling: how the target draws.
       loop: see `Decoder`; plain decoding is always one program on the device.
-      acceptance: tokens that every verification emits, in place of what the target agrees with.
+      acceptance: tokens that every verification emits, in place of what the target agrees with;
+        nothing else ends a sequence then, whatever is drawn. Trees must be deep enough.
     """
     search = None if tree.level_decay is None else SearchConfig(level_decay=tree.level_decay)
     made = model.decoder(
         nodes=tree.nodes,
         max_length=max_length,
         sampling=sampling,
+        stop=None if acceptance is None else (),
         search=search,
         loop=loop if tree.nodes else "fused",
     )
     if acceptance is None or not tree.nodes:
         return made
-    if acceptance > made.config.max_depth + 1:
-        raise UserError(
-            f"trees of depth {made.config.max_depth} emit at most {made.config.max_depth + 1} "
-            f"tokens a verification; lower --acceptance {acceptance:g}"
-        )
     return dataclasses.replace(made, config=dataclasses.replace(made.config, acceptance=acceptance))

@@ -101,23 +101,21 @@ def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
 
 
 def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """What a step gives against what it costs: lines of equal speed-up."""
+    """What a step gives against what it costs: lines of equal speed-up, but for the prefill."""
     points = {
-        name: [(setting.all[name].tau, setting.all[name].speedup) for setting in settings]
+        name: [(setting.step_costs[name], setting.all[name].tau) for setting in settings]
         for name in colours
     }
-    costs = [tau / speedup for some in points.values() for tau, speedup in some]
-    most = 1.15 * max(costs)
+    most = 1.15 * max(cost for some in points.values() for cost, _ in some)
     for speedup in (1, 1.5, 2, 3, 4):
         axis.plot([0, most], [0, speedup * most], color="#bbbbbb", linewidth=0.8, zorder=0)
         axis.annotate(f"{speedup}x", (most, speedup * most), color="#888888", annotation_clip=True)
     for name, some in points.items():
-        x = [tau / speedup for tau, speedup in some]
-        axis.plot(x, [tau for tau, _ in some], "o", color=colours[name])
+        axis.plot(*zip(*some, strict=True), "o", color=colours[name])
     axis.set(
         xlim=(0, most),
-        ylim=(0, 1.15 * max(tau for some in points.values() for tau, _ in some)),
-        xlabel="cost of a step, in plain decoding's steps",
+        ylim=(0, 1.15 * max(tau for some in points.values() for _, tau in some)),
+        xlabel="cost of a step, in plain decoding's steps; without prefill",
         ylabel="tau",
         title="What a step gives and costs",
     )

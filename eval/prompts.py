@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ class Prompt:
 
 
 def demo_prompts(tokenizer: Tokenizer, per_group: int, max_tokens: int) -> list[Prompt]:
-    """`per_group` prompts for each group of held-out modules."""
+    """`per_group` prompts for each group of held-out modules, or fewer if there are no more."""
     return [
         prompt
         for group in HELD_OUT
@@ -42,7 +42,7 @@ def demo_prompts(tokenizer: Tokenizer, per_group: int, max_tokens: int) -> list[
 
 
 def warm_up_prompts(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[Prompt]:
-    """Prompts by the same rule from modules that the benchmark never reports."""
+    """`count` prompts, or fewer, by the same rule from modules that the benchmark never reports."""
     files = [path for name in WARM_UP if (path := stdlib() / name).is_file()]
     return _take("warm-up", files, tokenizer, count, max_tokens)
 
@@ -82,9 +82,11 @@ def asked(
 
 
 def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Prompts of one group that are decoded together."""
-    groups = [list(members) for _, members in groupby(prompts, key=lambda prompt: prompt.group)]
-    return [group[i : i + size] for group in groups for i in range(0, len(group), size)]
+    """Prompts that are decoded together, in their order; only the last batch may not be full.
+
+    A batch may hold prompts of several groups, so that those of small groups fill one too.
+    """
+    return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
 
 
 def _take(

@@ -25,27 +25,25 @@ STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "h
 
 def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Table:
     """A row for every prompt group and method; the last group pools all prompts."""
-    columns = ("tok/s", "speed-up", "mean", "tau", "mean", "accepted", "same")
+    columns = ("tok/s", "speed-up", "mean", "tau", "mean", "same")
     table = _table(title, *columns, first="prompts")
     # Narrow enough for 80 columns.
     table.box, table.padding, table.pad_edge = box.SIMPLE, (0, 1), False
     table.columns[0].no_wrap = True
     table.caption = (
         "tok/s: median over repeats and half the spread, prefill included\n"
-        "speed-up: of summed times; mean: of the prompts' own speed-ups\n"
-        "tau: tokens per verification, bonus token included; mean: of the requests' own\n"
-        "accepted: draft tokens per verification\n"
+        "speed-up: of the rates, likewise; mean: of the speed-ups of single batches\n"
+        "tau: tokens per verification, bonus included; mean: of the requests' own\n"
         "same: prompts whose output is plain decoding's, token for token"
     )
     for group, rows in groups.items():
         table.add_row(f"[bold]{group}")
         for name, row in rows.items():
             cells = (
-                f"{row.speedup:.2f}x",
+                spread(row.speedups, ".2f", "x"),
                 f"{row.speedup_mean:.2f}x",
                 f"{row.tau:.2f}",
                 f"{row.tau_by_request:.2f}",
-                f"{row.accepted:.2f}",
                 f"{row.identical}/{row.prompts}",
             )
             cells = cells if name != PLAIN else ()
@@ -150,9 +148,9 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def spread(rates: Sequence[float]) -> str:
+def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
     """The median and half of the spread."""
-    return f"{statistics.median(rates):,.0f} ±{(max(rates) - min(rates)) / 2:,.0f}"
+    return f"{statistics.median(values):{form}}{unit} ±{(max(values) - min(values)) / 2:{form}}"
 
 
 def _table(title: str, *columns: str, first: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ SIZES = (4, 8, 16, 32, 60)
 # Exponents of the search's level weight: the paper's, tuned for 59 nodes, and a larger one, which
 # makes small trees deeper.
 LEVEL_DECAYS = (0.7, 2.5)
+
+# Timed passes a tree.
+REPEATS = 3
 
 
 class Tree(NamedTuple):
@@ -40,10 +44,9 @@ def fastest(
     *,
     max_new_tokens: int,
     seed: int,
-    repeats: int = 3,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[Tree, float]:
-    """Times trees on warm-up prompts.
+    """Times trees on warm-up prompts, in turn, so that a slow moment of the machine is no one's.
 
     Args:
       make: a decoder for a tree.
@@ -51,23 +54,21 @@ def fastest(
       batches: prompts decoded together; none of those that are reported, where there are others.
       max_new_tokens: per prompt.
       seed: of the target's draws.
-      repeats: timed passes a tree, after one that compiles; the best counts.
-      advance: called after every tree.
+      advance: called after every pass, of `1 + REPEATS` a tree; the first compiles.
 
     Returns:
-      Tokens per second of each tree, the fastest first.
+      Median tokens per second of each tree, the fastest first.
     """
-    rates = {}
-    for tree in trees:
-        decoder = make(tree)
-
-        def timed(decoder: Decoder = decoder) -> float:
-            return rate(
-                decoder([prompt.tokens for prompt in batch], max_new_tokens, seed)
-                for batch in batches
+    decoders = {tree: make(tree) for tree in trees}
+    rates: dict[Tree, list[float]] = {tree: [] for tree in trees}
+    for _ in range(1 + REPEATS):
+        for tree, decoder in decoders.items():
+            rates[tree].append(
+                rate(
+                    decoder([prompt.tokens for prompt in batch], max_new_tokens, seed)
+                    for batch in batches
+                )
             )
-
-        timed()
-        rates[tree] = max(timed() for _ in range(repeats))
-        advance()
-    return dict(sorted(rates.items(), key=lambda item: -item[1]))
+            advance()
+    medians = {tree: statistics.median(found[1:]) for tree, found in rates.items()}
+    return dict(sorted(medians.items(), key=lambda item: -item[1]))

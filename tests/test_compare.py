@@ -9,8 +9,9 @@ from dart_jax.errors import UserError
 from eval import compare
 from eval.compare import changes, differences, read
 
-ROW = {"rates": [100.0, 104.0], "speedups": [1.5, 1.6], "tau": 4.0, "identical": 8, "prompts": 8}
-PLAIN = {"rates": [66.0, 65.0], "speedups": [1.0, 1.0], "tau": 1.0, "identical": 8, "prompts": 8}
+EXACT = {"identical": 8, "prompts": 8}
+ROW = {"rates": [100.0, 104.0, 102.0], "speedups": [1.5, 1.6, 1.55], "tau": 4.0, **EXACT}
+PLAIN = {"rates": [66.0, 65.0, 65.5], "speedups": [1.0, 1.0, 1.0], "tau": 1.0, **EXACT}
 
 
 @pytest.fixture
@@ -52,13 +53,16 @@ def test_nothing_changed(report):
 @pytest.mark.parametrize(
     ("rates", "verdict"),
     [
-        ([104.5, 108.0], "better"),
-        ([103.9, 120.0], "same"),  # one repeat within what there was before
-        ([90.0, 99.0], "worse"),
-        ([90.0, 100.0], "same"),
+        ([108.5, 110.0, 112.5], "better"),
+        ([104.5, 107.0, 108.0], "same"),  # apart, but by less than they spread
+        ([108.5, 110.0, 114.0], "same"),
+        ([103.9, 130.0, 130.0], "same"),  # one repeat within what there was before
+        ([92.0, 94.0, 95.5], "worse"),
+        ([92.0, 94.0, 96.5], "same"),
+        ([10.0, 11.0], "few repeats"),
     ],
 )
-def test_rates_change_where_repeats_do_not_overlap(report, rates, verdict):
+def test_rates_change_where_they_are_apart_by_more_than_they_spread(report, rates, verdict):
     after = copy.deepcopy(report)
     after["settings"][0]["groups"]["all"]["dart"]["rates"] = rates
     assert verdicts(report, after)["dart", "tok/s"] == verdict
@@ -101,6 +105,16 @@ def test_other_circumstances_are_told(report):
     ]
 
 
+def test_other_trees_have_another_tau(report):
+    after = copy.deepcopy(report)
+    after["settings"][0]["trees"]["dart"] = {"nodes": 16}
+    after["settings"][0]["groups"]["all"]["dart"].update(tau=3.0, rates=[50.0, 51.0, 52.0])
+    found = verdicts(report, after)
+    assert found["dart", "tau"] == "other trees"
+    assert found["dart", "identical"] == "same"
+    assert found["dart", "tok/s"] == "worse"
+
+
 def test_the_program(report, tmp_path, capsys):
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     before.write_text(json.dumps(report))
@@ -116,7 +130,13 @@ def test_the_program(report, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is no JSON"), ("[]", "no report of eval.speedup"), ('{"groups": 1}', "no report")],
+    [
+        ("{", "is no JSON"),
+        ("[]", "no report of eval.speedup"),
+        ('{"groups": 1}', "no report"),
+        # As eval.lossless has it.
+        ('{"lossless": true, "settings": [{"method": "dart", "tau": 3.0}]}', "no report of"),
+    ],
 )
 def test_what_is_no_report(tmp_path, text, message):
     path = tmp_path / "a.json"

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import io
 import json
+import statistics
 from functools import partial
 
 import jax
@@ -317,6 +318,27 @@ def test_speedups():
     assert given.best_speedup == pytest.approx(4 * 2 / 4.1)
 
 
+def test_a_step_is_dispatched_alone():
+    """A loop that calls the host waits for every step's dispatch."""
+    rows = [
+        dataclasses.replace(row, measured=Measured(row.measured.device, [3.8e-3]))
+        if (row.stage, row.nodes) == ("step", 8)
+        else row
+        for row in CASE.rows
+    ]
+    small, _ = derive(dataclasses.replace(CASE, rows=rows), (3.0,)).trees
+    assert small.step == pytest.approx(1.4)
+    assert small.total == pytest.approx(4e-3)
+
+
+def test_rows_of_their_own_belong_to_small_trees():
+    """Those of all larger ones have none, whichever was measured first."""
+    case = made({("draft", None): 4, ("step", 60): 1, ("draft", 4): 2, ("step", 4): 1})
+    assert case.find("draft", 4).measured.seconds == 2e-3
+    assert case.find("draft", 60).measured.seconds == 4e-3
+    assert LatencyConfig(nodes=(60, 4)).filled().nodes == (4, 60)
+
+
 def test_figures_are_short():
     shown = [latency_report._ratio(value) for value in (0.256, 1.234, 45.67, 1099.4)]
     assert shown == ["0.26", "1.23", "45.7", "1,099"]
@@ -388,7 +410,7 @@ def test_report(reported):
     for case in content["cases"]:
         rows = {(row["stage"], row["nodes"]): row for row in case["stages"]}
         assert len(rows) == len(case["stages"])
-        by_nodes = {"verify", "accept", "step", "to host", "search", "to device"}
+        by_nodes = {"verify", "accept", "step", "to host", "search", "to device", "inside"}
         whole = {(name, None) for name in ("plain", "draft", "top-k", "pack")}
         assert set(rows) == whole | {(name, n) for name in by_nodes for n in (NODES,)}
         for (stage, _), row in rows.items():
@@ -396,8 +418,8 @@ def test_report(reported):
             on_host = stage in ("to host", "search", "to device")
             assert len(row["wall"]) == (0 if stage == "verify" else 2)
             assert len(row["device"]) == (0 if on_host else 2)
-            assert (row["limit"] is None) == on_host
-            if not on_host:
+            assert (row["limit"] is None) == (on_host or stage == "inside")
+            if row["limit"] is not None:
                 limit = max(row["bytes"] / 1e9, row["operations"] / 1e11)
                 assert row["limit"] == pytest.approx(limit)
                 assert row["ratio"] == pytest.approx(row["seconds"] / limit)
@@ -406,7 +428,7 @@ def test_report(reported):
         for tree in case["trees"]:
             host = [rows[name, tree["nodes"]]["seconds"] for name in ("to host", "search")]
             host.append(rows["to device", tree["nodes"]]["seconds"])
-            total = rows["step", tree["nodes"]]["seconds"] + sum(host)
+            total = statistics.median(rows["step", tree["nodes"]]["wall"]) + sum(host)
             assert tree["total"] == pytest.approx(total)
             assert tree["speedup"]["3.0"] == pytest.approx(3 * plain / total)
             for told in (text, markdown):

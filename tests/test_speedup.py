@@ -16,18 +16,21 @@ import pytest
 import tiny_model
 from rich.console import Console
 
-from dart_jax.checkpoint import load_drafter, save_drafter
+from dart_jax.checkpoint import load_target, save_drafter, save_target
 from dart_jax.errors import UserError
 from dart_jax.loop import Generation
 from dart_jax.pure import init_params
+from dart_jax.target import untie
 from dart_jax.tokenizer import Tokenizer
 from eval import paper, speedup
+from eval.benches import PROMPT_TOKENS
 from eval.benchmarks import PAPER
 from eval.measure import Run, accepted, summarize
 from eval.methods import METHODS
-from eval.prompts import demo_prompts
-from eval.speedup import PROMPT_TOKENS, SpeedupConfig, run
-from eval.tree_size import LEVEL_DECAYS
+from eval.prompts import Prompt, demo_prompts
+from eval.speedup import run
+from eval.speedup_config import SpeedupConfig
+from eval.tree_size import LEVEL_DECAYS, Tree, fastest
 from train.corpus import HELD_OUT
 from train.outputs import check_outputs
 from train.shape import DrafterShape
@@ -69,6 +72,14 @@ def measured(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """A benchmark of one short prompt: little to compile."""
+    path = tmp_path_factory.mktemp("bench") / "short.jsonl"
+    path.write_text(json.dumps({"prompt": "def f(x):"}) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
 def all_methods(measured, tiny, tmp_path_factory):
     """Every method in one run; the draft model is the target itself."""
     directory = tmp_path_factory.mktemp("eagle3")
@@ -94,10 +105,10 @@ def row_of(text, name):
     return next([c.strip() for c in cells] for cells in lines if cells[0].strip() == name)
 
 
-def check_report(content, prompts, repeats, methods=("plain", "dart")):
+def check_report(content, prompts, repeats, methods=("plain", "dart"), groups=tuple(HELD_OUT)):
     """What must hold whatever was measured."""
     for setting in content["settings"]:
-        assert list(setting["groups"]) == [*HELD_OUT, "all"]
+        assert list(setting["groups"]) == [*groups, "all"]
         assert list(setting["trees"]) == list(methods)
         for group, rows in setting["groups"].items():
             assert list(rows) == list(methods)
@@ -105,6 +116,10 @@ def check_report(content, prompts, repeats, methods=("plain", "dart")):
             for name, row in rows.items():
                 check_row(row, rows["plain"], name, expected, repeats)
                 assert set(row["shares"]) == STAGES[loop_of(content, name)]
+        rows = setting["groups"]["all"]
+        assert setting["step_costs"] == {
+            name: row["step_seconds"] / rows["plain"]["step_seconds"] for name, row in rows.items()
+        }
 
 
 def loop_of(content, name):
@@ -145,17 +160,18 @@ def test_report(measured):
         row = rows["dart"]
         assert dart[3:] == [
             f"{row['speedup']:.2f}x",
+            f"±{(max(row['speedups']) - min(row['speedups'])) / 2:.2f}",
             f"{row['speedup_mean']:.2f}x",
             f"{row['tau']:.2f}",
             f"{row['tau_by_request']:.2f}",
-            f"{row['accepted']:.2f}",
             f"{row['prompts']}/{row['prompts']}",
         ]
     assert setting["trees"]["dart"] == {"nodes": 4, "level_decay": 0.7}
     assert content["sweep"] == []
     assert {"device", "python", "jax", "dart-jax"} <= set(content["environment"])
     assert content["environment"]["device"] in text
-    assert "revision" in content
+    assert {"revision", "date"} <= set(content)
+    assert content["dtype"] == "float32"
 
 
 @pytest.mark.timeout(900)
@@ -195,11 +211,13 @@ def test_what_is_missing_is_left_out_of_all_and_refused_by_name(measured, tiny):
 
 @pytest.mark.parametrize("loop", ["fused", "host"])
 def test_sampling_in_batches(measured, loop):
-    """Three prompts in batches of two: one batch is not full."""
-    settings = {"prompts": 3, "batch_size": (2,), "repeats": 1}
+    """Three prompts of each group in batches of five: they hold several groups' prompts, so that
+    there are figures of all alone, and the last is not full."""
+    settings = {"prompts": 3, "batch_size": (5,), "repeats": 1}
     text, content = measured(loop=loop, temperature=(1.0,), top_k=40, top_p=0.9, **settings)
-    check_report(content, prompts=3, repeats=1)
-    assert "T = 1, batch 2, 6 new tokens" in " ".join(text.split())
+    check_report(content, prompts=3, repeats=1, groups=())
+    assert "demo: the last batch holds 2 prompts, not 5" in text
+    assert "T = 1, batch 5, 6 new tokens" in " ".join(text.split())
     assert f"{loop} loop" in " ".join(text.split())
 
 
@@ -209,22 +227,24 @@ def test_without_ngram_model(measured):
     assert "no n-gram" in text
 
 
-def test_a_crippled_drafter_changes_speed_alone(measured, tiny, tmp_path):
-    """One whose head is random noise is hardly ever right; what is written stays the same."""
-    config, params, ids = load_drafter(tiny.drafter)
-    noise = jax.random.normal(jax.random.key(0), params["lm_head"]["kernel"].shape)
-    save_drafter(tmp_path, config, {**params, "lm_head": {"kernel": 100 * noise}}, ids)
-    for temperature in (0.0, 1.0):
-        settings = {"temperature": (temperature,), "repeats": 1, "max_new_tokens": 24}
-        whole = measured(method="sps", draft_model=str(tiny.target), **settings)[1]
-        crippled = measured(drafter=str(tmp_path), ngram=None, **settings)[1]
-        check_report(whole, prompts=1, repeats=1, methods=("plain", "sps"))
-        check_report(crippled, prompts=1, repeats=1)
-        taus = [
-            report["settings"][0]["groups"]["all"][name]["tau"]
-            for report, name in ((whole, "sps"), (crippled, "dart"))
-        ]
-        assert taus[1] < 1.3 < taus[0]
+def test_a_crippled_drafter_changes_speed_alone(measured, short, tiny, tmp_path):
+    """The target drafts for itself, and then with a head of noise, which is hardly ever right: it
+    takes several times the steps, each as costly, and what is written stays the same."""
+    config, params = untie(*load_target(tiny.target))
+    noise = 100 * jax.random.normal(jax.random.key(0), params["lm_head"]["kernel"].shape)
+    save_target(tmp_path, config, {**params, "lm_head": {"kernel": noise}})
+    shutil.copy(tiny.target / "tokenizer.json", tmp_path)
+    settings = {"temperature": (0.0, 1.0), "repeats": 1, "max_new_tokens": 24, "bench": short}
+    whole, crippled = (
+        measured(method="sps", draft_model=str(model), **settings)[1]["settings"]
+        for model in (tiny.target, tmp_path)
+    )
+    for at in range(2):
+        good, bad = (setting[at]["groups"]["all"]["sps"] for setting in (whole, crippled))
+        for row in (good, bad):  # as plain decoding, token for token
+            assert row["identical"] == row["prompts"] == 1
+        assert bad["tau"] < 1.3 < 3 < good["tau"]
+        assert sum(bad["lengths"]) > 2 * sum(good["lengths"])
 
 
 def test_imposed_acceptance_is_reached(measured):
@@ -235,6 +255,55 @@ def test_imposed_acceptance_is_reached(measured):
         assert sum(row["lengths"]) > 100
     with pytest.raises(UserError, match="lower --acceptance 6"):
         measured(acceptance=6)
+
+
+def test_nothing_ends_a_text_of_imposed_acceptance(measured, short, tiny, tmp_path):
+    """The target's text would soon: every third token is one to stop at."""
+    shutil.copytree(tiny.target, tmp_path, dirs_exist_ok=True)
+    eos = {"eos_token_id": list(range(0, tiny_model.SHAPES.vocab_size, 3))}
+    (tmp_path / "generation_config.json").write_text(json.dumps(eos))
+    settings = {"target": tmp_path, "bench": short, "repeats": 1, "max_new_tokens": 101}
+    settings["temperature"] = (1.0,)
+    free = measured(**settings)[1]["settings"][0]["groups"]["all"]["dart"]
+    assert sum(free["lengths"]) < 25
+    row = measured(acceptance=2.5, **settings)[1]["settings"][0]["groups"]["all"]["dart"]
+    assert row["tau"] == pytest.approx(2.5, rel=0.01)
+    assert sum(row["lengths"]) == 40
+
+
+def test_trees_too_shallow_for_the_acceptance_are_told_first(tiny):
+    """DART's four positions and the bonus token are five."""
+    parts = {"target": str(tiny.target), "drafter": str(tiny.drafter), "ngram": str(tiny.ngram)}
+    config = SpeedupConfig(**parts, method="all", acceptance=6, tree_nodes=8)
+    models, left_out = config.models(config.load())
+    assert list(models) == ["plain", "pld", "ngram"]
+    assert left_out[-2:] == [
+        f"{name}: its trees of 8 nodes and depth 4 emit at most 5 tokens a verification; lower "
+        "--acceptance 6"
+        for name in ("dart", "dart_no_ngram")
+    ]
+    with pytest.raises(UserError, match=r"^dart: its trees of 8 nodes and depth 4 emit at most 5"):
+        dataclasses.replace(config, method="pld,dart").models(config.load())
+    with pytest.raises(UserError, match=r"^no method is left: ngram: its trees of 2 nodes"):
+        dataclasses.replace(config, tree_nodes=2).models(config.load())
+
+
+def test_random_weights_in_a_shape(measured, short):
+    """At the demo's, the smallest whose vocabulary holds its tokenizer's."""
+    none = {"target": None, "drafter": None, "ngram": None}
+    shape = {"shape": "demo", "acceptance": 3, "tree_nodes": 4}
+    text, content = measured(**none, **shape, bench=short, repeats=1, max_new_tokens=7)
+    told = " ".join(text.split())
+    assert "short: random weights in the shape of demo, T = 0" in told
+    assert "no n-gram model" in told
+    rows = content["settings"][0]["groups"]["all"]
+    assert (rows["dart"]["tau"], rows["dart"]["lengths"]) == (3, [0, 0, 2])
+    config = SpeedupConfig(**shape, method="all")
+    models, left_out = config.models(config.load())
+    assert list(models) == ["plain", "dart", "pld"]
+    assert [line.split()[0] for line in left_out] == ["dart_no_ngram", "eagle3", "sps", "ngram"]
+    with pytest.raises(UserError, match="--shape tiny has but 512 tokens, the demo's tokenizer 40"):
+        dataclasses.replace(config, shape="tiny").load()
 
 
 def test_benchmarks(measured, tmp_path):
@@ -250,8 +319,23 @@ def test_benchmarks(measured, tmp_path):
     assert own["groups"]["all"]["dart"]["prompts"] == 1
     assert list(chats["groups"]) == ["c", "all"]
     assert "MT-bench: T = 0" in text
+    # Caches are as long as the benchmark's own prompts need, whatever is measured beside it.
+    alone = measured(bench=str(mine), prompts=2, repeats=1)[1]["settings"][0]
+    assert alone["max_length"] == own["max_length"] < chats["max_length"]
+
+
+def test_benchmarks_are_looked_for_before_the_model_loads(measured, tmp_path):
     with pytest.raises(UserError, match=r"no gsm8k_test\.jsonl in"):
-        measured(bench="gsm8k", data_dir=tmp_path)
+        measured(bench="gsm8k", data_dir=tmp_path, target=tmp_path / "nowhere")
+
+
+def test_all_benchmarks_are_those_found(measured, tmp_path):
+    (tmp_path / "gsm8k_test.jsonl").write_text(json.dumps({"question": "Why?"}) + "\n")
+    text, content = measured(bench="all", data_dir=tmp_path, repeats=1)
+    assert [setting["bench"] for setting in content["settings"]] == ["gsm8k"]
+    lines = " ".join(text.split())
+    for name in (*PAPER, "spec_bench"):
+        assert f"left out: {name}: no " in lines
 
 
 def test_sweep_choice_and_plot(measured, tmp_path, monkeypatch):
@@ -303,7 +387,8 @@ def test_summary():
     def generation(drafted, seconds):
         flags = np.array(drafted, bool)
         steps = np.array([len(accepted(flags))])
-        return Generation([np.arange(len(flags))], [flags], steps, {"device": seconds})
+        spent = {"prefill": 0.5, "device": seconds - 0.5}
+        return Generation([np.arange(len(flags))], [flags], steps, spent)
 
     runs = [
         Run("a", {"plain": generation([0] * 5, 4.0), "dart": generation([0, 1, 1, 0, 0], 2.0)}),
@@ -318,6 +403,26 @@ def test_summary():
     assert row.lengths == [1, 1, 1]
     assert row.acceptance == pytest.approx([2 / 3, 1 / 2])
     assert row.identical == 2
+    assert row.step_seconds == (1.5 + 1.5) / (2 + 1)
+
+
+def test_trees_are_timed_in_turn():
+    """One call compiles, and of three the median counts: a single fast or slow one does not."""
+    seconds = {Tree(2): [9.0, 1.0, 5.0, 2.0], Tree(3): [9.0, 3.0, 3.0, 3.0]}
+    calls = []
+
+    def make(tree):
+        def decode(*_):
+            calls.append(tree)
+            spent = {"device": seconds[tree].pop(0)}
+            return Generation([np.arange(6)], [np.zeros(6, bool)], np.array([5]), spent)
+
+        return decode
+
+    prompts = [Prompt("a", "", np.arange(3))]
+    rates = fastest(make, list(seconds), [prompts], max_new_tokens=6, seed=0)
+    assert list(rates.items()) == [(Tree(2), 3.0), (Tree(3), 2.0)]
+    assert calls == [Tree(2), Tree(3)] * 4
 
 
 def test_the_papers_figures():
@@ -370,7 +475,10 @@ def arguments(tiny, tmp_path_factory):
         "no nodes": {"--tree-nodes": 0},
         "cache": {"--max-length": 5000, "--tree-nodes": 4},
         "no benchmark": {"--bench": "squad"},
-        "batch": {"--batch-size": 9},
+        "batch": {"--batch-size": 5, "--prompts": 1},
+        "acceptance of any tree": {"--acceptance": 3},
+        "random weights of any tau": {"--shape": "demo"},
+        "random weights and a target": {"--shape": "demo", "--acceptance": 3, "--tree-nodes": 4},
         "acceptance": {"--acceptance": 0.5},
     }
     return {
@@ -390,7 +498,10 @@ CASES = {
     "no nodes": "--tree-nodes must be at least 1",
     "cache": "beyond the target's 2048 positions",
     "no benchmark": "no benchmark or file 'squad'",
-    "batch": "--batch-size 9 needs --prompts of at least as many",
+    "batch": "--batch-size 5 needs as many prompts, and demo has 4",
+    "acceptance of any tree": "--acceptance needs --tree-nodes",
+    "random weights of any tau": "pass --acceptance",
+    "random weights and a target": "--shape brings its own target and drafter",
     "acceptance": "--acceptance must be at least 1",
 }
 

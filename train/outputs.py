@@ -27,10 +27,42 @@ def environment() -> dict[str, str]:
     packages = ("dart-jax", "jax", "jaxlib", "flax", "numpy")
     return {
         "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
+        **_accelerator(),
+        "cpu": _cpu(),
         "machine": platform.platform(),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
     }
+
+
+def _cpu() -> str:
+    """The processor's name and the cores that this process may use."""
+    told, cores = _line(Path("/proc/cpuinfo"), "model name"), os.cpu_count()
+    name = told.partition(":")[2].strip() or platform.processor() or platform.machine()
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    return f"{name} ({cores} cores)"
+
+
+def _accelerator() -> dict[str, str]:
+    """What JAX tells of the libraries behind a device, such as CUDA's version, and the driver of
+    NVIDIA's; nothing on a CPU."""
+    if jax.default_backend() == "cpu":
+        return {}
+    told = {"platform": " ".join(jax.devices()[0].client.platform_version.split())}
+    driver = _line(Path("/proc/driver/nvidia/version"), "NVRM version:")
+    if driver:
+        told["driver"] = " ".join(driver.partition(":")[2].split())
+    return told
+
+
+def _line(path: Path, begin: str) -> str:
+    """A file's first line that begins so; empty where there is none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(begin)), "")
 
 
 def revision() -> str | None:
