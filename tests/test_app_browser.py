@@ -1,6 +1,5 @@
 """The web app as a visitor meets it, in a real browser."""
 
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -196,41 +195,6 @@ def test_sending_while_an_answer_is_written(visit):
     assert visitor.page.locator("#send[disabled]").count() == 1
     visitor.page.click("#stop:not([disabled])")
     assert "stopped" in visitor.finished()
-
-
-def test_ten_visitors_at_once(chromium):
-    """Four have turns and six wait: all have their answer, and the server's memory stays flat."""
-
-    def everyone():
-        for visitor in visitors:
-            visitor.page.fill("#prompt textarea", HEAP)
-            visitor.page.click("#send")
-        for visitor in visitors:
-            visitor.page.wait_for_selector("#current .line:has-text('64 tokens')")
-        answers = {visitor.answer for visitor in visitors}
-        for visitor in visitors:
-            visitor.clear()
-        return answers, resident(served.pid)
-
-    with app("--visitors", "4", "--max-new-tokens", "64") as served:
-        visitors = [Visitor(chromium.new_context(), served.address) for _ in range(10)]
-        rounds = [everyone() for _ in range(4)]
-        for visitor in visitors:
-            assert visitor.problems == []
-            visitor.page.context.close()
-    expected = "".join(DartModel.demo().stream(HEAP, max_new_tokens=64))
-    assert [answers for answers, _ in rounds] == [{expected}] * 4
-    memory = [megabytes for _, megabytes in rounds]
-    print(memory)
-    assert memory[-1] < memory[1] * 1.02, memory
-
-
-def resident(pid):
-    """Memory of a process, in MB."""
-    [line] = [
-        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line
-    ]
-    return int(line.split()[1]) / 1000
 
 
 def test_write_again(visit):

@@ -1,0 +1,56 @@
+"""Ten visitors at once, in a real browser: python tests/app_load.py
+
+Four have turns and six wait. Every round prints how many had the whole answer, how long it took and
+the server's memory, which should stay flat from the second round on. Exit status 1 if anyone had
+none.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from app_browser import Visitor, app, browser
+
+from dart_jax.model import DartModel
+
+PROMPT = "def heappush(heap, item):\n"
+VISITORS, ROUNDS, NEW_TOKENS = 10, 5, 64
+
+
+def main() -> bool:
+    """Whether everyone was answered, with the text that `stream` gives."""
+    expected = "".join(DartModel.demo().stream(PROMPT, max_new_tokens=NEW_TOKENS))
+    limits = ("--visitors", "4", "--max-new-tokens", str(NEW_TOKENS))
+    everyone = True
+    with app(*limits) as served, browser() as chromium:
+        visitors = [Visitor(chromium.new_context(), served.address) for _ in range(VISITORS)]
+        for number in range(ROUNDS):
+            began = time.perf_counter()
+            for visitor in visitors:
+                visitor.page.fill("#prompt textarea", PROMPT)
+                visitor.page.click("#send")
+            for visitor in visitors:
+                visitor.page.wait_for_selector(f"#current .line:has-text('{NEW_TOKENS} tokens')")
+            seconds = time.perf_counter() - began
+            answered = sum(visitor.answer == expected for visitor in visitors)
+            everyone = everyone and answered == VISITORS
+            for visitor in visitors:
+                visitor.clear()
+            print(
+                f"round {number + 1}: {answered} of {VISITORS} answered in {seconds:.1f} s, "
+                f"server {resident(served.pid):.1f} MB",
+                flush=True,
+            )
+    return everyone
+
+
+def resident(pid: int) -> float:
+    """Memory of a process, in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+
+
+if __name__ == "__main__":
+    sys.exit(not main())
