@@ -178,7 +178,7 @@ class Events:
     def clear(self, request: gr.Request) -> Update:
         """Forgets the conversation and ends what is going; a prompt that was typed stays."""
         out = self.out
-        self.service.leave(_visitor(request))
+        self.service.clear(_visitor(request))
         shown = (out.history, out.current, out.message, out.left, out.right, out.verdict)
         return (
             self._buttons(busy=False)

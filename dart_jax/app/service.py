@@ -46,7 +46,7 @@ class Prepared:
 
 
 class Replaced(Exception):
-    """The visitor went on to something else, or left: what was going is not shown any more."""
+    """The visitor went on to something else, or cleared the page: what was going is not shown."""
 
 
 class Visit:
@@ -143,7 +143,7 @@ class Service:
 
         Raises:
           UserError: too many visitors, or the steps failed.
-          Replaced: the visitor has something else going now, or left.
+          Replaced: the visitor has something else going now, or cleared the page.
         """
         visit = Visit()
         with self._lock:
@@ -211,12 +211,19 @@ class Service:
             visit.stop()
 
     def leave(self, visitor: str) -> None:
-        """Ends it and forgets the visitor, whose page is closed or cleared."""
+        """Ends it and forgets the visitor. A page that was only cut off for a moment still hears
+        how its answer ended."""
+        self.stop(visitor)
+        with self._lock:
+            self._last.pop(visitor, None)
+
+    def clear(self, visitor: str) -> None:
+        """The same, and nothing of it is shown any more."""
         with self._lock:
             visit = self._visits.get(visitor)
-            self._last.pop(visitor, None)
         if visit is not None:
             visit.replace()
+        self.leave(visitor)
 
     def remember(self, visitor: str, answer: Answer, method: str) -> None:
         """Keeps a visitor's last answer, for its trees."""
