@@ -181,12 +181,17 @@ def test_clear_while_an_answer_is_written(visit):
     assert "16 tokens" in visitor.finished()
 
 
-def test_sending_while_an_answer_is_written(visit):
+def test_sending_while_an_answer_is_written_again(visit):
     """The old answer ends; the buttons are the new one's, which can be stopped."""
     visitor = visit()
     visitor.method("plain decoding")
     visitor.set("max_new_tokens", 1504)
     visitor.write("def old(")
+    visitor.page.click("#stop")
+    visitor.finished()
+    visitor.page.click("#again")
+    visitor.page.wait_for_selector("#current .cursor")
+    visitor.page.wait_for_selector("#current .own")
     visitor.page.fill("#prompt textarea", HEAP)
     visitor.page.press("#prompt textarea", "Shift+Enter")
     visitor.page.wait_for_selector("#current .prompt:has-text('heappush')")
