@@ -205,9 +205,7 @@ class Service:
 
     def stop(self, visitor: str) -> None:
         """Ends what a visitor has going, at once."""
-        with self._lock:
-            visit = self._visits.get(visitor)
-        if visit is not None:
+        if (visit := self._going(visitor)) is not None:
             visit.stop()
 
     def leave(self, visitor: str) -> None:
@@ -219,11 +217,14 @@ class Service:
 
     def clear(self, visitor: str) -> None:
         """The same, and nothing of it is shown any more."""
-        with self._lock:
-            visit = self._visits.get(visitor)
-        if visit is not None:
+        if (visit := self._going(visitor)) is not None:
             visit.replace()
         self.leave(visitor)
+
+    def _going(self, visitor: str) -> Visit | None:
+        """What a visitor has going."""
+        with self._lock:
+            return self._visits.get(visitor)
 
     def remember(self, visitor: str, answer: Answer, method: str) -> None:
         """Keeps a visitor's last answer, for its trees."""
