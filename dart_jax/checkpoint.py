@@ -209,13 +209,13 @@ def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | Targ
             )
 
 
-def default_dtype() -> np.dtype:
-    """Of weights: float32 on CPU, which has no fast path for bfloat16, else bfloat16."""
-    return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
-
-
 def weights_dtype(dtype: DTypeLike) -> np.dtype:
-    """The dtype of weights that is asked for; raises UserError if weights cannot have it."""
+    """The dtype of weights that is asked for; raises UserError if weights cannot have it.
+
+    "auto" is float32 on CPU, which has no fast path for bfloat16, else bfloat16.
+    """
+    if dtype == "auto":
+        dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     try:
         known = jnp.dtype(dtype)
     except TypeError:

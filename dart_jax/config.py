@@ -240,6 +240,11 @@ class DrafterConfig(DraftLayerConfig):
         row's."""
         return self.draft_length + self.shifted
 
+    def shortened(self, positions: int) -> DrafterConfig:
+        """The same drafter, of the same parameters, for its first so many positions: no row sees
+        the mask rows behind it."""
+        return dataclasses.replace(self, draft_length=positions - self.shifted)
+
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> DrafterConfig:
         """Reads the reference's config; refuses by name what would change the maths."""

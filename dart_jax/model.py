@@ -15,7 +15,6 @@ from jax.typing import DTypeLike
 from dart_jax import hub
 from dart_jax.checkpoint import (
     check_fit,
-    default_dtype,
     load_drafter,
     load_eos,
     load_target,
@@ -111,7 +110,7 @@ class DartModel:
         drafter: PathLike | None = None,
         ngram: PathLike | None = None,
         *,
-        dtype: DTypeLike | None = None,
+        dtype: DTypeLike = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -127,7 +126,7 @@ class DartModel:
             alone, if there is one, else nothing does.
           ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
-          dtype: of weights and activations; None takes float32 on CPU, else bfloat16.
+          dtype: of weights and activations; "auto" takes float32 on CPU, else bfloat16.
           revision: branch, tag or commit of the target's repository.
           token: of the hub; None takes the one logged in with.
 
@@ -137,7 +136,7 @@ class DartModel:
         """
         enable_compilation_cache()
         on_cpu = jax.default_backend() == "cpu"
-        kind = weights_dtype(dtype or default_dtype())
+        kind = weights_dtype(dtype)
         # What is small is read first, so that what does not fit is told before the weights come.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
@@ -208,7 +207,7 @@ class DartModel:
         return dataclasses.replace(self, drafter=config, params=params)
 
     @classmethod
-    def demo(cls, dtype: DTypeLike | None = None) -> DartModel:
+    def demo(cls, dtype: DTypeLike = "auto") -> DartModel:
         """The small model of Python code that comes with the package."""
         return cls.from_pretrained(
             DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype

@@ -51,6 +51,6 @@ class ModelChoice:
             self.target or DEMO / "target",
             self.part(self.drafter, "drafter"),
             self.ngram_model,
-            dtype=None if self.dtype == "auto" else self.dtype,
+            dtype=self.dtype,
             revision=self.revision,
         )

@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from dart_jax.checkpoint import default_dtype, weights_dtype
+from dart_jax.checkpoint import weights_dtype
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.user_cache import enable_compilation_cache
 from eval import hardware, latency_case
@@ -101,7 +101,7 @@ class LatencyConfig:
             shapes=tuple(name.lower() for name in self.shapes) or (("demo",) if cpu else QWEN3),
             context=self.context or ((128, 1024) if cpu else (2048, 8192)),
             nodes=tuple(sorted(self.nodes)) or ((8, 16, 60) if cpu else (16, 60)),
-            dtype=str(default_dtype()) if self.dtype == "auto" else self.dtype,
+            dtype=str(weights_dtype(self.dtype)),
             minutes=minutes,
         )
 

@@ -259,7 +259,7 @@ class _Work:
         self.say("top-k")
         stage = Stage(partial(stages.topk_stage, config), params["draft_ids"], logits)
         measured, _, candidates = measure(stage, timing)
-        yield Row("top-k", nodes, measured, cost.topk())
+        yield Row("top-k", nodes, measured, cost.topk(path))
         self.say("pack")
         given = (*won, rows, candidates)
         stage = Stage(partial(stages.pack_stage, config), (), given, self.memory)

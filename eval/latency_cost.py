@@ -111,16 +111,14 @@ class Counted:
     def _head(self) -> int:
         return self.drafter.hidden_size * self.drafter.draft_vocab_size
 
-    @property
-    def _logits(self) -> int:
-        """Bytes of the drafted positions' logits, of the whole batch."""
-        drafter = self.drafter
-        return self.batch * drafter.num_positions * _FLOAT * drafter.draft_vocab_size
+    def _logits(self, path: int) -> int:
+        """Bytes of the drafted positions' logits, of the whole batch: one for every level of a tree
+        whose paths have P rows, the root's among them."""
+        return self.batch * (path - 1) * _FLOAT * self.drafter.draft_vocab_size
 
-    @property
-    def handed(self) -> int:
+    def _handed(self, path: int) -> int:
         """Bytes of the candidates: ids and logits, of the whole batch."""
-        return self.batch * self.drafter.num_positions * self.candidates * (_INT + _FLOAT)
+        return self.batch * (path - 1) * self.candidates * (_INT + _FLOAT)
 
     def verify(self, rows: int) -> Cost:
         """The target over T rows: logits, features and new rows for the cache."""
@@ -141,12 +139,12 @@ class Counted:
 
     def draft(self, path: int) -> Cost:
         """The drafter over P real rows and its mask rows."""
-        d, b = self.drafter, self.batch
+        d, b = self.drafter.shortened(path - 1), self.batch
         size, heads = d.hidden_size, d.head_dim * d.num_attention_heads
         keys, masks = 2 * d.head_dim * d.num_key_value_heads, d.draft_length
         embeddings = self.itemsize * b * path * size
         rows = b * (path * self.features + self.drafter_row * (self.context + path))
-        moved = self.itemsize * self.drafter_weights + embeddings + rows + self._logits
+        moved = self.itemsize * self.drafter_weights + embeddings + rows + self._logits(path)
         # Mask rows are alike until the layer has run: one stands for all.
         products = path * 3 * d.target_hidden_size * size + (path + 1) * 2 * size * keys
         products += 2 * 2 * size * heads
@@ -155,13 +153,13 @@ class Counted:
         products += d.num_positions * self._head
         return Cost(moved, 2 * b * products)
 
-    def topk(self) -> Cost:
+    def topk(self, path: int) -> Cost:
         """The likeliest k of every drafted position."""
-        return Cost(self._logits + self.handed, 0)
+        return Cost(self._logits(path) + self._handed(path), 0)
 
     def pack(self, path: int) -> Cost:
         """P rows put behind the drafter's cache, and the array that goes to the host."""
-        return Cost(2 * self.batch * path * self.drafter_row + 2 * self.handed, 0)
+        return Cost(2 * self.batch * path * self.drafter_row + 2 * self._handed(path), 0)
 
     def step(self, rows: int, path: int) -> Cost:
         """The whole step: what one stage leaves for the next need not cross the memory."""
@@ -170,8 +168,8 @@ class Counted:
         between = self.batch * rows * (_FLOAT * t.vocab_size + self.features)
         rejected = self.batch * (rows - path) * self.cached_row
         moved = verify.bytes - between - rejected
-        moved += draft.bytes - self.batch * path * self.features - self._logits
-        return Cost(moved + self.handed, verify.operations + draft.operations)
+        moved += draft.bytes - self.batch * path * self.features - self._logits(path)
+        return Cost(moved + self._handed(path), verify.operations + draft.operations)
 
     def plain(self) -> Cost:
         """A step of plain decoding: a row, whose keys and values are kept."""

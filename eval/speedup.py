@@ -119,6 +119,7 @@ class Speedup:
         if len(trees) == 1 or self.config.acceptance is not None:
             return trees[0]
         title = METHODS[name].title
+        prompts = bench.warm_up[: self.config.warm_up(batch_size)]
         with self.progress as progress:
             task = progress.add_task(
                 f"{title}: choosing the tree", total=(1 + REPEATS) * len(trees)
@@ -126,7 +127,7 @@ class Speedup:
             rates = fastest(
                 lambda tree: self.decoder(name, tree, bench, sampling),
                 trees,
-                in_batches(bench.warm_up, batch_size),
+                in_batches(prompts, batch_size),
                 max_new_tokens=self.config.max_new_tokens,
                 seed=self.config.seed,
                 advance=lambda: progress.advance(task),

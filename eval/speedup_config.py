@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dart_jax.checkpoint import default_dtype, weights_dtype
+from dart_jax.checkpoint import weights_dtype
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO as DEMO_MODEL
 from dart_jax.model import DartModel, Loop
@@ -23,7 +23,7 @@ from eval.methods import PLAIN, MethodChoice
 
 DEMO = "demo"
 
-# Prompts that trees are chosen on, at least.
+# Prompts that trees are chosen on, where a batch has no more.
 _WARM_UP = 4
 
 
@@ -139,10 +139,7 @@ class SpeedupConfig(MethodChoice):
                 f"{tokenizer.vocab_size}; pass a larger shape"
             )
         enable_compilation_cache()
-        made = Model.random(
-            self.shape.lower(),
-            weights_dtype(default_dtype() if self.dtype == "auto" else self.dtype),
-        )
+        made = Model.random(self.shape.lower(), weights_dtype(self.dtype))
         return DartModel(made.target, made.drafter, made.params, None, tokenizer, ())
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
@@ -177,7 +174,12 @@ class SpeedupConfig(MethodChoice):
         """How the target draws, in turn; raises UserError if a value is out of range."""
         return [Sampling(each, self.top_k, self.top_p) for each in self.temperature]
 
+    @staticmethod
+    def warm_up(batch_size: int) -> int:
+        """How many prompts trees are chosen on: a full batch, and not too few."""
+        return max(_WARM_UP, batch_size)
+
     @property
     def spare(self) -> int:
-        """Prompts that trees are chosen on, at least: a full batch."""
-        return max(_WARM_UP, *self.batch_size)
+        """Warm-up prompts that the largest batch needs."""
+        return self.warm_up(max(self.batch_size))

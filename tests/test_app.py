@@ -243,11 +243,11 @@ def test_pictures_of_steps(watched):
         for number, step in enumerate(answer.verified, 1):
             path = step_view.accepted_path(step)
             assert step.tree[0][path[1:]].tolist() == step.tokens[: step.drafted].tolist()
-            nodes = step_view.nodes_of(step, methods[key])
+            nodes = step_view.nodes_of(step, methods[key].model)
             assert sum(node.kind == "accepted" for node in nodes) == step.drafted
             assert len(nodes) == 1 + (step.tree[2] > 0).sum() + (len(step.tokens) > step.drafted)
-            assert f"Step {number} of" in step_view.picture(answer, methods[key], number)
-    assert step_view.picture(Answer("x", None), methods[DART], 1) == step_view.NOTHING
+            assert f"Step {number} of" in step_view.picture(answer, methods[key].model, number)
+    assert step_view.picture(Answer("x", None), methods[DART].model, 1) == step_view.NOTHING
 
 
 def test_a_step_drawn_without_a_page(model):
@@ -261,7 +261,7 @@ def test_a_step_drawn_without_a_page(model):
         svg = ET.fromstring(step_view.drawing(step, model))
         named = {element.tag.rpartition("}")[2]: element for element in svg.iter()}
         assert "fill: var(--panel, #" in named["style"].text
-        nodes = step_view.nodes_of(Verified.of(step), Methods(model)[DART])
+        nodes = step_view.nodes_of(Verified.of(step), model)
         assert sum(element.tag.endswith("rect") for element in svg.iter()) == len(nodes)
 
 
@@ -467,11 +467,7 @@ def test_one_who_leaves_frees_the_place(service):
         await serving.aclose()
         return prepared.answer
 
-    for how in (
-        lambda _: None,
-        lambda service: service.leave("v"),
-        lambda service: service.stop("v"),
-    ):
+    for how in (lambda _: None, lambda service: service.stop("v")):
         asyncio.run(leave(how))
         for _ in range(1000):
             if not service.turns._round:
@@ -480,6 +476,21 @@ def test_one_who_leaves_frees_the_place(service):
         assert not service.turns._round
         assert service._visits == {}
     assert service.last("v") is None
+
+
+def test_a_page_that_is_loaded_again_has_its_last_answer(service):
+    """By the key that its browser keeps; any other gives nothing, and what was cleared is gone."""
+    answer = service.prepare("def f(", settings_of(service)).answer
+    service.remember("page", answer, DART)
+    for key, found in (("", None), ("other", None), ("page", (answer, DART))):
+        service.inherit("again", key)
+        assert service.last("again") == found
+    service.clear("again")
+    assert service.last("again") is None
+    for number in range(1000):
+        service.remember(f"visitor {number}", answer, DART)
+    assert len(service._last) < 100
+    assert service.last("visitor 999") == (answer, DART)
 
 
 def test_what_comes_next_replaces_what_was_going(service):
@@ -502,7 +513,6 @@ def test_what_comes_next_replaces_what_was_going(service):
             pass
 
     assert asyncio.run(interrupted(lambda: service.stop("v"))) == [""]
-    assert asyncio.run(interrupted(lambda: service.leave("v"))) == [""]
     with pytest.raises(Replaced):
         asyncio.run(interrupted(lambda: service.clear("v")))
     with pytest.raises(Replaced):
@@ -531,7 +541,7 @@ def test_nobody_waits_for_programs_they_do_not_want(service, monkeypatch):
             await asyncio.sleep(0.01)
         service.stop("one")
         assert await visits[0] == [COMPILING]
-        service.leave("two")
+        service.stop("two")
         assert await visits[1] == [COMPILING]
 
     asyncio.run(asyncio.wait_for(everyone(), 60))

@@ -148,6 +148,8 @@ def test_a_reload_keeps_what_should_stay(visit):
     visitor.write()
     visitor.finished()
     answer = visitor.answer
+    visitor.tab("Draft tree")
+    tree = visitor.page.inner_html("#tree .wide")
     visitor.page.fill("#prompt textarea", "def typed(")
     visitor.page.wait_for_timeout(1000)  # it is kept in the browser, by no one's leave
     visitor.page.reload()
@@ -156,10 +158,14 @@ def test_a_reload_keeps_what_should_stay(visit):
     assert visitor.page.input_value("#prompt textarea") == "def typed("
     assert visitor.value("max_new_tokens") == "136"
     assert visitor.value("top_k") == "7"
+    visitor.tab("Draft tree")
+    assert visitor.page.inner_html("#tree .wide") == tree
     # Another visitor sees none of it.
     other = visit()
     assert other.page.locator(".entry").count() == 0
     assert other.value("top_k") == "0"
+    other.tab("Draft tree")
+    assert other.page.locator("#tree svg").count() == 0
 
 
 def test_clear_while_an_answer_is_written(visit):

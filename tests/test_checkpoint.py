@@ -17,6 +17,7 @@ from dart_jax.checkpoint import (
     load_target,
     save_drafter,
     save_target,
+    weights_dtype,
 )
 from dart_jax.config import DrafterConfig, DraftLayerConfig, Eagle3Config, MoEConfig, TargetConfig
 from dart_jax.errors import UserError
@@ -212,6 +213,12 @@ def test_an_embedding_in_bfloat16_is_compared_as_it_is_loaded(tmp_path):
 @pytest.mark.parametrize("load", [load_target, load_drafter])
 def test_unusable_dtypes(load, dtype, target):
     assert "weights can be float32 or bfloat16" in report(lambda d: load(d, dtype), target)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16")])
+def test_the_devices_own_dtype(backend, dtype, monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: backend)
+    assert weights_dtype("auto") == jnp.dtype(dtype)
 
 
 @pytest.fixture

@@ -52,6 +52,23 @@ def test_a_cache_changes_nothing(config):
     assert len(np.unique(np.asarray(whole[0]), axis=0)) == config.num_positions
 
 
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+def test_the_first_positions_need_none_of_the_later_ones(config):
+    params = random_params(config, 1)
+    rng = np.random.default_rng(0)
+    features = jnp.asarray(rng.normal(size=(2, 5, 3 * TARGET.hidden_size)), jnp.float32)
+    embeds = jnp.asarray(rng.normal(size=(2, 5, TARGET.hidden_size)), jnp.float32)
+    places = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (2, 5))
+    known = features, embeds, places, jnp.array([4, 2], jnp.int32)
+    whole, rows = jax.jit(bind(config, params))(*known)
+    for positions in {1, max(1, config.num_positions - 1)}:
+        logits, same = jax.jit(bind(config.shortened(positions), params))(*known)
+        assert logits.shape[1] == positions
+        np.testing.assert_allclose(logits, whole[:, :positions], rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(jax.tree.leaves(same), jax.tree.leaves(rows), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_layers_behind_the_first_are_further_parameters():
     """A seed's first layer is the same whatever follows it, and so is the file's layout."""
     one, three = (abstract_params(KINDS[name]) for name in ("dart", "three layers"))

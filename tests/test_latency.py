@@ -114,7 +114,7 @@ def test_bytes_and_operations_by_hand():
     products += 8 * (64 * 64 + 3 * 64 * 96) + 4 * 2 * 16 * 8 * 116 + 8 * 64 * 512
     assert draft.operations == 2 * products
     handed = 8 * 25 * 8
-    assert COUNTED.topk() == (draft_logits + handed, 0)
+    assert COUNTED.topk(9) == (draft_logits + handed, 0)
     assert COUNTED.pack(9) == (2 * 9 * row + 2 * handed, 0)
 
     step = COUNTED.step(61, 9)

@@ -320,6 +320,16 @@ def test_both_rules_agree_where_nothing_ties(seed):
     assert len(first) == len(compatible)
 
 
+@given(seeds, st.integers(1, 8), steps)
+def test_few_nodes_need_few_levels(seed, nodes, step):
+    """A drafter need not predict what lies deeper than a tree has nodes."""
+    model, (context, *drafts), config = random_case(seed, ties="first", step=step, repeat=0.2)
+    config["nodes"] = nodes
+    trees = search(model, context, *drafts, **config)
+    fewer = (array[:, :nodes] for array in drafts)
+    np.testing.assert_array_equal(search(model, context, *fewer, **config), trees)
+
+
 @given(seeds, sizes, beams)
 def test_duplicates_are_nodes_of_their_own_in_compatible_trees(seed, nodes, beam):
     context, tokens, logits = draw_drafts(seed, rows=2, levels=3, candidates=6, repeat=0.5)

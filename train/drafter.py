@@ -27,7 +27,6 @@ from dart_jax import hub
 from dart_jax.checkpoint import (
     check_features,
     check_fit,
-    default_dtype,
     load_drafter,
     load_eos,
     load_target,
@@ -102,7 +101,7 @@ def train(config: DrafterTraining) -> Path:
     """
     initialize(config.processes)
     enable_compilation_cache()
-    dtype = default_dtype() if config.target_dtype == "auto" else weights_dtype(config.target_dtype)
+    dtype = weights_dtype(config.target_dtype)
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
     check_features(target)

@@ -43,8 +43,9 @@ class Judge:
           UserError: the target or the n-gram model cannot be read.
         """
         self._recipe, self._held_out, self._new_tokens = recipe, held_out, new_tokens
-        dtype = None if recipe.target_dtype == "auto" else recipe.target_dtype
-        self._model = DartModel.from_pretrained(recipe.target, ngram=ngram, dtype=dtype)
+        self._model = DartModel.from_pretrained(
+            recipe.target, ngram=ngram, dtype=recipe.target_dtype
+        )
         # One program for all drafters of a shape.
         self._agreements: dict[Hashable, Agreement] = {}
 

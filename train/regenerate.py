@@ -167,10 +167,11 @@ def main(config: RegenerateConfig) -> Summary:
         )
     )
     skipped = Skipped()
-    dtype = None if config.dtype == "auto" else config.dtype
     with work_directory.locked(work):
         work_directory.claim(work, settings, {})
-        model = DartModel.from_pretrained(directory, config.drafter, config.ngram, dtype=dtype)
+        model = DartModel.from_pretrained(
+            directory, config.drafter, config.ngram, dtype=config.dtype
+        )
         try:
             blocks = _answer_blocks(config, files, model, work, skipped)
             answers, tokens, unfinished = _join(blocks, config.out, skipped)

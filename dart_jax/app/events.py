@@ -44,6 +44,7 @@ class Outputs(NamedTuple):
     tree: gr.HTML
     settings: gr.BrowserState
     chat: gr.BrowserState
+    last: gr.BrowserState
     draft: gr.BrowserState
 
 
@@ -98,6 +99,7 @@ class Events:
             out.prompt: "" if service.chat else gr.skip(),
             out.tabs: gr.Tabs(selected="answer"),
             out.chat: store([*before, Entry(prompt)]),
+            out.last: "",
         }
         message = ""
         try:
@@ -116,13 +118,13 @@ class Events:
         except UserError as error:
             message = markup.note(str(error), "error")
         service.remember(visitor, answer, settings.method)
-        entry, steps = _entry(prompt, answer), len(answer.verified)
+        entry = _entry(prompt, answer)
         yield self._buttons(busy=False) | {
             out.current: self._draw(entry),
             out.message: message,
             out.chat: store([*before, entry]),
-            out.step: gr.Slider(maximum=max(steps, 2), value=1),
-            out.tree: self._tree(visitor, 1),
+            out.last: visitor,
+            **self._first_step(visitor),
         }
 
     async def race(
@@ -168,12 +170,9 @@ class Events:
         )
 
     def stop(self, request: gr.Request) -> None:
-        """Ends what the visitor has going; what is there stays."""
+        """Ends what the visitor has going; what is there stays, also where the page was closed,
+        which may come again."""
         self.service.stop(_visitor(request))
-
-    def leave(self, request: gr.Request) -> None:
-        """The page was closed."""
-        self.service.leave(_visitor(request))
 
     def clear(self, request: gr.Request) -> Update:
         """Forgets the conversation and ends what is going; a prompt that was typed stays."""
@@ -185,8 +184,8 @@ class Events:
             | dict.fromkeys(shown, "")
             | {
                 out.chat: [],
-                out.step: gr.Slider(maximum=2, value=1),
-                out.tree: step_view.NOTHING,
+                out.last: "",
+                **self._first_step(_visitor(request)),
             }
         )
 
@@ -194,8 +193,13 @@ class Events:
         """The draft tree of a step of the visitor's last answer."""
         return self._tree(_visitor(request), int(number or 1))
 
-    def restore(self, settings: Any, stored: Any, draft: Any) -> list[Any]:
-        """What a page opens with: what the browser kept of it."""
+    def restore(
+        self, request: gr.Request, settings: Any, stored: Any, last: Any, draft: Any
+    ) -> list[Any]:
+        """What a page opens with: what the browser kept of it, and the trees of its last answer."""
+        visitor = _visitor(request)
+        if isinstance(last, str):
+            self.service.inherit(visitor, last)
         controls, racers = [gr.skip()] * 7, [gr.skip()] * 2
         if isinstance(settings, list) and len(settings) == 9:
             try:
@@ -208,14 +212,24 @@ class Events:
         entries = restore(stored)
         current = self._draw(entries[-1]) if entries else ""
         prompt = draft if isinstance(draft, str) else gr.skip()
-        return [*controls, *racers, self._drawn(entries[:-1]), current, prompt]
+        shown = [self._drawn(entries[:-1]), current, prompt]
+        return [*controls, *racers, *shown, *self._first_step(visitor).values()]
+
+    def _first_step(self, visitor: str) -> Update:
+        """Of the visitor's last answer: the slider over its steps, and the first one's tree."""
+        last = self.service.last(visitor)
+        steps = 0 if last is None else len(last[0].verified)
+        return {
+            self.out.step: gr.Slider(maximum=max(steps, 2), value=1),
+            self.out.tree: self._tree(visitor, 1),
+        }
 
     def _tree(self, visitor: str, number: int) -> str:
         last = self.service.last(visitor)
         if last is None:
             return step_view.NOTHING
         answer, method = last
-        return step_view.picture(answer, self.service.methods[method], number)
+        return step_view.picture(answer, self.service.methods[method].model, number)
 
     def _told(self, error: UserError) -> Update:
         """A message in place of an answer."""

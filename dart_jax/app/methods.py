@@ -28,11 +28,6 @@ class Method:
         """Whether anything is drafted."""
         return self.model.drafter is not None
 
-    @property
-    def scored(self) -> bool:
-        """Whether the host's search knows what its nodes are worth."""
-        return isinstance(self.model.drafter, DrafterConfig)
-
 
 class Methods(Mapping[str, Method]):
     """The methods whose parts are there, by key, in the order in which they are offered."""

@@ -120,9 +120,9 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
                         button.click(None, None, prompt, js=f"() => {_quoted(text)}")
             with gr.Column(scale=1, min_width=260):
                 controls = _controls(service)
-        settings, chat, draft = (
+        settings, chat, last, draft = (
             gr.BrowserState(storage_key=f"dart_jax {what} {_key(name)}", secret="not a secret")
-            for what in ("settings", "chat", "prompt")
+            for what in ("settings", "chat", "last", "prompt")
         )
         outputs = Outputs(
             history=history,
@@ -141,6 +141,7 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
             tree=tree,
             settings=settings,
             chat=chat,
+            last=last,
             draft=draft,
         )
         _connect(blocks, Events(service, outputs), outputs, controls, racers, clear)
@@ -196,7 +197,7 @@ def _connect(
     wants = [out.prompt, out.chat, *controls]
     written = [
         out.history, out.current, out.message, out.prompt, out.send, out.run, out.stop, out.again,
-        out.tabs, out.step, out.tree, out.chat, controls[-1],
+        out.tabs, out.step, out.tree, out.chat, out.last, controls[-1],
     ]  # fmt: skip
     events.seed = controls[-1]
     gr.on([out.send.click, out.prompt.submit], events.write, wants, written, **quiet)
@@ -233,11 +234,11 @@ def _connect(
     )
     blocks.load(
         events.restore,
-        [out.settings, out.chat, out.draft],
-        [*controls, *racers, out.history, out.current, out.prompt],
+        [out.settings, out.chat, out.last, out.draft],
+        [*controls, *racers, out.history, out.current, out.prompt, out.step, out.tree],
         **quiet,
     )
-    blocks.unload(events.leave)
+    blocks.unload(events.stop)
 
 
 def _quoted(text: str) -> str:

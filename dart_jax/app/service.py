@@ -24,8 +24,8 @@ _logger = logging.getLogger(__name__)
 # How often a page is told of new text, in seconds.
 _REFRESH = 0.08
 
-# Visitors whose last answer is kept for looking at its trees.
-_REMEMBERED = 256
+# Last answers that are kept for looking at their trees, also by a page that is loaded again.
+_REMEMBERED = 64
 
 COMPILING = "Compiling for these settings: some seconds, the first time only."
 
@@ -208,18 +208,12 @@ class Service:
         if (visit := self._going(visitor)) is not None:
             visit.stop()
 
-    def leave(self, visitor: str) -> None:
-        """Ends it and forgets the visitor. A page that was only cut off for a moment still hears
-        how its answer ended."""
-        self.stop(visitor)
-        with self._lock:
-            self._last.pop(visitor, None)
-
     def clear(self, visitor: str) -> None:
-        """The same, and nothing of it is shown any more."""
+        """Ends it, of which nothing is shown any more, and forgets the last answer."""
         if (visit := self._going(visitor)) is not None:
             visit.replace()
-        self.leave(visitor)
+        with self._lock:
+            self._last.pop(visitor, None)
 
     def _going(self, visitor: str) -> Visit | None:
         """What a visitor has going."""
@@ -233,6 +227,11 @@ class Service:
             self._last.move_to_end(visitor)
             if len(self._last) > _REMEMBERED:
                 self._last.popitem(last=False)
+
+    def inherit(self, visitor: str, before: str) -> None:
+        """Gives a visitor the last answer of another key, which only its own browser knows."""
+        if (last := self.last(before)) is not None:
+            self.remember(visitor, *last)
 
     def last(self, visitor: str) -> tuple[Answer, str] | None:
         """A visitor's last answer and its method."""

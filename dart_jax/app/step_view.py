@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dart_jax.app.answer import Answer, Verified
 from dart_jax.app.markup import escape
-from dart_jax.app.methods import Method
 from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
+from dart_jax.config import DrafterConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Step, default_tree
 from dart_jax.model import DartModel
@@ -16,14 +16,14 @@ from dart_jax.tokenizer import Tokenizer
 NOTHING = '<p class="note">The drafts of the next answer are shown here.</p>'
 
 
-def nodes_of(step: Verified, method: Method, search: SearchConfig | None = None) -> list[Node]:
+def nodes_of(step: Verified, model: DartModel, search: SearchConfig | None = None) -> list[Node]:
     """The nodes of a step's tree, and behind the accepted path the target's own token; `search` is
     the one that made it, None the default."""
-    tokenizer = method.model.tokenizer
+    tokenizer = model.tokenizer
     found: list[Score | None] = [None] * step.tree.shape[1]
-    if method.scored:
-        search = search or default_tree(method.model.drafter)[1]
-        found = scores(step, search, method.model.ngram)
+    if _scored(model):
+        search = search or default_tree(model.drafter)[1]
+        found = scores(step, search, model.ngram)
     tokens, parents, depths = step.tree.tolist()
     accepted = accepted_path(step)
     made = [Node(_text(tokenizer, tokens[0]), None, "root", details="the newest known token")]
@@ -58,13 +58,13 @@ def accepted_path(step: Verified) -> list[int]:
     return path
 
 
-def picture(answer: Answer, method: Method, number: int) -> str:
+def picture(answer: Answer, model: DartModel, number: int) -> str:
     """HTML of an answer's step, counted from 1."""
     if not answer.verified:
         return NOTHING
     number = min(max(number, 1), len(answer.verified))
     step = answer.verified[number - 1]
-    nodes, drafted = nodes_of(step, method), _drafted(step)
+    nodes, drafted = nodes_of(step, model), _drafted(step)
     said = f"Step {number} of {len(answer.verified)}: {_counts(step)}."
     legend = ""
     if any(node.score for node in nodes if node.kind != "bonus"):
@@ -74,7 +74,7 @@ def picture(answer: Answer, method: Method, number: int) -> str:
         )
     elif not drafted:
         legend = " Nothing is drafted here: the target gives one token a step."
-    elif not method.scored:
+    elif not _scored(model):
         legend = " This method keeps its scores on the device."
     drawn = draw(nodes, said)
     return f'<p class="line">{escape(said + legend)}</p><div class="wide">{drawn}</div>'
@@ -95,7 +95,12 @@ def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) ->
     if verified is None:
         raise UserError("this step has no drafts: ask for steps(watch=True), and skip the prefill")
     style = STYLE.read_text()
-    return draw(nodes_of(verified, Method("", model), search), f"{_counts(verified)}.", style)
+    return draw(nodes_of(verified, model, search), f"{_counts(verified)}.", style)
+
+
+def _scored(model: DartModel) -> bool:
+    """Whether the host's search knows what its nodes are worth."""
+    return isinstance(model.drafter, DrafterConfig)
 
 
 def _drafted(step: Verified) -> int:

@@ -77,8 +77,8 @@ class Drafting(abc.ABC):
 
     @property
     def positions(self) -> int:
-        """Drafted positions handed to the host's search, d."""
-        return 0
+        """Positions that the host's search goes through, d: none behind the deepest level."""
+        return self.depth if self.searches else 0
 
     @property
     def candidates(self) -> int:

@@ -39,11 +39,6 @@ class Dart(Drafting):
         return True
 
     @property
-    def positions(self) -> int:
-        """Drafted positions, d."""
-        return self.config.num_positions
-
-    @property
     def candidates(self) -> int:
         """Candidates a position, k."""
         return min(self.most, self.config.draft_vocab_size)
@@ -58,8 +53,9 @@ class Dart(Drafting):
         return extend(memory, rows, after(ids, known.start)), proposal
 
     def forward(self, memory: KVCache | None, known: Known) -> tuple[jax.Array, KVCache]:
-        """The drafter: float32 logits [B, d, Vd], and the rows for its cache."""
-        drafter = bind(self.config, known.params["drafter"])
+        """The drafter: float32 logits [B, d, Vd], and the rows for its cache. A tree too small for
+        all its positions is drafted from the first ones alone."""
+        drafter = bind(self.config.shortened(self.depth), known.params["drafter"])
         embeds = known.target.embed(known.following)
         return drafter(known.features, embeds, known.positions, known.last, memory, known.start)
 

@@ -48,11 +48,6 @@ class Ngram(Drafting):
         """The host grows the tree."""
         return True
 
-    @property
-    def positions(self) -> int:
-        """Levels of the search, which makes its candidates itself."""
-        return self.config.levels
-
     def __call__(self, memory: None, known: Known) -> tuple[None, Proposal]:
         """Leaves it to the host; see the base class."""
         return None, Proposal()
