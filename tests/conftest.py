@@ -33,11 +33,19 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     own = cores[number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
     os.sched_setaffinity(0, own or cores)
 
-# What one test compiles, in a process of its own or not, the next one finds; nothing is kept.
-COMPILED = tempfile.mkdtemp(prefix="dart_jax_compiled_")
-atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
-jax.config.update("jax_compilation_cache_dir", COMPILED)
+# Programs are small and run but a few times: LLVM's optimiser would take half of all the time.
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}"
+    # What one test compiles, in whatever process, the next one finds; nothing is kept. With a most
+    # size JAX locks the directory, so that none reads what another still writes.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dart_jax_compiled_")
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(10**10)
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update(
+    "jax_compilation_cache_max_size", int(os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"])
+)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

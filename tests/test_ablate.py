@@ -147,6 +147,14 @@ def test_variants_that_share_their_drafters(config, gamma):
     assert "\n## N-gram weight\n" in report.read_text()
 
 
+def test_other_trees(config, gamma):
+    """With a tree of one node a verification gives two tokens at most."""
+    report = run(dataclasses.replace(config, experiment="ngram", tree_nodes=1), "the command")
+    assert "trees of 1 nodes" in report.read_text()
+    figures = raw_of(config, "ngram")["figures"]
+    assert all(1 <= tau <= 2 for own in figures.values() for tau in own["tau"])
+
+
 def test_variants_that_cost_differently(config, gamma, monkeypatch):
     def measured(decoders, prompts, new_tokens, repeats):
         assert (len(decoders), len(prompts), new_tokens, repeats) == (2, 4, 6, 2)

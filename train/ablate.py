@@ -80,6 +80,8 @@ class AblateConfig:
     """Prompts of each of the benchmark's four groups."""
     new_tokens: int = 128
     """Tokens decoded behind each."""
+    tree_nodes: int | None = None
+    """Of the draft trees; by default few on a CPU and the paper's 59 elsewhere."""
     repeats: int = 5
     """Of every measurement of time."""
 
@@ -87,6 +89,8 @@ class AblateConfig:
         for name in ("seeds", "prompts", "repeats"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1")
+        if self.tree_nodes is not None and self.tree_nodes < 1:
+            raise UserError("--tree-nodes must be at least 1")
         if self.new_tokens < 2:
             raise UserError("--new-tokens must be at least 2")
         for name in ("gammas", "layers", "horizons", "weights"):
@@ -147,7 +151,7 @@ def run(config: AblateConfig, command: str) -> Path:
         drafters = _train(config, plan, recipe, split)
         one = _training(config, recipe, next(iter(plan.variants.values())), 0, split)
         data = prepare(one.data, tokenizer, one.cache or one.out, vocab_size=vocab_size)
-        judge = Judge(recipe, data.held_out, config.ngram, config.new_tokens)
+        judge = Judge(recipe, data.held_out, config.ngram, config.new_tokens, config.tree_nodes)
         prompts = benchmark_prompts(tokenizer, config.prompts)
         figures = _judge(config, plan, judge, drafters, prompts, split)
     nodes, search = default_tree()
@@ -158,7 +162,7 @@ def run(config: AblateConfig, command: str) -> Path:
         "environment": environment(),
         "options": dataclasses.asdict(config),
         "recipe": dataclasses.asdict(recipe),
-        "tree": {"nodes": nodes, "level_decay": search.level_decay},
+        "tree": {"nodes": config.tree_nodes or nodes, "level_decay": search.level_decay},
         "seeds": config.seeds,
         "prompts": len(prompts if split is None else split.inside + split.outside),
         "figures": figures,

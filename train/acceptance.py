@@ -115,11 +115,17 @@ class AcceptanceLength:
     """
 
     def __init__(
-        self, model: DartModel, prompts: Sequence[np.ndarray], new_tokens: int, ngram_weight: float
+        self,
+        model: DartModel,
+        prompts: Sequence[np.ndarray],
+        new_tokens: int,
+        ngram_weight: float,
+        nodes: int | None = None,
     ):
-        """Takes a model whose drafter's parameters are of no account."""
+        """Takes a model whose drafter's parameters are of no account; `nodes` are the trees', None
+        for the device's."""
         self._model, self._prompts, self._new = model, list(prompts), new_tokens
-        self._ngram_weight = ngram_weight
+        self._ngram_weight, self._nodes = ngram_weight, nodes
 
     def __call__(self, params: Params) -> dict[str, float]:
         """The figures; none without prompts."""
@@ -142,7 +148,7 @@ class AcceptanceLength:
         nodes, search = default_tree()
         longest = max(map(len, self._prompts)) + self._new
         return model.decoder(
-            nodes=nodes,
+            nodes=self._nodes or nodes,
             max_length=min(length_bucket(longest), model.target.max_length),
             search=dataclasses.replace(search, ngram_weight=ngram_weight),
             use_ngram=ngram_weight > 0,

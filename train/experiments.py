@@ -128,7 +128,11 @@ def horizon(numbers: tuple[int, ...]) -> Experiment:
         compared=("tau",),
         alphas=True,
         timed=True,
-        notes=(_TIMED,),
+        notes=(
+            _TIMED,
+            "Positions behind the first so many as a tree has nodes cannot stand in it and are not "
+            "computed (`--tree-nodes`).",
+        ),
     )
 
 

@@ -30,6 +30,7 @@ class Judge:
         held_out: PackedDataset,
         ngram: str | None,
         new_tokens: int,
+        nodes: int | None = None,
     ):
         """Takes what all drafters share.
 
@@ -38,11 +39,13 @@ class Judge:
           held_out: rows that none was trained on.
           ngram: file of the n-gram model; None searches without one.
           new_tokens: decoded greedily behind every prompt.
+          nodes: of the trees; None for the device's.
 
         Raises:
           UserError: the target or the n-gram model cannot be read.
         """
-        self._recipe, self._held_out, self._new_tokens = recipe, held_out, new_tokens
+        self._recipe, self._held_out = recipe, held_out
+        self._new_tokens, self._nodes = new_tokens, nodes
         self._model = DartModel.from_pretrained(
             recipe.target, ngram=ngram, dtype=recipe.target_dtype
         )
@@ -77,7 +80,8 @@ class Judge:
         return self._length(model, prompts).decoder(model.params["drafter"], self._weight(None))
 
     def _length(self, model: DartModel, prompts: Sequence[np.ndarray]) -> AcceptanceLength:
-        return AcceptanceLength(model, prompts, self._new_tokens, self._weight(None))
+        weight = self._weight(None)
+        return AcceptanceLength(model, prompts, self._new_tokens, weight, self._nodes)
 
     def _weight(self, weight: float | None) -> float:
         return self._recipe.acceptance.ngram_weight if weight is None else weight
