@@ -28,14 +28,12 @@ from train.mesh import (
 )
 
 HERE = Path(__file__).parent
-# Compiling fast counts here, not the programs' speed.
-FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count="
 
 
 def environment(devices: int) -> dict[str, str]:
     return {
         **os.environ,
-        "XLA_FLAGS": FLAGS + str(devices),
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",
     }
 
