@@ -27,10 +27,11 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def app(*options: str) -> Iterator[Served]:
-    """An app started with these options on a free port."""
+def app(*options: str, **environment: str) -> Iterator[Served]:
+    """An app started with these options on a free port, and with more in its environment."""
     command = [sys.executable, "-m", "dart_jax.app", "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environ = os.environ | environment
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

@@ -485,7 +485,7 @@ def test_a_page_that_is_loaded_again_has_its_last_answer(service):
     for key, found in (("", None), ("other", None), ("page", (answer, DART))):
         service.inherit("again", key)
         assert service.last("again") == found
-    service.clear("again")
+    asyncio.run(service.clear("again"))
     assert service.last("again") is None
     for number in range(1000):
         service.remember(f"visitor {number}", answer, DART)
@@ -514,7 +514,7 @@ def test_what_comes_next_replaces_what_was_going(service):
 
     assert asyncio.run(interrupted(lambda: service.stop("v"))) == [""]
     with pytest.raises(Replaced):
-        asyncio.run(interrupted(lambda: service.clear("v")))
+        asyncio.run(interrupted(lambda: asyncio.ensure_future(service.clear("v"))))
     with pytest.raises(Replaced):
         asyncio.run(interrupted(lambda: asyncio.ensure_future(other())))
     assert service._visits == {}

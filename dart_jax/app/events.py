@@ -174,10 +174,10 @@ class Events:
         which may come again."""
         self.service.stop(_visitor(request))
 
-    def clear(self, request: gr.Request) -> Update:
+    async def clear(self, request: gr.Request) -> Update:
         """Forgets the conversation and ends what is going; a prompt that was typed stays."""
         out = self.out
-        self.service.clear(_visitor(request))
+        await self.service.clear(_visitor(request))
         shown = (out.history, out.current, out.message, out.left, out.right, out.verdict)
         return (
             self._buttons(busy=False)

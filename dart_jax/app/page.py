@@ -207,13 +207,8 @@ def _connect(
         events.race, [out.prompt, out.chat, *racers, *controls], [*raced, out.tabs], **quiet
     )
     out.stop.click(events.stop, None, None, queue=False, **quiet)
-    clear.click(
-        events.clear,
-        None,
-        [*written[:-1], out.left, out.right, out.verdict],
-        queue=False,
-        **quiet,
-    )
+    # In the queue: so it comes behind what was told of an answer before.
+    clear.click(events.clear, None, [*written[:-1], out.left, out.right, out.verdict], **quiet)
     gr.on(
         [out.step.change, out.step.release],
         events.show_step,

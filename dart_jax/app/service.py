@@ -24,6 +24,9 @@ _logger = logging.getLogger(__name__)
 # How often a page is told of new text, in seconds.
 _REFRESH = 0.08
 
+# How long Clear waits for the end of what was going, in seconds: longer where nobody reads it.
+_PATIENCE = 5.0
+
 # Last answers that are kept for looking at their trees, also by a page that is loaded again.
 _REMEMBERED = 64
 
@@ -55,6 +58,7 @@ class Visit:
     def __init__(self) -> None:
         self.job: Job | None = None
         self.stopped = self.replaced = False
+        self.over = asyncio.Event()  # nothing is told of it any more
 
     def stop(self) -> None:
         """Ends it, without waiting."""
@@ -160,6 +164,7 @@ class Service:
                 raise Replaced
         finally:
             visit.stop()
+            visit.over.set()
             with self._lock:
                 if self._visits.get(visitor) is visit:
                     del self._visits[visitor]
@@ -208,10 +213,12 @@ class Service:
         if (visit := self._going(visitor)) is not None:
             visit.stop()
 
-    def clear(self, visitor: str) -> None:
-        """Ends it, of which nothing is shown any more, and forgets the last answer."""
+    async def clear(self, visitor: str) -> None:
+        """Ends it, and waits until nothing is told of it any more; forgets the last answer."""
         if (visit := self._going(visitor)) is not None:
             visit.replace()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(visit.over.wait(), _PATIENCE)
         with self._lock:
             self._last.pop(visitor, None)
 
