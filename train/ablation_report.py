@@ -90,6 +90,7 @@ def draw(plan: Experiment, figures: Figures, path: Path) -> None:
     """A panel a figure, with standard deviations, and the paper's points beside."""
     panels = [*plan.figures, *["alphas"] * plan.alphas]
     figure = new_figure(3.6 * len(panels), 3.4)
+    ordered = all(name.replace(".", "", 1).isdigit() for name in figures)  # else no line joins them
     for axes, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.set_title("agreement by position" if name == "alphas" else _NAMES[name])
         if name == "alphas":
@@ -105,17 +106,24 @@ def draw(plan: Experiment, figures: Figures, path: Path) -> None:
                     label=f"{plan.axis} {variant}",
                 )
             axes.set(xlabel="position t", ylim=(0, 1))
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.legend(fontsize="x-small")
             continue
         values = [own[name] for own in figures.values()]
         means, spread = map(statistics.fmean, values), map(_deviation, values)
         places = range(len(figures))
-        style = {"fmt": "o-", "capsize": 3, "color": COLOURS[0], "label": "here"}
-        axes.errorbar(places, [*means], [*spread], **style)
+        style = {
+            "fmt": "o-" if ordered else "o",
+            "capsize": 3,
+            "color": COLOURS[0],
+            "label": "here",
+        }
+        axes.errorbar(places, [*means], [*spread], fmt="o-" if ordered else "o", **style)
         paper = plan.paper.get(name, {})
         known = [(place, paper[v]) for place, v in enumerate(figures) if v in paper]
         if known:
-            axes.plot(*zip(*known, strict=True), "s:", color=COLOURS[1], label="paper, Qwen3-4B")
+            style = {"color": COLOURS[1], "label": "paper, Qwen3-4B"}
+            axes.plot(*zip(*known, strict=True), "s:" if ordered else "s", **style)
             axes.legend(fontsize="x-small")
         axes.set_xticks(places, [*figures])
         axes.set_xlabel(plan.axis)
