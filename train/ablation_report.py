@@ -112,12 +112,7 @@ def draw(plan: Experiment, figures: Figures, path: Path) -> None:
         values = [own[name] for own in figures.values()]
         means, spread = map(statistics.fmean, values), map(_deviation, values)
         places = range(len(figures))
-        style = {
-            "fmt": "o-" if ordered else "o",
-            "capsize": 3,
-            "color": COLOURS[0],
-            "label": "here",
-        }
+        style = {"capsize": 3, "color": COLOURS[0], "label": "here"}
         axes.errorbar(places, [*means], [*spread], fmt="o-" if ordered else "o", **style)
         paper = plan.paper.get(name, {})
         known = [(place, paper[v]) for place, v in enumerate(figures) if v in paper]
