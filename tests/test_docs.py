@@ -78,7 +78,9 @@ def parse(module: str, args: list[str]) -> None:
 
 
 def check_python(words, parser):
-    assert words[:1] == ["-m"], "only `python -m MODULE` is known"
+    if words[0] != "-m":
+        assert [(ROOT / word).is_file() for word in words] == [True], "a file without options"
+        return
     module, args = words[1], words[2:]
     if module in OTHERS:
         return
