@@ -202,7 +202,9 @@ class _Work:
         model, timing, cost = self.model, self.timing, self.cost
         config = DecodeConfig(model.target, model.drafter, nodes)
         path, rows = config.max_depth + 1, nodes + 1
-        packed = hand_over(config.handover, *self.candidates)
+        context, *drafts = self.candidates
+        drafts = (array[:, : config.handover.positions] for array in drafts)
+        packed = hand_over(config.handover, context, *drafts)
         pruner = Pruner(config.handover, nodes, ngram=model.ngram)
         trees = jnp.asarray(pruner(packed))
         given = (self.small, trees)

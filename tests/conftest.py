@@ -37,10 +37,11 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}"
-    # What one test compiles, in whatever process, the next one finds; nothing is kept. With a most
-    # size JAX locks the directory, so that none reads what another still writes.
+    # What one test compiles, in whatever process, the next one finds; nothing is kept. With a
+    # maximum size JAX locks the directory, so that none reads what another still writes.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dart_jax_compiled_")
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(10**10)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update(

@@ -482,8 +482,9 @@ def test_a_page_that_is_loaded_again_has_its_last_answer(service):
     """By the key that its browser keeps; any other gives nothing, and what was cleared is gone."""
     answer = service.prepare("def f(", settings_of(service)).answer
     service.remember("page", answer, DART)
+    service.remember("", answer, DART)  # whoever sends no key
     for key, found in (("", None), ("other", None), ("page", (answer, DART))):
-        service.inherit("again", key)
+        assert service.inherit("again", key) == (found is not None)
         assert service.last("again") == found
     asyncio.run(service.clear("again"))
     assert service.last("again") is None

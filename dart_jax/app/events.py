@@ -198,8 +198,7 @@ class Events:
     ) -> list[Any]:
         """What a page opens with: what the browser kept of it, and the trees of its last answer."""
         visitor = _visitor(request)
-        if isinstance(last, str):
-            self.service.inherit(visitor, last)
+        inherited = isinstance(last, str) and self.service.inherit(visitor, last)
         controls, racers = [gr.skip()] * 7, [gr.skip()] * 2
         if isinstance(settings, list) and len(settings) == 9:
             try:
@@ -212,7 +211,7 @@ class Events:
         entries = restore(stored)
         current = self._draw(entries[-1]) if entries else ""
         prompt = draft if isinstance(draft, str) else gr.skip()
-        shown = [self._drawn(entries[:-1]), current, prompt]
+        shown = [self._drawn(entries[:-1]), current, prompt, visitor if inherited else gr.skip()]
         return [*controls, *racers, *shown, *self._first_step(visitor).values()]
 
     def _first_step(self, visitor: str) -> Update:

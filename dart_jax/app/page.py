@@ -230,7 +230,7 @@ def _connect(
     blocks.load(
         events.restore,
         [out.settings, out.chat, out.last, out.draft],
-        [*controls, *racers, out.history, out.current, out.prompt, out.step, out.tree],
+        [*controls, *racers, out.history, out.current, out.prompt, out.last, out.step, out.tree],
         **quiet,
     )
     blocks.unload(events.stop)

@@ -235,10 +235,13 @@ class Service:
             if len(self._last) > _REMEMBERED:
                 self._last.popitem(last=False)
 
-    def inherit(self, visitor: str, before: str) -> None:
-        """Gives a visitor the last answer of another key, which only its own browser knows."""
-        if (last := self.last(before)) is not None:
+    def inherit(self, visitor: str, before: str) -> bool:
+        """Gives a visitor the last answer of another key, which only its own browser knows; whether
+        there is one. Other tabs of that browser may still go by the old key."""
+        last = self.last(before) if before else None
+        if last is not None:
             self.remember(visitor, *last)
+        return last is not None
 
     def last(self, visitor: str) -> tuple[Answer, str] | None:
         """A visitor's last answer and its method."""
