@@ -73,6 +73,7 @@ def _acceptance(axis: Any, settings: Sequence[Setting], colours: dict[str, str])
             for position in range(1, longest)
         ]
         axis.plot(range(1, longest), reached, "o-", color=colour, markersize=4)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(
         xlabel="drafted position",
         ylabel="verifications that accept it",
@@ -97,7 +98,7 @@ def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
     if len(titles) > 3:
         axis.set_xticks(range(len(titles)), titles, rotation=30, ha="right")
     axis.set(ylabel="% of the time", title="Where the time went")
-    axis.legend(loc="lower right")
+    axis.legend(loc="lower left", bbox_to_anchor=(1, 0), fontsize="small")
 
 
 def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
@@ -107,18 +108,21 @@ def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
         for name in colours
     }
     most = 1.15 * max(cost for some in points.values() for cost, _ in some)
+    highest = 1.15 * max(tau for some in points.values() for _, tau in some)
     for speedup in (1, 1.5, 2, 3, 4):
-        axis.plot([0, most], [0, speedup * most], color="#bbbbbb", linewidth=0.8, zorder=0)
-        axis.annotate(f"{speedup}x", (most, speedup * most), color="#888888", annotation_clip=True)
+        end = min(most, highest / speedup)  # where the line leaves the panel
+        axis.plot([0, end], [0, speedup * end], color="#bbbbbb", linewidth=0.8, zorder=0)
+        style = {"ha": "left", "va": "center"} if end == most else {"ha": "center", "va": "bottom"}
+        axis.annotate(f"{speedup}x", (end, speedup * end), color="#888888", **style)
     for name, some in points.items():
         axis.plot(*zip(*some, strict=True), "o", color=colours[name])
     axis.set(
         xlim=(0, most),
-        ylim=(0, 1.15 * max(tau for some in points.values() for _, tau in some)),
+        ylim=(0, highest),
         xlabel="cost of a step, in plain decoding's steps; without prefill",
         ylabel="tau",
-        title="What a step gives and costs",
     )
+    axis.set_title("What a step gives and costs", pad=14)
 
 
 def _batches(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
