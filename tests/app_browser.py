@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 REQUIRED = os.environ.get("DART_REQUIRE_BROWSER") == "1"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+_PACED = Path(__file__).with_name("paced_app.py")
 
 # On a busy machine programs take a while to compile.
 PATIENCE = 240_000  # milliseconds
@@ -27,9 +30,11 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def app(*options: str, **environment: str) -> Iterator[Served]:
-    """An app started with these options on a free port, and with more in its environment."""
-    command = [sys.executable, "-m", "dart_jax.app", "--port", "0", *options]
+def app(*options: str, pace: float = 0, **environment: str) -> Iterator[Served]:
+    """An app started with these options on a free port, with more in its environment; its steps
+    take `pace` seconds longer."""
+    program = ["-m", "dart_jax.app"] if not pace else [str(_PACED), str(pace)]
+    command = [sys.executable, *program, "--port", "0", *options]
     environ = os.environ | environment
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:

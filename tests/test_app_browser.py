@@ -15,8 +15,10 @@ WICKED = (
 
 @pytest.fixture(scope="module")
 def address():
-    """An app that serves one visitor at a time, so that a second one is told."""
-    with app("--visitors", "1", "--queue", "0", "--max-new-tokens", "1504") as served:
+    """An app that serves one visitor at a time, so that a second one is told, and none so fast that
+    nobody could watch."""
+    limits = ("--visitors", "1", "--queue", "0", "--max-new-tokens", "1504")
+    with app(*limits, pace=0.05) as served:
         yield served.address
 
 
