@@ -114,6 +114,8 @@ class Events:
                     update[out.chat] = store([*before, entry])
                 yield update
         except Replaced:
+            # What is yielded last is sent once more at the end, perhaps after what came instead.
+            yield {out.message: gr.skip()}
             return
         except UserError as error:
             message = markup.note(str(error), "error")
@@ -160,6 +162,8 @@ class Events:
                 yield self._lanes(one, other, shown) | {out.message: markup.note(line)}
             result = markup.note(markup.verdict(one, other), "winner")
         except Replaced:
+            # What is yielded last is sent once more at the end, perhaps after what came instead.
+            yield {out.message: gr.skip()}
             return
         except UserError as error:
             message, result = markup.note(str(error), "error"), ""
