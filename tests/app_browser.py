@@ -100,7 +100,7 @@ class Visitor:
             self.page.fill("#prompt textarea", prompt)
         self.page.click("#send")
         self.page.wait_for_selector("#current .cursor")
-        self.page.wait_for_function("document.querySelector('#current .answer').innerText.length")
+        self.page.wait_for_function("document.querySelector('#current .answer')?.innerText.length")
 
     def clear(self) -> None:
         """Presses Clear, and waits until nothing stands there."""
