@@ -20,14 +20,23 @@ KINDS = {
 }
 
 
+def real_rows(number):
+    """Features, embeddings and positions of so many real rows, of two sequences."""
+    rng = np.random.default_rng(0)
+    features = jnp.asarray(rng.normal(size=(2, number, 3 * TARGET.hidden_size)), jnp.float32)
+    embeds = jnp.asarray(rng.normal(size=(2, number, TARGET.hidden_size)), jnp.float32)
+    return (
+        features,
+        embeds,
+        jnp.broadcast_to(jnp.arange(number, dtype=jnp.int32)[None], (2, number)),
+    )
+
+
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_a_cache_changes_nothing(config):
     """Rows that come in two calls, padded differently, against all rows at once."""
     params = random_params(config, 1)
-    rng = np.random.default_rng(0)
-    features = jnp.asarray(rng.normal(size=(2, 9, 3 * TARGET.hidden_size)), jnp.float32)
-    embeds = jnp.asarray(rng.normal(size=(2, 9, TARGET.hidden_size)), jnp.float32)
-    places = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32)[None], (2, 9))
+    features, embeds, places = real_rows(9)
     early = np.array([4, 2])  # rows of each sequence that come first
 
     @jax.jit
@@ -55,11 +64,7 @@ def test_a_cache_changes_nothing(config):
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_the_first_positions_need_none_of_the_later_ones(config):
     params = random_params(config, 1)
-    rng = np.random.default_rng(0)
-    features = jnp.asarray(rng.normal(size=(2, 5, 3 * TARGET.hidden_size)), jnp.float32)
-    embeds = jnp.asarray(rng.normal(size=(2, 5, TARGET.hidden_size)), jnp.float32)
-    places = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (2, 5))
-    known = features, embeds, places, jnp.array([4, 2], jnp.int32)
+    known = *real_rows(5), jnp.array([4, 2], jnp.int32)
     whole, rows = jax.jit(bind(config, params))(*known)
     for positions in {1, max(1, config.num_positions - 1)}:
         logits, same = jax.jit(bind(config.shortened(positions), params))(*known)

@@ -114,8 +114,7 @@ class Events:
                     update[out.chat] = store([*before, entry])
                 yield update
         except Replaced:
-            # What is yielded last is sent once more at the end, perhaps after what came instead.
-            yield {out.message: gr.skip()}
+            yield self._nothing()
             return
         except UserError as error:
             message = markup.note(str(error), "error")
@@ -162,8 +161,7 @@ class Events:
                 yield self._lanes(one, other, shown) | {out.message: markup.note(line)}
             result = markup.note(markup.verdict(one, other), "winner")
         except Replaced:
-            # What is yielded last is sent once more at the end, perhaps after what came instead.
-            yield {out.message: gr.skip()}
+            yield self._nothing()
             return
         except UserError as error:
             message, result = markup.note(str(error), "error"), ""
@@ -238,6 +236,11 @@ class Events:
         """A message in place of an answer."""
         text = str(error)
         return {self.out.message: markup.note(text[:1].upper() + text[1:] + ".", "error")}
+
+    def _nothing(self) -> Update:
+        """For the end of what was replaced: Gradio sends the last update once more, perhaps after
+        what came instead."""
+        return {self.out.message: gr.skip()}
 
     def _buttons(self, *, busy: bool) -> Update:
         out = self.out
