@@ -21,7 +21,7 @@ from rich.console import Console
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.generation import Completion, GenerationConfig, Piece
-from dart_jax.model_choice import ModelChoice
+from dart_jax.programs.model_choice import ModelChoice
 
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
 

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, cast, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from dart_jax import hub
-from dart_jax.checkpoint import (
+from dart_jax.decoding.decoder import Decoder, Loop
+from dart_jax.decoding.drafting import AnyDrafter, NgramConfig, PromptLookupConfig
+from dart_jax.decoding.pruner import Pruner, SearchConfig
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.errors import UserError
+from dart_jax.generation import Completion, GenerationConfig, default_tree, length_bucket
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.target import untie
+from dart_jax.ngram import NgramModel
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.text_generation import Prompt, TextGeneration, encode_prompt, is_batch, split_stops
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import (
     check_fit,
     load_drafter,
     load_eos,
@@ -22,65 +36,13 @@ from dart_jax.checkpoint import (
     read_target_config,
     weights_dtype,
 )
-from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
-from dart_jax.drafting import AnyDrafter, NgramConfig, PromptLookupConfig
-from dart_jax.errors import UserError
-from dart_jax.generation import Completion, GenerationConfig, Prompt, TextGeneration, is_batch
-from dart_jax.loop import Generation, Options, Prompts, generate_fused, generate_streaming
-from dart_jax.ngram import NgramModel
-from dart_jax.pruner import Pruner, SearchConfig
-from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig, DecodeParams
-from dart_jax.target import untie
-from dart_jax.tokenizer import Tokenizer
-from dart_jax.user_cache import enable_compilation_cache, load_ngram
+from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 
 PathLike = str | os.PathLike[str]
-Loop = Literal["fused", "host"]
+
 
 # The model that comes with the package.
 DEMO = Path(__file__).parent / "demo"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Decoder:
-    """Decodes batches of token prompts in one fixed way.
-
-    Attributes:
-      config: what the step is compiled for.
-      params: the models' parameters.
-      pruner: the tree search; None where the device makes the trees, or decodes plainly.
-      max_length: cache rows: prompt and new tokens together.
-      sampling: how the target draws.
-      stop: ids that end a sequence.
-      loop: `fused`, one jitted program, or `host`, step and search in turn.
-    """
-
-    config: DecodeConfig
-    params: DecodeParams
-    pruner: Pruner | None
-    max_length: int
-    sampling: Sampling
-    stop: tuple[int, ...]
-    loop: Loop
-
-    def pad(self, prompts: list[np.ndarray], max_new_tokens: int) -> Prompts:
-        """The prompts as a batch for this decoder; raises UserError as `Prompts.pad`."""
-        return Prompts.pad(prompts, max_new_tokens, self.max_length, self.config.target.vocab_size)
-
-    def options(self, seed: int) -> Options:
-        """How it decodes; raises UserError if the seed is out of range."""
-        return Options(self.sampling, self.stop, seed)
-
-    def __call__(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> Generation:
-        """Continues token prompts, each int [n], by up to `max_new_tokens`.
-
-        Raises:
-          UserError: as `Prompts.pad` and `Options`.
-        """
-        padded = self.pad(prompts, max_new_tokens)
-        generate = generate_fused if self.loop == "fused" else generate_streaming
-        return generate(self.config, self.params, self.pruner, padded, self.options(seed))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -243,8 +205,8 @@ class DartModel:
           UserError: an option is unknown or out of range, or a prompt cannot be decoded.
         """
         batch = is_batch(prompts)
-        asked: Any = prompts if batch else [prompts]
-        generation = TextGeneration(self, asked, GenerationConfig.of(config, options))
+        every: Any = prompts if batch else [prompts]
+        generation = self._start(every, GenerationConfig.of(config, options))
         generation.run()
         return generation.completions if batch else generation.completions[0]
 
@@ -265,7 +227,33 @@ class DartModel:
         Raises:
           UserError: as `generate`.
         """
-        return TextGeneration(self, [prompt], GenerationConfig.of(config, options))
+        return self._start([prompt], GenerationConfig.of(config, options))
+
+    def _start(self, prompts: Sequence[Prompt], config: GenerationConfig) -> TextGeneration:
+        """Encodes prompts and prepares their generation; raises UserError as `generate`."""
+        strings, ids = split_stops(self.tokenizer, cast(tuple[str | int, ...], config.stop))
+        tokens = [encode_prompt(self.tokenizer, prompt, config) for prompt in prompts]
+        longest = max(map(len, tokens), default=0) + max(config.max_new_tokens, 1)
+        nodes, search = self._tree(config)
+        decoder = self.decoder(
+            nodes=nodes,
+            max_length=min(length_bucket(longest), self.target.max_length),
+            sampling=config.sampling,
+            stop=(*self.eos, *ids),
+            use_ngram=config.use_ngram,
+            search=search,
+        )
+        return TextGeneration(decoder, self.tokenizer, tokens, config, strings)
+
+    def _tree(self, config: GenerationConfig) -> tuple[int, SearchConfig]:
+        """The tree's nodes and the parameters of its search."""
+        nodes, search = default_tree(self.drafter)
+        if self.drafter is None:
+            nodes = 0
+        if config.nodes is not None:
+            # The default search is tuned for the default size.
+            nodes, search = config.nodes, search if config.nodes == nodes else SearchConfig()
+        return nodes, config.search or search
 
     def decoder(
         self,

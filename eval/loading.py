@@ -25,12 +25,12 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from dart_jax.checkpoint import load_target, save_target
-from dart_jax.config import MoEConfig, TargetConfig
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.layers import Params
 from dart_jax.memory import parse_memory, peak_memory
-from dart_jax.pure import abstract_params
+from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.models.layers import Params
+from dart_jax.models.pure import abstract_params
+from dart_jax.weights.checkpoint import load_target, save_target
 
 
 @dataclasses.dataclass(frozen=True)

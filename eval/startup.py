@@ -28,8 +28,9 @@ from rich.progress import track
 from rich.table import Table
 
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.model_choice import ModelChoice
-from train.outputs import check_outputs, environment, write_json
+from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.programs.outputs import check_outputs, write_json
+from dart_jax.programs.provenance import environment
 
 PROMPT = "def mean(values):\n"
 

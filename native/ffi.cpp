@@ -12,7 +12,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Reads the packed array of dart_jax/pruner.py in place.
+// Reads the packed array of dart_jax/decoding/pruner.py in place.
 //
 // `handle` is that of a search (dart/search_handle.h). Attributes: `context`, the number of context
 // tokens, the last of which stands before column `first`; `levels` and `candidates`, d and k of the

@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from dart_jax.checkpoint import load_drafter, load_target
-from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
-from dart_jax.loop import Generation, Options, Prompts, generate_streaming
+from dart_jax.decoding.loop import Generation, Options, Prompts, generate_streaming
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.ngram import NgramModel
-from dart_jax.pruner import Pruner
-from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig, DecodeParams
+from dart_jax.weights.checkpoint import load_drafter, load_target
 
 # Workers of pytest-xdist share out the cores: XLA's threads would wait for one another's.
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):

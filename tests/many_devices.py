@@ -12,13 +12,14 @@ import numpy as np
 import optax
 from toy_training import RECIPE, ToyBatches, plain_loss, toy_fit
 
-from dart_jax.config import DrafterConfig, MoEConfig, TargetConfig
-from dart_jax.pure import Params, abstract_params
-from dart_jax.rope import Rope
-from train.batch import Batch
-from train.mesh import MeshConfig, fsdp_shardings, make_mesh, place, target_shardings
-from train.objective import DrafterLoss, Objective
-from train.predictions import Drafting, Frozen
+from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.pure import Params, abstract_params
+from dart_jax.models.rope import Rope
+from train.data.batch import Batch
+from train.objective.loss import DrafterLoss, Objective
+from train.objective.predictions import Drafting, Frozen
+from train.run.mesh import MeshConfig, fsdp_shardings, make_mesh, place, target_shardings
 
 TARGET = TargetConfig(
     vocab_size=64,

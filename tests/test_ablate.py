@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 import tiny_model
 
+from dart_jax.data.stdlib import function_prompts, module_files, read
 from dart_jax.errors import UserError
-from dart_jax.tokenizer import Tokenizer
-from train import ablate, ablation_report, config_file, domains, experiments, verdict
+from dart_jax.text.tokenizer import Tokenizer
+from train import ablate
 from train.ablate import AblateConfig, run
-from train.corpus import function_prompts, module_files, read
 from train.drafter import DrafterTraining
-from train.judge import step_seconds
+from train.evaluation.judge import step_seconds
+from train.experiments import domains, verdict
+from train.experiments import report as ablation_report
+from train.experiments import variants as experiments
+from train.run import config_file
 
 
 @pytest.fixture(scope="session")

@@ -27,12 +27,12 @@ from dart_jax.app.service import COMPILING, Replaced, Service
 from dart_jax.app.settings import Settings
 from dart_jax.app.tree_picture import Node, draw, label
 from dart_jax.app.turns import Turns
+from dart_jax.decoding.loop import Options, Prompts, stream
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Piece, default_tree
-from dart_jax.loop import Options, Prompts, stream
 from dart_jax.model import DartModel
-from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig
 
 MOST = 24  # new tokens
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tokenizers_made
 
+from dart_jax.data.records import Record
 from dart_jax.errors import UserError
-from dart_jax.tokenizer import Tokenizer
-from eval.benchmarks import BENCHMARKS, PAPER, find, load, parse_names
-from eval.questions import Question, read_question, tokens
-from train.records import Record
+from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks.questions import Question, read_question, tokens
+from eval.benchmarks.registry import BENCHMARKS, PAPER, find, load, parse_names
 
 BENCH = os.environ.get("DART_BENCH")
 

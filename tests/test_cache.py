@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
 
-from dart_jax.cache import append, init_cache, visible
-from dart_jax.loop import Options, Prompts, start
-from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig, step
+from dart_jax.decoding.loop import Options, Prompts, start
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import step
+from dart_jax.models.cache import append, init_cache, visible
 
 OPTIONS = Options(seed=SEED)
 

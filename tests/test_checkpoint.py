@@ -11,7 +11,11 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
-from dart_jax.checkpoint import (
+from dart_jax.errors import UserError
+from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.pure import abstract_params
+from dart_jax.weights.checkpoint import (
     check_fit,
     load_drafter,
     load_target,
@@ -19,9 +23,6 @@ from dart_jax.checkpoint import (
     save_target,
     weights_dtype,
 )
-from dart_jax.config import DrafterConfig, DraftLayerConfig, Eagle3Config, MoEConfig, TargetConfig
-from dart_jax.errors import UserError
-from dart_jax.pure import abstract_params
 
 TARGET = TargetConfig(
     vocab_size=30,

@@ -7,15 +7,10 @@ import pytest
 import transformers
 from conftest import GOLDEN
 
-from dart_jax.config import (
-    DrafterConfig,
-    Eagle3Config,
-    MoEConfig,
-    TargetConfig,
-    drafter_config,
-)
 from dart_jax.errors import UserError
-from dart_jax.rope import Rope
+from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
+from dart_jax.models.rope import Rope
 
 KINDS = {"target": TargetConfig, "drafter": DrafterConfig, "eagle3": Eagle3Config}
 

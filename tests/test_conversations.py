@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart_jax.errors import UserError
-from dart_jax.tokenizer import Tokenizer
-from train.conversations import Chat, Completion, Example, Text, Tokens, parse, read_all
-from train.encoding import Encoder
+from dart_jax.text.tokenizer import Tokenizer
+from train.data.encoding import Encoder
+from train.data.examples import Chat, Completion, Example, Text, Tokens, parse, read_all
 
 BENCH = os.environ.get("DART_BENCH")
 

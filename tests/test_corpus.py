@@ -6,12 +6,19 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from dart_jax.data.stdlib import (
+    HELD_OUT,
+    function_prompts,
+    held_out_files,
+    read,
+    stdlib,
+    training_files,
+)
 from dart_jax.model import DEMO
-from dart_jax.tokenizer import Tokenizer
-from eval.benches import PROMPT_TOKENS
-from eval.prompts import demo_prompts, warm_up_prompts
-from eval.speedup_config import SpeedupConfig
-from train.corpus import HELD_OUT, function_prompts, held_out_files, read, stdlib, training_files
+from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
+from eval.speedup.config import SpeedupConfig
+from eval.speedup.selection import PROMPT_TOKENS
 
 HELD_OUT_FILES = {path for group in HELD_OUT for path in held_out_files(group)}
 

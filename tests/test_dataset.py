@@ -14,11 +14,11 @@ import pytest
 import tokenizers_made
 
 from dart_jax.errors import UserError
-from dart_jax.tokenizer import Tokenizer
-from train import dataset
-from train.dataset import DataConfig, prepare
-from train.order import Order, PackedBatches
-from train.packed import PackedDataset, draft_vocabulary
+from dart_jax.text.tokenizer import Tokenizer
+from train.data import prepare as dataset
+from train.data.batches import Order, PackedBatches
+from train.data.packed_dataset import PackedDataset, draft_vocabulary
+from train.data.prepare import DataConfig, prepare
 
 VOCABULARY = 400
 

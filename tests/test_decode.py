@@ -6,12 +6,20 @@ import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
 
+from dart_jax.decoding.loop import (
+    Options,
+    Prompts,
+    _run,
+    generate_fused,
+    generate_streaming,
+    stream,
+)
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import prefill
 from dart_jax.errors import UserError
-from dart_jax.loop import Options, Prompts, _run, generate_fused, generate_streaming, stream
 from dart_jax.ngram import NgramModel
-from dart_jax.pruner import Pruner
-from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig, prefill
 
 GREEDY, SAMPLED, NUCLEUS = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)
 PENALIZED = Sampling(0.7, min_p=0.05, repetition_penalty=1.3)

@@ -19,7 +19,7 @@ import pytest
 import tyro
 from documents import ROOT, anchors, commands, documents, fenced, inline, links
 
-from train import config_file
+from train.run import config_file
 
 COMMANDS = [command for path in documents() for command in commands(path)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -286,8 +286,8 @@ def test_names_in_the_diagram():
 
 
 def test_the_diagram_goes_down_as_a_step_does():
-    from dart_jax import step
-    from dart_jax.drafting.dart import Dart
+    from dart_jax.decoding import step
+    from dart_jax.decoding.drafting.dart import Dart
 
     def order(names, function):
         source = inspect.getsource(function)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_objective import DART, TARGET, random_params
 
-from dart_jax.cache import append, init_cache
-from dart_jax.draft_layer import take_rows
-from dart_jax.pure import abstract_params, bind
+from dart_jax.models.cache import append, init_cache
+from dart_jax.models.draft_layer import take_rows
+from dart_jax.models.pure import abstract_params, bind
 
 KINDS = {
     "dart": DART,

@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 import tiny_model
 
-from dart_jax.checkpoint import load_drafter, load_target, read_drafter_config, save_target
-from dart_jax.config import DrafterConfig, Eagle3Config
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.rope import Rope
-from train.checkpoints import whole_steps
-from train.config_file import parse
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.rope import Rope
+from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
+from train.data.batches import PackedBatches
+from train.data.packed_dataset import PackedDataset
 from train.drafter import DrafterTraining, train
-from train.order import PackedBatches
-from train.packed import PackedDataset
-from train.predictions import Drafting, Frozen
+from train.objective.predictions import Drafting, Frozen
+from train.run.checkpoints import whole_steps
+from train.run.config_file import parse
 
 STEPS = 6
 

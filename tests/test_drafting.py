@@ -12,20 +12,22 @@ import pytest
 import tiny_model
 from conftest import SEED, sequences
 
-from dart_jax.checkpoint import check_fit, save_target
-from dart_jax.drafting import NgramConfig, PromptLookupConfig
-from dart_jax.drafting.prompt_lookup import PromptLookup
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.drafting.prompt_lookup import PromptLookup
+from dart_jax.decoding.handover import CONTEXT, Handover
+from dart_jax.decoding.loop import Options, generate_fused, generate_streaming, start
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import step
+from dart_jax.decoding.tree import chain, unpack
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
-from dart_jax.loop import Options, generate_fused, generate_streaming, start
 from dart_jax.model import DartModel
+from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
-from dart_jax.pruner import CONTEXT, Handover, Pruner
-from dart_jax.pure import init_params
-from dart_jax.sampling import Sampling
-from dart_jax.step import DecodeConfig, step
-from dart_jax.tree import chain, unpack
-from eval.measure import accepted
+from dart_jax.weights.checkpoint import check_fit, save_target
+from eval.methods.measure import accepted
 
 GREEDY, SAMPLED = Sampling(), Sampling(1.0)
 PENALIZED = Sampling(0.8, top_k=20, top_p=0.9, repetition_penalty=1.3)

@@ -11,13 +11,13 @@ import pytest
 from conftest import GOLDEN, NAMES
 from safetensors.numpy import load_file
 
-from dart_jax.cache import append, init_cache
-from dart_jax.config import DrafterConfig, DraftLayerConfig, Eagle3Config
-from dart_jax.eagle3 import Eagle3Tree, draft_tree
+from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
+from dart_jax.decoding.tree import ancestor_mask, unpack
 from dart_jax.errors import UserError
-from dart_jax.pure import abstract_params, bind
-from dart_jax.rope import Rope
-from dart_jax.tree import ancestor_mask, unpack
+from dart_jax.models.cache import append, init_cache
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.rope import Rope
 
 REFERENCE = Eagle3Tree()
 

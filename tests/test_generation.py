@@ -17,8 +17,9 @@ from rich.console import Console
 from dart_jax import generate
 from dart_jax.errors import UserError
 from dart_jax.generate import GenerateConfig
-from dart_jax.generation import GenerationConfig, Piece, _stops, is_batch, length_bucket
+from dart_jax.generation import GenerationConfig, Piece, length_bucket
 from dart_jax.model import DEMO, DartModel
+from dart_jax.text_generation import is_batch, split_stops
 
 TEXT = "def heappush(heap, item):\n"
 SAMPLED = GenerationConfig(max_new_tokens=40, temperature=0.5, top_p=0.95, seed=5)
@@ -138,8 +139,9 @@ def test_a_special_token_is_a_stop_id(model):
     name = model.tokenizer.backend.id_to_token(0)
     assert 0 in model.tokenizer.special_ids
     for stop, strings, ids in [(name, [], (0,)), ((name, "def", 7), ["def"], (0, 7)), ((), [], ())]:
-        found = _stops(model, GenerationConfig(stop=stop))
-        assert found == (strings, (*model.eos, *ids))
+        config = GenerationConfig(stop=stop)
+        assert split_stops(model.tokenizer, config.stop) == (strings, ids)
+        assert model.stream(TEXT, config)._decoder.stop == (*model.eos, *ids)
 
 
 def test_stop_strings_in_a_batch(model):

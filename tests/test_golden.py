@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.loop import Options, Prompts, generate_fused, generate_streaming, start
-from dart_jax.pruner import Pruner
-from dart_jax.pure import bind
-from dart_jax.step import DecodeConfig, step
-from dart_jax.tree import ancestor_mask, unpack
+from dart_jax.decoding.loop import Options, Prompts, generate_fused, generate_streaming, start
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import step
+from dart_jax.decoding.tree import ancestor_mask, unpack
+from dart_jax.models.pure import bind
 
 EOS = (511,)
 NODES = 59

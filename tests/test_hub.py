@@ -8,8 +8,8 @@ import sys
 import local_hub
 import pytest
 
-from dart_jax import hub
 from dart_jax.errors import UserError
+from dart_jax.weights import hub
 
 TARGET = {
     name: name.encode()

@@ -13,18 +13,24 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dart_jax.config import MoEConfig
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
-from dart_jax.pruner import Pruner
-from dart_jax.step import DecodeConfig, step
-from eval import hardware, latency, latency_case, latency_clock, latency_report, latency_stages
-from eval.hardware import Hardware
-from eval.latency import LatencyConfig, run
-from eval.latency_case import Case, Model, Row
-from eval.latency_clock import Measured, Stage, Timing, calls_in, measure
-from eval.latency_cost import Cost, Counted
-from eval.latency_derived import derive, flags, read_tau_by_nodes
-from eval.latency_shapes import QWEN3, drafter_of, parameters, random_params, target_of
+from dart_jax.models.config import MoEConfig
+from eval.latency import case as latency_case
+from eval.latency import clock as latency_clock
+from eval.latency import hardware
+from eval.latency import program as latency
+from eval.latency import report as latency_report
+from eval.latency import stages as latency_stages
+from eval.latency.case import Case, Model, Row
+from eval.latency.clock import Measured, Stage, Timing, calls_in, measure
+from eval.latency.cost import Cost, Counted
+from eval.latency.derived import derive, flags, read_tau_by_nodes
+from eval.latency.hardware import Hardware
+from eval.latency.program import LatencyConfig, run
+from eval.latency.shapes import QWEN3, drafter_of, parameters, random_params, target_of
 
 CONTEXT, NODES = 20, 12
 FEW = 4  # nodes of trees too small for all positions

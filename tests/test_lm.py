@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from test_objective import TARGET, VOCABULARY, log_softmax, random_params
 
-from dart_jax.pure import bind
-from train.data import Windows
-from train.lm import causal, held_out_loss, lm_loss
+from dart_jax.models.pure import bind
+from train.language_model.loss import causal, held_out_loss, lm_loss
+from train.language_model.token_windows import Windows
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(101, 3), (100, 3), (57, 1)])

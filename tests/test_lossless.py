@@ -14,19 +14,20 @@ import pytest
 import tiny_model
 from rich.console import Console
 
-from dart_jax import step as step_module
-from dart_jax.accept import accept
-from dart_jax.cache import append
-from dart_jax.checkpoint import save_drafter, save_target
+from dart_jax.decoding import step as step_module
+from dart_jax.decoding.accept import accept
+from dart_jax.decoding.sampling import Sampling, draw
 from dart_jax.model import DartModel
+from dart_jax.models.cache import append
+from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
-from dart_jax.pure import init_params
-from dart_jax.sampling import Sampling, draw
-from dart_jax.tokenizer import Tokenizer
-from eval import lossless
-from eval.lossless import LosslessConfig, run
-from eval.rounding import Prober
-from eval.tree_size import SIZES
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights.checkpoint import save_drafter, save_target
+from eval.lossless import program as lossless
+from eval.lossless.check import LosslessConfig
+from eval.lossless.program import run
+from eval.lossless.rounding import Prober
+from eval.methods.tree_size import SIZES
 
 # Few programs to compile.
 QUICK = {"temperatures": (0.0, 0.7), "tree_nodes": (8,), "loops": ("fused",)}

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dart_jax import sampling as sampling_module
-from dart_jax.loop import Generation
-from dart_jax.sampling import Sampling, gumbel_noise, keep_likely
-from eval.distribution import Samples, chi2_tail, chi_square
-from eval.divergence import ENDED, examine, first_difference
-from eval.literal import edge, kept, may_be_cut, may_be_kept, may_win, scale, softmax
-from eval.rounding import Probe
+from dart_jax.decoding import sampling as sampling_module
+from dart_jax.decoding.loop import Generation
+from dart_jax.decoding.sampling import Sampling, gumbel_noise, keep_likely
+from eval.lossless.distribution import Samples, chi2_tail, chi_square
+from eval.lossless.divergence import ENDED, examine, first_difference
+from eval.lossless.literal_sampling import (
+    edge,
+    kept,
+    may_be_cut,
+    may_be_kept,
+    may_win,
+    scale,
+    softmax,
+)
+from eval.lossless.rounding import Probe
 
 CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}]
 

@@ -10,15 +10,15 @@ import pytest
 import tiny_model
 from safetensors.numpy import load_file, save_file
 
-from dart_jax.checkpoint import save_drafter
-from dart_jax.config import DraftLayerConfig, Eagle3Config
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
+from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
-from dart_jax.pure import init_params
-from dart_jax.sampling import Sampling
-from dart_jax.tokenizer import Tokenizer
-from eval.prompts import demo_prompts
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights.checkpoint import save_drafter
+from eval.benchmarks.prompts import demo_prompts
 
 MAX_LENGTH = 60
 

@@ -3,11 +3,11 @@
 import pytest
 import tiny_model
 
-from dart_jax.config import DrafterConfig, Eagle3Config
-from dart_jax.drafting import NgramConfig
+from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
-from dart_jax.model_choice import ModelChoice
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.programs.model_choice import ModelChoice
 
 
 def test_the_demo_model():

@@ -8,8 +8,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_jax.config import MoEConfig
-from dart_jax.moe import MoE, grouped, loop_over_experts
+from dart_jax.models.config import MoEConfig
+from dart_jax.models.moe import MoE, grouped, loop_over_experts
 
 D, F = 6, 5
 IMPLEMENTATIONS = [jax.jit(loop_over_experts), jax.jit(grouped)]

@@ -10,8 +10,8 @@ import pytest
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.ngram.__main__ import main
-from dart_jax.ngram.workload import generate, make_drafts
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.ngram.bench.workload import generate, make_drafts
+from dart_jax.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.config import DrafterConfig, DraftLayerConfig, Eagle3Config, TargetConfig
 from dart_jax.errors import UserError
-from dart_jax.pure import abstract_params, bind
-from dart_jax.rope import Rope
-from train import literal
-from train.batch import Batch, causal, positions
-from train.flops import step_flops, target_flops
-from train.objective import (
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.rope import Rope
+from train.data.batch import Batch, causal, positions
+from train.objective import literal
+from train.objective.flops import step_flops, target_flops
+from train.objective.loss import (
     DrafterLoss,
     Objective,
     cross_entropy,
@@ -24,7 +25,7 @@ from train.objective import (
     restrict,
     top_k_kl,
 )
-from train.predictions import Drafting, Frozen, Predictions, count, runs
+from train.objective.predictions import Drafting, Frozen, Predictions, count, runs
 
 VOCABULARY = 61
 TARGET = TargetConfig(

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart_jax.errors import UserError
-from train.batch import Batch, positions
-from train.encoding import Encoded
-from train.order import Order
-from train.packing import Packer
+from train.data.batch import Batch, positions
+from train.data.batches import Order
+from train.data.encoding import Encoded
+from train.data.packing import Packer
 
 CONTEXT = 16
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.cache import append, init_cache
-from dart_jax.checkpoint import load_target, save_target
-from dart_jax.pure import bind
-from dart_jax.sampling import Sampling, keep_likely, penalize
-from dart_jax.tree import DraftTree, ancestor_mask
+from dart_jax.decoding.sampling import Sampling, keep_likely, penalize
+from dart_jax.decoding.tree import DraftTree, ancestor_mask
+from dart_jax.models.cache import append, init_cache
+from dart_jax.models.pure import bind
+from dart_jax.weights.checkpoint import load_target, save_target
 
 if os.environ.get("DART_REQUIRE_PARITY") == "1":
     import torch

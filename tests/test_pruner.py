@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax import _core, pruner
+from dart_jax import _core
+from dart_jax.decoding import pruner
+from dart_jax.decoding.handover import CONTEXT, Handover
+from dart_jax.decoding.pruner import Pruner, SearchConfig, trees_inside
 from dart_jax.ngram import NgramModel
-from dart_jax.pruner import CONTEXT, Handover, Pruner, SearchConfig, trees_inside
 
 HANDOVER = Handover(positions=4, candidates=10, path=5)
 VOCAB = 30

@@ -10,14 +10,14 @@ import pytest
 import tiny_model
 import tokenizers_made
 
-from dart_jax.checkpoint import save_target
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.pure import abstract_params
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.models.pure import abstract_params
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights.checkpoint import save_target
 from train import regenerate
-from train.conversations import Chat, Tokens, digest_of, parse, read_all
-from train.dialogues import turns_of
+from train.data.answers import turns_of
+from train.data.examples import Chat, Tokens, digest_of, parse, read_all
 from train.regenerate import RegenerateConfig, main
 
 # Prompts of 17 to 64 tokens: two shapes to compile.

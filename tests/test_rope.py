@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax.errors import UserError
-from dart_jax.rope import Rope, rotate
+from dart_jax.models.rope import Rope, rotate
 
 
 def factors(low, high):

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from dart_jax.errors import UserError
-from dart_jax.safetensors_file import open_safetensors
+from dart_jax.weights.safetensors_file import open_safetensors
 
 DTYPES = [
     *("float64", "float32", "float16", "bfloat16"),

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from dart_jax import sampling as sampling_module
+from dart_jax.decoding import sampling as sampling_module
+from dart_jax.decoding.sampling import Sampling, penalize
 from dart_jax.errors import UserError
-from dart_jax.sampling import Sampling, penalize
 
 VOCAB = 40
 

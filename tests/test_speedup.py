@@ -16,24 +16,25 @@ import pytest
 import tiny_model
 from rich.console import Console
 
-from dart_jax.checkpoint import load_target, save_drafter, save_target
+from dart_jax.data.stdlib import HELD_OUT
+from dart_jax.decoding.loop import Generation
 from dart_jax.errors import UserError
-from dart_jax.loop import Generation
-from dart_jax.pure import init_params
-from dart_jax.target import untie
-from dart_jax.tokenizer import Tokenizer
-from eval import paper, speedup
-from eval.benches import PROMPT_TOKENS
-from eval.benchmarks import PAPER
-from eval.measure import Run, accepted, summarize
-from eval.methods import METHODS
-from eval.prompts import Prompt, demo_prompts
-from eval.speedup import run
-from eval.speedup_config import SpeedupConfig
-from eval.tree_size import LEVEL_DECAYS, Tree, fastest
-from train.corpus import HELD_OUT
-from train.outputs import check_outputs
-from train.shape import DrafterShape
+from dart_jax.models.pure import init_params
+from dart_jax.models.target import untie
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights.checkpoint import load_target, save_drafter, save_target
+from eval.benchmarks.prompts import Prompt, demo_prompts
+from eval.benchmarks.registry import PAPER
+from eval.methods.measure import Run, accepted, summarize
+from eval.methods.registry import METHODS
+from eval.methods.tree_size import LEVEL_DECAYS, Tree, fastest
+from eval.speedup import paper
+from eval.speedup import program as speedup
+from eval.speedup.config import SpeedupConfig
+from eval.speedup.program import run
+from eval.speedup.selection import PROMPT_TOKENS
+from train.objective.drafter_shape import DrafterShape
 
 STAGES = {"fused": {"prefill", "device", "search"}}
 STAGES["host"] = STAGES["fused"] | {"host"}

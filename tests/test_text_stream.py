@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers_made import KINDS, TEXTS, byte_tokens
 
 from dart_jax.errors import UserError
-from dart_jax.text_stream import TextStream
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.text.stream import TextStream
+from dart_jax.text.tokenizer import Tokenizer
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers_made import KINDS, TEXTS
 
 from dart_jax.errors import UserError
-from dart_jax.ngram.fingerprint import tokenizer_fingerprint
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.text.fingerprint import tokenizer_fingerprint
+from dart_jax.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{%- for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>\n{% endfor -%}"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dart_jax.errors import UserError
-from dart_jax.torch_file import open_torch
+from dart_jax.weights.torch_file import open_torch
 
 if os.environ.get("DART_REQUIRE_PARITY") == "1":
     import torch

@@ -21,15 +21,19 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers, processors
 
+from dart_jax.data import records
+from dart_jax.data.records import find_files
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
-from dart_jax.ngram.fingerprint import tokenizer_fingerprint
-from train import counting, documents, executors, ngram, records, text_tokenizer
-from train.documents import Corpus, Document, Position
-from train.executors import Executor, _measured
+from dart_jax.text.fingerprint import tokenizer_fingerprint
+from train import ngram
+from train.counting import executors, text_tokenizer
+from train.counting import pipeline as counting
+from train.counting.executors import Executor, _measured
+from train.data import documents
+from train.data.documents import Corpus, Document, Position
 from train.ngram import NgramConfig, main
-from train.records import find_files
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CHAT = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so."}]

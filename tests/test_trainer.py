@@ -36,12 +36,12 @@ from toy_training import (
 )
 
 from dart_jax.errors import UserError
-from train.checkpoints import best_params, whole_steps
-from train.disk import writing
-from train.metrics import Metrics
-from train.optimizer import OptimizerConfig, learning_rate
-from train.peak import known_peak, peak_flops
-from train.watch import Watch
+from dart_jax.files import writing
+from train.run.checkpoints import best_params, whole_steps
+from train.run.metrics import Metrics
+from train.run.optimizer import OptimizerConfig, learning_rate
+from train.run.peak import known_peak, peak_flops
+from train.run.watch import Watch
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("toy_training.py"))]
 ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}

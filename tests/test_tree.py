@@ -6,7 +6,7 @@ from conftest import grow_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_jax.tree import ancestor_mask, root_only, unpack
+from dart_jax.decoding.tree import ancestor_mask, root_only, unpack
 
 
 def literal_mask(parents):

@@ -14,11 +14,11 @@ import tokenizers
 from conftest import GOLDEN, NAMES
 from tokenizers import models
 
-from dart_jax import user_cache
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import user_cache
 
 VOCAB = 512
 TRIE = GOLDEN / NAMES[0] / "ngram" / "small.trie"

@@ -10,14 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
-from dart_jax.checkpoint import save_drafter, save_target
-from dart_jax.config import DrafterConfig, TargetConfig
+from dart_jax.data.stdlib import function_prompts, read, stdlib
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
-from dart_jax.pure import init_params
-from train.corpus import function_prompts, read, stdlib
+from dart_jax.weights.checkpoint import save_drafter, save_target
 from train.demo import DemoConfig, tokenize
-from train.shape import DrafterShape
-from train.tokenizer import train_tokenizer
+from train.language_model.tokenizer import train_tokenizer
+from train.objective.drafter_shape import DrafterShape
 
 
 @dataclasses.dataclass(frozen=True)

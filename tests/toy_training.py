@@ -13,9 +13,9 @@ import numpy as np
 import tyro
 
 from dart_jax.errors import one_line_errors
-from train.distributed import DistributedConfig, initialize, is_main
-from train.recipe import TrainerConfig
-from train.trainer import fit
+from train.run.config import TrainerConfig
+from train.run.distributed import DistributedConfig, initialize, is_main
+from train.run.trainer import fit
 
 WIDTH = 64
 

@@ -25,20 +25,22 @@ import jax
 import numpy as np
 import tyro
 
-from dart_jax import hub
-from dart_jax.checkpoint import read_target_config
+from dart_jax.data.records import find_files, fingerprint
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO
-from dart_jax.tokenizer import Tokenizer
-from dart_jax.user_cache import load_ngram
-from train import ablation_report, config_file, domains, experiments, work_directory
-from train.dataset import prepare
+from dart_jax.programs.outputs import check_outputs, write_json
+from dart_jax.programs.provenance import environment
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import read_target_config
+from dart_jax.weights.user_cache import load_ngram
+from train.data.prepare import prepare
 from train.drafter import DrafterTraining, train
-from train.experiments import Experiment, Variant
-from train.judge import Judge, benchmark_prompts, parameters, step_seconds
-from train.outputs import check_outputs, environment, write_json
-from train.records import find_files, fingerprint
+from train.evaluation.judge import Judge, benchmark_prompts, parameters, step_seconds
+from train.experiments import domains, report, variants
+from train.experiments.variants import Experiment, Variant
+from train.run import config_file, work_directory
 
 _TIMED_PROMPTS = 4
 
@@ -49,7 +51,7 @@ Figures = dict[str, dict[str, list[float]]]
 class AblateConfig:
     """What is compared, and by how much work."""
 
-    experiment: tyro.conf.Positional[experiments.Name]
+    experiment: tyro.conf.Positional[variants.Name]
     """gamma: the weight of later positions; shift: whether the last real row predicts; layers;
     horizon: positions; ngram: its weight in the search; domain: data without one domain."""
     recipe: Path = Path(__file__).parent / "ablate.toml"
@@ -104,17 +106,17 @@ class AblateConfig:
         """What is compared."""
         match self.experiment:
             case "gamma":
-                return experiments.gamma(self.gammas)
+                return variants.gamma(self.gammas)
             case "shift":
-                return experiments.shift()
+                return variants.shift()
             case "layers":
-                return experiments.layers(self.layers)
+                return variants.layers(self.layers)
             case "horizon":
-                return experiments.horizon(self.horizons)
+                return variants.horizon(self.horizons)
             case "ngram":
-                return experiments.ngram(self.weights)
+                return variants.ngram(self.weights)
             case "domain":
-                return experiments.domain(self.family)
+                return variants.domain(self.family)
 
 
 def run(config: AblateConfig, command: str) -> Path:
@@ -167,13 +169,13 @@ def run(config: AblateConfig, command: str) -> Path:
         "prompts": len(prompts if split is None else split.inside + split.outside),
         "figures": figures,
         "paper": plan.paper,
-        "compared": ablation_report.compare(plan, figures),
+        "compared": report.compare(plan, figures),
     }
     write_json(raw, content)
-    ablation_report.draw(plan, figures, drawing)
-    report = config.out / "ablations.md"
-    ablation_report.write(report, plan, content, drawing.name)
-    return report
+    report.draw(plan, figures, drawing)
+    document = config.out / "ablations.md"
+    report.write(document, plan, content, drawing.name)
+    return document
 
 
 def _recipe(config: AblateConfig) -> DrafterTraining:

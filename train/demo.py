@@ -23,24 +23,30 @@ import numpy as np
 import tokenizers
 import tyro
 
-from dart_jax.checkpoint import load_drafter, load_eos, load_target, save_drafter, save_target
-from dart_jax.config import TargetConfig
+from dart_jax.data.stdlib import HELD_OUT, function_prompts, held_out_files, read, training_files
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import write_atomically
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.pure import init_params
+from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
-from dart_jax.pure import init_params
-from dart_jax.rope import Rope
-from train.config_file import parse
-from train.corpus import HELD_OUT, function_prompts, held_out_files, read, training_files
-from train.data import Windows
+from dart_jax.weights.checkpoint import (
+    load_drafter,
+    load_eos,
+    load_target,
+    save_drafter,
+    save_target,
+)
 from train.drafter import DrafterTraining, train
-from train.lm import held_out_loss, lm_losses
-from train.recipe import TrainerConfig
+from train.language_model.loss import held_out_loss, lm_losses
+from train.language_model.token_windows import Windows
+from train.language_model.tokenizer import end_of_text, train_tokenizer
 from train.regenerate import RegenerateConfig
 from train.regenerate import main as regenerate
-from train.tokenizer import end_of_text, train_tokenizer
-from train.trainer import fit
-from train.work_directory import interruptible
+from train.run.config import TrainerConfig
+from train.run.config_file import parse
+from train.run.trainer import fit
+from train.run.work_directory import interruptible
 
 # How the drafters are trained, by name.
 _RECIPES = Path(__file__).parent

@@ -23,8 +23,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax import hub
-from dart_jax.checkpoint import (
+from dart_jax.errors import UserError, one_line_errors
+from dart_jax.files import write_atomically, writing
+from dart_jax.model import DartModel
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.pure import Params, abstract_params, init_params
+from dart_jax.models.target import untie
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import (
     check_features,
     check_fit,
     load_drafter,
@@ -34,32 +42,29 @@ from dart_jax.checkpoint import (
     save_drafter,
     weights_dtype,
 )
-from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
-from dart_jax.errors import UserError, one_line_errors
-from dart_jax.files import write_atomically
-from dart_jax.model import DartModel
-from dart_jax.pure import Params, abstract_params, init_params
-from dart_jax.target import untie
-from dart_jax.tokenizer import Tokenizer
-from dart_jax.user_cache import enable_compilation_cache, load_ngram
-from train import config_file
-from train.acceptance import AcceptanceConfig, AcceptanceLength, Agreement, held_out_prompts
-from train.checkpoints import best_params
-from train.dataset import DataConfig, prepare
-from train.digest import model_digest
-from train.disk import writing
-from train.distributed import DistributedConfig, initialize, is_main, wait
-from train.flops import step_flops
-from train.mesh import make_mesh, replicated
-from train.objective import DrafterLoss, Objective
-from train.order import Order, PackedBatches
-from train.packed import PackedDataset, draft_vocabulary
-from train.predictions import Drafting, Frozen
-from train.recipe import TrainerConfig
-from train.shape import DrafterShape
-from train.teacher import cached_teacher
-from train.trainer import fit
-from train.work_directory import interruptible
+from dart_jax.weights.digest import model_digest
+from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
+from train.data.batches import Order, PackedBatches
+from train.data.packed_dataset import PackedDataset, draft_vocabulary
+from train.data.prepare import DataConfig, prepare
+from train.data.target_outputs import cached_teacher
+from train.evaluation.acceptance import (
+    AcceptanceConfig,
+    AcceptanceLength,
+    Agreement,
+    held_out_prompts,
+)
+from train.objective.drafter_shape import DrafterShape
+from train.objective.flops import step_flops
+from train.objective.loss import DrafterLoss, Objective
+from train.objective.predictions import Drafting, Frozen
+from train.run import config_file
+from train.run.checkpoints import best_params
+from train.run.config import TrainerConfig
+from train.run.distributed import DistributedConfig, initialize, is_main, wait
+from train.run.mesh import make_mesh, replicated
+from train.run.trainer import fit
+from train.run.work_directory import interruptible
 
 
 @dataclasses.dataclass(frozen=True)

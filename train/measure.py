@@ -29,16 +29,19 @@ from jax.typing import DTypeLike
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.config import DrafterConfig, TargetConfig
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.pure import Params, abstract_params
-from dart_jax.rope import Rope
-from train import literal
-from train.batch import Batch
-from train.objective import DrafterLoss, Objective
-from train.outputs import check_outputs, environment, new_figure, save_figure, write_json
-from train.predictions import Drafting, Frozen
-from train.shape import DrafterShape
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.pure import Params, abstract_params
+from dart_jax.models.rope import Rope
+from dart_jax.programs.figures import new_figure, save_figure
+from dart_jax.programs.outputs import check_outputs, write_json
+from dart_jax.programs.provenance import environment
+from train.data.batch import Batch
+from train.objective import literal
+from train.objective.drafter_shape import DrafterShape
+from train.objective.loss import DrafterLoss, Objective
+from train.objective.predictions import Drafting, Frozen
 
 _COLOURS = {"efficient": "#4477aa", "literal": "#ee6677"}
 _HEAD = 64

@@ -20,16 +20,18 @@ from typing import NamedTuple
 import duckdb
 import tyro
 
+from dart_jax.data.records import PARQUET, find_files, without
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import write_atomically
 from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
 from dart_jax.ngram.builder import check_lossy
-from train import text_tokenizer, work_directory
-from train.counting import DRIVER, LEAST, MB, Budget, Counted, Counting, progress_bars
-from train.documents import Corpus
-from train.executors import Executor, LocalExecutor, RayExecutor
-from train.records import PARQUET, find_files, without
+from dart_jax.programs.progress import progress_bars
+from train.counting import text_tokenizer
+from train.counting.executors import Executor, LocalExecutor, RayExecutor
+from train.counting.pipeline import DRIVER, LEAST, MB, Budget, Counted, Counting
+from train.data.documents import Corpus
+from train.run import work_directory
 
 _VERSION = 1  # of what work directories hold
 

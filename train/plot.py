@@ -15,7 +15,8 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from dart_jax.errors import UserError, one_line_errors
-from train.outputs import COLOURS, check_outputs, new_figure, save_figure
+from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from dart_jax.programs.outputs import check_outputs
 
 
 @dataclasses.dataclass(frozen=True)

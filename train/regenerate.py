@@ -25,17 +25,17 @@ from typing import Literal, NamedTuple
 
 import tyro
 
-from dart_jax import hub
+from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.files import atomic_path, write_atomically
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
-from train import work_directory
-from train.conversations import Example, read_all
-from train.counting import progress_bars
-from train.dialogues import Answering, Dialogue, Journal, turns_of
-from train.encoding import parse_template_kwargs
-from train.records import Skipped, find_files, fingerprint, refuse, without
+from dart_jax.programs.progress import progress_bars
+from dart_jax.weights import hub
+from train.data.answers import Answering, Dialogue, Journal, turns_of
+from train.data.encoding import parse_template_kwargs
+from train.data.examples import Example, read_all
+from train.run import work_directory
 
 _VERSION = 1  # of what work directories hold
 _BLOCK = 16  # batches answered turn by turn, before the next are read

@@ -19,7 +19,7 @@ import tyro
 from dart_jax.app.methods import Methods
 from dart_jax.app.service import Service
 from dart_jax.errors import UserError, one_line_errors
-from dart_jax.model_choice import ModelChoice
+from dart_jax.programs.model_choice import ModelChoice
 
 if TYPE_CHECKING:
     from dart_jax.app.page import Running

@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.generation import Piece, Step, TextGeneration
+from dart_jax.generation import Piece, Step
 from dart_jax.model import DartModel
+from dart_jax.text_generation import TextGeneration
 
 # A character is seldom more than this many times a token: longer texts are not even encoded.
 _CHARACTERS_A_TOKEN = 32
@@ -25,7 +26,7 @@ class Verified:
     """What one step drafted, and what came of it.
 
     Attributes:
-      tree: int32 [3, N + 1], the draft tree (see `dart_jax.tree`).
+      tree: int32 [3, N + 1], the draft tree (see `dart_jax.decoding.tree`).
       context: int32 [4], the tokens before, the root at the end; -1 where there are fewer.
       ids: int32 [d, k], the drafter's candidates; d is 0 where the host did not search.
       logits: float32 [d, k], theirs.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from dart_jax.config import DrafterConfig, Eagle3Config, TargetConfig
 from dart_jax.model import DartModel
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 
 PLAIN, DART, DART_ALONE, EAGLE3 = "plain", "dart", "dart_no_ngram", "eagle3"
 

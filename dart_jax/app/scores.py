@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from dart_jax.app.answer import Verified
+from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.ngram import NgramModel
-from dart_jax.pruner import SearchConfig
 
 _EPS = 1e-10
 

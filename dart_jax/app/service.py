@@ -17,7 +17,7 @@ from dart_jax.app.settings import LEAST, Settings
 from dart_jax.app.turns import Job, Turns
 from dart_jax.app.warm import Warm
 from dart_jax.errors import UserError
-from dart_jax.generation import TextGeneration
+from dart_jax.text_generation import TextGeneration
 
 _logger = logging.getLogger(__name__)
 

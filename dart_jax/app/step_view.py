@@ -6,12 +6,12 @@ from dart_jax.app.answer import Answer, Verified
 from dart_jax.app.markup import escape
 from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
-from dart_jax.config import DrafterConfig
+from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Step, default_tree
 from dart_jax.model import DartModel
-from dart_jax.pruner import SearchConfig
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.text.tokenizer import Tokenizer
 
 NOTHING = '<p class="note">The drafts of the next answer are shown here.</p>'
 

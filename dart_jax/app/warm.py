@@ -10,7 +10,7 @@ import jax
 
 from dart_jax.app.turns import Turns
 from dart_jax.errors import UserError
-from dart_jax.generation import TextGeneration
+from dart_jax.text_generation import TextGeneration
 
 # Every program takes memory, and memory mappings, of which a process may have only so many.
 _MOST = 100

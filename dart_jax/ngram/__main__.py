@@ -20,11 +20,13 @@ from rich.table import Table
 
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.model import DEMO
-from dart_jax.ngram.bench import BenchConfig, bench
+from dart_jax.ngram.bench.benchmark import bench
+from dart_jax.ngram.bench.build import BenchConfig
 from dart_jax.ngram.convert import ConvertConfig, convert
-from dart_jax.ngram.fingerprint import UNKNOWN, check_tokenizer
+from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.text.fingerprint import UNKNOWN
+from dart_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

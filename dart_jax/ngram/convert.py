@@ -12,10 +12,10 @@ from rich.console import Console
 from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
-from dart_jax.ngram.fingerprint import tokenizer_fingerprint, vocabulary_size
 from dart_jax.ngram.model import NgramModel, is_ngram_file
 from dart_jax.ngram.reference import convert_reference
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.text.fingerprint import tokenizer_fingerprint, vocabulary_size
+from dart_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

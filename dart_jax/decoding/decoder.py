@@ -1,0 +1,56 @@
+"""A decoder: models, tree search and loop, put together for batches of token prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from dart_jax.decoding.loop import Generation, Options, Prompts, generate_fused, generate_streaming
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
+
+Loop = Literal["fused", "host"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decoder:
+    """Decodes batches of token prompts in one fixed way.
+
+    Attributes:
+      config: what the step is compiled for.
+      params: the models' parameters.
+      pruner: the tree search; None where the device makes the trees, or decodes plainly.
+      max_length: cache rows: prompt and new tokens together.
+      sampling: how the target draws.
+      stop: ids that end a sequence.
+      loop: `fused`, one jitted program, or `host`, step and search in turn.
+    """
+
+    config: DecodeConfig
+    params: DecodeParams
+    pruner: Pruner | None
+    max_length: int
+    sampling: Sampling
+    stop: tuple[int, ...]
+    loop: Loop
+
+    def pad(self, prompts: list[np.ndarray], max_new_tokens: int) -> Prompts:
+        """The prompts as a batch for this decoder; raises UserError as `Prompts.pad`."""
+        return Prompts.pad(prompts, max_new_tokens, self.max_length, self.config.target.vocab_size)
+
+    def options(self, seed: int) -> Options:
+        """How it decodes; raises UserError if the seed is out of range."""
+        return Options(self.sampling, self.stop, seed)
+
+    def __call__(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> Generation:
+        """Continues token prompts, each int [n], by up to `max_new_tokens`.
+
+        Raises:
+          UserError: as `Prompts.pad` and `Options`.
+        """
+        padded = self.pad(prompts, max_new_tokens)
+        generate = generate_fused if self.loop == "fused" else generate_streaming
+        return generate(self.config, self.params, self.pruner, padded, self.options(seed))

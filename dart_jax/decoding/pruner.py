@@ -1,0 +1,175 @@
+"""The host's side of a step: candidates come in one packed array, a draft tree goes back.
+
+A `Pruner` is called between two jitted steps, or inside one jitted program: on the CPU XLA calls
+the C++ search itself, elsewhere `jax.pure_callback` leads to it. A callback computes in numpy only:
+running a JAX computation inside one can deadlock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from functools import cache, partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax import _core
+from dart_jax.decoding.handover import CONTEXT, Handover
+from dart_jax.ngram import NgramModel
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """The tree search's parameters (docs/method.md, section 3), with the paper's defaults.
+
+    Attributes:
+      beam: nodes of a level that are extended.
+      level_decay: exponent of the level weight.
+      logit_decay: base of the logit weight.
+      ngram_weight: of the n-gram model's log-probability.
+      ties: `first`, of equal scores the node created first; `compat`, what the reference's unstable
+        sorts make of them, many times slower.
+    """
+
+    beam: int = 20
+    level_decay: float = 0.7
+    logit_decay: float = 0.9
+    ngram_weight: float = 0.5
+    ties: Literal["first", "compat"] = "first"
+
+
+class Pruner:
+    """Packed candidates -> packed draft trees, int32 [B, 3, N + 1]."""
+
+    # Whether a program on the CPU may call the C++ search instead of this object.
+    native = True
+
+    def __init__(
+        self,
+        handover: Handover,
+        nodes: int,
+        *,
+        ngram: NgramModel | None = None,
+        eos: tuple[int, ...] = (),
+        search: SearchConfig = SearchConfig(),
+        threads: int | None = None,
+    ):
+        """Prepares the search of trees of N = `nodes` nodes.
+
+        Args:
+          handover: layout of the packed candidates.
+          nodes: N, the root not counted.
+          ngram: None searches by the drafter alone; without candidates it drafts alone.
+          eos: tokens that end a sequence.
+          search: parameters.
+          threads: rows of a batch searched at the same time; None takes all cores.
+
+        Raises:
+          ValueError: a parameter is out of range.
+        """
+        self.handover, self.nodes = handover, nodes
+        self._search = _core.TreeSearch(
+            ngram.core if ngram else None,
+            nodes=nodes,
+            eos=list(eos),
+            threads=threads or os.cpu_count() or 1,
+            **dataclasses.asdict(search),
+        )
+        self._handle = _core.SearchHandle(self._search)
+        _pruners[self.handle] = self
+
+    @property
+    def handle(self) -> int:
+        """What a compiled program knows the pruner by (see `trees_inside`)."""
+        return self._handle.value
+
+    @property
+    def seconds(self) -> float:
+        """Time spent searching since it was last set to 0."""
+        return self._search.seconds
+
+    @seconds.setter
+    def seconds(self, value: float) -> None:
+        self._search.seconds = value
+
+    def __call__(self, packed: np.ndarray) -> np.ndarray:
+        """The trees of one step, on the host."""
+        packed = np.asarray(packed)
+        trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
+        self._search.search(*self.handover.candidates_of(packed), trees)
+        return trees
+
+
+# By handle. A program may outlive a pruner; calling it with that one's handle is then an error.
+_pruners: weakref.WeakValueDictionary[int, Pruner] = weakref.WeakValueDictionary()
+
+
+def trees_inside(
+    handover: Handover, nodes: int, handle: jax.Array, packed: jax.Array, *, native: bool = True
+) -> jax.Array:
+    """The trees of one step, inside a jitted program.
+
+    The pruner is an argument of the program: one program serves all pruners of a shape, in every
+    process.
+
+    Args:
+      handover: layout of the packed candidates.
+      nodes: N.
+      handle: int32 scalar, `Pruner.handle`.
+      packed: int32 [B, width].
+      native: on the CPU, let XLA call the C++ search itself, without Python.
+
+    Returns:
+      int32 [B, 3, N + 1].
+    """
+    out = jax.ShapeDtypeStruct((packed.shape[0], 3, nodes + 1), jnp.int32)
+    python = partial(_trees_through_python, out)
+    if not (native and _foreign_function()):
+        return python(handle, packed)
+    foreign = partial(
+        jax.ffi.ffi_call(_FOREIGN_FUNCTION, out),
+        context=np.int64(CONTEXT),
+        first=np.int64(handover.first),
+        levels=np.int64(handover.positions),
+        candidates=np.int64(handover.candidates),
+    )
+    return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
+
+
+def _trees_through_python(
+    out: jax.ShapeDtypeStruct, handle: jax.Array, packed: jax.Array
+) -> jax.Array:
+    """The same on every platform.
+
+    The rows cross in parts: to copy an array above 100 KiB for a callback, JAX on the CPU waits
+    for a thread, and where there is but one core, for ever.
+    """
+    rows = max(1, _COPIED_AT_ONCE // (packed.shape[1] * packed.dtype.itemsize))
+    parts = [packed[i : i + rows] for i in range(0, packed.shape[0], rows)]
+    return jax.pure_callback(_call, out, handle, *parts)
+
+
+def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
+    return _pruners[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
+
+
+_FOREIGN_FUNCTION = "dart_search"
+
+# Bytes of the largest array that JAX hands to a callback without another thread.
+_COPIED_AT_ONCE = 100 * 1024
+
+
+@cache
+def _foreign_function() -> bool:
+    """Makes the search known to XLA. False if it was built without, or for another jaxlib."""
+    if _core.ffi_handler is None:
+        return False
+    try:
+        jax.ffi.register_ffi_target(_FOREIGN_FUNCTION, _core.ffi_handler, platform="cpu")
+    except (jax.errors.JaxRuntimeError, ValueError):
+        return False
+    return True

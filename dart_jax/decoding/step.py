@@ -1,0 +1,320 @@
+"""The decode step: verify the tree -> accept -> compact the caches -> draft -> top-k.
+
+Pure functions over plain pytrees. `DecodeConfig` is static; the state is donated, so its caches are
+updated in place. Plain decoding is the same step with a tree that is only a root and no drafter.
+How drafts are made is left to `dart_jax.decoding.drafting`: some ways hand candidates to the host, whose
+search sends a tree back; others leave the next tree in the state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from dart_jax.decoding.accept import accept, impose
+from dart_jax.decoding.drafting import Known
+from dart_jax.decoding.handover import CONTEXT
+from dart_jax.decoding.sampling import SamplingValues, draw, mark, penalize
+from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.tree import DraftTree, ancestor_mask, root_only, unpack
+from dart_jax.models.cache import KVCache, after, append, begin
+from dart_jax.models.pure import bind
+
+
+class Verified(NamedTuple):
+    """What the target makes of a tree.
+
+    Attributes:
+      logits: float32 [B, N + 1, V].
+      features: [B, N + 1, 3D]; [B, N + 1, 0] of a target without.
+      rows: keys and values of the tree's rows, layer by layer.
+    """
+
+    logits: jax.Array
+    features: jax.Array
+    rows: KVCache
+
+
+class Won(NamedTuple):
+    """The rows of an accepted path, P of them.
+
+    Attributes:
+      tokens: int32 [B, P], the rows' own: the root, then what was drafted.
+      following: int32 [B, P], the target's tokens after them.
+      features: [B, P, 3D], the target's.
+      positions: int32 [B, P].
+      count: int32 [B], how many of `following` are emitted.
+      drafted: int32 [B], how many of these had been drafted.
+      start: int32 [B], rows known before.
+    """
+
+    tokens: jax.Array
+    following: jax.Array
+    features: jax.Array
+    positions: jax.Array
+    count: jax.Array
+    drafted: jax.Array
+    start: jax.Array
+
+
+def exact_products(function: Callable[..., Any]) -> Callable[..., Any]:
+    """On recent GPUs a float32 product would otherwise be rounded to 19 bits."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return function(*args, **options)
+
+    return wrapped
+
+
+@partial(jax.jit, static_argnames=("config", "capacity"))
+@exact_products
+def prefill(
+    config: DecodeConfig,
+    params: DecodeParams,
+    tokens: jax.Array,
+    length: jax.Array,
+    max_new_tokens: jax.Array,
+    stop: jax.Array,
+    seed: jax.Array,
+    sampling: SamplingValues,
+    *,
+    capacity: int,
+) -> tuple[DecodeState, jax.Array]:
+    """Reads the prompts, draws each row's first token and drafts from there.
+
+    Args:
+      config: static.
+      params: see `DecodeParams`.
+      tokens: int32 [B, T], prompts padded on the right.
+      length: int32 [B], their lengths, at least 1.
+      max_new_tokens: int32 [B].
+      stop: int32 [n], see `DecodeState`.
+      seed: uint32 scalar.
+      sampling: how the target draws.
+      capacity: cache rows, `config.capacity(...)`; static.
+
+    Returns:
+      The state and the packed handover, int32 [B, width].
+    """
+    b, t = tokens.shape
+    chex.assert_type([tokens, length, max_new_tokens], jnp.int32)
+    chex.assert_shape([length, max_new_tokens], (b,))
+    target = bind(config.target, params["target"])
+    positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (b, t))
+    with jax.named_scope("prefill"):
+        out = target(tokens, positions, jnp.tril(jnp.ones((1, t, t), bool)))
+        last = (length - 1)[:, None]
+        hidden = jnp.take_along_axis(out.hidden, last[:, :, None], axis=1)
+        logits = target.logits(hidden)
+    seen = None
+    if sampling.repetition_penalty is not None:
+        seen = jnp.zeros((b, config.target.vocab_size), bool)
+        seen = mark(seen, jnp.where(positions <= last, tokens, -1))
+        logits = penalize(sampling.repetition_penalty, logits, seen[:, None])
+    first = draw(sampling, logits, seed, length[:, None], jnp.zeros_like(last))
+
+    index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
+    context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
+    state = DecodeState(
+        target_cache=begin(out.rows, capacity),
+        memory=None,
+        length=length,
+        context=context,
+        remaining=max_new_tokens,
+        stop=stop,
+        seed=seed,
+        sampling=sampling,
+        seen=seen,
+    )
+    state, count = _emit(state, first, jnp.ones_like(length))
+    # The drafter's row i joins the feature at i with the token at i + 1.
+    following = jnp.concatenate([tokens[:, 1:], first], axis=1)
+    following = jnp.where(positions == last, first, following)
+    known = Known(
+        target,
+        params,
+        tokens,
+        following,
+        out.features,
+        positions,
+        last=length - 1,
+        start=jnp.zeros_like(length),
+        capacity=capacity,
+        seed=seed,
+        sampling=sampling,
+        seen=state.seen,
+    )
+    state, ids, draft = _draft(config, state, known)
+    first = jnp.pad(first, ((0, 0), (0, config.max_depth)))
+    none = jnp.zeros_like(count)
+    packed = config.handover.pack(state.context, count, none, state.active, first, ids, draft)
+    return state, packed
+
+
+@partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
+@exact_products
+def step(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None = None
+) -> tuple[DecodeState, jax.Array]:
+    """One verification and the draft that follows it.
+
+    Args:
+      config: static.
+      params: see `DecodeParams`.
+      state: donated.
+      trees: int32 [B, 3, N + 1] from the pruner; None where the state has them, and for plain
+        decoding.
+
+    Returns:
+      The new state and the packed handover, int32 [B, width].
+    """
+    trees = state.trees if trees is None else trees
+    verified = verify(config, params, state, trees)
+    state, won = accept_and_compact(config, state, trees, verified)
+    known = newly_known(config, params, state, won, state.target_cache[0][0].shape[2])
+    state, ids, draft = _draft(config, state, known)
+    return state, pack(config, state, won, ids, draft)
+
+
+def verify(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
+) -> Verified:
+    """The target over the rows of the trees, int32 [B, 3, N + 1]; None for roots alone."""
+    target = bind(config.target, params["target"])
+    tree = _tree(config, state, trees)
+    with jax.named_scope("verify"):
+        mask = ancestor_mask(tree, config.max_depth)
+        positions = state.length[:, None] + tree.depth
+        out = target(tree.tokens, positions, mask, state.target_cache, state.length)
+        return Verified(target.logits(out.hidden), out.features, out.rows)
+
+
+def accept_and_compact(
+    config: DecodeConfig, state: DecodeState, trees: jax.Array | None, verified: Verified
+) -> tuple[DecodeState, Won]:
+    """The target's draws, the walk by them, and the path's rows behind the target's cache."""
+    tree, depth, start = _tree(config, state, trees), config.max_depth, state.length
+    mask = ancestor_mask(tree, depth)
+    positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
+    logits = verified.logits
+    with jax.named_scope("accept"):
+        if state.seen is not None and state.sampling.repetition_penalty is not None:
+            seen = _seen_at_nodes(state.seen, tree, mask)
+            logits = penalize(state.sampling.repetition_penalty, logits, seen)
+        drawn = draw(state.sampling, logits, state.seed, positions + 1, tree.depth)
+        if config.acceptance is None:
+            won = accept(tree, mask, drawn, depth)
+        else:
+            left, end = state.remaining, start + state.remaining
+            won = impose(tree, drawn, depth, left, end, config.acceptance)
+    state, count = _emit(state, won.tokens, won.count)
+    with jax.named_scope("compact"):
+        cache = append(state.target_cache, verified.rows, won.path, after(won.tokens, start))
+        state = dataclasses.replace(state, target_cache=cache, length=start + count)
+    return state, Won(
+        tokens=jnp.take_along_axis(tree.tokens, won.path, axis=1),
+        following=won.tokens,
+        features=jnp.take_along_axis(verified.features, won.path[:, :, None], axis=1),
+        positions=positions,
+        count=count,
+        drafted=jnp.minimum(count, won.count - 1),
+        start=start,
+    )
+
+
+def newly_known(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, won: Won, capacity: int
+) -> Known:
+    """What there is to draft from after a verification; `capacity` is that of the caches."""
+    return Known(
+        bind(config.target, params["target"]),
+        params,
+        won.tokens,
+        won.following,
+        won.features,
+        won.positions,
+        last=jnp.maximum(won.count - 1, 0),
+        start=won.start,
+        capacity=capacity,
+        seed=state.seed,
+        sampling=state.sampling,
+        seen=state.seen,
+    )
+
+
+def pack(
+    config: DecodeConfig, state: DecodeState, won: Won, ids: jax.Array, logits: jax.Array
+) -> jax.Array:
+    """The handover, int32 [B, width], with the candidates [B, d, k] for the host's search."""
+    return config.handover.pack(
+        state.context, won.count, won.drafted, state.active, won.following, ids, logits
+    )
+
+
+def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> DraftTree:
+    """Packed trees as they are verified; without any, the roots."""
+    if trees is None:
+        return root_only(state.context[:, -1])
+    chex.assert_shape(trees, (state.length.shape[0], 3, config.nodes + 1))
+    chex.assert_type(trees, jnp.int32)
+    return unpack(trees)
+
+
+def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[DecodeState, jax.Array]:
+    """Takes the won tokens [B, P] as known; ends a row at a stop id or at its budget.
+
+    Returns:
+      The state with new `context`, `seen` and `remaining`, and how many tokens each row emits.
+    """
+    count = jnp.minimum(count, state.remaining)
+    place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    stop = jnp.isin(tokens, state.stop) & (place < count[:, None])
+    ended = jnp.any(stop, axis=1)
+    count = jnp.where(ended, jnp.argmax(stop, axis=1).astype(jnp.int32) + 1, count)
+    known = jnp.concatenate([state.context, tokens], axis=1)
+    latest = count[:, None] + jnp.arange(CONTEXT, dtype=jnp.int32)[None]
+    seen = state.seen
+    if seen is not None:
+        seen = mark(seen, jnp.where(place < count[:, None], tokens, -1))
+    state = dataclasses.replace(
+        state,
+        context=jnp.take_along_axis(known, latest, axis=1),
+        remaining=jnp.where(ended, 0, state.remaining - count),
+        seen=seen,
+    )
+    return state, count
+
+
+def _draft(
+    config: DecodeConfig, state: DecodeState, known: Known
+) -> tuple[DecodeState, jax.Array, jax.Array]:
+    """Drafts behind the newest rows.
+
+    Returns:
+      The state with the new memory, and trees where the device makes them; the candidates for the
+      host's search, int32 ids and float32 logits [B, d, k].
+    """
+    shape = (known.last.shape[0], config.handover.positions, config.handover.candidates)
+    candidates = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+    if config.drafting is not None:
+        with jax.named_scope("draft"):
+            memory, draft = config.drafting(state.memory, known)
+        state = dataclasses.replace(state, memory=memory, trees=draft.trees)
+        candidates = draft.candidates or candidates
+    return state, *candidates
+
+
+def _seen_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Array:
+    """Tokens known at every node, its own and its ancestors' included: bool [B, N + 1, V]."""
+    b, nodes = tree.tokens.shape
+    paths = jnp.where(mask, tree.tokens[:, None], -1)
+    return mark(jnp.broadcast_to(seen[:, None], (b, nodes, seen.shape[1])), paths)

@@ -1,0 +1,66 @@
+"""Checks of the fields of a `config.json`, which targets and drafters share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dart_jax.errors import UserError
+
+
+def check_fields(config: Any) -> None:
+    """Raises UserError for a field of a config dataclass whose type or range is wrong."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        least = 0 if field.name == "draft_length" else 1
+        if field.type == "bool":
+            good, want = isinstance(value, bool), "true or false"
+        elif field.type in ("int", "int | None"):
+            good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            good = good or (value is None and field.type == "int | None")
+            want = f"an integer of at least {least}"
+        elif field.type == "float":
+            good = isinstance(value, int | float) and not isinstance(value, bool)
+            good = good and 0 < value < float("inf")
+            want = "a positive number"
+        else:
+            continue
+        if not good:
+            raise UserError(f"config.json has {field.name}={value!r}; it must be {want}")
+
+
+def check_attention(heads: int, kv_heads: int, head_dim: int) -> None:
+    if heads % kv_heads:
+        raise UserError(f"{heads} query heads cannot share {kv_heads} key/value heads evenly")
+    if head_dim % 2:
+        raise UserError(f"rotary embeddings need an even head_dim, got {head_dim}")
+
+
+def refuse(json: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> None:
+    if name in json and json[name] not in supported:
+        raise UserError(f"config.json has {name}={json[name]!r}, which is not supported")
+
+
+def with_head_defaults(json: Mapping[str, Any], *, guess: bool) -> dict[str, Any]:
+    """Adds what Llama-like configs may leave out: key/value heads and the head's size."""
+    fields = dict(json)
+    heads, size = json.get("num_attention_heads"), json.get("hidden_size")
+    if guess and isinstance(heads, int) and isinstance(size, int) and heads > 0:
+        if fields.get("num_key_value_heads") is None:
+            fields["num_key_value_heads"] = heads
+        if fields.get("head_dim") is None and size % heads == 0:
+            fields["head_dim"] = size // heads
+    return fields
+
+
+def known_fields(cls: type, json: Mapping[str, Any]) -> dict[str, Any]:
+    fields = dataclasses.fields(cls)
+    require(json, [f.name for f in fields if f.default is dataclasses.MISSING])
+    return {f.name: json[f.name] for f in fields if f.name in json}
+
+
+def require(json: Mapping[str, Any], names: Any) -> None:
+    missing = [name for name in names if json.get(name, dataclasses.MISSING) is dataclasses.MISSING]
+    if missing:
+        raise UserError(f"config.json lacks {', '.join(missing)}")

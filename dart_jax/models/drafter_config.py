@@ -1,0 +1,178 @@
+"""Configurations of DART and EAGLE-3 drafters, read from the `config.json` beside the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dart_jax.errors import UserError
+from dart_jax.models.config_fields import (
+    check_attention,
+    check_fields,
+    known_fields,
+    refuse,
+    with_head_defaults,
+)
+from dart_jax.models.rope import Rope
+
+_DART = "LlamaForCausalLMDart"
+_EAGLE3 = "LlamaForCausalLMEagle3"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftLayerConfig:
+    """What DART and EAGLE-3 drafters have in common, in the names of their `config.json`."""
+
+    vocab_size: int
+    draft_vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    target_hidden_size: int
+    rms_norm_eps: float = 1e-6
+    rope: Rope = Rope(1e4)  # what a Llama config without one means
+    max_position_embeddings: int = 40960
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_attention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    @classmethod
+    def _read(cls, json: Mapping[str, Any]) -> Any:
+        refuse(json, "hidden_act", ("silu",))
+        refuse(json, "attention_bias", (False, None))
+        refuse(json, "mlp_bias", (False, None))
+        refuse(json, "quantization_config", (None,))
+        refuse(json, "norm_before_residual", (False, None))
+        fields = with_head_defaults(json, guess=True)
+        fields["rope"] = Rope.from_json(json, 1e4)
+        fields.setdefault("draft_vocab_size", fields.get("vocab_size"))
+        if fields.get("target_hidden_size") is None:
+            fields["target_hidden_size"] = fields.get("hidden_size")
+        return cls(**known_fields(cls, fields))
+
+    def _write(self, architecture: str) -> dict[str, Any]:
+        json = {
+            "architectures": [architecture],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            **dataclasses.asdict(self),
+            **self.rope.to_json(),
+        }
+        del json["rope"]
+        return json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrafterConfig(DraftLayerConfig):
+    """A DART drafter (docs/method.md, section 2).
+
+    Attributes:
+      draft_length: mask rows, m.
+      num_hidden_layers: decoder layers; the method's drafters, which the reference reads, have one.
+      shifted: whether the last real row predicts too, and each mask row one token further on. The
+        paper compares with drafters whose mask rows alone predict; the reference cannot read them.
+    """
+
+    draft_length: int
+    num_hidden_layers: int = 1
+    shifted: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.num_positions:
+            raise UserError("an unshifted drafter needs mask rows: draft_length must be at least 1")
+
+    @property
+    def num_positions(self) -> int:
+        """Positions drafted in one forward, d: the mask rows' and, if shifted, the last real
+        row's."""
+        return self.draft_length + self.shifted
+
+    def shortened(self, positions: int) -> DrafterConfig:
+        """The same drafter, of the same parameters, for its first so many positions: no row sees
+        the mask rows behind it."""
+        return dataclasses.replace(self, draft_length=positions - self.shifted)
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> DrafterConfig:
+        """Reads the reference's config; refuses by name what would change the maths."""
+        if "draft_length" not in json:
+            raise UserError("drafter config.json has no draft_length: it is not a DART drafter")
+        return cls._read(json)
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as the reference reads it."""
+        json = self._write(_DART)
+        if self.shifted:
+            del json["shifted"]  # as published
+        return json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3Config(DraftLayerConfig):
+    """An EAGLE-3 drafter (docs/method.md, section 7).
+
+    Attributes:
+      aux_layers: layers of the target whose outputs it reads; None where its config is silent,
+        which means those of the reference.
+    """
+
+    aux_layers: tuple[int, ...] | None = None
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Eagle3Config:
+        """Reads the reference's config; refuses by name what would change the maths.
+
+        The method's own checkpoints go by the architecture `LlamaForCausalLM`, and only their
+        draft vocabulary tells them from a target.
+        """
+        if _EAGLE3 not in (json.get("architectures") or []) and "draft_vocab_size" not in json:
+            raise UserError(
+                f"drafter config.json has neither the architecture {_EAGLE3} nor a "
+                "draft_vocab_size: it is not an EAGLE-3 drafter"
+            )
+        eagle = json.get("eagle_config")
+        eagle = eagle if isinstance(eagle, dict) else {}
+        refuse(eagle, "use_aux_hidden_state", (True, None))
+        if json.get("num_hidden_layers", 1) != 1:
+            raise UserError("EAGLE-3 drafters of more than one layer are not supported")
+        layers = eagle.get("eagle_aux_hidden_state_layer_ids")
+        if layers is not None and not isinstance(layers, list):
+            raise UserError(f"config.json has eagle_aux_hidden_state_layer_ids={layers!r}")
+        return cls._read({**json, "aux_layers": None if layers is None else tuple(layers)})
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as the reference reads it."""
+        json = self._write(_EAGLE3)
+        json["num_hidden_layers"] = 1
+        layers = json.pop("aux_layers")
+        if layers is not None:
+            json["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        return json
+
+
+def is_drafter(json: Mapping[str, Any]) -> bool:
+    """Whether this is a DART or EAGLE-3 drafter's config, by its fields."""
+    named = {_DART, _EAGLE3} & set(json.get("architectures") or [])
+    return bool(named) or "draft_length" in json or "draft_vocab_size" in json
+
+
+def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
+    """Reads the config of either kind of drafter.
+
+    Raises:
+      UserError: it is of neither kind, or something in it is not supported.
+    """
+    if "draft_length" in json:
+        return DrafterConfig.from_json(json)
+    if _EAGLE3 in (json.get("architectures") or []) or "draft_vocab_size" in json:
+        return Eagle3Config.from_json(json)
+    raise UserError(
+        "drafter config.json has neither a draft_length (DART) nor a draft_vocab_size (EAGLE-3): "
+        "it is not a drafter"
+    )

@@ -1,0 +1,68 @@
+"""The EAGLE-3 drafter (docs/method.md, section 7): one decoder layer that reads its own output.
+
+`dart_jax.decoding.drafting.eagle3_tree` grows draft trees with it, `train.objective` trains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from dart_jax.models.attention import Part
+from dart_jax.models.draft_layer import DraftLayer
+from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.layers import Linear
+from dart_jax.models.rope import rotate
+
+# What a forward over T rows attends to: keys and values [B, K, S, h], and which of them each row
+# sees, a mask broadcastable to [B, T, S].
+Seen = tuple[jax.Array, jax.Array, jax.Array]
+
+
+class Eagle3Drafter(DraftLayer):
+    """One decoder layer; the head is over the draft vocabulary.
+
+    A row joins what is known about a position with the embedding of the token after it. Where that
+    token follows known ones it is the target's projected feature, behind a drafted token the
+    layer's own output.
+    """
+
+    def __init__(self, config: Eagle3Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        self.config = config
+        d = config.hidden_size
+        self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
+        super().__init__(config, dtype=dtype, rngs=rngs)
+
+    def keys_at(self, inputs: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Rotated keys and values [B, K, T, h] of rows [B, T, 2D] at int32 positions [B, T]."""
+        k, v = self.keys(inputs)
+        return rotate(k, positions, self.config.rope), v
+
+    def __call__(
+        self, hidden: jax.Array, inputs: jax.Array, positions: jax.Array, seen: Sequence[Seen]
+    ) -> jax.Array:
+        """Runs the layer over T rows.
+
+        Args:
+          hidden: [B, T, D], the residual stream: `fc(features)`, or the parents' output.
+          inputs: [B, T, 2D], `join` of the tokens' embeddings and `hidden`.
+          positions: int32 [B, T].
+          seen: what the rows attend to, themselves included.
+
+        Returns:
+          [B, T, D], before the final norm.
+        """
+        q = rotate(self.queries(inputs), positions, self.config.rope)
+        return self.finish(hidden, [Part(q, *rows) for rows in seen])
+
+    def log_probs(self, hidden: jax.Array) -> jax.Array:
+        """Of the token that follows each row's: [B, T, D] -> float32 [B, T, Vd]."""
+        return jax.nn.log_softmax(self.logits(hidden), axis=-1)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] after the layer -> float32 [..., Vd]."""
+        return self.head(self.norm(hidden))

@@ -1,0 +1,42 @@
+"""Options of `python -m dart_jax.ngram bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dart_jax.model import DEMO
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchConfig:
+    """Measure building, size, opening, memory and search on real text."""
+
+    data: tuple[Path, ...] = ()
+    """Files or directories of text; by default all Python sources of this environment."""
+    tokenizer: Path = DEMO / "target"
+    """Directory with a tokenizer.json."""
+    tokens: int = 100_000_000
+    """Tokens taken at most; one document in fifty of them is kept for the queries."""
+    order: int = 3
+    """Tokens in the longest n-grams."""
+    memory: str = "600MB"
+    """For the process that builds."""
+    queries: int = 2000
+    """Searches timed."""
+    nodes: int = 59
+    """Nodes of a tree, the root not counted."""
+    generate: float = 0
+    """Also a made-up model of so many n-grams, of a vocabulary of 151,936: 1.2e9 is the published
+    model's size, and takes 20 GB of disk and a quarter of an hour."""
+    work: Path | None = None
+    """Directory for all files; by default a temporary one."""
+    seed: int = 0
+    """Of queries and made-up n-grams."""
+    engines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also what else could group and sort the windows: numpy, DuckDB, polars (if installed)."""
+    json: Path | None = None
+    """Write everything measured to this file."""

@@ -1,0 +1,65 @@
+"""Where figures come from: device, versions, and the commit of the checkout."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import jax
+
+
+def environment() -> dict[str, str]:
+    """What a reader needs to know about where the figures come from."""
+    packages = ("dart-jax", "jax", "jaxlib", "flax", "numpy")
+    return {
+        "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
+        **_accelerator(),
+        "cpu": _cpu(),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def _cpu() -> str:
+    """The processor's name and the cores that this process may use."""
+    told, cores = _line(Path("/proc/cpuinfo"), "model name"), os.cpu_count()
+    name = told.partition(":")[2].strip() or platform.processor() or platform.machine()
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    return f"{name} ({cores} cores)"
+
+
+def _accelerator() -> dict[str, str]:
+    """What JAX tells of the libraries behind a device, such as CUDA's version, and the driver of
+    NVIDIA's; nothing on a CPU."""
+    if jax.default_backend() == "cpu":
+        return {}
+    told = {"platform": " ".join(jax.devices()[0].client.platform_version.split())}
+    driver = _line(Path("/proc/driver/nvidia/version"), "NVRM version:")
+    if driver:
+        told["driver"] = " ".join(driver.partition(":")[2].split())
+    return told
+
+
+def _line(path: Path, begin: str) -> str:
+    """A file's first line that begins so; empty where there is none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(begin)), "")
+
+
+def revision() -> str | None:
+    """The git commit of the checkout that the program runs from, `-dirty` where files differ from
+    it; None outside of one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
+    try:
+        done = subprocess.run([*command, "--dirty"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

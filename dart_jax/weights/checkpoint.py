@@ -1,0 +1,380 @@
+"""Checkpoints in the layouts of Hugging Face (target) and of the reference (drafter).
+
+A directory holds `config.json` and the weights: `model.safetensors`, or shards of it with an index,
+or, as some EAGLE-3 drafters are published, `pytorch_model.bin`. Tensors are read one by one, each
+into its place in a buffer of the parameter's final shape and dtype, which goes to the device as
+soon as it is full: no more than that and one tensor is in the host's memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.typing import DTypeLike
+
+from dart_jax.errors import UserError
+from dart_jax.files import write_atomically
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
+from dart_jax.models.pure import Params, abstract_params
+from dart_jax.weights.layouts import AnyConfig, Entry, ParamPath, Piece, layout, leaves
+from dart_jax.weights.safetensors_file import Tensor
+from dart_jax.weights.tensor_files import (
+    TensorFiles,
+    open_tensors,
+    read_json,
+    read_tensors,
+    write_tensors,
+)
+
+MAX_SHARD_SIZE = 5_000_000_000
+_STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
+_MOST_PROBLEMS = 8
+
+
+def read_target_config(directory: Path) -> TargetConfig:
+    """Of a Hugging Face directory; raises UserError if it is missing or not supported."""
+    return TargetConfig.from_json(read_json(directory / "config.json"))
+
+
+def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
+    """Of a drafter's directory; raises UserError if it is missing or not supported."""
+    return drafter_config(read_json(directory / "config.json"))
+
+
+def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | TargetConfig:
+    """Of a drafter's directory, or of a small model's that can draft token by token.
+
+    Raises:
+      UserError: it is missing or not supported.
+    """
+    json = read_json(directory / "config.json")
+    if is_drafter(json) or "model_type" not in json:
+        return drafter_config(json)
+    try:
+        return TargetConfig.from_json(json)
+    except UserError as error:
+        raise UserError(
+            f"{directory} is neither a DART nor an EAGLE-3 drafter, nor a model that could draft "
+            f"token by token: {error}"
+        ) from None
+
+
+def load_target(
+    directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
+) -> tuple[TargetConfig, Params]:
+    """Reads a Hugging Face directory.
+
+    Args:
+      directory: of the checkpoint.
+      dtype: float32 or bfloat16, to which weights are converted.
+
+    Raises:
+      UserError: the directory, its config or its weights are missing, damaged or do not fit one
+        another; all that does not fit is in one message.
+    """
+    directory = Path(directory)
+    dtype = weights_dtype(dtype)
+    config = read_target_config(directory)
+    files = open_tensors(directory)
+    if config.tie_word_embeddings:
+        files.tensors.pop("lm_head.weight", None)
+    for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
+        del files.tensors[name]  # old files keep what follows from the config
+    return config, _load(files, config, dtype)
+
+
+def save_target(
+    directory: str | os.PathLike[str],
+    config: TargetConfig,
+    params: Params,
+    eos: tuple[int, ...] = (),
+    max_shard_size: int = MAX_SHARD_SIZE,
+) -> None:
+    """Writes a directory that `transformers` loads. Each file is replaced atomically.
+
+    Args:
+      directory: made where it is missing.
+      config: the shapes.
+      params: their dtype becomes the file's.
+      eos: ids that end a sequence, written to both configs.
+      max_shard_size: bytes; larger models are written as shards, with an index as the last file.
+    """
+    directory = Path(directory)
+    # Written out even where there is none: transformers has defaults, which are other tokens.
+    special = {"eos_token_id": list(eos) or None, "bos_token_id": None, "pad_token_id": None}
+    generation = directory / "generation_config.json"
+    if eos:
+        text = json.dumps({"eos_token_id": list(eos)}) + "\n"
+        write_atomically(generation, text.encode())
+    else:
+        generation.unlink(missing_ok=True)  # of what was here before
+    _save(directory, config, special, params, {}, max_shard_size)
+
+
+def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Ids that end a sequence: of `generation_config.json`, else of `config.json`."""
+    for name in ("generation_config.json", "config.json"):
+        path = Path(directory) / name
+        eos = read_json(path).get("eos_token_id") if path.is_file() else None
+        if eos is not None:
+            ids = tuple(eos) if isinstance(eos, list) else (eos,)
+            if not all(isinstance(i, int) for i in ids):
+                raise UserError(f"{path}: eos_token_id must be an integer or a list of them")
+            return ids
+    return ()
+
+
+def load_drafter(
+    directory: str | os.PathLike[str],
+    dtype: DTypeLike = jnp.float32,
+    embedding: jax.Array | None = None,
+) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
+    """Reads a DART or EAGLE-3 drafter of the reference's layout.
+
+    Args:
+      directory: of the checkpoint.
+      dtype: float32 or bfloat16, to which weights are converted.
+      embedding: [V, D], the target's, which drafters use. Some EAGLE-3 files hold an embedding; it
+        must be this one, rounded to the file's dtype, and is refused where none is given.
+
+    Returns:
+      The config, the parameters and the draft vocabulary: int32 [Vd], target id of each draft id.
+
+    Raises:
+      UserError: as `load_target`.
+    """
+    directory = Path(directory)
+    dtype = weights_dtype(dtype)
+    config = read_drafter_config(directory)
+    files = open_tensors(directory)
+    own = files.tensors.pop("embed_tokens.weight", None)
+    ids = _draft_ids(files, config)
+    params = _load(files, config, dtype)
+    if own is not None:
+        _check_embedding(files.path, own, embedding)
+    return config, params, ids
+
+
+def save_drafter(
+    directory: str | os.PathLike[str],
+    config: DrafterConfig | Eagle3Config,
+    params: Params,
+    ids: np.ndarray,
+    max_shard_size: int = MAX_SHARD_SIZE,
+) -> None:
+    """Writes a directory that the reference loads. Each file is replaced atomically."""
+    d2t = ids.astype(np.int64) - np.arange(len(ids))
+    t2d = np.isin(np.arange(config.vocab_size), ids)
+    extra = {"d2t": d2t, "t2d": t2d}
+    _save(Path(directory), config, {}, params, extra, max_shard_size)
+
+
+def check_features(target: TargetConfig) -> None:
+    """Raises UserError if the target is too small for drafters that read its features."""
+    if not target.feature_layers:
+        raise UserError(
+            f"the target has {target.num_hidden_layers} layers; drafters read the features of "
+            "three distinct ones (2, L//2, L-3), so it needs at least 7"
+        )
+
+
+def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | TargetConfig) -> None:
+    """Raises UserError unless the drafter was made for a target of these shapes, or is a model of
+    its kind with its vocabulary."""
+    if isinstance(drafter, TargetConfig):
+        if drafter.vocab_size != target.vocab_size:
+            raise UserError(
+                f"the draft model has {drafter.vocab_size} tokens and the target "
+                f"{target.vocab_size}; pass one of the same tokenizer"
+            )
+        return
+    check_features(target)
+    read = tuple(layer - 1 for layer in target.feature_layers)
+    if isinstance(drafter, Eagle3Config) and drafter.aux_layers not in (None, read):
+        raise UserError(
+            f"the drafter reads the outputs of layers {drafter.aux_layers}; only those of layers "
+            f"{read} are supported"
+        )
+    for name, want, have in (
+        ("vocab_size", target.vocab_size, drafter.vocab_size),
+        ("hidden_size", target.hidden_size, drafter.target_hidden_size),
+        ("embedding size", target.hidden_size, drafter.hidden_size),
+    ):
+        if want != have:
+            raise UserError(
+                f"the drafter does not fit the target: {name} is {want} in the target "
+                f"and {have} in the drafter; pass a drafter trained for this target"
+            )
+
+
+def weights_dtype(dtype: DTypeLike) -> np.dtype:
+    """The dtype of weights that is asked for; raises UserError if weights cannot have it.
+
+    "auto" is float32 on CPU, which has no fast path for bfloat16, else bfloat16.
+    """
+    if dtype == "auto":
+        dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    try:
+        known = jnp.dtype(dtype)
+    except TypeError:
+        known = None
+    if known not in (np.float32, ml_dtypes.bfloat16):
+        raise UserError(f"weights can be float32 or bfloat16, not {dtype!r}")
+    return known
+
+
+def _load(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Params:
+    """Brings the files' tensors to the device; reports all that is wrong at once."""
+    entries = layout(config, files.tensors)
+    _check(files, entries)
+    abstract = abstract_params(config)
+    shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
+    left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
+    buffers: dict[ParamPath, np.ndarray] = {}
+    loaded: dict[ParamPath, jax.Array] = {}
+    for name, tensor in read_tensors(files.tensors, entries):
+        for piece, part in entries[name].split(tensor):
+            path = piece.path
+            if path not in buffers:
+                buffers[path] = _aligned(shapes[path], dtype)
+            _fill(buffers[path], piece, part)
+            left[path] -= 1
+            if not left[path]:
+                # Waited for: copies under way would add up in the host's memory.
+                loaded[path] = jax.device_put(buffers.pop(path)).block_until_ready()
+    return jax.tree.unflatten(jax.tree.structure(abstract), [loaded[path] for path in shapes])
+
+
+def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:
+    problems = list(files.problems)
+    problems += [
+        f"missing {name}" for name in entries if name not in files.tensors.keys() | files.lost
+    ]
+    problems += [f"unexpected {name}" for name in files.tensors if name not in entries]
+    for name, tensor in files.tensors.items():
+        if name not in entries:
+            continue
+        want = entries[name].shape
+        if tensor.shape != want:
+            problems.append(f"{name} has shape {tensor.shape}, the config asks for {want}")
+        elif tensor.dtype.name not in _STORED_DTYPES:
+            problems.append(
+                f"{name} has dtype {tensor.dtype}, not one of {', '.join(_STORED_DTYPES)}"
+            )
+    if problems:
+        more = len(problems) - _MOST_PROBLEMS
+        told = "; ".join(problems[:_MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise UserError(f"{files.path} does not fit its config: {told}")
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that begins where XLA wants it: on CPU it is then used without a copy."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _fill(parameter: np.ndarray, piece: Piece, stored: np.ndarray) -> None:
+    """Converts a stored tensor into its place."""
+    to = piece.of(parameter)
+    with np.errstate(all="ignore"):  # infinities and NaN are converted like all else
+        if not piece.transposed:
+            np.copyto(to, stored, casting="unsafe")
+            return
+        # Tiles stay in the processor's cache while they are scattered: several times as fast as
+        # all at once. As bits: NumPy is slower with types that are not its own.
+        bits = np.dtype(f"u{parameter.dtype.itemsize}")
+        for at in np.ndindex(stored.shape[:-2]):
+            rows, columns = stored[at], to[at].view(bits)
+            for j in range(0, rows.shape[1], 1024):
+                for i in range(0, len(rows), 16):
+                    tile = rows[i : i + 16, j : j + 1024].astype(parameter.dtype)
+                    columns[i : i + 16, j : j + 1024] = tile.view(bits)
+
+
+def _save(
+    directory: Path,
+    config: AnyConfig,
+    fields: dict[str, Any],
+    params: Params,
+    extra: dict[str, np.ndarray],
+    max_shard_size: int,
+) -> None:
+    if max_shard_size < 1:
+        raise UserError(f"max_shard_size is {max_shard_size} bytes; it must be at least 1")
+    by_path = dict(leaves(params))
+    tensors = {name: _stored(by_path, entry) for name, entry in layout(config).items()}
+    tensors |= {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in extra.items()}
+    float_dtype = next(leaf.dtype for leaf in by_path.values()).name
+    json_config = {**config.to_json(), **fields, "torch_dtype": float_dtype}
+    text = json.dumps(json_config, indent=2) + "\n"
+    write_atomically(directory / "config.json", text.encode())
+    # Last: where the weights are, everything is.
+    write_tensors(directory, tensors, max_shard_size)
+
+
+def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
+    """A tensor as it is written; what is written holds one piece each."""
+    (piece,) = entry.pieces
+    parameter = params[piece.path]
+
+    def read() -> np.ndarray:
+        part = parameter if piece.expert is None else parameter[piece.expert]
+        value = np.asarray(part)
+        return value.T if piece.transposed else value
+
+    return Tensor(entry.shape, parameter.dtype, read)
+
+
+def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:
+    """Takes the draft vocabulary out of the files."""
+    size = config.draft_vocab_size
+    files.tensors.pop("t2d", None)
+    stored = files.tensors.pop("d2t", None)
+    if stored is None:
+        if size < config.vocab_size and "d2t" not in files.lost:
+            files.problems.append("missing d2t")
+        return np.arange(size, dtype=np.int32)
+    if stored.shape != (size,) or stored.dtype.kind != "i":
+        raise UserError(
+            f"{files.path}: d2t has shape {stored.shape} and dtype {stored.dtype}, not [{size}] "
+            "integers"
+        )
+    ids = np.arange(size) + stored.read()
+    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
+        raise UserError(f"{files.path}: d2t does not map to distinct ids below {config.vocab_size}")
+    return ids.astype(np.int32)
+
+
+def _check_embedding(path: Path, own: Tensor, embedding: jax.Array | None) -> None:
+    """Refuses a drafter whose embedding is not the target's: it would draft from the wrong one."""
+    if embedding is None:
+        raise UserError(
+            f"{path} holds an embedding (embed_tokens.weight); load it together with its target, "
+            "whose embedding it must equal"
+        )
+    ours = np.asarray(embedding)
+    with np.errstate(all="ignore"):
+        # Each side may have been rounded to its own dtype: compare what both have in common.
+        same = (
+            own.shape == ours.shape
+            and own.dtype.name in _STORED_DTYPES
+            and np.array_equal(
+                ours.astype(own.dtype).astype(ours.dtype), own.read().astype(ours.dtype)
+            )
+        )
+    if not same:
+        raise UserError(
+            f"{path} holds an embedding (embed_tokens.weight) that is not the target's; pass the "
+            "target that the drafter was trained for"
+        )

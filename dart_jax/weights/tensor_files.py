@@ -1,0 +1,185 @@
+"""The tensors of a checkpoint's directory: in one file, or in shards that an index names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from dart_jax.errors import UserError
+from dart_jax.files import atomic_path, write_atomically
+from dart_jax.weights.safetensors_file import Tensor, open_safetensors
+from dart_jax.weights.torch_file import open_torch
+
+WEIGHTS = "model.safetensors"
+_TORCH_WEIGHTS = "pytorch_model.bin"
+_OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
+
+
+class TensorFiles(NamedTuple):
+    """What lies in a directory.
+
+    Attributes:
+      path: the file of weights, or the index of its shards.
+      tensors: by name, in the order of the index and, in a shard, of the file.
+      problems: shards that are missing, and names that two shards hold.
+      lost: names that the index promises in missing shards.
+    """
+
+    path: Path
+    tensors: dict[str, Tensor]
+    problems: list[str]
+    lost: set[str]
+
+
+def open_tensors(directory: Path) -> TensorFiles:
+    """Reads the headers of all files of weights; of several layouts it takes safetensors.
+
+    Raises:
+      UserError: there are none, or one is damaged.
+    """
+    for weights, open_file in _OPEN.items():
+        path, index = directory / weights, _index(directory / weights)
+        if path.is_file():
+            return TensorFiles(path, open_file(path), [], set())
+        if index.is_file():
+            return _open_shards(index, open_file)
+    raise UserError(
+        f"no weights in {directory}; it needs {WEIGHTS}, or shards and {WEIGHTS}.index.json, "
+        f"or {_TORCH_WEIGHTS}"
+    )
+
+
+def read_tensors(
+    tensors: Mapping[str, Tensor], names: Iterable[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Reads those of `names` one by one, file after file; only the last one is kept in memory."""
+    wanted = set(names)
+    for name, tensor in tensors.items():
+        if name in wanted:
+            yield name, tensor.read()
+
+
+def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:
+    """Replaces a directory's weights, by one file or by shards with an index.
+
+    Each file is written atomically, and the one that is looked for first, last. Weights of another
+    layout that were there before are removed.
+
+    Args:
+      directory: made where it is missing.
+      tensors: by name; those of one file are in memory together.
+      max_shard_size: in bytes; a single tensor may be larger.
+    """
+    sizes = {name: math.prod(t.shape) * t.dtype.itemsize for name, t in tensors.items()}
+    shards = _plan(sizes, max_shard_size)
+    old = _written_before(directory)
+    path, index = directory / WEIGHTS, _index(directory / WEIGHTS)
+    if len(shards) == 1:
+        with atomic_path(path) as part:
+            _write(part, tensors)
+        _remove({index, *old} - {path})
+        return
+    _remove({index, path, *old})  # first: new shards may have the names of old ones
+    names = {}
+    for i, shard in enumerate(shards, 1):
+        file = f"model-{i:05}-of-{len(shards):05}.safetensors"
+        names |= dict.fromkeys(shard, file)
+        with atomic_path(directory / file) as part:
+            _write(part, {name: tensors[name] for name in shard})
+    content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": names}
+    write_atomically(index, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a file that holds a JSON object.
+
+    Raises:
+      UserError: it is missing or damaged, or holds something else.
+    """
+    if not path.parent.is_dir():
+        raise UserError(
+            f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
+        )
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"cannot read {path}: it holds no JSON object")
+    return content
+
+
+def _index(weights: Path) -> Path:
+    return weights.with_name(f"{weights.name}.index.json")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Which file holds each tensor, as an index tells."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise UserError(f"cannot read {index}: it has no weight_map")
+    for file in names.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise UserError(f"{index} names {file!r}, which is no file beside it")
+    return names
+
+
+def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) -> TensorFiles:
+    names = _weight_map(index)
+    tensors: dict[str, Tensor] = {}
+    problems, lost = [], set()
+    holders: dict[str, str] = {}
+    for file in dict.fromkeys(names.values()):
+        path = index.with_name(file)
+        if not path.is_file():
+            problems.append(f"missing file {file}")
+            lost |= {name for name, where in names.items() if where == file}
+            continue
+        for name, tensor in open_file(path).items():
+            if name in tensors:
+                problems.append(f"{name} is in both {holders[name]} and {file}")
+            tensors[name], holders[name] = tensor, file
+    return TensorFiles(index, tensors, problems, lost)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a file that PyTorch programs read."""
+    # Of arrays that are not contiguous, the library would write other numbers.
+    arrays = {name: np.ascontiguousarray(tensor.read()) for name, tensor in tensors.items()}
+    save_file(arrays, path, metadata={"format": "pt"})
+
+
+def _plan(sizes: Mapping[str, int], max_shard_size: int) -> list[list[str]]:
+    """Which names go into which shard, in their order."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, bytes_ in sizes.items():
+        if shards[-1] and size + bytes_ > max_shard_size:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += bytes_
+    return shards
+
+
+def _written_before(directory: Path) -> set[Path]:
+    """Shards of the index that is there, if it can be read."""
+    index = _index(directory / WEIGHTS)
+    try:
+        files = _weight_map(index).values()
+    except UserError:
+        return set()
+    return {directory / file for file in files if file.endswith(".safetensors")}
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)

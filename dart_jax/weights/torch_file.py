@@ -1,0 +1,147 @@
+"""Reads weights from the zip files of `torch.save`, without PyTorch and without running code.
+
+Such a file is a pickle, which could call any function, beside the raw bytes of the tensors. Here it
+may only make tensors and dictionaries; whatever else it names is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import math
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from dart_jax.errors import UserError
+from dart_jax.weights.safetensors_file import Tensor, damaged
+
+_DTYPES = {
+    "DoubleStorage": np.dtype(np.float64),
+    "FloatStorage": np.dtype(np.float32),
+    "HalfStorage": np.dtype(np.float16),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "LongStorage": np.dtype(np.int64),
+    "IntStorage": np.dtype(np.int32),
+    "ShortStorage": np.dtype(np.int16),
+    "CharStorage": np.dtype(np.int8),
+    "ByteStorage": np.dtype(np.uint8),
+    "BoolStorage": np.dtype(np.bool_),
+}
+
+
+def open_torch(path: Path) -> dict[str, Tensor]:
+    """The tensors of a state dictionary by name.
+
+    Raises:
+      UserError: the file is damaged, is no zip file, or holds anything but a dictionary of tensors.
+    """
+    if not zipfile.is_zipfile(path):
+        raise UserError(
+            f"cannot read {path}: it is not a zip file as PyTorch 1.6 and later write; the file is "
+            "damaged, or must be saved again as model.safetensors"
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = {info.filename: info for info in archive.infolist()}
+            (pickled,) = (name for name in entries if name.endswith("/data.pkl"))
+            folder = pickled.removesuffix("data.pkl")
+            if f"{folder}byteorder" in entries and archive.read(f"{folder}byteorder") != b"little":
+                raise ValueError("its numbers are big-endian")
+            content = _Unpickler(archive.read(pickled), path).load()
+        if not isinstance(content, dict):
+            raise ValueError("it holds no dictionary of tensors")
+        return {str(name): _stored(path, folder, entries, name, t) for name, t in content.items()}
+    except UserError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise damaged(path, error) from None
+
+
+class _Storage(NamedTuple):
+    """Raw numbers: the entry `data/{key}` of the archive."""
+
+    dtype: np.dtype
+    key: str
+    size: int
+
+
+class _View(NamedTuple):
+    """A tensor: how it lies in its storage, in numbers, not bytes."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the few names that weights need."""
+
+    def __init__(self, data: bytes, path: Path):
+        super().__init__(io.BytesIO(data))
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in _DTYPES:
+            return name  # a string: nothing in a pickle can call or change it
+        known: dict[tuple[str, str], Callable[..., Any]] = {
+            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
+            ("torch._utils", "_rebuild_parameter"): self._parameter,
+        }
+        if (module, name) not in known:
+            raise UserError(
+                f"{self._path}: it asks for {module}.{name}, which weights have no need of; "
+                "take model.safetensors, or a file you trust"
+            )
+        return known[module, name]
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        kind, storage, key, _, size = pid
+        if kind != "storage":
+            raise ValueError(f"it refers to a {kind!r}")
+        return _Storage(_DTYPES[storage], str(key), int(size))
+
+    # Bound methods: unlike functions, a pickle cannot set their attributes.
+    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _View:
+        return _View(storage, offset, tuple(shape), tuple(strides))
+
+    def _parameter(self, data: _View, *_: Any) -> _View:
+        return data
+
+
+def _stored(
+    path: Path, folder: str, entries: Mapping[str, zipfile.ZipInfo], name: object, view: object
+) -> Tensor:
+    """Checks that a tensor lies within its storage, and the storage is what the archive holds."""
+    if not isinstance(view, _View) or not isinstance(view.storage, _Storage):
+        raise ValueError(f"{name!r} is no tensor")
+    storage, offset, shape, strides = view
+    numbers = (offset, *shape, *strides)
+    if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError(f"{name!r} has shape {shape!r} and strides {strides!r}")
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    if math.prod(shape) and last >= storage.size:
+        raise ValueError(f"{name!r} reaches beyond its storage")
+    entry = entries[f"{folder}data/{storage.key}"]
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{entry.filename} is compressed")
+    if entry.file_size != storage.size * storage.dtype.itemsize:
+        raise ValueError(f"{entry.filename} has {entry.file_size} bytes")
+
+    def read() -> np.ndarray:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                numbers = np.frombuffer(archive.read(entry.filename), storage.dtype)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise damaged(path, error) from None
+        steps = tuple(stride * storage.dtype.itemsize for stride in strides)
+        return np.lib.stride_tricks.as_strided(numbers[offset:], shape, steps, writeable=False)
+
+    return Tensor(shape, storage.dtype, read)

@@ -1,0 +1,179 @@
+"""What the stages of a step must at least move and compute, from shapes alone.
+
+Bytes are what crosses the device's memory once: weights, the cache's known rows, what a stage is
+given and what it leaves. Operations are those of matrix products, two a multiplication and
+addition. Masked rows of the cache, which the programs here do read, are not counted: they are not
+needed.
+
+Axis letters as in `dart_jax.models.layers`; T is the rows verified, N + 1, P the rows of a path, C the
+tokens known (the cache's rows).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from dart_jax.errors import UserError
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig
+
+_INT = _FLOAT = 4  # bytes of ids and of logits
+
+
+class Cost(NamedTuple):
+    """What a program must do.
+
+    Attributes:
+      bytes: read and written.
+      operations: of matrix products.
+    """
+
+    bytes: int
+    operations: int
+
+    def limit(self, bandwidth: float, rate: float) -> float:
+        """Seconds on a device with so many bytes and operations a second."""
+        return max(self.bytes / bandwidth, self.operations / rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """One shape in one setting.
+
+    Attributes:
+      target: dense.
+      drafter: of one layer.
+      batch: B.
+      context: tokens known, C.
+      itemsize: bytes of a weight or an activation.
+      candidates: a position, k.
+    """
+
+    target: TargetConfig
+    drafter: DrafterConfig
+    batch: int
+    context: int
+    itemsize: int
+    candidates: int
+
+    def __post_init__(self) -> None:
+        if self.target.moe is not None or self.drafter.num_hidden_layers > 1:
+            raise UserError("only dense targets and drafters of one layer are counted")
+
+    @property
+    def cached_row(self) -> int:
+        """Bytes of one token's keys and values in the target's cache."""
+        target = self.target
+        heads = 2 * target.num_key_value_heads * target.head_dim
+        return self.itemsize * target.num_hidden_layers * heads
+
+    @property
+    def drafter_row(self) -> int:
+        """The same in the drafter's cache."""
+        return self.itemsize * 2 * self.drafter.num_key_value_heads * self.drafter.head_dim
+
+    @property
+    def features(self) -> int:
+        """Bytes of one row of the target's features."""
+        return self.itemsize * len(self.target.feature_layers) * self.target.hidden_size
+
+    @property
+    def target_weights(self) -> int:
+        """Weights that every forward of the target reads: all but the embeddings, the head with
+        them if it is theirs."""
+        t = self.target
+        d, h = t.hidden_size, t.head_dim
+        norms = 2 * d + (2 * h if t.qk_norm else 0)
+        return t.num_hidden_layers * (self._layer + norms) + d + d * t.vocab_size
+
+    @property
+    def drafter_weights(self) -> int:
+        """Weights that every forward of the drafter reads: all."""
+        d = self.drafter
+        norms = 6 * d.hidden_size  # four norms and the mask rows' vector, which is two wide
+        return 3 * d.target_hidden_size * d.hidden_size + self._draft_layer + norms + self._head
+
+    @property
+    def _layer(self) -> int:
+        """Weights of the matrices of one layer of the target."""
+        t = self.target
+        heads = 2 * t.num_attention_heads + 2 * t.num_key_value_heads
+        return t.hidden_size * (t.head_dim * heads + 3 * t.intermediate_size)
+
+    @property
+    def _draft_layer(self) -> int:
+        """Weights of the matrices of the drafter's layer, whose inputs are twice as wide."""
+        d = self.drafter
+        heads = 3 * d.num_attention_heads + 4 * d.num_key_value_heads
+        return d.hidden_size * (d.head_dim * heads + 3 * d.intermediate_size)
+
+    @property
+    def _head(self) -> int:
+        return self.drafter.hidden_size * self.drafter.draft_vocab_size
+
+    def _logits(self, path: int) -> int:
+        """Bytes of the drafted positions' logits, of the whole batch: one for every level of a tree
+        whose paths have P rows, the root's among them."""
+        return self.batch * (path - 1) * _FLOAT * self.drafter.draft_vocab_size
+
+    def _handed(self, path: int) -> int:
+        """Bytes of the candidates: ids and logits, of the whole batch."""
+        return self.batch * (path - 1) * self.candidates * (_INT + _FLOAT)
+
+    def verify(self, rows: int) -> Cost:
+        """The target over T rows: logits, features and new rows for the cache."""
+        t, b = self.target, self.batch
+        weights = self.itemsize * (self.target_weights + b * rows * t.hidden_size)
+        cache = b * self.cached_row * (self.context + rows)
+        left = b * rows * (_FLOAT * t.vocab_size + self.features)
+        products = t.num_hidden_layers * self._layer + t.hidden_size * t.vocab_size
+        width = t.num_hidden_layers * t.num_attention_heads * t.head_dim
+        attention = 2 * width * (self.context + rows)
+        return Cost(weights + cache + left, 2 * b * rows * (products + attention))
+
+    def accept(self, rows: int, path: int) -> Cost:
+        """The draws, the walk, and P of the T rows put behind the cache."""
+        trees = 3 * _INT * rows
+        kept = 2 * path * (self.cached_row + self.features)
+        return Cost(self.batch * (rows * _FLOAT * self.target.vocab_size + trees + kept), 0)
+
+    def draft(self, path: int) -> Cost:
+        """The drafter over P real rows and its mask rows."""
+        d, b = self.drafter.shortened(path - 1), self.batch
+        size, heads = d.hidden_size, d.head_dim * d.num_attention_heads
+        keys, masks = 2 * d.head_dim * d.num_key_value_heads, d.draft_length
+        embeddings = self.itemsize * b * path * size
+        rows = b * (path * self.features + self.drafter_row * (self.context + path))
+        moved = self.itemsize * self.drafter_weights + embeddings + rows + self._logits(path)
+        # Mask rows are alike until the layer has run: one stands for all.
+        products = path * 3 * d.target_hidden_size * size + (path + 1) * 2 * size * keys
+        products += 2 * 2 * size * heads
+        products += (1 + masks) * (heads * size + 3 * size * d.intermediate_size)
+        products += 2 * heads * (1 + masks) * (self.context + path + masks)
+        products += d.num_positions * self._head
+        return Cost(moved, 2 * b * products)
+
+    def topk(self, path: int) -> Cost:
+        """The likeliest k of every drafted position."""
+        return Cost(self._logits(path) + self._handed(path), 0)
+
+    def pack(self, path: int) -> Cost:
+        """P rows put behind the drafter's cache, and the array that goes to the host."""
+        return Cost(2 * self.batch * path * self.drafter_row + 2 * self._handed(path), 0)
+
+    def step(self, rows: int, path: int) -> Cost:
+        """The whole step: what one stage leaves for the next need not cross the memory."""
+        verify, draft = self.verify(rows), self.draft(path)
+        t = self.target
+        between = self.batch * rows * (_FLOAT * t.vocab_size + self.features)
+        rejected = self.batch * (rows - path) * self.cached_row
+        moved = verify.bytes - between - rejected
+        moved += draft.bytes - self.batch * path * self.features - self._logits(path)
+        return Cost(moved + self._handed(path), verify.operations + draft.operations)
+
+    def plain(self) -> Cost:
+        """A step of plain decoding: a row, whose keys and values are kept."""
+        verify = self.verify(1)
+        left = self.batch * (_FLOAT * self.target.vocab_size + self.features)
+        return Cost(verify.bytes - left, verify.operations)

@@ -1,0 +1,282 @@
+"""How long a step takes, stage by stage, and how near that is to what the device can do.
+
+    python -m eval.latency
+    python -m eval.latency --shapes qwen3-8b --context 1024 --nodes 16 60
+
+Random weights at true shapes: nothing is downloaded. Without arguments it measures the demo's shape
+on a CPU, and those of Qwen3 on a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+
+from dart_jax.errors import UserError, one_line_errors
+from dart_jax.programs.outputs import check_outputs, write_json, write_text
+from dart_jax.programs.progress import progress_bar
+from dart_jax.programs.provenance import environment, revision
+from dart_jax.weights.checkpoint import weights_dtype
+from dart_jax.weights.user_cache import enable_compilation_cache
+from eval.latency import hardware
+from eval.latency.case import Case, Model, Row, needed_memory, run_case
+from eval.latency.clock import Timing
+from eval.latency.derived import derive, flags, read_tau_by_nodes
+from eval.latency.hardware import Hardware
+from eval.latency.report import CLOCK, Result, draw, hardware_line, stage_grid, tree_grid
+from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
+
+
+@dataclasses.dataclass(frozen=True)
+class LatencyConfig:
+    """What to measure."""
+
+    shapes: tuple[str, ...] = ()
+    """Of which models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny. By default
+    demo on a CPU, Qwen3's elsewhere."""
+    context: tuple[int, ...] = ()
+    """Tokens known, 128 to 32768 for instance; by default 128 and 1024 on a CPU, else 2048 and
+    8192."""
+    nodes: tuple[int, ...] = ()
+    """Nodes of the trees, without the root; by default 8, 16 and 60 on a CPU, else 16 and 60."""
+    batch_size: int = 1
+    """Sequences decoded together."""
+    repeats: int = 5
+    """Figures of every stage."""
+    seconds: float = 0.1
+    """That the calls of one figure take, about."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
+    tau: tuple[float, ...] = (2.5, 3.0, 3.6, 4.0)
+    """Tokens per verification, bonus included, at which to tell the speed-up."""
+    tau_by_nodes: Path | None = None
+    """JSON file with the tau that trees of N nodes reach, such as {"8": 3.1, "60": 3.9}: tells the
+    best N."""
+    minutes: float | None = None
+    """Begin nothing new after so many; by default 8 without --shapes, else no limit."""
+    json: Path | None = None
+    """Write everything measured to this file."""
+    markdown: Path | None = None
+    """Write the tables to this file."""
+    plot: Path | None = None
+    """Draw the figure into this file."""
+
+    def __post_init__(self) -> None:
+        for name in self.shapes:
+            target_of(name)
+        for name in ("context", "nodes", "batch_size", "repeats"):
+            value = getattr(self, name)
+            if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if len(set(self.nodes)) < len(self.nodes):
+            raise UserError("--nodes must be different numbers")
+        if not 0 < self.seconds < float("inf"):
+            raise UserError("--seconds must be a positive number")
+        if not self.tau or min(self.tau) < 1:
+            raise UserError("--tau must be numbers of at least 1")
+        if self.minutes is not None and not self.minutes > 0:
+            raise UserError("--minutes must be a positive number")
+
+    def filled(self) -> LatencyConfig:
+        """With what is left to the device; shapes in small letters, the smallest trees first."""
+        cpu = jax.default_backend() == "cpu"
+        minutes = self.minutes or (None if self.shapes else 8.0)
+        return dataclasses.replace(
+            self,
+            shapes=tuple(name.lower() for name in self.shapes) or (("demo",) if cpu else QWEN3),
+            context=self.context or ((128, 1024) if cpu else (2048, 8192)),
+            nodes=tuple(sorted(self.nodes)) or ((8, 16, 60) if cpu else (16, 60)),
+            dtype=str(weights_dtype(self.dtype)),
+            minutes=minutes,
+        )
+
+
+class Latency:
+    """One measurement: the cases, and why others were left out."""
+
+    def __init__(
+        self,
+        config: LatencyConfig,
+        console: Console,
+        hardware: Hardware,
+        taus: dict[int, float] | None,
+    ):
+        self.config, self.console, self.hardware, self.taus = config, console, hardware, taus
+        self.dtype = weights_dtype(config.dtype)
+        self.results: list[Result] = []
+        self.left_out: list[str] = []
+        self.end = time.monotonic() + 60 * (config.minutes or float("inf"))
+
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self.end
+
+    def run(self) -> None:
+        """Measures every shape at the first context, then at the next."""
+        config = self.config
+        cases = [(name, context) for context in config.context for name in config.shapes]
+        with progress_bar(self.console) as progress:
+            stages = 2 + 5 * len(config.nodes)
+            task = progress.add_task("", total=stages * len(cases))
+            for at, (name, context) in enumerate(cases):
+                progress.update(task, completed=at * stages)
+                self._measure(name, context, _teller(progress, task, f"{name}, {context}"))
+
+    def _measure(self, name: str, context: int, say: Callable[[str], None]) -> None:
+        config = self.config
+        reason = self._reason(name, context)
+        if reason is None:
+            say("weights")
+            try:
+                model = Model.random(name, self.dtype)
+                timing = Timing(config.repeats, config.seconds)
+                case = run_case(
+                    model, config.batch_size, context, config.nodes, timing, say, self.late
+                )
+                self._report(case)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                reason = "the device ran out of memory"
+            jax.clear_caches()  # programs take memory mappings, of which there are only so many
+        if reason is not None:
+            self.left_out.append(f"{name}, context {context}: left out, {reason}")
+            self.console.print(self.left_out[-1], highlight=False, soft_wrap=True)
+
+    def _reason(self, name: str, context: int) -> str | None:
+        """Why not to measure a shape at a context; None if nothing speaks against it."""
+        if self.late():
+            return f"since {self.config.minutes:g} minutes are over"
+        longest = target_of(name).max_length
+        if context + drafter_of(target_of(name)).num_positions + 1 > longest:
+            return f"it is beyond the {longest} positions with the room that a step needs"
+        most, batch = max(self.config.nodes), self.config.batch_size
+        needed = needed_memory(name, self.dtype, batch, context, most)
+        if needed > self.hardware.memory:
+            free = self.hardware.memory / 1e9
+            return f"it needs about {needed / 1e9:.1f} GB, and the device has {free:.1f} GB"
+        return None
+
+    def _report(self, case: Case) -> None:
+        for nodes in self.config.nodes:
+            if nodes not in case.nodes:
+                told = f"{case.shape}, context {case.context}, {nodes} nodes: left out"
+                self.left_out.append(f"{told}, since {self.config.minutes:g} minutes are over")
+        result = Result(case, derive(case, self.config.tau, self.taus))
+        self.results.append(result)
+        self.console.print(stage_grid(case, self.hardware).table())
+        self.console.print(tree_grid(*result, self.config.tau).table())
+
+    def flags(self) -> list[str]:
+        """What stands out in all cases."""
+        return [flag for result in self.results for flag in flags(*result, self.hardware)]
+
+
+def _teller(progress: Progress, task: Any, name: str) -> Callable[[str], None]:
+    def say(stage: str) -> None:
+        progress.update(task, description=f"{name}: {stage}", advance=1)
+
+    return say
+
+
+def run(config: LatencyConfig, console: Console) -> Latency:
+    """Measures and reports.
+
+    Raises:
+      UserError: a report cannot be written, or nothing could be measured.
+    """
+    config = config.filled()
+    check_outputs(config.json, config.markdown, drawing=config.plot)
+    taus = read_tau_by_nodes(config.tau_by_nodes, config.nodes) if config.tau_by_nodes else None
+    told = ", ".join(f"{k} {v}" for k, v in environment().items())
+    console.print(told)
+    with console.status("the device's limits"):
+        limits = hardware.measure(weights_dtype(config.dtype))
+    console.print(hardware_line(limits), highlight=False, soft_wrap=True)
+    latency = Latency(config, console, limits, taus)
+    latency.run()
+    if not latency.results:
+        raise UserError("nothing was measured: " + "; ".join(latency.left_out))
+    console.print(CLOCK, highlight=False)
+    for line in latency.flags():
+        console.print(f"stands out: {line}", highlight=False, soft_wrap=True)
+    if config.json:
+        write_json(config.json, _as_json(latency))
+    if config.markdown:
+        write_text(config.markdown, _as_markdown(latency, told))
+    if config.plot:
+        draw(latency.results, limits, config.plot)
+    return latency
+
+
+def _as_json(latency: Latency) -> dict[str, Any]:
+    return {
+        "environment": environment(),
+        "revision": revision(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": dataclasses.asdict(latency.config),
+        "clock": CLOCK,
+        "hardware": latency.hardware._asdict(),
+        "cases": [
+            {
+                **{field: getattr(case, field) for field in _FIELDS},
+                "parameters": parameters(target_of(case.shape)),
+                "drafter_parameters": parameters(drafter_of(target_of(case.shape))),
+                "stages": [_row_as_json(row, latency.hardware) for row in case.rows],
+                "trees": [tree._asdict() for tree in derived.trees],
+                "best_nodes": derived.best,
+                "best_speedup": derived.best_speedup,
+            }
+            for case, derived in latency.results
+        ],
+        "left_out": latency.left_out,
+        "stands_out": latency.flags(),
+    }
+
+
+_FIELDS = ("shape", "context", "capacity", "batch", "prefilled", "ngram")
+
+
+def _row_as_json(row: Row, hardware: Hardware) -> dict[str, Any]:
+    measured, limit = row.measured, None
+    if row.cost is not None:
+        limit = row.cost.limit(hardware.bandwidth, hardware.rate)
+    return {
+        "stage": row.stage,
+        "nodes": row.nodes,
+        "seconds": measured.seconds,
+        "quartiles": measured.quartiles,
+        **dataclasses.asdict(measured),
+        "bytes": None if row.cost is None else row.cost.bytes,
+        "operations": None if row.cost is None else row.cost.operations,
+        "limit": limit,
+        "ratio": None if limit is None else measured.seconds / limit,
+    }
+
+
+def _as_markdown(latency: Latency, told: str) -> str:
+    lines = [f"{datetime.date.today()}; {told}.", "", hardware_line(latency.hardware) + ".", ""]
+    for result in latency.results:
+        lines.append(stage_grid(result.case, latency.hardware).markdown())
+        lines.append(tree_grid(*result, latency.config.tau).markdown())
+    lines += [CLOCK, ""]
+    lines += [f"- Stands out: {line}." for line in latency.flags()]
+    lines += [f"- {line}." for line in latency.left_out]
+    return "\n".join(lines) + "\n"
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line: bad input ends in one line and exit status 2."""
+    with one_line_errors():
+        config = tyro.cli(LatencyConfig, args=args, description=__doc__)
+        enable_compilation_cache()
+        run(config, Console())

@@ -1,0 +1,229 @@
+"""What a person sees of the times: tables, as text and as Markdown, and a figure."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from eval.latency.case import Case, Row
+from eval.latency.derived import HOST, PARTS, Derived
+from eval.latency.hardware import Hardware
+from eval.latency.shapes import parameters, target_of
+
+CLOCK = (
+    "device: many calls inside one jitted loop, divided by their number; of to host, search and "
+    "to device: wall time of a call. inside: these three as the fused loop has them, a call out of "
+    "the program. Median (quartiles) of the repeats. wall: a single call, "
+    "dispatched and waited for. limit: the larger of bytes over the measured copy bandwidth and "
+    "operations over the measured matrix rate."
+)
+
+_SIDE_BY_SIDE = 4  # cases; of more, the two drawings stand one above the other
+_STAGES = "in ms; ratio: device over limit"
+_TREES = (
+    "verify, step: the target's part and the whole step, over a plain step; parts: the stages' "
+    "sum, ms; total: step (wall), hand-over and search, ms; then speed-ups"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A table for either kind of reader; the first column is text, the others are numbers."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+    def table(self) -> Table:
+        """For the terminal."""
+        made = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
+        made.pad_edge, made.collapse_padding = False, True  # to fit into 80 columns
+        made.caption, made.caption_justify = self.caption or None, "left"
+        for i, column in enumerate(self.columns):
+            made.add_column(column, justify="right" if i else "left", no_wrap=True)
+        for row in self.rows:
+            made.add_row(*row)
+        return made
+
+    def markdown(self) -> str:
+        """For a document."""
+        head = [self.columns, ["---"] + ["---:"] * (len(self.columns) - 1)]
+        lines = ["| " + " | ".join(row) + " |" for row in [*head, *self.rows]]
+        caption = ["", self.caption.replace("\n", "; ")] if self.caption else []
+        return "\n".join([f"**{self.title}**", "", *lines, *caption, ""])
+
+
+def hardware_line(hardware: Hardware) -> str:
+    """The device's limits in a line."""
+    return (
+        f"copy of {hardware.copied / 2**20:,.0f} MiB: {hardware.bandwidth / 1e9:,.1f} GB/s read "
+        f"and written; {hardware.dtype} product of {hardware.size} x {hardware.size}: "
+        f"{hardware.rate / 1e12:,.3g} Top/s"
+    )
+
+
+def heading(case: Case) -> str:
+    """What a case is, in a line."""
+    count = parameters(target_of(case.shape))
+    size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+    state = "prompt read" if case.prefilled else "random rows"
+    ngram = "n-gram model" if case.ngram else "no n-gram model"
+    return (
+        f"{case.shape} ({size} parameters, random), context {case.context} ({state}, caches of "
+        f"{case.capacity} rows), batch {case.batch}, search with {ngram}"
+    )
+
+
+def stage_grid(case: Case, hardware: Hardware) -> Grid:
+    """A row a stage."""
+    columns = ["stage", "nodes", "device", "quartiles", "wall", "MB", "Gop", "limit"]
+    rows = [_stage_cells(row, hardware) for row in case.rows]
+    return Grid(heading(case), [*columns, "ratio"], rows, _STAGES)
+
+
+def _stage_cells(row: Row, hardware: Hardware) -> list[str]:
+    measured, cost = row.measured, row.cost
+    lower, upper = measured.quartiles
+    cells = [
+        row.stage,
+        "" if row.nodes is None else str(row.nodes),
+        _ms(measured.seconds),
+        f"{_ms(lower)}-{_ms(upper)}",
+        _ms(statistics.median(measured.wall)) if measured.wall else "-",
+    ]
+    if cost is None:
+        return [*cells, "-", "-", "-", "-"]
+    limit = cost.limit(hardware.bandwidth, hardware.rate)
+    ratio = _ratio(measured.seconds / limit)
+    return [*cells, _number(cost.bytes / 1e6), _number(cost.operations / 1e9), _ms(limit), ratio]
+
+
+def tree_grid(case: Case, derived: Derived, taus: Sequence[float]) -> Grid:
+    """What trees cost and what they would gain, a row a size."""
+    columns = ["nodes", "verify", "step", "parts", "total"]
+    columns += [f"tau {tau:g}" for tau in taus]
+    rows = [
+        [
+            str(tree.nodes),
+            f"{tree.verify:.2f}",
+            f"{tree.step:.2f}",
+            _ms(tree.parts),
+            _ms(tree.total),
+            *(f"{tree.speedup[tau]:.2f}x" for tau in taus),
+        ]
+        for tree in derived.trees
+    ]
+    best = f"{_TREES}\nbest: {derived.best} nodes"
+    if derived.best_speedup is None:
+        best += ", if tau were the same for all"
+    else:
+        best += f", {derived.best_speedup:.2f}x at the tau given for them"
+    return Grid(f"{case.shape}, context {case.context}: speed-up at given tau", columns, rows, best)
+
+
+class Result(NamedTuple):
+    """A case and what follows from it."""
+
+    case: Case
+    derived: Derived
+
+
+def draw(results: Sequence[Result], hardware: Hardware, path: Path) -> None:
+    """Where a step's time goes beside its limit, and what verifying costs against N."""
+    count = len(results)
+    if count <= _SIDE_BY_SIDE:
+        wide = max(3.5, 1.2 * count)
+        figure = new_figure(8 + wide, 4.4)
+        bars, lines = figure.subplots(1, 2, width_ratios=[wide, 4])
+    else:
+        figure = new_figure(max(9, 2 + 1.1 * count), 8.8)
+        bars, lines = figure.subplots(2, 1)
+    _draw_bars(bars, results, hardware)
+    _draw_lines(lines, results)
+    save_figure(figure, path)
+
+
+def _draw_bars(axes: Any, results: Sequence[Result], hardware: Hardware) -> None:
+    width = 0.36
+    names = []
+    for at, (case, _) in enumerate(results):
+        nodes = min(case.nodes, key=lambda n: abs(n - 60))
+        plain = case.find("plain").measured.seconds
+        bottom = 0.0
+        for stage, colour in zip((*PARTS, "host"), COLOURS, strict=False):
+            parts = HOST if stage == "host" else (stage,)
+            height = sum(case.find(part, nodes).measured.seconds for part in parts) / plain
+            label = "hand-over, search" if stage == "host" else stage
+            shown = None if at else label
+            axes.bar(at - width / 2, height, width, bottom=bottom, color=colour, label=shown)
+            bottom += height
+        axes.annotate(
+            f"{_ms(bottom * plain)} ms", (at - width / 2, bottom), ha="center", va="bottom"
+        )
+        cost = case.find("step", nodes).cost
+        assert cost is not None
+        limit = cost.limit(hardware.bandwidth, hardware.rate) / plain
+        shown = None if at else "limit of the step"
+        axes.bar(at + width / 2, limit, width, color="#dddddd", edgecolor="#555555", label=shown)
+        axes.annotate(f"{_ms(limit * plain)}", (at + width / 2, limit), ha="center", va="bottom")
+        names.append(f"{case.shape}\ncontext {case.context}\n{nodes} nodes")
+    axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
+    axes.set_xticks(range(len(names)), names, fontsize="small")
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set(ylabel="in plain steps", title="A step's stages, and its limit")
+    axes.margins(y=0.12)
+    _legend(axes)
+
+
+def _draw_lines(axes: Any, results: Sequence[Result]) -> None:
+    shapes = list(dict.fromkeys(case.shape for case, _ in results))
+    contexts = list(dict.fromkeys(case.context for case, _ in results))
+    styles = ("o-", "s--", "^:", "v-.")
+    ticks: set[int] = set()
+    for case, derived in results:
+        nodes = [tree.nodes for tree in derived.trees]
+        ticks.update(nodes)
+        axes.plot(
+            nodes,
+            [tree.verify for tree in derived.trees],
+            styles[contexts.index(case.context) % len(styles)],
+            color=COLOURS[shapes.index(case.shape) % len(COLOURS)],
+            label=f"{case.shape}, context {case.context}",
+        )
+    axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="nodes", ylabel="in plain steps", title="Verifying a tree (the target's part)")
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    """Beside the drawing, the topmost first."""
+    handles, labels = axes.get_legend_handles_labels()
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"}
+    axes.legend(handles[::-1], labels[::-1], frameon=False, **place)
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds, to the microsecond at most."""
+    return _number(1e3 * seconds)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else _number(value)
+
+
+def _number(value: float) -> str:
+    """Three digits, but no more than three behind the point."""
+    decimals = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{decimals}f}"

@@ -1,0 +1,132 @@
+"""Targets by name, in shape alone, and random weights for them.
+
+The numbers are those of the published `config.json` files. The drafter's layer is shaped as the
+target's, as `train.objective.drafter_shape` makes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.errors import UserError
+from dart_jax.model import DEMO
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.layers import Params
+from dart_jax.models.pure import abstract_params
+from dart_jax.models.rope import Rope
+from dart_jax.weights.checkpoint import read_target_config
+from train.objective.drafter_shape import DrafterShape
+
+# As normal initialisation of linear layers: activations stay finite.
+_STD = 0.02
+
+
+def _qwen3(hidden: int, mlp: int, layers: int, heads: int, *, tied: bool) -> TargetConfig:
+    return TargetConfig(
+        vocab_size=151936,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=tied,
+    )
+
+
+_SHAPES: Mapping[str, TargetConfig] = {
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+    "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32, tied=True),
+    "qwen3-8b": _qwen3(4096, 12288, 36, 32, tied=False),
+    "qwen3-14b": _qwen3(5120, 17408, 40, 40, tied=False),
+    "qwen3-32b": _qwen3(5120, 25600, 64, 64, tied=False),
+    "llama-3-8b": TargetConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-5,
+        rope=Rope(5e5),
+        max_position_embeddings=8192,
+        model_type="llama",
+    ),
+    "tiny": TargetConfig(  # for tests
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=True,
+    ),
+}
+NAMES = ("demo", *_SHAPES)
+QWEN3 = tuple(name for name in _SHAPES if name.startswith("qwen3"))
+
+
+@functools.cache
+def target_of(name: str) -> TargetConfig:
+    """The target of that name, in any case of letters; `demo` is the one of the package.
+
+    Raises:
+      UserError: there is none.
+    """
+    name = name.lower()
+    if name == "demo":
+        return read_target_config(DEMO / "target")
+    if name not in _SHAPES:
+        raise UserError(f"no shape is called {name!r}; there are {', '.join(NAMES)}")
+    return _SHAPES[name]
+
+
+def drafter_of(target: TargetConfig) -> DrafterConfig:
+    """The DART drafter that would be trained for a target."""
+    config = DrafterShape().config(target)
+    assert isinstance(config, DrafterConfig)
+    return config
+
+
+@functools.cache
+def parameters(config: TargetConfig | DrafterConfig) -> int:
+    """How many there are; nothing is allocated. A dense target's layers are counted but once, since
+    they are all alike."""
+    if isinstance(config, DrafterConfig) or config.moe is not None:
+        return _count(config)
+    one, two = (_count(dataclasses.replace(config, num_hidden_layers=n)) for n in (1, 2))
+    return one + (config.num_hidden_layers - 1) * (two - one)
+
+
+def _count(config: TargetConfig | DrafterConfig) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(config)))
+
+
+def random_params(config: TargetConfig | DrafterConfig, seed: int, dtype: Any) -> Params:
+    """Random parameters, made on the device one by one in their dtype; scales of norms are 1."""
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
+    made = [
+        jnp.ones(leaf.shape, dtype)
+        if path[-1].key == "scale"
+        else _normal(key, leaf.shape, jnp.dtype(dtype))
+        for (path, leaf), key in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(tree, made)
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype"))
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return _STD * jax.random.normal(key, shape, dtype)

@@ -1,0 +1,172 @@
+"""Decodes every setting with and without drafts, and compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+from rich.console import Console
+
+from dart_jax.decoding.decoder import Decoder, Loop
+from dart_jax.decoding.loop import Generation
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.programs.progress import progress_bar
+from eval.benchmarks.prompts import demo_prompts
+from eval.lossless import report
+from eval.lossless.config import (
+    FUNCTION_TOKENS,
+    PROMPT_TOKENS,
+    SAMPLE_TOKENS,
+    SAMPLES_AT_ONCE,
+    START_TOKENS,
+    STARTS,
+    LosslessConfig,
+)
+from eval.lossless.distribution import Fit, Samples
+from eval.lossless.divergence import examine
+from eval.lossless.literal_sampling import softmax
+from eval.lossless.outcome import Outcome
+from eval.lossless.rounding import Prober
+from eval.methods.registry import METHODS, PLAIN, decoder
+from eval.methods.tree_size import LEVEL_DECAYS, SIZES, Tree
+
+
+class Lossless:
+    """One check: model, prompts and progress bar."""
+
+    def __init__(self, config: LosslessConfig, console: Console):
+        self.config = config
+        base = config.load()
+        self.models, self.left_out = config.models(base)
+        self.tokenizer = base.tokenizer
+        functions = demo_prompts(self.tokenizer, config.prompts, FUNCTION_TOKENS)
+        self.prompts = [prompt.tokens[:PROMPT_TOKENS] for prompt in functions]
+        self.sizes = SIZES if config.grid else config.tree_nodes
+        self.prober = Prober(base, max(self.sizes))
+        self.progress = progress_bar(console)
+
+    @property
+    def methods(self) -> list[str]:
+        """Ways of drafting."""
+        return [name for name in self.models if name != PLAIN]
+
+    def decoder(
+        self, name: str, sampling: Sampling, nodes: int, loop: Loop, length: int
+    ) -> Decoder:
+        """One way to decode. Deep trees put most to the test."""
+        tree = Tree(nodes, max(LEVEL_DECAYS))
+        return decoder(self.models[name], tree, max_length=length, sampling=sampling, loop=loop)
+
+    def trees(self) -> list[tuple[str, int, Loop]]:
+        """Methods, nodes and loops."""
+        every = product(self.methods, self.sizes, self.config.loops)
+        fitting: list[tuple[str, int, Loop]] = [
+            (name, min(nodes, max(METHODS[name].sizes)), loop) for name, nodes, loop in every
+        ]
+        return list(dict.fromkeys(fitting))
+
+    def compare(self) -> Iterator[Outcome]:
+        """Every setting in turn."""
+        config = self.config
+        trees = self.trees()
+        groups = list(product(config.samplings, config.batch_sizes))
+        with self.progress as progress:
+            task = progress.add_task("", total=len(groups) * (len(trees) + 1))
+            for sampling, size in groups:
+                name = f"{report.describe(sampling)}, batch {size}"
+                progress.update(task, description=f"{name}, plain")
+                plain = self._decode(PLAIN, sampling, size, 0, "fused")
+                progress.advance(task)
+                for method, nodes, loop in trees:
+                    how = f"{name}, {METHODS[method].title}, {nodes} nodes, {loop} loop"
+                    progress.update(task, description=how)
+                    made = self._decode(method, sampling, size, nodes, loop)
+                    yield self._outcome(method, sampling, size, nodes, loop, plain, made)
+                    progress.advance(task)
+            progress.remove_task(task)
+
+    def _decode(
+        self, method: str, sampling: Sampling, size: int, nodes: int, loop: Loop
+    ) -> list[Generation]:
+        new = self.config.max_new_tokens
+        decoder = self.decoder(method, sampling, nodes, loop, PROMPT_TOKENS + new)
+        return [decoder(batch, new, self._seed(n)) for n, batch in enumerate(self._batches(size))]
+
+    def _batches(self, size: int) -> list[list[np.ndarray]]:
+        return [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)]
+
+    def _seed(self, n: int) -> int:
+        """Every batch has its own."""
+        return (self.config.seed + n) % 2**32
+
+    def _outcome(
+        self,
+        method: str,
+        sampling: Sampling,
+        size: int,
+        nodes: int,
+        loop: Loop,
+        plain: list[Generation],
+        drafted: list[Generation],
+    ) -> Outcome:
+        found = [
+            examine(
+                self.prober,
+                sampling,
+                self._seed(n),
+                prompt=n * size + row,
+                row=row,
+                text=prompt,
+                plain=plain[n].tokens[row],
+                dart=drafted[n].tokens[row],
+            )
+            for n, batch in enumerate(self._batches(size))
+            for row, prompt in enumerate(batch)
+        ]
+        return Outcome(
+            method=method,
+            sampling=sampling,
+            batch_size=size,
+            nodes=nodes,
+            loop=loop,
+            prompts=len(found),
+            tokens=sum(len(tokens) for made in plain for tokens in made.tokens),
+            steps=sum(int(made.steps.sum()) for made in drafted),
+            divergences=[divergence for divergence in found if divergence],
+        )
+
+    def _starts(self) -> list[np.ndarray]:
+        """Beginnings of prompts that the target is surest how to continue.
+
+        Otherwise hardly a text would be seen often enough to be tested.
+        """
+        starts = [prompt[:START_TOKENS] for prompt in self.prompts]
+        starts.sort(key=lambda start: -softmax(self.prober(start).logits).max())
+        return starts[:STARTS]
+
+    def fit(self) -> dict[Sampling, Fit]:
+        """The distribution test of every sampling that draws."""
+        config = self.config
+        samplings = [sampling for sampling in config.samplings if sampling.temperature]
+        starts = self._starts()
+        batches = config.samples // (SAMPLES_AT_ONCE * STARTS)
+        fits = {}
+        if not batches:
+            return fits
+        with self.progress as progress:
+            task = progress.add_task("", total=len(samplings) * STARTS * batches)
+            for sampling in samplings:
+                name = f"{report.describe(sampling)}, distribution"
+                progress.update(task, description=name)
+                length = START_TOKENS + SAMPLE_TOKENS
+                method, nodes, loop = self.trees()[0]
+                decoder = self.decoder(method, sampling, nodes, loop, length)
+                samples = Samples()
+                for n, (start, _) in enumerate(product(starts, range(batches))):
+                    rows = [start] * SAMPLES_AT_ONCE
+                    samples.add(start, decoder(rows, SAMPLE_TOKENS, self._seed(n)))
+                    progress.advance(task)
+                fits[sampling] = samples.fit(self.prober, sampling)
+            progress.remove_task(task)
+        return fits

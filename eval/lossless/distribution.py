@@ -1,0 +1,163 @@
+"""Whether what DART draws has the target's distribution: a chi-square test.
+
+Equality with plain decoding would not notice a mistake that both share, such as a wrong temperature
+or noise that is not what it should be. Here the expected counts come from one forward over the
+whole text and a literal float64 sampler (`eval.lossless.literal_sampling`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from dart_jax.decoding.loop import Generation
+from dart_jax.decoding.sampling import Sampling
+from eval.lossless.literal_sampling import edge, scale, scale_rounding, softmax
+from eval.lossless.rounding import Prober
+
+# A position is tested if that many samples came through it.
+ENOUGH = 100
+
+# Tokens expected less often are counted together.
+LEAST_EXPECTED = 5.0
+
+# The test fails below this.
+SIGNIFICANT = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """One test.
+
+    Attributes:
+      samples: sequences drawn.
+      positions: texts whose continuations are tested together.
+      draws: tokens drawn at the positions tested.
+      drafted: how many of them the drafter had proposed.
+      at_edge: how many were not counted because rounding decides whether top-k, top-p or min-p
+        cut them; those of the others are compared among themselves.
+      forbidden: how many are cut for certain.
+      chi2: sum of squared deviations over their variances.
+      dof: degrees of freedom.
+      rounding: the largest of the positions.
+      implausible: texts whose logits depend on the way they are computed by more than the dtype
+        explains.
+    """
+
+    samples: int
+    positions: int
+    draws: int
+    drafted: int
+    at_edge: int
+    forbidden: int
+    chi2: float
+    dof: int
+    rounding: float
+    implausible: int
+
+    @property
+    def p(self) -> float:
+        """How probable so large a `chi2` is."""
+        return chi2_tail(self.chi2, self.dof)
+
+    @property
+    def tested(self) -> bool:
+        """Whether any position had enough samples."""
+        return self.dof > 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the draws may be the target's."""
+        return not self.forbidden and not self.implausible and self.p >= SIGNIFICANT
+
+
+class Samples:
+    """Sequences drawn, as a tree of texts and what followed them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        self._drafted: Counter[tuple[int, ...]] = Counter()
+
+    def add(self, prompt: np.ndarray, made: Generation) -> None:
+        """Takes a batch of one prompt. The first new token, the prefill's, is not tested."""
+        start = tuple(map(int, prompt))
+        for tokens, drafted in zip(made.tokens, made.drafted, strict=True):
+            self.count += 1
+            row = tokens.tolist()
+            for i in range(1, len(row)):
+                text = (*start, *row[:i])
+                self._next[text][row[i]] += 1
+                self._drafted[text] += int(drafted[i])
+
+    def fit(self, prober: Prober, sampling: Sampling) -> Fit:
+        """Tests all texts seen often enough."""
+        total = Fit(self.count, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0)
+        for text, counts in self._next.items():
+            if counts.total() < ENOUGH:
+                continue
+            probe, before = prober(np.array(text)), np.array(text)
+            eps = scale_rounding(probe.rounding, sampling)
+            scaled = scale(probe.logits, sampling, before)
+            always, maybe = edge(scaled, sampling, eps)
+            seen = np.bincount(list(counts.elements()), minlength=len(scaled))
+            chi2, dof = chi_square(seen[always], softmax(scaled[always]), eps)
+            total = dataclasses.replace(
+                total,
+                positions=total.positions + 1,
+                draws=total.draws + counts.total(),
+                drafted=total.drafted + self._drafted[text],
+                at_edge=total.at_edge + int(seen[maybe & ~always].sum()),
+                forbidden=total.forbidden + int(seen[~maybe].sum()),
+                chi2=total.chi2 + chi2,
+                dof=total.dof + dof,
+                rounding=max(total.rounding, eps),
+                implausible=total.implausible + (not probe.plausible),
+            )
+        return total
+
+
+def chi_square(seen: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> tuple[float, int]:
+    """Pearson's statistic and its degrees of freedom.
+
+    Args:
+      seen: int [V], counts.
+      probability: float64 [V], what they are drawn from.
+      eps: relative error of the probabilities, taken for a standard deviation that adds to the
+        counts' own. Nothing in float32; in bfloat16 it keeps rounding from looking like a wrong
+        distribution.
+    """
+    if not seen.sum():
+        return 0.0, 0
+    expected = seen.sum() * probability
+    often = expected >= LEAST_EXPECTED
+    cells = [*zip(expected[often], seen[often], strict=True)]
+    rest = (expected[~often].sum(), seen[~often].sum())
+    if rest[0] >= LEAST_EXPECTED or not cells:
+        cells.append(rest)
+    else:
+        smallest = min(range(len(cells)), key=lambda i: cells[i][0])
+        cells[smallest] = (cells[smallest][0] + rest[0], cells[smallest][1] + rest[1])
+    if len(cells) < 2:
+        return 0.0, 0
+    chi2 = sum((count - mean) ** 2 / (mean + (mean * eps) ** 2) for mean, count in cells)
+    return float(chi2), len(cells) - 1
+
+
+def chi2_tail(chi2: float, dof: int) -> float:
+    """The probability of at least `chi2` with `dof` degrees of freedom; 1 without any.
+
+    Q(a + 1, x) = Q(a, x) + x**a exp(-x) / Gamma(a + 1), up from Q(0, x) = 0 or Q(1/2, x).
+    """
+    if dof == 0 or chi2 <= 0:
+        return 1.0
+    x, a = chi2 / 2, (dof % 2) / 2
+    tail = math.erfc(math.sqrt(x)) if a else 0.0
+    terms: Iterable[float] = (a + i for i in range(dof // 2))
+    return min(
+        1.0, tail + math.fsum(math.exp(t * math.log(x) - x - math.lgamma(t + 1)) for t in terms)
+    )

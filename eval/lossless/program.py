@@ -1,0 +1,84 @@
+"""Whether the output of drafting is the target's own: token for token, and in distribution.
+
+    python -m eval.lossless
+    python -m eval.lossless --method all
+
+Decodes the same prompts plainly and with drafts, with the same seeds, in every combination of
+temperature, filters, batch size, tree size and loop asked for. Every first difference is looked
+into: a tie within rounding, or two different distributions. Then many short samples are compared
+with the target's exact probabilities. Exit status 1 if anything but rounding differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from dart_jax.errors import one_line_errors
+from dart_jax.programs.outputs import check_outputs, write_json
+from dart_jax.programs.provenance import environment
+from eval.lossless import report
+from eval.lossless.check import Lossless
+from eval.lossless.config import LosslessConfig
+from eval.lossless.outcome import Outcome
+from eval.methods.registry import METHODS
+
+
+def run(config: LosslessConfig, console: Console) -> bool:
+    """Checks and reports; returns whether nothing but rounding differs."""
+    check_outputs(config.json)
+    lossless = Lossless(config, console)
+    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
+    for reason in lossless.left_out:
+        console.print(f"left out: {reason}")
+    outcomes = list(lossless.compare())
+    loops = " and ".join(config.loops)
+    for name in lossless.methods:
+        sizes = ", ".join(
+            dict.fromkeys(str(n) for method, n, _ in lossless.trees() if method == name)
+        )
+        title = (
+            f"{METHODS[name].title} against plain decoding: trees of {sizes} nodes, {loops} loop"
+        )
+        of_method = [outcome for outcome in outcomes if outcome.method == name]
+        console.print(report.equality_table(title, of_method))
+    if any(outcome.divergences for outcome in outcomes):
+        console.print(report.divergence_table(outcomes, lossless.tokenizer))
+    fits = lossless.fit()
+    if fits:
+        console.print(report.fit_table(fits))
+    passed, verdict = report.verdict(outcomes, fits)
+    if config.json:
+        content = {
+            "environment": environment(),
+            "config": dataclasses.asdict(config),
+            "lossless": passed,
+            "settings": [dataclasses.asdict(outcome) | _derived(outcome) for outcome in outcomes],
+            "distribution": [
+                {"sampling": dataclasses.asdict(how), **dataclasses.asdict(fit), "p": fit.p}
+                for how, fit in fits.items()
+            ],
+        }
+        write_json(config.json, content)
+    console.print(verdict, soft_wrap=True)
+    return passed
+
+
+def _derived(outcome: Outcome) -> dict[str, Any]:
+    divergences = [
+        dataclasses.asdict(found) | {"verdict": found.verdict} for found in outcome.divergences
+    ]
+    return {"tau": outcome.tau, "divergences": divergences}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 1: not lossless; 2: bad input, told in one line."""
+    with one_line_errors():
+        config = tyro.cli(LosslessConfig, args=args, description=__doc__)
+        if not run(config, Console()):
+            sys.exit(1)

@@ -1,0 +1,191 @@
+"""The ways of decoding that are compared, by name.
+
+A new one is a file in `dart_jax.decoding.drafting` and an entry here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from dart_jax.decoding.decoder import Decoder, Loop
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.errors import UserError
+from dart_jax.model import DartModel
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.programs.model_choice import ModelChoice
+from eval.methods.tree_size import LEVEL_DECAYS, SIZES, Tree
+
+PLAIN = "plain"
+
+
+class MissingPart(UserError):
+    """What a method needs was not given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodChoice(ModelChoice):
+    """Which methods, and what they need beside the target, its drafter and the n-gram model."""
+
+    method: str = "dart"
+    """Between commas: dart, dart_no_ngram, eagle3, sps (a small draft model), pld (prompt lookup),
+    ngram (the n-gram model alone); all takes those whose parts are there. Plain decoding always
+    runs beside them."""
+    eagle3: str | None = None
+    """Directory or hub repository of an EAGLE-3 drafter; the demo model has one."""
+    draft_model: str | None = None
+    """Directory or hub repository of a small model with the target's vocabulary, for sps; the demo
+    model has one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.methods
+
+    @property
+    def methods(self) -> dict[str, bool]:
+        """The methods asked for, plain decoding first, and whether each was named; raises UserError
+        if there is none of a name."""
+        names = [name.strip() for name in self.method.split(",") if name.strip()]
+        for name in names:
+            if name not in (*METHODS, "all"):
+                raise UserError(f"no method {name!r}; pass all, or some of {', '.join(METHODS)}")
+        every = (each for name in names for each in (METHODS if name == "all" else [name]))
+        found = dict.fromkeys((PLAIN, *every))
+        if len(found) == 1:
+            raise UserError(f"no method; pass all, or some of {', '.join(METHODS)}")
+        return {name: name in names for name in found}
+
+    def with_part(self, base: DartModel, given: str | None, name: str) -> DartModel:
+        """With the drafter given; without one, the demo model's of this name, or the main one."""
+        part = self.part(given, name)
+        return base if part is None else base.with_drafter(part)
+
+    def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
+        """The methods' models, which share one target.
+
+        Returns:
+          By name, plain decoding first; and why methods were left out, where all were asked for.
+
+        Raises:
+          UserError: something is missing that was asked for by name, or cannot be used.
+        """
+        models, left_out = {}, []
+        for name, named in self.methods.items():
+            try:
+                models[name] = METHODS[name].model(base, self)
+            except MissingPart as error:
+                if named:
+                    raise
+                left_out.append(str(error))
+        return models, left_out
+
+
+def _plain(base: DartModel, choice: MethodChoice) -> DartModel:
+    return base.with_drafter(None)
+
+
+def _dart(base: DartModel, choice: MethodChoice) -> DartModel:
+    if not isinstance(base.drafter, DrafterConfig):
+        raise MissingPart("dart needs a DART drafter; pass it as --drafter")
+    return base
+
+
+def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
+    if base.ngram is None:
+        raise MissingPart("dart_no_ngram is what dart is where there is no n-gram model")
+    return dataclasses.replace(_dart(base, choice), ngram=None)
+
+
+def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel:
+    model = choice.with_part(base, choice.eagle3, "eagle3")
+    if not isinstance(model.drafter, Eagle3Config):
+        raise MissingPart("eagle3 needs an EAGLE-3 drafter; pass it as --eagle3")
+    return model
+
+
+def _sps(base: DartModel, choice: MethodChoice) -> DartModel:
+    model = choice.with_part(base, choice.draft_model, "draft_model")
+    if not isinstance(model.drafter, TargetConfig):
+        raise MissingPart("sps needs a small model of the target's vocabulary as --draft-model")
+    return model
+
+
+def _pld(base: DartModel, choice: MethodChoice) -> DartModel:
+    return base.with_drafter(PromptLookupConfig())
+
+
+def _ngram(base: DartModel, choice: MethodChoice) -> DartModel:
+    if base.ngram is None:
+        raise MissingPart("ngram needs an n-gram model; pass it as --ngram")
+    return base.with_drafter(NgramConfig())
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One way of decoding.
+
+    Attributes:
+      title: in tables.
+      model: the model it decodes with, made of the one with the main drafter.
+      sizes: nodes of its trees, to choose from.
+      decays: exponents of the search's level weight, to choose from; none without that search.
+    """
+
+    title: str
+    model: Callable[[DartModel, MethodChoice], DartModel]
+    sizes: Sequence[int]
+    decays: Sequence[float | None] = (None,)
+
+    def trees(self, nodes: int | None, decay: float | None) -> list[Tree]:
+        """What to choose from; `nodes` and `decay` where they are given."""
+        sizes = self.sizes if nodes is None or self.sizes == (0,) else (nodes,)
+        decays = self.decays if decay is None or self.decays == (None,) else (decay,)
+        return [Tree(size, each) for size in sizes for each in decays]
+
+
+METHODS = {
+    PLAIN: Method("plain", _plain, (0,)),
+    "dart": Method("DART", _dart, SIZES, LEVEL_DECAYS),
+    "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, SIZES, LEVEL_DECAYS),
+    "eagle3": Method("EAGLE-3", _eagle3, sorted((3, *SIZES))),
+    "sps": Method("draft model", _sps, (2, 3, 4, 6)),
+    "pld": Method("prompt lookup", _pld, (2, 4, 8, 16)),
+    "ngram": Method("n-gram only", _ngram, (2, 4, 8, 16)),
+}
+
+
+def decoder(
+    model: DartModel,
+    tree: Tree,
+    *,
+    max_length: int,
+    sampling: Sampling,
+    loop: Loop = "fused",
+    acceptance: float | None = None,
+) -> Decoder:
+    """A method's decoder with trees of one kind.
+
+    Args:
+      model: of the method.
+      tree: what was chosen for it.
+      max_length: cache rows.
+      sampling: how the target draws.
+      loop: see `Decoder`; plain decoding is always one program on the device.
+      acceptance: tokens that every verification emits, in place of what the target agrees with;
+        nothing else ends a sequence then, whatever is drawn. Trees must be deep enough.
+    """
+    search = None if tree.level_decay is None else SearchConfig(level_decay=tree.level_decay)
+    made = model.decoder(
+        nodes=tree.nodes,
+        max_length=max_length,
+        sampling=sampling,
+        stop=None if acceptance is None else (),
+        search=search,
+        loop=loop if tree.nodes else "fused",
+    )
+    if acceptance is None or not tree.nodes:
+        return made
+    return dataclasses.replace(made, config=dataclasses.replace(made.config, acceptance=acceptance))

@@ -1,0 +1,139 @@
+"""What a person looks at first: a measurement's figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from eval.methods.registry import METHODS, PLAIN
+from eval.speedup.setting import Setting
+from eval.speedup.tables import STAGES
+
+
+def write(path: Path, settings: Sequence[Setting]) -> None:
+    """Draws speed-ups, acceptance by position, where the time went, tau against what a step costs,
+    and, where there are several batch sizes, the speed-up against them; needs matplotlib."""
+    sizes = {setting.batch_size for setting in settings}
+    first = [
+        setting
+        for setting in settings
+        if setting.batch_size == settings[0].batch_size
+        and setting.temperature == settings[0].temperature
+    ]
+    names = [name for name in settings[0].all if name != PLAIN]
+    colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(names)}
+    panels = [_speedups, _acceptance, _time, _cost, *([_batches] if len(sizes) > 1 else [])]
+    figure = new_figure(10, 3.4 * -(-len(panels) // 2))
+    axes = figure.subplots(-(-len(panels) // 2), 2).flatten()
+    for panel, axis in zip(panels, axes, strict=False):
+        panel(axis, settings if panel is _batches else first, colours)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    handles, labels = axes[0].get_legend_handles_labels()
+    if len(names) > 1:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 4))
+    temperature, batch = first[0].temperature, first[0].batch_size
+    figure.suptitle(f"T = {temperature:g}, batch {batch}")
+    save_figure(figure, path)
+
+
+def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
+    """Bars per benchmark; of a single one, per group of its prompts."""
+    if len(settings) > 1:
+        groups = {setting.title: setting.all for setting in settings}
+    else:
+        groups = settings[0].groups
+    width = 0.8 / len(colours)
+    for n, (name, colour) in enumerate(colours.items()):
+        places = [g + (n - (len(colours) - 1) / 2) * width for g in range(len(groups))]
+        rows = [methods[name] for methods in groups.values()]
+        axis.bar(places, [r.speedup for r in rows], width, color=colour, label=METHODS[name].title)
+        if len(colours) == 1:
+            for place, row in zip(places, rows, strict=True):
+                axis.annotate(f"tau {row.tau:.2f}", (place, row.speedup), ha="center", va="bottom")
+    axis.axhline(1, color="black", linewidth=0.8)
+    turned = {"rotation": 30, "ha": "right"} if len(groups) > 5 else {}
+    axis.set_xticks(range(len(groups)), list(groups), **turned)
+    axis.set(ylabel="speed-up over plain decoding", title="Speed-up")
+    axis.margins(y=0.15)
+
+
+def _acceptance(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
+    """How often a position is reached, averaged over the benchmarks."""
+    for name, colour in colours.items():
+        curves = [setting.all[name].lengths for setting in settings]
+        longest = max(map(len, curves))
+        reached = [
+            statistics.mean(sum(curve[position:]) / max(1, sum(curve)) for curve in curves)
+            for position in range(1, longest)
+        ]
+        axis.plot(range(1, longest), reached, "o-", color=colour, markersize=4)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set(
+        xlabel="drafted position",
+        ylabel="verifications that accept it",
+        title="Acceptance by position",
+        ylim=(0, 1),
+    )
+
+
+def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
+    """Where each method's time went, averaged over the benchmarks."""
+    bottom = [0.0] * len(colours)
+    titles = [METHODS[name].title for name in colours]
+    shown = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677", "#ccbb44"), strict=True)
+    for (stage, label), colour in shown:
+        shares = [
+            100 * statistics.mean(setting.all[name].shares.get(stage, 0.0) for setting in settings)
+            for name in colours
+        ]
+        if any(shares):
+            axis.bar(titles, shares, bottom=bottom, label=label, color=colour)
+        bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
+    if len(titles) > 3:
+        axis.set_xticks(range(len(titles)), titles, rotation=30, ha="right")
+    axis.set(ylabel="% of the time", title="Where the time went")
+    axis.legend(loc="lower left", bbox_to_anchor=(1, 0), fontsize="small")
+
+
+def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
+    """What a step gives against what it costs: lines of equal speed-up, but for the prefill."""
+    points = {
+        name: [(setting.step_costs[name], setting.all[name].tau) for setting in settings]
+        for name in colours
+    }
+    most = 1.15 * max(cost for some in points.values() for cost, _ in some)
+    highest = 1.15 * max(tau for some in points.values() for _, tau in some)
+    for speedup in (1, 1.5, 2, 3, 4):
+        end = min(most, highest / speedup)  # where the line leaves the panel
+        axis.plot([0, end], [0, speedup * end], color="#bbbbbb", linewidth=0.8, zorder=0)
+        style = {"ha": "left", "va": "center"} if end == most else {"ha": "center", "va": "bottom"}
+        axis.annotate(f"{speedup}x", (end, speedup * end), color="#888888", **style)
+    for name, some in points.items():
+        axis.plot(*zip(*some, strict=True), "o", color=colours[name])
+    axis.set(
+        xlim=(0, most),
+        ylim=(0, highest),
+        xlabel="cost of a step, in plain decoding's steps; without prefill",
+        ylabel="tau",
+    )
+    axis.set_title("What a step gives and costs", pad=14)
+
+
+def _batches(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
+    """The speed-up against the batch size, of the first benchmark and temperature."""
+    some = [
+        setting
+        for setting in settings
+        if setting.bench == settings[0].bench and setting.temperature == settings[0].temperature
+    ]
+    for name, colour in colours.items():
+        sizes = [setting.batch_size for setting in some]
+        axis.plot(sizes, [s.all[name].speedup for s in some], "o-", color=colour, markersize=4)
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.set(xscale="log", xlabel="batch size", ylabel="speed-up", title="Speed-up by batch size")
+    axis.set_xticks([s.batch_size for s in some], [str(s.batch_size) for s in some])
+    axis.minorticks_off()

@@ -1,0 +1,230 @@
+"""From documents to the merged counts of their windows: which tasks run, and in which order.
+
+    units of text --count_unit--> runs --merge_runs--> fewer, larger runs --merge_runs--> parts
+
+The parts hold ascending ranges of windows. A task whose file is there is not run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+from rich.progress import Progress
+
+from dart_jax.errors import UserError
+from dart_jax.ngram import WindowLayout, runs
+from dart_jax.ngram.runs import MAX_WORD, Stats
+from train.counting import text_tokenizer
+from train.counting.executors import Executor
+from train.data.documents import START, Corpus, Position, Unit
+
+MB = 10**6
+DRIVER = 640 * MB  # the process that reads, hands out and builds
+WORKER = 256 * MB  # a worker, beside its unit and its database
+LEAST = WORKER + 192 * MB
+
+
+SMALLEST, LARGEST = MB, 64 * MB  # units of text
+FAN_IN = 256  # runs read at a time
+PART = 2**21  # rows the driver takes at a time, at most
+
+
+class Budget(NamedTuple):
+    """How memory is shared.
+
+    Attributes:
+      workers: how many share it.
+      free: bytes each has for its units and its database.
+      reading: bytes the driver has beside what it needs at least.
+    """
+
+    workers: int
+    free: int
+    reading: int
+
+    @classmethod
+    def of(cls, memory: int, workers: int) -> Budget:
+        """Shares bytes between workers.
+
+        Raises:
+          UserError: they are too few.
+        """
+        if memory < DRIVER + workers * LEAST:
+            raise UserError(
+                f"--memory {memory // MB}MB is too little: {workers} workers need "
+                f"{(DRIVER + workers * LEAST) // MB}MB, one needs {(DRIVER + LEAST) // MB}MB"
+            )
+        reading = (memory - DRIVER - workers * LEAST) // 4
+        return cls(workers, (memory - DRIVER - reading) // workers - WORKER, reading)
+
+    @property
+    def sort(self) -> int:
+        """Bytes for grouping and sorting in one worker."""
+        return self.free // 2
+
+    def unit(self, size: int) -> int:
+        """Bytes of text in a unit of a corpus of `size` bytes.
+
+        Five copies of a unit may be on their way to each worker. There are eight units a worker
+        at least, so that none is idle long at the end.
+        """
+        even = max(SMALLEST, size // (8 * self.workers))
+        return min(self.free // 40, LARGEST, even)
+
+    def check(self, unit: int) -> None:
+        """Finds units, made for another memory, that do not fit.
+
+        Raises:
+          UserError: this memory is too little for them.
+        """
+        if self.free < 10 * unit:
+            least = DRIVER + self.workers * LEAST  # of which nothing is for reading
+            least += self.workers * -(-(10 * unit + WORKER - LEAST) * 4 // 3)
+            raise UserError(
+                f"the work directory was begun with more memory, {self.workers} workers need "
+                f"--memory {-(-least // MB)}MB to go on; take fewer --workers, or delete it"
+            )
+
+
+class Counted(NamedTuple):
+    """What the runs hold.
+
+    Attributes:
+      units: how many runs there are.
+      documents: in all of them, pieces of long ones counted each.
+      tokens: in all of them, ends of documents included.
+      new: those of the tokens that were not there before.
+    """
+
+    units: int
+    documents: int
+    tokens: int
+    new: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """How the tasks run.
+
+    Attributes:
+      work: directory of all files.
+      layout: of the windows.
+      memory: bytes for grouping and sorting in one worker.
+      executor: runs the tasks.
+      progress: shows them.
+      fan_in: runs merged at a time.
+    """
+
+    work: Path
+    layout: WindowLayout
+    memory: int
+    executor: Executor
+    progress: Progress
+    fan_in: int = FAN_IN
+
+    def count(self, corpus: Corpus, eos: int | None, unit: int, limit: int | None) -> Counted:
+        """Makes the runs of all units of `unit` bytes.
+
+        Raises:
+          UserError: there is no text, or bad data.
+        """
+        done = runs.read_stats(self.work)
+        # Reading begins behind the runs without a gap; a few more may lie behind that.
+        first = next(n for n in itertools.count() if n not in done)
+        start = end(done[first - 1]) if first else START
+        if limit is not None:
+            limit -= sum(done[n].documents for n in range(first))
+        bar = self.progress.add_task("count", total=corpus.size, completed=start.read, note="")
+        tasks = (
+            (unit, self.layout, eos, self.work, self.memory)
+            for unit in corpus.units(unit, start=start, first=first, limit=limit)
+            if unit.number not in done
+        )
+        stats = list(done.values())
+        before = tokens = sum(each.tokens for each in stats)
+        began = time.perf_counter()
+        for made in self.executor.map(count_unit, tasks):
+            stats.append(made)
+            tokens += made.tokens
+            rate = (tokens - before) / (time.perf_counter() - began)
+            note = f"{tokens:,} tokens, {rate:,.0f} tokens/s"
+            self.progress.update(bar, completed=end(made).read, note=note)
+        if not tokens:
+            raise UserError("the data hold no text")
+        self.progress.update(bar, completed=corpus.size)
+        documents = sum(each.documents for each in stats)
+        return Counted(len(stats), documents, tokens, tokens - before)
+
+    def merge(self, units: int) -> Iterator[Path]:
+        """Adds up the runs of so many units; gives the parts one by one."""
+        level = [runs.run_path(self.work, number) for number in range(units)]
+        for depth in itertools.count(1):
+            if len(level) <= self.fan_in:
+                break
+            groups = [level[i : i + self.fan_in] for i in range(0, len(level), self.fan_in)]
+            level = [self.work / f"merged-{depth}-{n:06d}.parquet" for n in range(len(groups))]
+            whole = ((0, MAX_WORD),) * len(groups)
+            for _ in self._merged(f"merge {depth}", groups, whole, level):
+                pass
+        rows = min(runs.rows_in(self.memory, self.layout), PART)
+        ranges = runs.split(level, rows)
+        # Named by what they hold, since another memory makes other ranges.
+        parts = [self.work / f"part-{low:016x}-{high:016x}.parquet" for low, high in ranges]
+        yield from self._merged("build", [level] * len(parts), ranges, parts)
+
+    def _merged(
+        self,
+        name: str,
+        inputs: Sequence[Sequence[Path]],
+        ranges: Sequence[tuple[int, int]],
+        outputs: Sequence[Path],
+    ) -> Iterator[Path]:
+        """Makes the outputs that are not there; gives all in their order."""
+        missing = [not path.is_file() for path in outputs]
+        tasks = [
+            (paths, self.layout, *bounds, path, self.memory)
+            for paths, bounds, path in zip(inputs, ranges, outputs, strict=True)
+        ]
+        made = self.executor.map(runs.merge_runs, itertools.compress(tasks, missing))
+        bar = self.progress.add_task(name, total=len(outputs), note="")
+        for path, wanted in zip(outputs, missing, strict=True):
+            yield next(made) if wanted else path
+            self.progress.advance(bar)
+
+
+def count_unit(
+    unit: Unit, layout: WindowLayout, eos: int | None, directory: Path, memory: int
+) -> Stats:
+    """Task: encodes a unit and writes its run.
+
+    Args:
+      unit: the documents.
+      layout: of the windows.
+      eos: ends every document, unless None.
+      directory: holds `tokenizer.json`; gets the run.
+      memory: bytes for grouping and sorting.
+    """
+    backend = _load(directory / "tokenizer.json")
+    batches = text_tokenizer.batches(unit.documents)
+    encoded = (text_tokenizer.encode(backend, batch, eos) for batch in batches)
+    note = " ".join(map(str, unit.end))
+    path = runs.run_path(directory, unit.number)
+    return runs.write_run(encoded, layout, path, memory, note)
+
+
+def end(stats: Stats) -> Position:
+    """Where the unit ends that a run was made of."""
+    return Position(*map(int, stats.note.split()))
+
+
+@functools.lru_cache(maxsize=1)
+def _load(path: Path) -> tokenizers.Tokenizer:
+    text_tokenizer.single_threaded()
+    return tokenizers.Tokenizer.from_file(str(path))

@@ -1,0 +1,261 @@
+"""Chats and texts as tokens, and which of them a model is to learn.
+
+Of a chat these are the tokens that the target itself would write: the content of each of the
+assistant's turns and the token that ends the turn; not the turn's header, and not what the template
+writes behind the end. A template with `{% generation %}` says so itself. With any other, a turn is
+where the rendered chat changes when a mark takes the turn's place, whatever the template does to
+turns (Qwen3's leaves out all thinking but the last turn's).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import tokenizers
+
+from dart_jax.data.records import refuse
+from dart_jax.errors import UserError
+from dart_jax.text.tokenizer import Tokenizer
+from train.data.examples import Chat, Completion, Content, Example, Text, Tokens
+
+LossOn = Literal["assistant", "all"]
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PRIVATE_USE = range(0xE000, 0xF900)  # in no real text
+
+
+class Encoded(NamedTuple):
+    """A document.
+
+    Attributes:
+      tokens: int32 [n].
+      supervised: bool [n], whether this token is one to learn; never the first.
+      whole: it means nothing without its beginning: a chat, or a completion.
+    """
+
+    tokens: np.ndarray
+    supervised: np.ndarray
+    whole: bool
+
+
+class Span(NamedTuple):
+    """Characters of a text."""
+
+    begin: int
+    end: int
+
+
+def parse_template_kwargs(text: str) -> dict[str, Any]:
+    """Options for a chat template, from JSON; raises UserError."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--chat-template-kwargs is no JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise UserError("--chat-template-kwargs must be a JSON object")
+    return options
+
+
+class _Plan(NamedTuple):
+    """A text to encode; its supervised parts; whether special tokens are put around it."""
+
+    text: str
+    spans: list[Span]
+    special: bool
+
+
+class Encoder:
+    """Encodes by the target's tokenizer and its chat template."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        *,
+        loss_on: LossOn = "assistant",
+        template_kwargs: dict[str, Any] | None = None,
+    ):
+        """Takes what all documents share.
+
+        Args:
+          tokenizer: the target's.
+          vocab_size: the target's.
+          loss_on: `all` supervises every token but the first, whoever wrote it.
+          template_kwargs: for the chat template.
+        """
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.loss_on = loss_on
+        self.template_kwargs = template_kwargs or {}
+
+    def encode(
+        self, examples: Sequence[Example], *, bad: Callable[[UserError], None] = refuse
+    ) -> list[Encoded | None]:
+        """The documents of a batch; None for one that cannot be used, of which `bad` is told.
+
+        Raises:
+          UserError: there is a chat but no chat template.
+        """
+        if any(isinstance(example.content, Chat) for example in examples):
+            self._need_template()
+        plans: list[_Plan | Encoded | None] = []
+        for example in examples:
+            try:
+                plans.append(self._plan(example.content))
+            except UserError as error:
+                bad(UserError(f"{example.where}: {error}"))
+                plans.append(None)
+        encodings = self._encodings([plan for plan in plans if isinstance(plan, _Plan)])
+        documents: list[Encoded | None] = []
+        for example, plan in zip(examples, plans, strict=True):
+            try:
+                if isinstance(plan, _Plan):
+                    plan = self._encoded(example.content, plan, next(encodings))
+                if plan is not None:
+                    self._check(plan, example.content)
+            except UserError as error:
+                bad(UserError(f"{example.where}: {error}"))
+                plan = None
+            documents.append(plan)
+        return documents
+
+    def _need_template(self) -> None:
+        if not self.tokenizer.chat_template:
+            raise UserError(
+                f"there are chats in the data, but no chat template in "
+                f"{self.tokenizer.directory or 'the tokenizer'}; put a chat_template.jinja there"
+            )
+
+    def _plan(self, content: Content) -> _Plan | Encoded:
+        match content:
+            case Tokens(tokens, length):
+                ids = np.array(tokens, np.int64)
+                self._check_ids(ids, "the record has")
+                supervised = np.arange(len(ids)) >= length
+                return self._finish(ids, supervised, whole=True)
+            case Text(text):
+                return _Plan(text, [Span(0, len(text))], True)
+            case Completion(prompt, completion):
+                text = prompt + completion
+                return _Plan(text, [Span(len(prompt), len(text))], True)
+            case Chat(messages) if self.loss_on == "all":
+                return _Plan(self._render(messages)[0], [], False)
+            case Chat(messages):
+                if not any(message["role"] == "assistant" for message in messages):
+                    raise UserError("the chat has no turn of the assistant")
+                text, marked = self._render(messages)
+                return _Plan(text, marked or self._turns(messages, text), False)
+
+    def _encodings(self, plans: list[_Plan]) -> Iterator[tokenizers.Encoding]:
+        """Of all plans, in their order."""
+        found: dict[int, tokenizers.Encoding] = {}
+        for special in (False, True):
+            chosen = [n for n, plan in enumerate(plans) if plan.special == special]
+            if chosen:
+                texts = [plans[n].text for n in chosen]
+                encoded = self.tokenizer.backend.encode_batch(texts, add_special_tokens=special)
+                found |= dict(zip(chosen, encoded, strict=True))
+        return (found[n] for n in range(len(plans)))
+
+    def _encoded(self, content: Content, plan: _Plan, encoding: tokenizers.Encoding) -> Encoded:
+        ids = np.array(encoding.ids, np.int64)
+        self._check_ids(ids, "the tokenizer gives")
+        begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        supervised = np.zeros(len(ids), bool)
+        for begin, end in plan.spans:
+            # A word's token may begin with the space that the header ends on.
+            supervised |= (ends > begin) & (begins < end)
+        if isinstance(content, Completion) and self.eos is not None:
+            if not len(ids) or ids[-1] != self.eos:
+                ids, supervised = np.append(ids, self.eos), np.append(supervised, False)
+                self._check_ids(ids[-1:], "the tokenizer ends answers with")
+            supervised[-1] = True
+        return self._finish(ids, supervised, whole=not isinstance(content, Text))
+
+    def _finish(self, ids: np.ndarray, supervised: np.ndarray, *, whole: bool) -> Encoded:
+        if self.loss_on == "all":
+            supervised = np.ones(len(ids), bool)
+        supervised[:1] = False
+        return Encoded(ids.astype(np.int32), supervised, whole)
+
+    def _check_ids(self, ids: np.ndarray, gives: str) -> None:
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(outside):
+            raise UserError(
+                f"{gives} the token {outside[0]}, the target's are 0..{self.vocab_size - 1}; "
+                "use what belongs to this target"
+            )
+
+    def _check(self, document: Encoded, content: Content) -> None:
+        if not document.supervised.any() and not isinstance(content, Text):
+            raise UserError("there is nothing in it to learn: no answer, or an empty one")
+
+    def _render(self, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
+        """The text, and what the template itself marks as the assistant's."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            texts, marked = cast(Any, render_jinja_template)(
+                [messages],
+                chat_template=self._template,
+                return_assistant_tokens_mask=self._marks,
+                **self.tokenizer.wrapped.special_tokens_map | self.template_kwargs,
+            )
+        except Exception as error:  # a template may raise anything
+            reason = str(error).strip().split("\n", 1)[0]
+            raise UserError(f"the chat template refuses the messages: {reason}") from None
+        return texts[0], [Span(*span) for span in marked[0]] if self._marks else []
+
+    def _turns(self, messages: list[dict[str, Any]], whole: str) -> list[Span]:
+        """Where the assistant's turns lie in a rendering of all messages."""
+        mark = next(chr(code) for code in _PRIVATE_USE if chr(code) not in whole)
+        spans = []
+        for n, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            marked = {"role": "assistant", "content": mark}
+            other, _ = self._render([*messages[:n], marked, *messages[n + 1 :]])
+            if mark not in other:
+                raise UserError(
+                    f"the chat template leaves out message {n + 1}, a turn of the assistant"
+                )
+            begin = _common(whole, other)
+            end = max(begin, len(whole) - _common(whole[::-1], other[::-1]))
+            closing = self._closing.match(whole, end)
+            spans.append(Span(begin, closing.end() if closing else end))
+        return spans
+
+    @cached_property
+    def eos(self) -> int | None:
+        """Ends what the target writes, if the tokenizer names it."""
+        wrapped = self.tokenizer.wrapped
+        return None if wrapped is None else wrapped.eos_token_id
+
+    @cached_property
+    def _closing(self) -> re.Pattern[str]:
+        """What ends a turn: the first of the tokenizer's own tokens behind its content."""
+        added = self.tokenizer.backend.get_added_tokens_decoder().values()
+        texts = sorted((token.content for token in added), key=len, reverse=True)
+        return re.compile(rf"\s*(?:{'|'.join(map(re.escape, texts))})" if texts else "(?!)")
+
+    @cached_property
+    def _marks(self) -> bool:
+        return bool(_GENERATION.search(self._template))
+
+    @cached_property
+    def _template(self) -> str:
+        return self.tokenizer.wrapped.get_chat_template()
+
+
+def _common(a: str, b: str) -> int:
+    """Characters that two texts begin with alike."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low

@@ -1,0 +1,201 @@
+"""Packed rows on the disk, read in place.
+
+A set `name` in a directory is
+
+    name.json         what it holds
+    name.tokens       uint16 or uint32 [rows, context], in the machine's byte order
+    name.document     uint8, uint16 or uint32 [rows, context]
+    name.supervised   bool [rows, context]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from dart_jax.errors import UserError
+from train.data.batch import Batch
+from train.data.encoding import Encoded
+from train.data.packing import Packer, Row, Statistics
+
+_CHUNK = 1024  # rows read at a time
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedDataset:
+    """Rows of packed documents, on the disk.
+
+    Attributes:
+      tokens: unsigned integers [rows, context].
+      document: unsigned integers [rows, context]; see `Batch`.
+      supervised: bool [rows, context].
+      vocab_size: of the tokens.
+      made_from: tells the files and options that it was made from.
+      fingerprint: of what the rows hold, wherever and from whatever they were made.
+      statistics: what was packed.
+    """
+
+    tokens: np.ndarray
+    document: np.ndarray
+    supervised: np.ndarray
+    vocab_size: int
+    made_from: str
+    fingerprint: str
+    statistics: Statistics
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return len(self.tokens)
+
+    @property
+    def context(self) -> int:
+        """Tokens a row."""
+        return self.tokens.shape[1]
+
+    @classmethod
+    def load(cls, directory: Path, name: str) -> PackedDataset | None:
+        """What a `Writer` left; None if it is not there or not whole."""
+        try:
+            held = json.loads((directory / f"{name}.json").read_text())
+            shape = held["statistics"]["rows"], held["context"]
+            vocab_size = held["vocab_size"]
+            arrays = {
+                field: _map(directory / f"{name}.{field}", dtype, shape)
+                for field, dtype in _dtypes(held["context"], vocab_size).items()
+            }
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        statistics = Statistics(**held["statistics"])
+        return cls(
+            **arrays,
+            vocab_size=vocab_size,
+            made_from=held["made_from"],
+            fingerprint=held["fingerprint"],
+            statistics=statistics,
+        )
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The rows of these numbers, integers [B]."""
+        return Batch(
+            self.tokens[rows].astype(np.int32),
+            self.document[rows].astype(np.int32),
+            np.array(self.supervised[rows]),
+        )
+
+    def __str__(self) -> str:
+        s = self.statistics
+        fill = s.tokens / max(1, self.rows * self.context)
+        words = [
+            f"{s.documents:,} documents, {s.tokens:,} tokens, {s.supervised:,} of them supervised",
+            f"in {s.rows:,} rows of {self.context:,} ({fill:.1%} full)",
+        ]
+        if s.truncated:
+            words.append(f"{s.truncated:,} truncated to a row")
+        if s.dropped:
+            words.append(f"{s.dropped:,} without anything supervised left out")
+        return ", ".join(words)
+
+
+class Writer:
+    """Packs documents and appends the rows to the files of one set."""
+
+    def __init__(self, directory: Path, name: str, context: int, vocab_size: int):
+        self.packer = Packer(context)
+        self._base = directory / name
+        self._vocab_size = vocab_size
+        self._dtypes = _dtypes(context, vocab_size)
+        self._digest = hashlib.sha256(json.dumps([context, vocab_size]).encode())
+        self._open = contextlib.ExitStack()
+        self._files = {
+            field: self._open.enter_context((directory / f"{name}.{field}").open("wb"))
+            for field in Row._fields
+        }
+
+    def add(self, document: Encoded) -> None:
+        """Into some row."""
+        for row in self.packer.add(document):
+            self._write(row)
+
+    def finish(self, made_from: str) -> None:
+        """Writes what is left; all of it is on the disk afterwards.
+
+        Args:
+          made_from: see `PackedDataset`.
+        """
+        for row in self.packer.rest():
+            self._write(row)
+        held = {
+            "made_from": made_from,
+            "fingerprint": self._digest.hexdigest(),
+            "context": self.packer.context,
+            "vocab_size": self._vocab_size,
+            "statistics": dataclasses.asdict(self.packer.statistics),
+        }
+        with self._base.with_name(f"{self._base.name}.json").open("wb") as file:
+            file.write(json.dumps(held, indent=2).encode())
+            for written in (*self._files.values(), file):
+                written.flush()
+                os.fsync(written.fileno())
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the files, whatever is in them."""
+        self._open.close()
+
+    def _write(self, row: Row) -> None:
+        for field, file in self._files.items():
+            data = getattr(row, field).astype(self._dtypes[field]).tobytes()
+            self._digest.update(data)
+            file.write(data)
+
+
+def draft_vocabulary(dataset: PackedDataset, size: int) -> np.ndarray:
+    """The tokens a drafter may propose: the most frequent supervised ones.
+
+    This is EAGLE-3's choice. Ties go to the smaller id.
+
+    Args:
+      dataset: to count in.
+      size: how many.
+
+    Returns:
+      int32 [size], ascending.
+
+    Raises:
+      UserError: the vocabulary is smaller than that.
+    """
+    if not 1 <= size <= dataset.vocab_size:
+        raise UserError(
+            f"the draft vocabulary must have 1..{dataset.vocab_size} tokens, got {size}"
+        )
+    counts = np.zeros(dataset.vocab_size, np.int64)
+    for begin in range(0, dataset.rows, _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        chosen = dataset.tokens[part][dataset.supervised[part]]
+        counts += np.bincount(chosen, minlength=dataset.vocab_size)
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+
+
+def _dtypes(context: int, vocab_size: int) -> dict[str, np.dtype]:
+    """Of the files, by their endings."""
+    token = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+    return {
+        "tokens": token,
+        "document": np.min_scalar_type(context),
+        "supervised": np.dtype(bool),
+    }
+
+
+def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
+    """Raises ValueError if the file is of another size."""
+    if path.stat().st_size != shape[0] * shape[1] * dtype.itemsize:
+        raise ValueError(path)
+    # An empty file cannot be mapped.
+    return np.memmap(path, dtype, "r", shape=shape) if shape[0] else np.empty(shape, dtype)

@@ -1,0 +1,214 @@
+"""What a reader sees of the experiments: a document with a section for each, and a figure."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dart_jax.files import write_atomically
+from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from train.experiments.variants import TITLES, Experiment
+from train.experiments.verdict import RULE, difference, verdict
+
+_HEADER = f"""# Ablations
+
+What the choices of the paper (arXiv 2601.19278) are worth here, measured by `train.ablate`. tau is
+the tokens emitted per verification, bonus token included; alpha_t how often the likeliest token at
+position t is the target's. Behind ± stands the standard deviation over seeds (of times: over
+repeats). The paper's figures are of Qwen3-4B, ours of the target that the section names: compare
+differences, not values.
+
+{RULE}
+"""
+_NAMES = {
+    "tau": "tau",
+    "tau_without_ngram": "tau without n-gram",
+    "alpha_1": "alpha_1",
+    "parameters": "drafter's parameters",
+    "step_time": "time of a decode step",
+    "tau_per_time": "tau per that time",
+    "tau_inside": "tau inside",
+    "tau_outside": "tau outside",
+}
+
+Figures = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def compare(plan: Experiment, figures: Figures) -> list[dict[str, Any]]:
+    """Every variant beside the base: difference, the paper's, and what is decided."""
+    compared = []
+    if plan.base not in figures:
+        return compared
+    for figure in plan.compared:
+        paper = plan.paper.get(figure, {})
+        for name, own in figures.items():
+            if name == plan.base:
+                continue
+            measured = difference(own[figure], figures[plan.base][figure])
+            known = {name, plan.base} <= paper.keys()
+            published = round(paper[name] - paper[plan.base], 6) if known else None
+            compared.append(
+                {
+                    "figure": figure,
+                    "variant": name,
+                    "base": plan.base,
+                    "difference": measured.mean,
+                    "half": measured.half if math.isfinite(measured.half) else None,
+                    "told": str(measured),
+                    "paper": published,
+                    "verdict": verdict(measured, published),
+                }
+            )
+    return compared
+
+
+def write(path: Path, plan: Experiment, content: Mapping[str, Any], drawing: str) -> None:
+    """Puts the section into the document in the place of its last version; others stay.
+
+    Args:
+      path: the document, made if need be.
+      plan: the experiment.
+      content: its raw figures, as `train.ablate` writes them.
+      drawing: the figure's file, beside the document.
+    """
+    sections = {}
+    if path.is_file():
+        _, *parts = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
+        sections = {part.partition("\n")[0]: part.rstrip("\n") for part in parts}
+    sections[plan.title] = f"{plan.title}\n\n{_section(plan, content, drawing)}"
+    known = [*TITLES.values()]
+    ordered = sorted(sections, key=lambda t: known.index(t) if t in known else len(known))
+    text = "\n".join([_HEADER, *(f"## {sections[title]}\n" for title in ordered)])
+    write_atomically(path, text.encode())
+
+
+def draw(plan: Experiment, figures: Figures, path: Path) -> None:
+    """A panel a figure, with standard deviations, and the paper's points beside."""
+    panels = [*plan.figures, *["alphas"] * plan.alphas]
+    figure = new_figure(3.6 * len(panels), 3.4)
+    ordered = all(name.replace(".", "", 1).isdigit() for name in figures)  # else no line joins them
+    for axes, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        axes.set_title("agreement by position" if name == "alphas" else _NAMES[name])
+        if name == "alphas":
+            for number, (variant, own) in enumerate(figures.items()):
+                curve = _alphas(own)
+                axes.errorbar(
+                    range(1, len(curve) + 1),
+                    [statistics.fmean(values) for values in curve],
+                    [_deviation(values) for values in curve],
+                    fmt=".-",
+                    capsize=2,
+                    color=COLOURS[number % len(COLOURS)],
+                    label=f"{plan.axis} {variant}",
+                )
+            axes.set(xlabel="position t", ylim=(0, 1))
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.legend(fontsize="x-small")
+            continue
+        values = [own[name] for own in figures.values()]
+        means, spread = map(statistics.fmean, values), map(_deviation, values)
+        places = range(len(figures))
+        style = {"capsize": 3, "color": COLOURS[0], "label": "here"}
+        axes.errorbar(places, [*means], [*spread], fmt="o-" if ordered else "o", **style)
+        paper = plan.paper.get(name, {})
+        known = [(place, paper[v]) for place, v in enumerate(figures) if v in paper]
+        if known:
+            style = {"color": COLOURS[1], "label": "paper, Qwen3-4B"}
+            axes.plot(*zip(*known, strict=True), "s:" if ordered else "s", **style)
+            axes.legend(fontsize="x-small")
+        axes.set_xticks(places, [*figures])
+        axes.set_xlabel(plan.axis)
+        axes.margins(x=0.15)
+    save_figure(figure, path)
+
+
+def _section(plan: Experiment, content: Mapping[str, Any], drawing: str) -> str:
+    environment, recipe, tree = content["environment"], content["recipe"], content["tree"]
+    versions = ", ".join(f"{k} {v}" for k, v in environment.items() if k not in ("device",))
+    trainer = recipe["trainer"]
+    seeds = content["seeds"]
+    setup = (
+        f"{content['date']}, {environment['device']}; {versions}. Target `{recipe['target']}`, "
+        f"{trainer['steps']} steps of {trainer['batch']} rows, {seeds} seed{'s' * (seeds > 1)}; "
+        f"{content['prompts']} prompts, {content['options']['new_tokens']} new tokens each, trees "
+        f"of {tree['nodes']} nodes (level decay {tree['level_decay']:g})."
+    )
+    figures: Figures = content["figures"]
+    parts = [setup, f"    {content['command']}", _table(plan, figures)]
+    if plan.alphas:
+        parts.append(_alpha_table(plan, figures))
+    parts.append(f"![{plan.title}]({drawing})")
+    parts.append(_told(plan, content["compared"]))
+    return "\n\n".join([*parts, *plan.notes])
+
+
+def _told(plan: Experiment, compared: Sequence[Mapping[str, Any]]) -> str:
+    """What is decided, a line each, and the sum of it."""
+    lines = []
+    for each in compared:
+        paper = "" if each["paper"] is None else f"; paper {each['paper']:+.3f}"
+        lines.append(
+            f"- {_NAMES[each['figure']]}, {plan.axis} {each['variant']} against {each['base']}: "
+            f"{each['told']}{paper}: {each['verdict']}"
+        )
+    if not plan.paper:
+        lines.append("- The paper's figures are not at hand.")
+        return "\n".join(lines)
+    judged = [each["verdict"] for each in compared if each["paper"] is not None]
+    kinds = ("agrees", "within the spread", "disagrees")
+    counted = ", ".join(f"{judged.count(kind)} {kind}" for kind in kinds)
+    lines.append(f"- Of {len(judged)} differences that the paper has: {counted}.")
+    return "\n".join(lines)
+
+
+def _table(plan: Experiment, figures: Figures) -> str:
+    """A row a variant, with the paper's figures beside ours."""
+    names = [plan.axis]
+    for figure in plan.figures:
+        names += [_NAMES[figure], *["paper"] * (figure in plan.paper)]
+    rows = []
+    for variant, own in figures.items():
+        cells = [variant]
+        for figure in plan.figures:
+            cells.append(_cell(own[figure]))
+            if figure in plan.paper:
+                paper = plan.paper[figure].get(variant)
+                cells.append("-" if paper is None else f"{paper:g}")
+        rows.append(cells)
+    return _markdown(names, rows)
+
+
+def _alpha_table(plan: Experiment, figures: Figures) -> str:
+    curves = {variant: _alphas(own) for variant, own in figures.items()}
+    most = max(map(len, curves.values()))
+    names = [plan.axis, *(f"alpha_{t}" for t in range(1, most + 1))]
+    rows = [
+        [variant, *map(_cell, curve), *["-"] * (most - len(curve))]
+        for variant, curve in curves.items()
+    ]
+    return _markdown(names, rows)
+
+
+def _markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean = statistics.fmean(values)
+    if mean >= 1000:
+        return f"{mean:,.0f}"
+    return f"{mean:.3f} ± {_deviation(values):.3f}" if len(values) > 1 else f"{mean:.3f}"
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _alphas(own: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:
+    """By position."""
+    return [own[f"alpha_{t}"] for t in range(1, 1 + sum(name.startswith("alpha_") for name in own))]

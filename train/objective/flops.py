@@ -1,0 +1,61 @@
+"""Floating-point operations of training steps, for the devices' utilisation.
+
+Matrix products alone are counted, two operations a multiplication and addition; what is computed
+only because it is cheaper than keeping it is not.
+"""
+
+from __future__ import annotations
+
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig
+from train.objective.predictions import Drafting
+
+
+def target_flops(target: TargetConfig, rows: int, context: int) -> float:
+    """Of one forward pass over rows of `context` tokens, without the head."""
+    d, h = target.hidden_size, target.head_dim
+    attention = d * h * (2 * target.num_attention_heads + 2 * target.num_key_value_heads)
+    total = 0.0
+    for layer in range(target.num_hidden_layers):
+        mlp = 3 * d * target.intermediate_size
+        if target.moe is not None and target.is_sparse(layer):
+            moe = target.moe
+            mlp = 3 * d * moe.intermediate_size * moe.num_experts_per_tok + d * moe.num_experts
+        total += attention + mlp + h * target.num_attention_heads * context  # half are masked
+    return 2 * rows * context * total
+
+
+def step_flops(drafting: Drafting, rows: int, context: int, anchors: int, *, online: bool) -> float:
+    """Of an update over rows of `context` tokens, each with `anchors` prefixes drafted from.
+
+    Args:
+      drafting: target, drafter and positions.
+      rows: of the batch.
+      context: tokens a row.
+      anchors: of a row.
+      online: whether the target runs.
+    """
+    config, steps = drafting.drafter, drafting.num_positions
+    anchors = min(anchors, context)
+    d, h = config.hidden_size, config.head_dim
+    heads = h * config.num_attention_heads
+    keys = 2 * h * config.num_key_value_heads
+    mlp = 3 * d * config.intermediate_size
+    dart = isinstance(config, DrafterConfig)
+    later = config.num_hidden_layers - 1 if dart else 0
+    blocks = anchors * steps
+    scores = heads * context  # of one query over its prefix, half of which is masked
+    # Real rows, whose keys all see; queries of anchors; what follows the attention in each block.
+    total = context * (3 * config.target_hidden_size * d + 2 * d * keys)
+    total += anchors * 2 * d * heads + blocks * (heads * d + mlp)
+    if dart:  # successive anchors share the scores of their mask rows
+        total += scores * min(2 * context if anchors == context else blocks, blocks)
+        total += later * context * (d * (2 * heads + keys) + mlp + scores)
+        total += later * blocks * (d * (2 * heads + keys) + mlp + scores)
+    else:
+        total += (blocks - anchors) * (2 * d * (heads + keys)) + blocks * scores
+    total += blocks * d * config.draft_vocab_size
+    flops = 6.0 * rows * total  # forwards, and twice that backwards
+    taught = context if anchors == context else blocks
+    flops += 2.0 * rows * taught * d * drafting.target.vocab_size
+    return flops + (target_flops(drafting.target, rows, context) if online else 0.0)

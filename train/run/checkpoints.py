@@ -1,0 +1,187 @@
+"""Checkpoints of a run, written in the background: whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from dart_jax.errors import UserError
+from dart_jax.files import writing
+from train.run.distributed import from_main
+from train.run.step import TrainState
+
+# Seconds that a process waits for the others to finish a checkpoint; one may have failed.
+_PATIENCE = 300
+
+
+# What orbax raises where files are missing, torn or of another shape.
+_DAMAGED = (OSError, ValueError, KeyError, TypeError)
+
+
+class Checkpoints:
+    """The newest checkpoints of a run and the best one.
+
+    The best has the highest acceptance length `tau` among the evaluated ones, else the lowest
+    `held_out_loss`, else the lowest training loss.
+
+    Attributes:
+      damaged: checkpoints that could not be read, and why.
+    """
+
+    def __init__(self, directory: Path, keep: int, settings: Mapping[str, Any]):
+        """Opens the directory, or makes it; what a killed run left half-written is removed.
+
+        Args:
+          directory: of the checkpoints.
+          keep: how many of the newest stay.
+          settings: what must be the same when a run goes on, by the names of the options.
+        """
+        self.damaged: list[str] = []
+        # Its errors come back as exceptions; the log would print each a second time.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        policies = ocp.training.preservation_policies
+        best: Any = _rank  # a tuple; whatever sorts will do
+        kept: Any = policies.AnyPreservationPolicy(
+            [policies.LatestN(keep), policies.BestN(get_metric_fn=best, n=1)]
+        )
+        self._directory, self._settings = directory, json.loads(json.dumps(settings))
+        with writing("checkpoints", directory.parent):
+            self._checkpointer = ocp.training.Checkpointer(
+                os.path.abspath(directory),
+                context=ocp.Context(async_options=ocp.options.AsyncOptions(timeout_secs=_PATIENCE)),
+                preservation_policy=kept,
+                cleanup_tmp_directories=True,
+            )
+
+    def resume(self, abstract: TrainState) -> tuple[int, TrainState] | None:
+        """The newest whole checkpoint: the updates it has seen, and the state; None without any.
+
+        One that is damaged is noted in `damaged` and passed over.
+
+        Args:
+          abstract: shapes, dtypes and the shardings to load with, which may be others than those
+            that were saved.
+
+        Raises:
+          UserError: the run was begun with other settings, or no checkpoint can be read.
+        """
+        for checkpoint in reversed(self._checkpointer.checkpoints):
+            step = checkpoint.step
+            try:
+                self._check(step)
+                loaded = self._checkpointer.load_checkpointables(step, abstract._asdict())
+                return step, TrainState(**loaded)
+            except _DAMAGED as error:
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                self.damaged.append(f"{checkpoint.path}: {reason}")
+        if self.damaged:
+            raise UserError(f"no checkpoint can be read; the last tried was {self.damaged[-1]}")
+        return None
+
+    def save(self, step: int, state: TrainState, figures: Mapping[str, float]) -> None:
+        """Starts writing the state after `step` updates; it may be donated afterwards.
+
+        Waits for the save before it, and raises what went wrong in that.
+
+        Args:
+          step: updates done.
+          state: to be saved.
+          figures: by which the best checkpoint is told: `loss`, and of the evaluation what it gave;
+            process 0's count.
+        """
+        kind, score = from_main(np.array(_score(figures), np.float32)).tolist()
+        with self._writing():
+            self._checkpointer.save_checkpointables_async(
+                step,
+                state._asdict(),
+                force=True,  # orbax would skip it while the one before is still being written
+                overwrite=True,  # a damaged one
+                metrics={"kind": kind, "score": score},
+                custom_metadata={"step": step, "settings": self._settings},
+            )
+
+    def close(self) -> None:
+        """Returns when everything is written."""
+        with self._writing():
+            self._checkpointer.close()
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        def remains() -> str:
+            whole = whole_steps(self._directory)
+            return f"; the checkpoint of step {whole[-1]} still loads" if whole else ""
+
+        return writing("a checkpoint", self._directory, remains)
+
+    def _check(self, step: int) -> None:
+        metadata: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
+        begun = metadata["settings"]
+        changed = [
+            f"{name} ({begun.get(name)}, now {self._settings.get(name)})"
+            for name in {**begun, **self._settings}
+            if begun.get(name) != self._settings.get(name)
+        ]
+        if changed:
+            raise UserError(
+                f"{self._directory} was begun with another {', '.join(changed)}; pass the same to "
+                "go on, or name another directory"
+            )
+
+
+def whole_steps(directory: Path) -> list[int]:
+    """Steps of the checkpoints that are written to the end, ascending."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+def best_params(directory: Path, abstract: Any) -> tuple[int, Any]:
+    """The best checkpoint's step and parameters, without the optimiser's state.
+
+    One that is damaged is passed over.
+
+    Args:
+      directory: of the checkpoints.
+      abstract: shapes and dtypes of the parameters, and their shardings if there are any.
+
+    Raises:
+      UserError: there is no checkpoint that can be read.
+    """
+    with ocp.training.Checkpointer(os.path.abspath(directory)) as checkpointer:
+        found = [c for c in checkpointer.checkpoints if c.metrics is not None]
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        here = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding or device),
+            abstract,
+        )
+        for checkpoint in sorted(found, key=lambda c: _rank(c.metrics), reverse=True):
+            try:
+                loaded = checkpointer.load_checkpointables(checkpoint.step, {"params": here})
+            except _DAMAGED:
+                continue
+            return checkpoint.step, loaded["params"]
+    raise UserError(f"{directory} holds no checkpoint that can be read")
+
+
+def _score(figures: Mapping[str, float]) -> tuple[int, float]:
+    """A kind of figure, and its value such that more is better; a better kind counts first."""
+    if "tau" in figures:
+        return 2, float(figures["tau"])
+    if "held_out_loss" in figures:
+        return 1, -float(figures["held_out_loss"])
+    return 0, -float(figures["loss"])
+
+
+def _rank(metrics: Any) -> tuple[int, float]:
+    """By which checkpoints are sorted; no number comes last."""
+    kind, score = metrics["kind"], metrics["score"]
+    return kind, -math.inf if math.isnan(score) else score

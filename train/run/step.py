@@ -1,0 +1,111 @@
+"""One update of the parameters: the gradient of a batch, added up over microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from train.run.mesh import fsdp_shardings, replicated
+
+# (params, frozen, batch, key) -> the sum of the losses and their number, float32 scalars.
+Loss = Callable[[Any, Any, Any, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+class TrainState(NamedTuple):
+    """What an update changes: float32 parameters and what the optimiser remembers."""
+
+    params: Any
+    opt_state: Any
+
+
+class Measured(NamedTuple):
+    """What a step tells of itself, float32 scalars.
+
+    Attributes:
+      loss: mean over the batch's losses; 0 where it has none.
+      grad_norm: of the whole gradient, before it is clipped.
+    """
+
+    loss: jax.Array
+    grad_norm: jax.Array
+
+
+Update = Callable[[TrainState, Any, Any, Any], tuple[TrainState, Measured]]
+
+
+def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+    """Where the parameters (arrays or shapes) and the optimiser's state go."""
+    opt_state = jax.eval_shape(optimizer.init, params)
+    return TrainState(fsdp_shardings(mesh, params), fsdp_shardings(mesh, opt_state))
+
+
+def make_update(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    shardings: TrainState,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    seed: int = 0,
+) -> Update:
+    """The jitted step: (state, frozen, microbatches, step number int32) -> state, measurements.
+
+    The gradient of the *sum* of losses is added up in float32 over microbatches and divided once,
+    so that their number does not change the result. Computed in bfloat16, each microbatch's own
+    gradient is rounded to that before.
+
+    Args:
+      loss: of one microbatch; its parameters come in `dtype`.
+      optimizer: makes an update of a gradient.
+      mesh: the devices.
+      shardings: of the state, which is donated.
+      dtype: in which the loss is computed.
+      seed: of the keys: microbatch i of step n gets fold_in(fold_in(key(seed), n), i).
+    """
+
+    def total(params: Any, frozen: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        cast = jax.tree.map(lambda p: p.astype(dtype), params)
+        # The parts of a parameter are gathered once, in the smaller dtype, not computed with.
+        cast = jax.lax.with_sharding_constraint(cast, replicated(mesh))
+        return loss(cast, frozen, batch, key)
+
+    def update(
+        state: TrainState, frozen: Any, batches: Any, step: jax.Array
+    ) -> tuple[TrainState, Measured]:
+        key = jax.random.fold_in(jax.random.key(seed), step)
+
+        def add(sums: Any, part: Any) -> tuple[Any, None]:
+            index, batch = part
+            one = jax.value_and_grad(total, has_aux=True)(
+                state.params, frozen, batch, jax.random.fold_in(key, index)
+            )
+            sums = jax.tree.map(jnp.add, sums, one)
+            grads = jax.lax.with_sharding_constraint(sums[1], shardings.params)
+            return (sums[0], grads), None
+
+        zero = jnp.zeros((), jnp.float32)
+        sums = ((zero, zero), jax.tree.map(jnp.zeros_like, state.params))
+        count = jax.tree.leaves(batches)[0].shape[0]
+        indices = jnp.arange(count, dtype=jnp.int32)
+        ((losses, number), grads), _ = jax.lax.scan(add, sums, (indices, batches))
+
+        number = jnp.maximum(number, 1)
+        grads = jax.tree.map(lambda g: g / number, grads)
+        # optax raises a float to an integer power.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(params, opt_state), Measured(losses / number, optax.tree.norm(grads))
+
+    whole = replicated(mesh)
+    return jax.jit(
+        update,
+        donate_argnums=0,
+        out_shardings=(shardings, whole),
+    )
