@@ -296,7 +296,7 @@ class DartModel:
             if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
                 raise UserError("to draft by an n-gram model alone, pass one and use it")
             pruner = Pruner(
-                config.handover,
+                config.host_buffer,
                 nodes,
                 ngram=self.ngram if use_ngram else None,
                 eos=self.eos,

@@ -188,7 +188,7 @@ class Oracle(Pruner):
 
     def __init__(self, config: DecodeConfig, truth: list[np.ndarray], levels: int | None = None):
         """`truth`: each row's prompt and continuation. `levels`: of it in a tree; None: random."""
-        super().__init__(config.handover, config.nodes)
+        super().__init__(config.host_buffer, config.nodes)
         self.max_depth, self.vocab, self.levels = config.max_depth, config.target.vocab_size, levels
         self.following = {}
         for row, tokens in enumerate(truth):
@@ -197,7 +197,7 @@ class Oracle(Pruner):
                 self.following[row, *padded[i : i + 4].tolist()] = tokens[i + 1 :]
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
-        contexts, _, _ = self.handover.candidates_of(np.asarray(packed))
+        contexts, _, _ = self.host_buffer.candidates_of(np.asarray(packed))
         return np.stack(
             [self._tree(row, *context) for row, context in enumerate(contexts.tolist())]
         )

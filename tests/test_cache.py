@@ -10,7 +10,7 @@ from dart_jax.decoding.loop import Options, Prompts, start
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
-from dart_jax.models.cache import append, init_cache, visible
+from dart_jax.models.cache import append, init_cache, length_mask
 
 OPTIONS = Options(seed=SEED)
 
@@ -36,7 +36,7 @@ def test_append_writes_the_chosen_rows_behind_each_sequence(seed):
 
 
 def test_rows_of_a_sequence_are_visible():
-    mask = visible(4, jnp.array([0, 3, 4], jnp.int32))
+    mask = length_mask(4, jnp.array([0, 3, 4], jnp.int32))
     assert mask.tolist() == [[[False] * 4], [[True] * 3 + [False]], [[True] * 4]]
 
 
@@ -82,12 +82,12 @@ def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
 
     state, packed = start(config, models.params, prompts, OPTIONS)
     packed = np.asarray(packed)
-    known = sequences(prompts, config.handover.emitted(packed))
+    known = sequences(prompts, config.host_buffer.emitted(packed))
     steps = 0
-    while config.handover.active(packed):
+    while config.host_buffer.active(packed):
         state, packed = step(config, models.params, state, oracle(packed))
         packed = np.asarray(packed)
-        won = config.handover.emitted(packed)
+        won = config.host_buffer.emitted(packed)
         known = [np.concatenate(row) for row in zip(known, won, strict=True)]
         steps += 1
         if steps == 2:

@@ -74,7 +74,7 @@ def test_dart_is_plain_decoding(models, prompts, plain, truth, case, drafting):
         pruner = Oracle(config, truth(sampling))
     else:
         ngram = NgramModel.count(truth(sampling)) if drafting == "search with n-grams" else None
-        pruner = Pruner(config.handover, config.nodes, ngram=ngram)
+        pruner = Pruner(config.host_buffer, config.nodes, ngram=ngram)
     options = Options(sampling, seed=SEED)
     generation = generate_streaming(config, models.params, pruner, prompts, options)
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
@@ -94,7 +94,7 @@ def test_fused_dart_is_streaming_dart(models, prompts, plain, truth, case):
 
 
 def test_fused_search(models, prompts, plain, truth, greedy):
-    pruner = Pruner(greedy.handover, greedy.nodes, ngram=NgramModel.count(truth(GREEDY)))
+    pruner = Pruner(greedy.host_buffer, greedy.nodes, ngram=NgramModel.count(truth(GREEDY)))
     options = Options(seed=SEED)
     generation = generate_fused(greedy, models.params, pruner, prompts, options)
     assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
@@ -142,7 +142,7 @@ def test_values_compile_nothing_anew(models, prompts):
 def test_one_program_serves_all_pruners(models, prompts, plain, truth, greedy):
     for seed in (1, 2):
         ngram = NgramModel.count(truth(GREEDY)[:seed])
-        pruner = Pruner(greedy.handover, greedy.nodes, ngram=ngram)
+        pruner = Pruner(greedy.host_buffer, greedy.nodes, ngram=ngram)
         generation = generate_fused(greedy, models.params, pruner, prompts)
         assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
         if seed == 1:

@@ -297,7 +297,7 @@ def test_the_diagram_goes_down_as_a_step_does():
     stages = sorted(
         (place, name.removeprefix("step."))
         for name, place in diagram().items()
-        if name in ("step.verify", "step.accept_and_compact", "step.newly_known", "step.pack")
+        if name in ("step.verify", "step.accept_and_compact", "step.draft_input", "step.pack")
     )
     assert len(stages) == 4
     order([name for _, name in stages], inspect.unwrap(step.step))
@@ -306,4 +306,4 @@ def test_the_diagram_goes_down_as_a_step_does():
     assert [names[name] for name in inner] == sorted(names[name] for name in inner)
     order([name.split(".")[1] for name in inner], step.accept_and_compact)
     order(["forward", "likeliest"], Dart.__call__)
-    assert names["drafting.dart.Dart.forward"] < names["drafting.dart.Dart.likeliest"]
+    assert names["drafting.dart.Dart.forward"] < names["drafting.dart.Dart.top_candidates"]

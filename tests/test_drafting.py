@@ -14,7 +14,7 @@ from conftest import SEED, sequences
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.drafting.prompt_lookup import PromptLookup
-from dart_jax.decoding.handover import CONTEXT, Handover
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.loop import Options, generate_fused, generate_streaming, start
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
@@ -179,7 +179,7 @@ def test_a_chain_is_a_tree_of_one_line():
 def test_the_ngram_model_alone_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
     config = DecodeConfig(models.target, NgramConfig(), nodes=nodes)
     truth = sequences(prompts, plain(sampling).tokens)
-    pruner = Pruner(config.handover, nodes, ngram=NgramModel.count(truth))
+    pruner = Pruner(config.host_buffer, nodes, ngram=NgramModel.count(truth))
     params = {"target": models.params["target"]}
     generation = loop(config, params, pruner, prompts, Options(sampling, seed=SEED))
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
@@ -218,7 +218,7 @@ def test_ngram_trees_are_the_likeliest_paths():
     corpus = [np.minimum(rng.zipf(1.3, 60), 40) for _ in range(40)]
     ngram = NgramModel.count(corpus, order=3, vocab_size=50)
     for nodes, levels, eos in ((5, 3, ()), (12, 2, (2,)), (30, 1, ())):
-        pruner = Pruner(Handover(levels, 0, levels + 1), nodes, ngram=ngram, eos=eos)
+        pruner = Pruner(HostBuffer(levels, 0, levels + 1), nodes, ngram=ngram, eos=eos)
         for _ in range(10):
             document = corpus[rng.integers(len(corpus))]
             at = rng.integers(CONTEXT, len(document))
@@ -281,7 +281,7 @@ def test_default_trees(models, drafter, nodes):
 def test_imposed_acceptance(models, prompts, tau):
     """Whatever is drafted, and whatever the target thinks of it."""
     config = DecodeConfig(models.target, models.drafter, nodes=8, acceptance=tau)
-    pruner = Pruner(config.handover, 8)
+    pruner = Pruner(config.host_buffer, 8)
     generation = generate_fused(config, models.params, pruner, prompts, Options(seed=SEED))
     emitted = np.array([len(tokens) - 1 for tokens in generation.tokens])
     # A step more or less.

@@ -33,7 +33,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class DraftInput:
     """The known tokens of each sequence, padded: features of a row, the token after it."""
 
     features: jax.Array
@@ -55,7 +55,7 @@ class Known:
     def of(self, i):
         """Sequence i alone, without padding."""
         n = int(self.last[i]) + 1
-        return Known(
+        return DraftInput(
             self.features[i : i + 1, :n], self.following[i : i + 1, :n], self.last[i, None]
         )
 
@@ -133,7 +133,7 @@ def golden_model(name):
 @functools.cache
 def golden_known(name):
     run = np.load(GOLDEN / name / "golden.npz")
-    return Known.pad(
+    return DraftInput.pad(
         [run[f"aux_{i}"] for i in range(4)], [run[f"preceding_{i}_0"][1:] for i in range(4)]
     )
 
@@ -265,7 +265,7 @@ def random_model(seed, config=CONFIG, dtype=jnp.float32):
 
 def random_known(seed, lengths, config=CONFIG):
     rng = np.random.default_rng(seed)
-    return Known.pad(
+    return DraftInput.pad(
         [rng.normal(size=(n, 3 * config.target_hidden_size)) for n in lengths],
         [rng.integers(0, config.vocab_size, n) for n in lengths],
     )
@@ -336,7 +336,7 @@ def test_padding_is_never_seen():
     rng = np.random.default_rng(2)
     features = [rng.normal(size=(n, 72)) for n in (7, 2, 5)]
     following = [rng.integers(0, 61, n) for n in (7, 2, 5)]
-    one, other = (draft(model, Known.pad(features, following, seed), 59)[0] for seed in (0, 1))
+    one, other = (draft(model, DraftInput.pad(features, following, seed), 59)[0] for seed in (0, 1))
     np.testing.assert_array_equal(one, other)
 
 
@@ -357,7 +357,7 @@ def test_drafting_behind_a_cache(name):
         length, count = jnp.where(left > 0, length, known.last), jnp.maximum(count, 1)
         place = length[:, None] + jnp.arange(5, dtype=jnp.int32)[None]
         place = jnp.minimum(place, known.features.shape[1] - 1)
-        new = Known(
+        new = DraftInput(
             jnp.take_along_axis(known.features, place[:, :, None], axis=1),
             jnp.take_along_axis(known.following, place, axis=1),
             count - 1,

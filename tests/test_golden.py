@@ -27,7 +27,7 @@ def config(golden):
 
 @pytest.fixture(scope="module")
 def pruner(golden, config):
-    return Pruner(config.handover, NODES, ngram=golden.ngram, eos=EOS)
+    return Pruner(config.host_buffer, NODES, ngram=golden.ngram, eos=EOS)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_draft_logits_of_every_step(golden, config, prompts, drafts):
     config = dataclasses.replace(config, candidates=vocab)
     state, packed = start(config, golden.params, prompts, OPTIONS)
     for j, (_, trees) in enumerate(drafts):
-        _, ids, logits = config.handover.candidates_of(np.asarray(packed))
+        _, ids, logits = config.host_buffer.candidates_of(np.asarray(packed))
         by_target_id = np.full((*ids.shape[:2], golden.target.vocab_size), np.nan, np.float32)
         np.put_along_axis(by_target_id, ids, logits, axis=-1)
         draft_logits = by_target_id[..., golden.params["draft_ids"]]
@@ -82,7 +82,7 @@ def test_draft_logits_of_every_step(golden, config, prompts, drafts):
 def test_tokens_known_at_every_step(golden, config, drafts, j):
     packed, _ = drafts[j]
     for newest, expected in zip(
-        config.handover.emitted(packed), golden.of_prompts("preceding", j), strict=True
+        config.host_buffer.emitted(packed), golden.of_prompts("preceding", j), strict=True
     ):
         # The reference's first step holds the prompt too, the later ones the old root.
         assert newest.tolist() == expected[-1 if j == 0 else 1 :].tolist()

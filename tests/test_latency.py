@@ -176,8 +176,8 @@ def state(model):
     config = DecodeConfig(model.target, model.drafter, NODES)
     capacity = config.capacity(CONTEXT)
     state, candidates = latency_case.prefilled(config, model.params, 2, CONTEXT, capacity)
-    packed = latency_case.hand_over(config.handover, *candidates)
-    return config, state, jnp.asarray(Pruner(config.handover, NODES)(packed))
+    packed = latency_case.hand_over(config.host_buffer, *candidates)
+    return config, state, jnp.asarray(Pruner(config.host_buffer, NODES)(packed))
 
 
 def test_operations_against_the_compilers(model, state):
@@ -185,7 +185,7 @@ def test_operations_against_the_compilers(model, state):
     config, state, trees = state
     small = latency_stages.without_caches(state)
     capacity = state.target_cache[0][0].shape[2]
-    counted = Counted(model.target, model.drafter, 2, capacity, 4, config.handover.candidates)
+    counted = Counted(model.target, model.drafter, 2, capacity, 4, config.host_buffer.candidates)
     arguments = ((model.params, state.target_cache), (small, trees), ())
     flops = compiled_flops(partial(latency_stages.verify_stage, config), *arguments)
     assert 1 <= flops / counted.verify(NODES + 1).operations < 1.3
@@ -199,9 +199,9 @@ def test_the_stages_are_the_step(model, state):
     taken, packed = latency_stages.together(config, model.params, state, trees)
     copied = jax.tree.map(jnp.copy, state)  # the step is given it for good
     expected_state, expected = step(config, model.params, copied, trees)
-    pruner = Pruner(config.handover, NODES)
+    pruner = Pruner(config.host_buffer, NODES)
     np.testing.assert_array_equal(pruner(np.asarray(packed)), pruner(np.asarray(expected)))
-    first = config.handover.first + config.handover.positions * config.handover.candidates
+    first = config.host_buffer.first + config.host_buffer.positions * config.host_buffer.candidates
     np.testing.assert_array_equal(packed[:, :first], expected[:, :first])
     for leaf, other in zip(jax.tree.leaves(taken), jax.tree.leaves(expected_state), strict=True):
         np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-5)
@@ -213,13 +213,13 @@ def test_random_rows_have_the_prefills_shapes(model, state):
     other, given = latency_case.random_state(config, model.params, 2, CONTEXT, capacity)
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (state, other))
     assert shapes[0] == shapes[1]
-    packed = latency_case.hand_over(config.handover, *given)
-    context, ids, logits = config.handover.candidates_of(packed)
+    packed = latency_case.hand_over(config.host_buffer, *given)
+    context, ids, logits = config.host_buffer.candidates_of(packed)
     for mine, theirs in zip((context, ids, logits), given, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert all(len(set(level)) == len(level) for row in ids.tolist() for level in row)
     assert (np.diff(logits, axis=-1) <= 0).all()
-    tree = Pruner(config.handover, NODES)(packed)
+    tree = Pruner(config.host_buffer, NODES)(packed)
     assert (tree[:, 2, 1:] > 0).all()
 
 

@@ -8,7 +8,7 @@ import scipy.stats
 
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.loop import Generation
-from dart_jax.decoding.sampling import Sampling, gumbel_noise, keep_likely
+from dart_jax.decoding.sampling import Sampling, filter_logits, gumbel_noise
 from eval.lossless.distribution import Samples, chi2_tail, chi_square
 from eval.lossless.divergence import ENDED, examine, first_difference
 from eval.lossless.literal_sampling import (
@@ -37,7 +37,7 @@ def logits_of(seed, vocab=40):
 def test_filters_are_the_samplers(cut, seed):
     logits, sampling = logits_of(seed), Sampling(0.8, repetition_penalty=1.0, **cut)
     scaled = scale(logits, sampling, np.array([1]))
-    theirs = keep_likely(sampling.values(), jnp.asarray(logits)[None] / jnp.float32(0.8))[0]
+    theirs = filter_logits(sampling.values(), jnp.asarray(logits)[None] / jnp.float32(0.8))[0]
     np.testing.assert_array_equal(kept(scaled, sampling), np.isfinite(theirs))
     p = softmax(np.where(kept(scaled, sampling), scaled, -np.inf))
     np.testing.assert_allclose(p, jax.nn.softmax(theirs), rtol=1e-5)
@@ -46,7 +46,9 @@ def test_filters_are_the_samplers(cut, seed):
 def test_the_penalty_is_the_samplers():
     logits, known = logits_of(0), np.array([3, 5, 5, 7])
     marked = np.isin(np.arange(40), known)
-    theirs = sampling_module.penalize(jnp.float32(1.3), jnp.asarray(logits), jnp.asarray(marked))
+    theirs = sampling_module.penalize_repetition(
+        jnp.float32(1.3), jnp.asarray(logits), jnp.asarray(marked)
+    )
     ours = scale(logits, Sampling(0.5, repetition_penalty=1.3), known)
     np.testing.assert_allclose(ours, np.asarray(theirs) / 0.5, rtol=1e-6)
 

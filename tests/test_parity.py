@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.decoding.sampling import Sampling, keep_likely, penalize
+from dart_jax.decoding.sampling import Sampling, filter_logits, penalize_repetition
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.pure import bind
@@ -241,7 +241,7 @@ def test_filters_are_those_of_transformers(sampling):
     scores = torch.from_numpy(logits)
     for warper in warpers:
         scores = warper(None, scores)
-    kept = keep_likely(sampling.values(), jnp.asarray(logits) / sampling.temperature)
+    kept = filter_logits(sampling.values(), jnp.asarray(logits) / sampling.temperature)
     np.testing.assert_array_equal(np.isfinite(kept), np.isfinite(scores.numpy()))
     np.testing.assert_allclose(kept, scores.numpy(), rtol=1e-6)
 
@@ -255,5 +255,5 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty):
     np.put_along_axis(known, tokens, True, axis=1)
     processor = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
     expected = processor(torch.from_numpy(tokens), torch.from_numpy(logits.copy())).numpy()
-    ours = penalize(jnp.float32(penalty), jnp.asarray(logits), jnp.asarray(known))
+    ours = penalize_repetition(jnp.float32(penalty), jnp.asarray(logits), jnp.asarray(known))
     np.testing.assert_allclose(ours, expected, rtol=1e-6)

@@ -14,11 +14,11 @@ import pytest
 
 from dart_jax import _core
 from dart_jax.decoding import pruner
-from dart_jax.decoding.handover import CONTEXT, Handover
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.pruner import Pruner, SearchConfig, trees_inside
 from dart_jax.ngram import NgramModel
 
-HANDOVER = Handover(positions=4, candidates=10, path=5)
+HANDOVER = HostBuffer(positions=4, candidates=10, path=5)
 VOCAB = 30
 NODES = 24
 
@@ -63,7 +63,7 @@ def way(request, monkeypatch):
 def inside(prune, packed, native=True):
     """A pruner's trees inside a program that is made for it alone."""
     handle = jnp.int32(prune.handle)
-    return trees_inside(prune.handover, prune.nodes, handle, packed, native=native)
+    return trees_inside(prune.host_buffer, prune.nodes, handle, packed, native=native)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
@@ -213,14 +213,14 @@ PROGRAM = """
 import os, sys
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import jax, jax.numpy as jnp, numpy as np
-from dart_jax.pruner import Handover, Pruner, trees_inside
+from dart_jax.pruner import HostBuffer, Pruner, trees_inside
 
 rows, native = int(sys.argv[1]), sys.argv[2] == "native"
-handover = Handover(positions=8, candidates=25, path=9)
-prune = Pruner(handover, 59)
+host_buffer = HostBuffer(positions=8, candidates=25, path=9)
+prune = Pruner(host_buffer, 59)
 rng = np.random.default_rng(0)
 ids, logits = rng.integers(0, 1000, (rows, 200)), rng.normal(0, 1, (rows, 200))
-context = rng.integers(0, 1000, (rows, handover.first))
+context = rng.integers(0, 1000, (rows, host_buffer.first))
 packed = np.concatenate([context, ids, logits.astype(np.float32).view(np.int32)], axis=1)
 packed = packed.astype(np.int32)
 
@@ -232,8 +232,8 @@ def loop(packed, matrix):
         i, packed, matrix, trees = state
         matrix = matrix @ matrix  # something that XLA does not compute before
         root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
-        packed = packed.at[:, handover.first - 1].set(root)
-        trees = trees_inside(handover, 59, handle, packed, native=native)
+        packed = packed.at[:, host_buffer.first - 1].set(root)
+        trees = trees_inside(host_buffer, 59, handle, packed, native=native)
         return i + 1, packed, matrix, trees
 
     trees = jnp.zeros((rows, 3, 60), jnp.int32)

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dart_jax.decoding import sampling as sampling_module
-from dart_jax.decoding.sampling import Sampling, penalize
+from dart_jax.decoding.sampling import Sampling, penalize_repetition
 from dart_jax.errors import UserError
 
 VOCAB = 40
 
 keep_likely_jitted, draw_jitted = (
-    jax.jit(sampling_module.keep_likely),
+    jax.jit(sampling_module.filter_logits),
     jax.jit(sampling_module.draw),
 )
 
 
-def keep_likely(sampling, logits):
+def filter_logits(sampling, logits):
     return keep_likely_jitted(sampling.values(), logits)
 
 
@@ -78,26 +78,26 @@ def test_filters_are_the_literal_ones(top_k, top_p, min_p, seed, spread):
     logits = np.random.default_rng(seed).normal(0, spread, (2, 3, VOCAB)).astype(np.float32)
     sampling = Sampling(1.0, top_k, top_p, min_p)
     expected = [[literal_filter(sampling, node) for node in row] for row in logits]
-    np.testing.assert_array_equal(keep_likely(sampling, jnp.asarray(logits)), expected)
+    np.testing.assert_array_equal(filter_logits(sampling, jnp.asarray(logits)), expected)
 
 
 def test_ties_with_the_last_one_kept_are_kept():
     logits = jnp.log(jnp.asarray([[[0.125, 0.5, 0.125, 0.25]]], jnp.float32))
     for sampling in (Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.8)):
-        np.testing.assert_array_equal(keep_likely(sampling, logits), logits)
-    assert np.isfinite(keep_likely(Sampling(1.0, top_k=2), logits)).sum() == 2
+        np.testing.assert_array_equal(filter_logits(sampling, logits), logits)
+    assert np.isfinite(filter_logits(Sampling(1.0, top_k=2), logits)).sum() == 2
 
 
 def test_negative_and_infinite_logits_are_ordered():
     logits = jnp.asarray([[[-1.0, -np.inf, -3.0, 0.0, -2.0, 5e-39, -np.inf]]], jnp.float32)
-    kept = np.isfinite(keep_likely(Sampling(1.0, top_k=4), logits))[0, 0]
+    kept = np.isfinite(filter_logits(Sampling(1.0, top_k=4), logits))[0, 0]
     assert kept.tolist() == [True, False, False, True, True, True, False]
 
 
 def test_known_tokens_are_penalised():
     logits = jnp.asarray([[2.0, -2.0, 0.0, 3.0]], jnp.float32)
     known = jnp.asarray([[True, True, True, False]])
-    assert penalize(jnp.float32(2), logits, known).tolist() == [[1.0, -4.0, 0.0, 3.0]]
+    assert penalize_repetition(jnp.float32(2), logits, known).tolist() == [[1.0, -4.0, 0.0, 3.0]]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -
     return Acceptance(path, jnp.take_along_axis(drawn, path, axis=1), count)
 
 
-def impose(
+def impose_tau(
     tree: DraftTree,
     drawn: jax.Array,
     max_depth: int,

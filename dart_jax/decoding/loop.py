@@ -124,7 +124,7 @@ class Drafts(NamedTuple):
 
     Attributes:
       trees: int32 [B, 3, N + 1], packed (see `dart_jax.decoding.tree`); of plain decoding the roots.
-      context: int32 [B, 4], the tokens before, the root at the end (see `Handover`).
+      context: int32 [B, 4], the tokens before, the root at the end (see `HostBuffer`).
       ids: int32 [B, d, k], candidates that the host's search made the trees of; d is 0 where there
         was no search.
       logits: float32 [B, d, k], theirs.
@@ -136,7 +136,7 @@ class Drafts(NamedTuple):
     logits: np.ndarray
 
 
-class Won(NamedTuple):
+class StepOutput(NamedTuple):
     """What a batch won in one step.
 
     Attributes:
@@ -177,7 +177,7 @@ def stream(
     *,
     seconds: dict[str, float] | None = None,
     watch: bool = False,
-) -> Generator[Won, np.ndarray | None, None]:
+) -> Generator[StepOutput, np.ndarray | None, None]:
     """Yields, after the prefill and after every step, what each row won in it.
 
     Args:
@@ -199,13 +199,13 @@ def stream(
     while True:
         handed = np.asarray(packed)
         seconds[stage] += time.perf_counter() - began
-        ended = yield Won(config.handover.emitted(handed), handed[:, 1], drafts)
+        ended = yield StepOutput(config.host_buffer.emitted(handed), handed[:, 1], drafts)
         if ended is not None and ended.any():
             handed = handed.copy()
-            handed[ended, config.handover.root] = -1
+            handed[ended, config.host_buffer.root] = -1
             remaining = jnp.where(jnp.asarray(ended), 0, state.remaining)
             state = dataclasses.replace(state, remaining=remaining)
-        if not config.handover.active(handed):
+        if not config.host_buffer.active(handed):
             return
         began = time.perf_counter()
         trees = None if pruner is None else pruner(handed)
@@ -220,7 +220,7 @@ def _drafts(
     config: DecodeConfig, state: DecodeState, handed: np.ndarray, trees: np.ndarray | None
 ) -> Drafts:
     """What the next step verifies: the search's trees, the state's, or the roots."""
-    context, ids, logits = config.handover.candidates_of(handed)
+    context, ids, logits = config.host_buffer.candidates_of(handed)
     if trees is None and state.trees is not None:
         trees = np.array(state.trees)  # a copy: the state is donated
     if trees is None:
@@ -243,7 +243,7 @@ def generate_streaming(
     return collect(steps, seconds)
 
 
-def collect(steps: list[Won], seconds: dict[str, float]) -> Generation:
+def collect(steps: list[StepOutput], seconds: dict[str, float]) -> Generation:
     """What the steps of a stream come to."""
     rows = list(zip(*(won.tokens for won in steps), strict=True))
     drafted = [
@@ -308,7 +308,7 @@ def _run(
       int32 [B, size + P], which of them were drafted, bool, how many of them each row emitted [B],
       and the verifications each row took part in [B].
     """
-    width = config.handover.path
+    width = config.host_buffer.path
 
     def write_row(output, drafted, emitted, packed):
         origin = jnp.arange(width, dtype=jnp.int32) < packed[1]
@@ -323,7 +323,7 @@ def _run(
         steps = steps + state.active.astype(jnp.int32)
         trees = None
         if handle is not None:
-            trees = trees_inside(config.handover, config.nodes, handle, packed, native=native)
+            trees = trees_inside(config.host_buffer, config.nodes, handle, packed, native=native)
         state, packed = step(config, params, state, trees)
         return state, packed, write(output, drafted, emitted, packed), steps
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax import _core
-from dart_jax.decoding.handover import CONTEXT, Handover
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.ngram import NgramModel
 
 
@@ -50,7 +50,7 @@ class Pruner:
 
     def __init__(
         self,
-        handover: Handover,
+        host_buffer: HostBuffer,
         nodes: int,
         *,
         ngram: NgramModel | None = None,
@@ -61,7 +61,7 @@ class Pruner:
         """Prepares the search of trees of N = `nodes` nodes.
 
         Args:
-          handover: layout of the packed candidates.
+          host_buffer: layout of the packed candidates.
           nodes: N, the root not counted.
           ngram: None searches by the drafter alone; without candidates it drafts alone.
           eos: tokens that end a sequence.
@@ -71,7 +71,7 @@ class Pruner:
         Raises:
           ValueError: a parameter is out of range.
         """
-        self.handover, self.nodes = handover, nodes
+        self.host_buffer, self.nodes = host_buffer, nodes
         self._search = _core.TreeSearch(
             ngram.core if ngram else None,
             nodes=nodes,
@@ -100,7 +100,7 @@ class Pruner:
         """The trees of one step, on the host."""
         packed = np.asarray(packed)
         trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
-        self._search.search(*self.handover.candidates_of(packed), trees)
+        self._search.search(*self.host_buffer.candidates_of(packed), trees)
         return trees
 
 
@@ -109,7 +109,12 @@ _pruners: weakref.WeakValueDictionary[int, Pruner] = weakref.WeakValueDictionary
 
 
 def trees_inside(
-    handover: Handover, nodes: int, handle: jax.Array, packed: jax.Array, *, native: bool = True
+    host_buffer: HostBuffer,
+    nodes: int,
+    handle: jax.Array,
+    packed: jax.Array,
+    *,
+    native: bool = True,
 ) -> jax.Array:
     """The trees of one step, inside a jitted program.
 
@@ -117,7 +122,7 @@ def trees_inside(
     process.
 
     Args:
-      handover: layout of the packed candidates.
+      host_buffer: layout of the packed candidates.
       nodes: N.
       handle: int32 scalar, `Pruner.handle`.
       packed: int32 [B, width].
@@ -133,9 +138,9 @@ def trees_inside(
     foreign = partial(
         jax.ffi.ffi_call(_FOREIGN_FUNCTION, out),
         context=np.int64(CONTEXT),
-        first=np.int64(handover.first),
-        levels=np.int64(handover.positions),
-        candidates=np.int64(handover.candidates),
+        first=np.int64(host_buffer.first),
+        levels=np.int64(host_buffer.positions),
+        candidates=np.int64(host_buffer.candidates),
     )
     return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
 

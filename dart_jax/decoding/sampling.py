@@ -92,7 +92,7 @@ def draw(
     position: jax.Array,
     levels: jax.Array,
 ) -> jax.Array:
-    """Draws one token a node. The repetition penalty comes before (see `penalize`).
+    """Draws one token a node. The repetition penalty comes before (see `penalize_repetition`).
 
     Args:
       sampling: see `SamplingValues`.
@@ -108,13 +108,13 @@ def draw(
     chex.assert_type(logits, jnp.float32)
     if sampling.temperature is None:
         return _argmax(logits)
-    logits = keep_likely(sampling, logits / sampling.temperature)
+    logits = filter_logits(sampling, logits / sampling.temperature)
     noise = gumbel_noise(seed, position, logits.shape[-1])
     noise = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
     return _argmax(logits + noise)
 
 
-def penalize(penalty: jax.Array, logits: jax.Array, known: jax.Array) -> jax.Array:
+def penalize_repetition(penalty: jax.Array, logits: jax.Array, known: jax.Array) -> jax.Array:
     """Makes the tokens marked in `known`, bool [..., V] like the logits, less likely."""
     lowered = jnp.where(logits < 0, logits * penalty, logits / penalty)
     return jnp.where(known, lowered, logits)
@@ -128,7 +128,7 @@ def mark(seen: jax.Array, tokens: jax.Array) -> jax.Array:
     return seen.at[jnp.where(tokens < 0, seen.shape[0], tokens)].set(True, mode="drop")
 
 
-def keep_likely(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
+def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
     """Sets what top-k, top-p and min-p leave out to -inf; logits are already divided by the
     temperature."""
     if sampling.top_k is not None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from dart_jax.decoding.drafting import AnyDrafter, Drafting, method
+from dart_jax.decoding.drafting import AnyDrafter, DraftingMethod, drafting_method
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
-from dart_jax.decoding.handover import Handover
+from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
@@ -32,7 +32,7 @@ class DecodeConfig:
       candidates: a DART drafter's most likely tokens handed to the search at each position, k.
       eagle: how an EAGLE-3 drafter grows its trees.
       acceptance: tokens that every verification emits, on average, in place of what the target
-        agrees with: to measure speed alone (see `accept.impose`).
+        agrees with: to measure speed alone (see `accept.impose_tau`).
     """
 
     target: TargetConfig
@@ -43,11 +43,11 @@ class DecodeConfig:
     acceptance: float | None = None
 
     @functools.cached_property
-    def drafting(self) -> Drafting | None:
+    def drafting(self) -> DraftingMethod | None:
         """How drafts are made; None decodes plainly."""
         if self.drafter is None or self.nodes == 0:
             return None
-        return method(self.drafter, self.nodes, self.candidates, self.eagle)
+        return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle)
 
     @property
     def searches(self) -> bool:
@@ -60,12 +60,12 @@ class DecodeConfig:
         return 0 if self.drafting is None else self.drafting.depth
 
     @functools.cached_property
-    def handover(self) -> Handover:
+    def host_buffer(self) -> HostBuffer:
         """The layout of what crosses to the host."""
         path = self.max_depth + 1
         if self.drafting is None:
-            return Handover(positions=0, candidates=0, path=path)
-        return Handover(self.drafting.positions, self.drafting.candidates, path)
+            return HostBuffer(positions=0, candidates=0, path=path)
+        return HostBuffer(self.drafting.positions, self.drafting.candidates, path)
 
     @property
     def prefill(self) -> DecodeConfig:

@@ -18,13 +18,13 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.accept import accept, impose
-from dart_jax.decoding.drafting import Known
-from dart_jax.decoding.handover import CONTEXT
-from dart_jax.decoding.sampling import SamplingValues, draw, mark, penalize
+from dart_jax.decoding.accept import accept, impose_tau
+from dart_jax.decoding.drafting import DraftInput
+from dart_jax.decoding.host_buffer import CONTEXT
+from dart_jax.decoding.sampling import SamplingValues, draw, mark, penalize_repetition
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import DraftTree, ancestor_mask, root_only, unpack
-from dart_jax.models.cache import KVCache, after, append, begin
+from dart_jax.models.cache import KVCache, append, cache_from, wait_for
 from dart_jax.models.pure import bind
 
 
@@ -42,7 +42,7 @@ class Verified(NamedTuple):
     rows: KVCache
 
 
-class Won(NamedTuple):
+class AcceptedPath(NamedTuple):
     """The rows of an accepted path, P of them.
 
     Attributes:
@@ -103,7 +103,7 @@ def prefill(
       capacity: cache rows, `config.capacity(...)`; static.
 
     Returns:
-      The state and the packed handover, int32 [B, width].
+      The state and the packed host_buffer, int32 [B, width].
     """
     b, t = tokens.shape
     chex.assert_type([tokens, length, max_new_tokens], jnp.int32)
@@ -119,13 +119,13 @@ def prefill(
     if sampling.repetition_penalty is not None:
         seen = jnp.zeros((b, config.target.vocab_size), bool)
         seen = mark(seen, jnp.where(positions <= last, tokens, -1))
-        logits = penalize(sampling.repetition_penalty, logits, seen[:, None])
+        logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
     first = draw(sampling, logits, seed, length[:, None], jnp.zeros_like(last))
 
     index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
     context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
     state = DecodeState(
-        target_cache=begin(out.rows, capacity),
+        target_cache=cache_from(out.rows, capacity),
         memory=None,
         length=length,
         context=context,
@@ -139,7 +139,7 @@ def prefill(
     # The drafter's row i joins the feature at i with the token at i + 1.
     following = jnp.concatenate([tokens[:, 1:], first], axis=1)
     following = jnp.where(positions == last, first, following)
-    known = Known(
+    known = DraftInput(
         target,
         params,
         tokens,
@@ -156,7 +156,7 @@ def prefill(
     state, ids, draft = _draft(config, state, known)
     first = jnp.pad(first, ((0, 0), (0, config.max_depth)))
     none = jnp.zeros_like(count)
-    packed = config.handover.pack(state.context, count, none, state.active, first, ids, draft)
+    packed = config.host_buffer.pack(state.context, count, none, state.active, first, ids, draft)
     return state, packed
 
 
@@ -175,12 +175,12 @@ def step(
         decoding.
 
     Returns:
-      The new state and the packed handover, int32 [B, width].
+      The new state and the packed host_buffer, int32 [B, width].
     """
     trees = state.trees if trees is None else trees
     verified = verify(config, params, state, trees)
     state, won = accept_and_compact(config, state, trees, verified)
-    known = newly_known(config, params, state, won, state.target_cache[0][0].shape[2])
+    known = draft_input(config, params, state, won, state.target_cache[0][0].shape[2])
     state, ids, draft = _draft(config, state, known)
     return state, pack(config, state, won, ids, draft)
 
@@ -200,7 +200,7 @@ def verify(
 
 def accept_and_compact(
     config: DecodeConfig, state: DecodeState, trees: jax.Array | None, verified: Verified
-) -> tuple[DecodeState, Won]:
+) -> tuple[DecodeState, AcceptedPath]:
     """The target's draws, the walk by them, and the path's rows behind the target's cache."""
     tree, depth, start = _tree(config, state, trees), config.max_depth, state.length
     mask = ancestor_mask(tree, depth)
@@ -209,18 +209,18 @@ def accept_and_compact(
     with jax.named_scope("accept"):
         if state.seen is not None and state.sampling.repetition_penalty is not None:
             seen = _seen_at_nodes(state.seen, tree, mask)
-            logits = penalize(state.sampling.repetition_penalty, logits, seen)
+            logits = penalize_repetition(state.sampling.repetition_penalty, logits, seen)
         drawn = draw(state.sampling, logits, state.seed, positions + 1, tree.depth)
         if config.acceptance is None:
             won = accept(tree, mask, drawn, depth)
         else:
             left, end = state.remaining, start + state.remaining
-            won = impose(tree, drawn, depth, left, end, config.acceptance)
+            won = impose_tau(tree, drawn, depth, left, end, config.acceptance)
     state, count = _emit(state, won.tokens, won.count)
     with jax.named_scope("compact"):
-        cache = append(state.target_cache, verified.rows, won.path, after(won.tokens, start))
+        cache = append(state.target_cache, verified.rows, won.path, wait_for(won.tokens, start))
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
-    return state, Won(
+    return state, AcceptedPath(
         tokens=jnp.take_along_axis(tree.tokens, won.path, axis=1),
         following=won.tokens,
         features=jnp.take_along_axis(verified.features, won.path[:, :, None], axis=1),
@@ -231,11 +231,11 @@ def accept_and_compact(
     )
 
 
-def newly_known(
-    config: DecodeConfig, params: DecodeParams, state: DecodeState, won: Won, capacity: int
-) -> Known:
+def draft_input(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, won: AcceptedPath, capacity: int
+) -> DraftInput:
     """What there is to draft from after a verification; `capacity` is that of the caches."""
-    return Known(
+    return DraftInput(
         bind(config.target, params["target"]),
         params,
         won.tokens,
@@ -252,10 +252,10 @@ def newly_known(
 
 
 def pack(
-    config: DecodeConfig, state: DecodeState, won: Won, ids: jax.Array, logits: jax.Array
+    config: DecodeConfig, state: DecodeState, won: AcceptedPath, ids: jax.Array, logits: jax.Array
 ) -> jax.Array:
-    """The handover, int32 [B, width], with the candidates [B, d, k] for the host's search."""
-    return config.handover.pack(
+    """The host_buffer, int32 [B, width], with the candidates [B, d, k] for the host's search."""
+    return config.host_buffer.pack(
         state.context, won.count, won.drafted, state.active, won.following, ids, logits
     )
 
@@ -295,7 +295,7 @@ def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[Deco
 
 
 def _draft(
-    config: DecodeConfig, state: DecodeState, known: Known
+    config: DecodeConfig, state: DecodeState, known: DraftInput
 ) -> tuple[DecodeState, jax.Array, jax.Array]:
     """Drafts behind the newest rows.
 
@@ -303,7 +303,7 @@ def _draft(
       The state with the new memory, and trees where the device makes them; the candidates for the
       host's search, int32 ids and float32 logits [B, d, k].
     """
-    shape = (known.last.shape[0], config.handover.positions, config.handover.candidates)
+    shape = (known.last.shape[0], config.host_buffer.positions, config.host_buffer.candidates)
     candidates = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
     if config.drafting is not None:
         with jax.named_scope("draft"):

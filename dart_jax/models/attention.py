@@ -22,7 +22,7 @@ def split_heads(x: jax.Array, heads: int) -> jax.Array:
     return x.reshape(b, t, heads, -1).swapaxes(1, 2)
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """One array of keys that a row of queries attends to.
 
     Attributes:
@@ -38,28 +38,28 @@ class Part(NamedTuple):
     mask: jax.Array
 
 
-def attend(parts: Sequence[Part]) -> jax.Array:
+def attend(segments: Sequence[Segment]) -> jax.Array:
     """Grouped-query attention whose one softmax runs over keys that lie in several arrays.
 
-    So the cache and the new rows need not be copied together, and a part may hold the same queries
+    So the cache and the new rows need not be copied together, and a segment may hold the same queries
     at other rotary positions. Every row must see at least one key. Many rows are taken some at a
     time, so that their scores stay below a gigabyte, and are computed again for a gradient.
 
     Returns:
       [B, T, H * h] in the queries' dtype.
     """
-    b, heads, t, _ = parts[0].q.shape
-    keys = sum(part.k.shape[2] for part in parts)
+    b, heads, t, _ = segments[0].q.shape
+    keys = sum(segment.k.shape[2] for segment in segments)
     rows = max(1, _SCORES // (4 * b * heads * keys))
     if rows >= t:
-        return _attend(parts)
+        return _attend(segments)
 
     def some(start: jax.Array | int, size: int) -> jax.Array:
         def cut(x: jax.Array, axis: int) -> jax.Array:
             whole = x.shape[axis] == 1
             return x if whole else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
-        return _attend([Part(cut(p.q, 2), p.k, p.v, cut(p.mask, 1)) for p in parts])
+        return _attend([Segment(cut(p.q, 2), p.k, p.v, cut(p.mask, 1)) for p in segments])
 
     full = t // rows
     starts = jnp.arange(full, dtype=jnp.int32) * rows
@@ -69,34 +69,34 @@ def attend(parts: Sequence[Part]) -> jax.Array:
     return jnp.concatenate([out, some(full * rows, rest)], axis=1) if rest else out
 
 
-def _attend(parts: Sequence[Part]) -> jax.Array:
-    every = [scores(part) for part in parts]
+def _attend(segments: Sequence[Segment]) -> jax.Array:
+    every = [scores(segment) for segment in segments]
     top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in every])
     top = jax.lax.stop_gradient(top)
     weights = [jnp.exp(s - top) for s in every]
     total = functools.reduce(jnp.add, [w.sum(axis=-1, keepdims=True) for w in weights])
     out = functools.reduce(
-        jnp.add, [weigh(w, part) for w, part in zip(weights, parts, strict=True)]
+        jnp.add, [weighted_values(w, segment) for w, segment in zip(weights, segments, strict=True)]
     )
-    b, heads, t, h = parts[0].q.shape
+    b, heads, t, h = segments[0].q.shape
     out = (out / total).reshape(b, heads, t, h).swapaxes(1, 2)
-    return out.reshape(b, t, heads * h).astype(parts[0].q.dtype)
+    return out.reshape(b, t, heads * h).astype(segments[0].q.dtype)
 
 
-def scores(part: Part) -> jax.Array:
+def scores(segment: Segment) -> jax.Array:
     """Scaled, masked scores, float32 [B, K, G, T, S]."""
-    b, heads, t, h = part.q.shape
-    kv_heads = part.k.shape[1]
+    b, heads, t, h = segment.q.shape
+    kv_heads = segment.k.shape[1]
     # Queries that share a key head become rows of one matrix product.
-    q = part.q.reshape(b, kv_heads, heads // kv_heads * t, h)
-    score = jnp.einsum("bkqh,bksh->bkqs", q, part.k, preferred_element_type=jnp.float32)
+    q = segment.q.reshape(b, kv_heads, heads // kv_heads * t, h)
+    score = jnp.einsum("bkqh,bksh->bkqs", q, segment.k, preferred_element_type=jnp.float32)
     score = score.reshape(b, kv_heads, heads // kv_heads, t, -1) * h**-0.5
-    return jnp.where(part.mask[:, None, None], score, -jnp.inf)
+    return jnp.where(segment.mask[:, None, None], score, -jnp.inf)
 
 
-def weigh(weights: jax.Array, part: Part) -> jax.Array:
+def weighted_values(weights: jax.Array, segment: Segment) -> jax.Array:
     """Values summed by their weights, float32 [B, K, G, T, h]."""
     b, kv_heads, groups, t, s = weights.shape
-    w = weights.reshape(b, kv_heads, groups * t, s).astype(part.v.dtype)
-    out = jnp.einsum("bkqs,bksh->bkqh", w, part.v, preferred_element_type=jnp.float32)
+    w = weights.reshape(b, kv_heads, groups * t, s).astype(segment.v.dtype)
+    out = jnp.einsum("bkqs,bksh->bkqh", w, segment.v, preferred_element_type=jnp.float32)
     return out.reshape(b, kv_heads, groups, t, -1)

@@ -42,7 +42,7 @@ def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -
     return extend(cache, jax.tree.map(keep, rows), length)
 
 
-def begin(rows: KVCache, capacity: int) -> KVCache:
+def cache_from(rows: KVCache, capacity: int) -> KVCache:
     """A cache of `capacity` rows that starts with the first ones, [B, K, T, h] per layer."""
     k, _ = rows[0]
     empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
@@ -65,7 +65,7 @@ def extend(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
     return jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), cache, rows)
 
 
-def after(result: jax.Array, length: jax.Array) -> jax.Array:
+def wait_for(result: jax.Array, length: jax.Array) -> jax.Array:
     """`length`, known only once `result` is, some integers that are never negative.
 
     XLA does not write to a cache in place unless something orders the write behind what reads it;
@@ -74,6 +74,6 @@ def after(result: jax.Array, length: jax.Array) -> jax.Array:
     return length + jnp.minimum(result.ravel()[0], 0)
 
 
-def visible(capacity: int, length: jax.Array) -> jax.Array:
+def length_mask(capacity: int, length: jax.Array) -> jax.Array:
     """Mask [B, 1, S] of the cached rows that every new row of a sequence may attend to."""
     return (jnp.arange(capacity, dtype=jnp.int32)[None] < length[:, None])[:, None]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Part, attend, split_heads
+from dart_jax.models.attention import Segment, attend, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.layers import Linear, RMSNorm, SwiGLU
 
@@ -42,11 +42,11 @@ class Layer(nnx.Module):
             split_heads(self.v_proj(inputs), self.kv_heads),
         )
 
-    def finish(self, residual: jax.Array, parts: Sequence[Part]) -> jax.Array:
+    def finish(self, residual: jax.Array, segments: Sequence[Segment]) -> jax.Array:
         """Attention and MLP on the residual stream, [B, T, D], not yet normed."""
-        return self.behind(residual, attend(parts))
+        return self.after_attention(residual, attend(segments))
 
-    def behind(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
+    def after_attention(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
         """Output projection of what attention gave, [B, T, H * h], and MLP: [B, T, D]."""
         x = residual + self.o_proj(attended)
         return x + self.mlp(self.post_attention_layernorm(x))

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Part
-from dart_jax.models.cache import KVCache, visible
+from dart_jax.models.attention import Segment
+from dart_jax.models.cache import KVCache, length_mask
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.layers import INIT, Linear
@@ -91,11 +91,11 @@ class Drafter(DraftLayer):
                 row_seen = _drafting(seen, at, t)
             q = _repeat_from(layer.queries(here), real, masks, axis=2)
             q = rotate(q, row_places, self.config.rope)
-            parts = [Part(q, k, v, row_seen)]
+            segments = [Segment(q, k, v, row_seen)]
             if cache is not None and length is not None:
                 k_old, v_old = cache[i]
-                parts.append(Part(q, k_old, v_old, visible(k_old.shape[2], length)))
-            x = layer.finish(_repeat_from(x, real, masks, axis=1), parts)
+                segments.append(Segment(q, k_old, v_old, length_mask(k_old.shape[2], length)))
+            x = layer.finish(_repeat_from(x, real, masks, axis=1), segments)
             if not final:
                 inputs = self.layers[i].input_layernorm(x)
         return self.logits(x if self.config.shifted else x[:, 1:]), tuple(rows)

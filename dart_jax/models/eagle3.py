@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Part
+from dart_jax.models.attention import Segment
 from dart_jax.models.draft_layer import DraftLayer
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.layers import Linear
@@ -57,7 +57,7 @@ class Eagle3Drafter(DraftLayer):
           [B, T, D], before the final norm.
         """
         q = rotate(self.queries(inputs), positions, self.config.rope)
-        return self.finish(hidden, [Part(q, *rows) for rows in seen])
+        return self.finish(hidden, [Segment(q, *rows) for rows in seen])
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Of the token that follows each row's: [B, T, D] -> float32 [B, T, Vd]."""

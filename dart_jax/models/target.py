@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Part, attend, split_heads
-from dart_jax.models.cache import KVCache, visible
+from dart_jax.models.attention import Segment, attend, split_heads
+from dart_jax.models.cache import KVCache, length_mask
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.layers import INIT, Linear, Params, RMSNorm, SwiGLU
 from dart_jax.models.moe import MoE
 from dart_jax.models.rope import rotate
 
-# What a layer sees of the cache: keys, values and `visible` mask; empty without a prefix.
+# What a layer sees of the cache: keys, values and `length_mask` mask; empty without a prefix.
 CachedRows = list[tuple[jax.Array, jax.Array, jax.Array]]
 
 
@@ -64,7 +64,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
         v = split_heads(self.v_proj(x), self.kv_heads)
-        out = attend([*(Part(q, *prefix) for prefix in cached), Part(q, k, v, mask)])
+        out = attend([*(Segment(q, *prefix) for prefix in cached), Segment(q, k, v, mask)])
         return self.o_proj(out), (k, v)
 
 
@@ -135,7 +135,7 @@ class Target(nnx.Module):
             cached = []
             if cache is not None and length is not None:
                 k, v = cache[i]
-                cached = [(k, v, visible(k.shape[2], length))]
+                cached = [(k, v, length_mask(k.shape[2], length))]
             with jax.named_scope(f"layer_{i}"):
                 x, row = layer(x, positions, mask, cached)
             rows.append(row)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.handover import CONTEXT, Handover
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
@@ -179,7 +179,7 @@ class _Work:
         self.model, self.timing, self.say = model, timing, say
         config = DecodeConfig(model.target, model.drafter, most)
         size = jnp.dtype(model.dtype).itemsize
-        candidates = config.handover.candidates
+        candidates = config.host_buffer.candidates
         self.cost = Counted(model.target, model.drafter, batch, context, size, candidates)
         self.capacity = config.capacity(context)
         say("state")
@@ -206,9 +206,9 @@ class _Work:
         config = DecodeConfig(model.target, model.drafter, nodes)
         path, rows = config.max_depth + 1, nodes + 1
         context, *drafts = self.candidates
-        drafts = (array[:, : config.handover.positions] for array in drafts)
-        packed = hand_over(config.handover, context, *drafts)
-        pruner = Pruner(config.handover, nodes, ngram=model.ngram)
+        drafts = (array[:, : config.host_buffer.positions] for array in drafts)
+        packed = hand_over(config.host_buffer, context, *drafts)
+        pruner = Pruner(config.host_buffer, nodes, ngram=model.ngram)
         trees = jnp.asarray(pruner(packed))
         given = (self.small, trees)
 
@@ -293,7 +293,7 @@ def prefilled(
         Sampling().values(),
         capacity=capacity,
     )
-    return state, config.prefill.handover.candidates_of(np.asarray(packed))
+    return state, config.prefill.host_buffer.candidates_of(np.asarray(packed))
 
 
 def random_state(
@@ -322,7 +322,7 @@ def random_state(
         seed=jnp.uint32(_SEED),
         sampling=Sampling().values(),
     )
-    shape = (batch, config.handover.positions, config.handover.candidates)
+    shape = (batch, config.host_buffer.positions, config.host_buffer.candidates)
     ids = rng.random((*shape[:2], d.draft_vocab_size)).argpartition(shape[2] - 1)[..., : shape[2]]
     logits = -np.sort(-rng.standard_normal(shape).astype(np.float32))
     return state, (last, ids.astype(np.int32), logits)
@@ -334,10 +334,10 @@ def _random_rows(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Arra
 
 
 def hand_over(
-    handover: Handover, context: np.ndarray, ids: np.ndarray, logits: np.ndarray
+    host_buffer: HostBuffer, context: np.ndarray, ids: np.ndarray, logits: np.ndarray
 ) -> np.ndarray:
     """What a step with these candidates hands to the host, int32 [B, width]."""
     rows = len(context)
-    won = np.zeros((rows, 2 + handover.path), np.int32)
+    won = np.zeros((rows, 2 + host_buffer.path), np.int32)
     bits = np.ascontiguousarray(logits, np.float32).view(np.int32).reshape(rows, -1)
     return np.concatenate([won, context, ids.reshape(rows, -1), bits], axis=1)

@@ -18,8 +18,8 @@ from dart_jax.decoding.pruner import trees_inside
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
     accept_and_compact,
+    draft_input,
     exact_products,
-    newly_known,
     pack,
     step,
     verify,
@@ -37,7 +37,7 @@ def search_stage(
 ) -> tuple[Any, Any]:
     """To the host, search and back from inside a program; fixed: the pruner's handle; inputs: a
     handover; output: trees."""
-    return moved, trees_inside(config.handover, config.nodes, fixed, inputs, native=native)
+    return moved, trees_inside(config.host_buffer, config.nodes, fixed, inputs, native=native)
 
 
 @exact_products
@@ -49,7 +49,7 @@ def verify_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> t
 
 
 def accept_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """inputs: state, trees, `Verified`; moved: target cache; outputs: `Won`, state."""
+    """inputs: state, trees, `Verified`; moved: target cache; outputs: `AcceptedPath`, state."""
     del fixed
     state, trees, verified = inputs
     state = dataclasses.replace(state, target_cache=moved)
@@ -59,20 +59,20 @@ def accept_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> t
 
 @exact_products
 def draft_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """fixed: parameters, drafter cache; inputs: `Won`, state; outputs: logits, rows."""
+    """fixed: parameters, drafter cache; inputs: `AcceptedPath`, state; outputs: logits, rows."""
     params, memory = fixed
     won, state = inputs
-    known = newly_known(config, params, state, won, memory[0][0].shape[2])
+    known = draft_input(config, params, state, won, memory[0][0].shape[2])
     return moved, _dart(config).forward(memory, known)
 
 
 def topk_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
     """fixed: the draft vocabulary; inputs: logits; outputs: ids and logits of the candidates."""
-    return moved, _dart(config).likeliest(fixed, inputs)
+    return moved, _dart(config).top_candidates(fixed, inputs)
 
 
 def pack_stage(config: DecodeConfig, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """inputs: `Won`, state, rows, candidates; moved: drafter cache; output: the handover."""
+    """inputs: `AcceptedPath`, state, rows, candidates; moved: drafter cache; output: the host_buffer."""
     del fixed
     won, state, rows, candidates = inputs
     return extend(moved, rows, won.start), pack(config, state, won, *candidates)

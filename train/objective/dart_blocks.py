@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.models.attention import Part, scores, weigh
+from dart_jax.models.attention import Segment, scores, weighted_values
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.rope import Rope, rotate
@@ -70,7 +70,7 @@ class Attended(NamedTuple):
     def to(cls, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Attended:
         """Attention of queries [B, H, R, h] to keys and values [B, K, S, h] under a mask that is
         broadcastable to [B, R, S]; each array is [B, H, R, ...]."""
-        part = Part(q, k, v, mask)
+        part = Segment(q, k, v, mask)
         score = scores(part)
         top = jnp.max(score, axis=-1, keepdims=True, initial=_NOTHING)
         top = jax.lax.stop_gradient(top)
@@ -79,7 +79,7 @@ class Attended(NamedTuple):
         return cls(
             *(
                 x.reshape(b, heads, rows, -1)
-                for x in (top, weight.sum(axis=-1, keepdims=True), weigh(weight, part))
+                for x in (top, weight.sum(axis=-1, keepdims=True), weighted_values(weight, part))
             )
         )
 
@@ -127,7 +127,7 @@ def known_rows(
         made.append(RealRows(inputs, x, k, v))
         if after is not None:
             q = rotate(layer.queries(inputs), index, rope)
-            x = layer.finish(x, [Part(q, k, v, causal(document))])
+            x = layer.finish(x, [Segment(q, k, v, causal(document))])
             inputs = after.input_layernorm(x)
     return tuple(made)
 
@@ -178,7 +178,7 @@ def draft(
             attend = _attend_by_lines if successive else _attend_alike
             attended = attend(config.rope, m, real, at, q, k, v, document, anchors)
         flat = attended.transpose(0, 2, 3, 1, 4).reshape(b, c * (m + 1), -1)
-        x = layer.behind(x.reshape(b, c * (m + 1), -1), flat.astype(x.dtype))
+        x = layer.after_attention(x.reshape(b, c * (m + 1), -1), flat.astype(x.dtype))
         x = x.reshape(b, c, m + 1, -1)
     return x if config.shifted else x[:, :, 1:]
 

@@ -77,7 +77,7 @@ def draft(
             own = Attended.to(by_block(q[:, :, :, None]), k, v, jnp.ones((1, 1, step), bool))
             parts.append(own.map(lambda y: unblock(y, b)[:, :, :, 0]))
         attended = merge(*parts).swapaxes(1, 2).reshape(b, c, -1)
-        hidden = drafter.behind(hidden, attended.astype(hidden.dtype))
+        hidden = drafter.after_attention(hidden, attended.astype(hidden.dtype))
         outputs.append(hidden)
         # Beyond the row's end nothing is supervised.
         following = jnp.minimum(place + 1, embeds.shape[1] - 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.attention import Part
+from dart_jax.models.attention import Segment
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.rope import rotate
@@ -52,7 +52,7 @@ def draft_logits(
     for layer, after in zip([drafter, *drafter.layers], [*drafter.layers, None], strict=True):
         k, v = layer.keys(inputs)
         q = rotate(layer.queries(inputs), place, config.rope)
-        x = layer.finish(x, [Part(q, rotate(k, place, config.rope), v, seen)])
+        x = layer.finish(x, [Segment(q, rotate(k, place, config.rope), v, seen)])
         if after is not None:
             inputs = after.input_layernorm(x)
     blocks = x[:, t:].reshape(b, a, m, config.hidden_size)

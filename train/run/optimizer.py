@@ -22,9 +22,9 @@ class OptimizerConfig:
     lr: float = 2e-5
     """Learning rate at the end of the warm-up."""
     warmup: float = 0.05
-    """Part of the steps in which the learning rate rises, from 0 to below 1."""
+    """Segment of the steps in which the learning rate rises, from 0 to below 1."""
     final_lr: float = 0.0
-    """Part of the learning rate that is left at the end of its cosine."""
+    """Segment of the learning rate that is left at the end of its cosine."""
     clip: float = 0.5
     """Largest global norm of a gradient."""
     b1: float = 0.9

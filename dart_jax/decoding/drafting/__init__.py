@@ -1,12 +1,12 @@
 """Ways of drafting: what proposes the next draft tree.
 
 One file a way. `dart_jax.decoding.step` knows them by the base class of `dart_jax.decoding.drafting.base` alone;
-`method` finds the one that belongs to a configuration. A new way is a file here and a line there.
+`drafting_method` finds the one that belongs to a configuration. A new way is a file here and a line there.
 """
 
 from __future__ import annotations
 
-from dart_jax.decoding.drafting.base import Drafting, Known, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
 from dart_jax.decoding.drafting.dart import Dart
 from dart_jax.decoding.drafting.draft_model import DraftModel
 from dart_jax.decoding.drafting.eagle3 import Eagle3
@@ -18,19 +18,21 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 
 __all__ = [
     "AnyDrafter",
-    "Drafting",
-    "Known",
+    "DraftInput",
+    "DraftingMethod",
     "NgramConfig",
     "PromptLookupConfig",
     "Proposal",
-    "method",
+    "drafting_method",
 ]
 
 # What tells how drafts are made; a small model of the target's kind drafts token by token.
 AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig | PromptLookupConfig | NgramConfig
 
 
-def method(drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree) -> Drafting:
+def drafting_method(
+    drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree
+) -> DraftingMethod:
     """The way of drafting.
 
     Args:

@@ -11,7 +11,7 @@ from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.target import Target
 
 
-class Known(NamedTuple):
+class DraftInput(NamedTuple):
     """What there is to draft from: P rows that the drafter has not seen, and what stands around.
 
     Attributes:
@@ -56,7 +56,7 @@ class Proposal(NamedTuple):
     candidates: tuple[jax.Array, jax.Array] | None = None
 
 
-class Drafting(abc.ABC):
+class DraftingMethod(abc.ABC):
     """A way of drafting trees of N nodes: a frozen dataclass, part of what a step is compiled for.
 
     Attributes:
@@ -86,12 +86,12 @@ class Drafting(abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def __call__(self, memory: Any, known: Known) -> tuple[Any, Proposal]:
+    def __call__(self, memory: Any, inputs: DraftInput) -> tuple[Any, Proposal]:
         """Drafts behind the last real row.
 
         Args:
           memory: what the last call returned, such as caches; None in the prefill.
-          known: what to draft from.
+          inputs: what to draft from.
 
         Returns:
           The new memory, a pytree of arrays whose shapes stay the same; and the draft.

@@ -7,15 +7,15 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.drafting.base import Drafting, Known, Proposal
-from dart_jax.models.cache import KVCache, after, begin, extend
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.models.cache import KVCache, cache_from, extend, wait_for
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)
-class Dart(Drafting):
-    """See `dart_jax.decoding.drafting.base.Drafting`; its memory is the drafter's cache of the known tokens.
+class Dart(DraftingMethod):
+    """See `dart_jax.decoding.drafting.base.DraftingMethod`; its memory is the drafter's cache of the known tokens.
 
     Attributes:
       config: the drafter's shapes.
@@ -43,23 +43,25 @@ class Dart(Drafting):
         """Candidates a position, k."""
         return min(self.most, self.config.draft_vocab_size)
 
-    def __call__(self, memory: KVCache | None, known: Known) -> tuple[KVCache, Proposal]:
+    def __call__(self, memory: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
-        logits, rows = self.forward(memory, known)
-        ids, logits = self.likeliest(known.params["draft_ids"], logits)
+        logits, rows = self.forward(memory, inputs)
+        ids, logits = self.top_candidates(inputs.params["draft_ids"], logits)
         proposal = Proposal(candidates=(ids, logits))
         if memory is None:
-            return begin(rows, known.capacity), proposal
-        return extend(memory, rows, after(ids, known.start)), proposal
+            return cache_from(rows, inputs.capacity), proposal
+        return extend(memory, rows, wait_for(ids, inputs.start)), proposal
 
-    def forward(self, memory: KVCache | None, known: Known) -> tuple[jax.Array, KVCache]:
+    def forward(self, memory: KVCache | None, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
         """The drafter: float32 logits [B, d, Vd], and the rows for its cache. A tree too small for
         all its positions is drafted from the first ones alone."""
-        drafter = bind(self.config.shortened(self.depth), known.params["drafter"])
-        embeds = known.target.embed(known.following)
-        return drafter(known.features, embeds, known.positions, known.last, memory, known.start)
+        drafter = bind(self.config.shortened(self.depth), inputs.params["drafter"])
+        embeds = inputs.target.embed(inputs.following)
+        return drafter(inputs.features, embeds, inputs.positions, inputs.last, memory, inputs.start)
 
-    def likeliest(self, draft_ids: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def top_candidates(
+        self, draft_ids: jax.Array, logits: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """The candidates of every position, [B, d, k]: int32 ids and float32 logits."""
         best, index = jax.lax.top_k(logits, self.candidates)
         return jnp.take(draft_ids, index), best

@@ -13,17 +13,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.drafting.base import Drafting, Known, Proposal
-from dart_jax.decoding.sampling import draw, mark, penalize
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.decoding.sampling import draw, mark, penalize_repetition
 from dart_jax.decoding.tree import chain
-from dart_jax.models.cache import KVCache, after, begin, extend
+from dart_jax.models.cache import KVCache, cache_from, extend, wait_for
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModel(Drafting):
-    """See `dart_jax.decoding.drafting.base.Drafting`; its memory is the small model's cache of all known
+class DraftModel(DraftingMethod):
+    """See `dart_jax.decoding.drafting.base.DraftingMethod`; its memory is the small model's cache of all known
     tokens, the root included.
 
     Attributes:
@@ -34,21 +34,21 @@ class DraftModel(Drafting):
     config: TargetConfig
     nodes: int
 
-    def __call__(self, memory: KVCache | None, known: Known) -> tuple[KVCache, Proposal]:
+    def __call__(self, memory: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
-        model = bind(self.config, known.params["drafter"])
+        model = bind(self.config, inputs.params["drafter"])
         if memory is None:
-            rows = known.tokens.shape[1]
+            rows = inputs.tokens.shape[1]
             causal = jnp.tril(jnp.ones((1, rows, rows), bool))
-            out = model(known.tokens, known.positions, causal)
-            memory = begin(out.rows, known.capacity)
+            out = model(inputs.tokens, inputs.positions, causal)
+            memory = cache_from(out.rows, inputs.capacity)
 
         # The rows of accepted tokens are in the cache since they were drafted, but for the last one
         # that was drafted and the target's own behind it: the two newest tokens run.
-        last = known.last[:, None]
+        last = inputs.last[:, None]
         before, root, place = (
             jnp.take_along_axis(x, last, axis=1)
-            for x in (known.tokens, known.following, known.positions)
+            for x in (inputs.tokens, inputs.following, inputs.positions)
         )
         tokens = jnp.concatenate([before, root], axis=1)
         positions = jnp.concatenate([place, place + 1], axis=1)
@@ -57,13 +57,15 @@ class DraftModel(Drafting):
 
         def next_token(hidden: jax.Array, at: jax.Array, seen: jax.Array | None) -> jax.Array:
             logits = model.logits(hidden)
-            if seen is not None and known.sampling.repetition_penalty is not None:
-                logits = penalize(known.sampling.repetition_penalty, logits, seen[:, None])
-            return draw(known.sampling, logits, known.seed, at, jnp.zeros_like(at))
+            if seen is not None and inputs.sampling.repetition_penalty is not None:
+                logits = penalize_repetition(
+                    inputs.sampling.repetition_penalty, logits, seen[:, None]
+                )
+            return draw(inputs.sampling, logits, inputs.seed, at, jnp.zeros_like(at))
 
         at = place + 2
-        first = next_token(out.hidden[:, 1:], at, known.seen)
-        memory = extend(memory, out.rows, after(first, place[:, 0]))
+        first = next_token(out.hidden[:, 1:], at, inputs.seen)
+        memory = extend(memory, out.rows, wait_for(first, place[:, 0]))
 
         def grow(carry: tuple[KVCache, jax.Array, jax.Array, jax.Array | None], _: None):
             cache, token, at, seen = carry
@@ -72,11 +74,11 @@ class DraftModel(Drafting):
             drafted = next_token(out.hidden, at + 1, seen)
             # Rows of drafted tokens lie beyond the known ones; of rejected ones the next call
             # writes over them.
-            cache = extend(cache, out.rows, after(drafted, at[:, 0]))
+            cache = extend(cache, out.rows, wait_for(drafted, at[:, 0]))
             return (cache, drafted, at + 1, seen), drafted
 
-        carry = (memory, first, at, known.seen)
+        carry = (memory, first, at, inputs.seen)
         (memory, *_), later = jax.lax.scan(grow, carry, None, self.nodes - 1)
         drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)
-        count = jnp.full_like(known.last, self.nodes)
+        count = jnp.full_like(inputs.last, self.nodes)
         return memory, Proposal(chain(root, drafted, count))

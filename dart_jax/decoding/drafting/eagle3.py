@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from dart_jax.decoding.drafting.base import Drafting, Known, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
-from dart_jax.models.cache import KVCache, after, begin, extend
+from dart_jax.models.cache import KVCache, cache_from, extend, wait_for
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3(Drafting):
-    """See `dart_jax.decoding.drafting.base.Drafting`; its memory is the drafter's cache of the known tokens.
+class Eagle3(DraftingMethod):
+    """See `dart_jax.decoding.drafting.base.DraftingMethod`; its memory is the drafter's cache of the known tokens.
 
     Attributes:
       config: the drafter's shapes.
@@ -30,21 +30,21 @@ class Eagle3(Drafting):
         """Deepest level of a tree."""
         return min(self.tree.levels, self.nodes)
 
-    def __call__(self, memory: KVCache | None, known: Known) -> tuple[KVCache, Proposal]:
+    def __call__(self, memory: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
         trees, rows = draft_tree(
             self.tree,
-            bind(self.config, known.params["drafter"]),
-            known.target.embed,
-            known.params["draft_ids"],
-            known.features,
-            known.following,
-            known.positions,
-            known.last,
+            bind(self.config, inputs.params["drafter"]),
+            inputs.target.embed,
+            inputs.params["draft_ids"],
+            inputs.features,
+            inputs.following,
+            inputs.positions,
+            inputs.last,
             self.nodes,
             memory,
-            known.start,
+            inputs.start,
         )
         if memory is None:
-            return begin(rows, known.capacity), Proposal(trees)
-        return extend(memory, rows, after(trees, known.start)), Proposal(trees)
+            return cache_from(rows, inputs.capacity), Proposal(trees)
+        return extend(memory, rows, wait_for(trees, inputs.start)), Proposal(trees)

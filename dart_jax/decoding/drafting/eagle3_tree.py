@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.models.cache import KVCache, visible
+from dart_jax.models.cache import KVCache, length_mask
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.eagle3 import Eagle3Drafter
 
@@ -142,7 +142,7 @@ def draft_tree(
     prefix = [(k, v, real[:, None])]
     if cache is not None and length is not None:
         ((k_old, v_old),) = cache
-        prefix.append((k_old, v_old, visible(k_old.shape[2], length)))
+        prefix.append((k_old, v_old, length_mask(k_old.shape[2], length)))
     start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, following))
     hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, prefix)
     certain = jnp.zeros((b, 1), jnp.float32)

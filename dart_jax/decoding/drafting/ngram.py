@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dart_jax.decoding.drafting.base import Drafting, Known, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
 from dart_jax.errors import UserError
 
 
@@ -27,8 +27,8 @@ class NgramConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ngram(Drafting):
-    """See `dart_jax.decoding.drafting.base.Drafting`; there is nothing to remember.
+class Ngram(DraftingMethod):
+    """See `dart_jax.decoding.drafting.base.DraftingMethod`; there is nothing to remember.
 
     Attributes:
       config: how far it looks ahead.
@@ -48,6 +48,6 @@ class Ngram(Drafting):
         """The host grows the tree."""
         return True
 
-    def __call__(self, memory: None, known: Known) -> tuple[None, Proposal]:
+    def __call__(self, memory: None, inputs: DraftInput) -> tuple[None, Proposal]:
         """Leaves it to the host; see the base class."""
         return None, Proposal()

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.drafting.base import Drafting, Known, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
 from dart_jax.decoding.tree import chain
 from dart_jax.errors import UserError
 
@@ -41,8 +41,8 @@ class PromptLookupConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookup(Drafting):
-    """See `dart_jax.decoding.drafting.base.Drafting`; its memory is all known tokens, int32 [B, S].
+class PromptLookup(DraftingMethod):
+    """See `dart_jax.decoding.drafting.base.DraftingMethod`; its memory is all known tokens, int32 [B, S].
 
     Attributes:
       config: how much must agree.
@@ -52,13 +52,13 @@ class PromptLookup(Drafting):
     config: PromptLookupConfig
     nodes: int
 
-    def __call__(self, memory: jax.Array | None, known: Known) -> tuple[jax.Array, Proposal]:
+    def __call__(self, memory: jax.Array | None, inputs: DraftInput) -> tuple[jax.Array, Proposal]:
         """Drafts; see the base class."""
         if memory is None:
-            memory = jnp.pad(known.tokens[:, :1], ((0, 0), (0, known.capacity - 1)))
+            memory = jnp.pad(inputs.tokens[:, :1], ((0, 0), (0, inputs.capacity - 1)))
         write = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-        text = write(memory, known.following, known.start + 1)
-        length = known.start + known.last + 2
+        text = write(memory, inputs.following, inputs.start + 1)
+        length = inputs.start + inputs.last + 2
         drafted, count = jax.vmap(self._look_up)(text, length)
         root = jnp.take_along_axis(text, length[:, None] - 1, axis=1)
         return text, Proposal(chain(root, drafted, count))
@@ -74,7 +74,7 @@ class PromptLookup(Drafting):
             inside = (place >= back) & (length >= back)
             same = same & inside & (jnp.roll(text, back) == last)
             agree = agree + same.astype(jnp.int32)
-        # Something must follow, and it must be known.
+        # Something must follow, and it must be inputs.
         agree = jnp.where(place < length, agree, 0)
         most = jnp.max(agree)
         start = jnp.max(jnp.where(agree == most, place, 0))

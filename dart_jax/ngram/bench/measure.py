@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax import _core
-from dart_jax.decoding.handover import Handover
+from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.pruner import Pruner, trees_inside
 from dart_jax.ngram.bench.results import Results
 from dart_jax.ngram.bench.workload import Drafts
@@ -108,10 +108,10 @@ def measure_search(
 
 def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Results) -> None:
     """Time of the same search inside a jitted loop, called by XLA itself and through Python."""
-    handover = Handover(*drafts.ids.shape[1:], path=1)
-    pruner = Pruner(handover, nodes, ngram=model)
+    host_buffer = HostBuffer(*drafts.ids.shape[1:], path=1)
+    pruner = Pruner(host_buffer, nodes, ngram=model)
     queries = len(drafts.context)
-    won = np.zeros((queries, 2 + handover.path), np.int32)
+    won = np.zeros((queries, 2 + host_buffer.path), np.int32)
     bits = drafts.logits.view(np.int32).reshape(queries, -1)
     packed = np.concatenate([won, drafts.context, drafts.ids.reshape(queries, -1), bits], axis=1)
 
@@ -120,7 +120,7 @@ def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Result
         def search_all(packed: jax.Array, handle: jax.Array) -> jax.Array:
             def one(query: jax.Array, total: jax.Array) -> jax.Array:
                 row = jax.lax.dynamic_slice_in_dim(packed, query, 1)
-                trees = trees_inside(handover, nodes, handle, row, native=native)
+                trees = trees_inside(host_buffer, nodes, handle, row, native=native)
                 return total + trees.sum()
 
             return jax.lax.fori_loop(0, queries, one, 0)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from dart_jax.decoding.handover import CONTEXT
+from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.ngram.builder import NgramBuilder
 from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.windows import WindowLayout

@@ -13,7 +13,7 @@ CONTEXT = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Handover:
+class HostBuffer:
     """The layout of the int32 array [B, width] that crosses to the host after every step.
 
     Its columns: how many tokens the step won, how many of these were drafted, the tokens (P), the
