@@ -2,6 +2,69 @@
 
 A one-layer drafter predicts several positions in one forward pass, a C++ n-gram tree search prunes
 them to a small draft tree, and the target verifies the whole tree at once.
+
+    from dart_jax import DartModel
+
+    print(DartModel.demo().generate("def mean(values):").text)
+
+The packages, from the bottom up; `docs/architecture.md` draws them:
+
+    text/      tokenizers, and text that grows token by token
+    ngram/     the n-gram model
+    models/    the target, the drafters, their layers and caches
+    decoding/  draft tree, verification, acceptance, search, loops, drafting methods
+    weights/   checkpoints, the hub, the user's cache
+    data/      data files, and the standard library as the demo's text
+    programs/  what command-line programs share
+    app/       the web page
+
+On top of them stand `model.py`, which puts a model together, and `generate.py`, its command line.
+What can be imported from here is loaded when it is first used.
 """
 
 __version__ = "0.1.0"
+
+# Name -> the module that defines it.
+_EXPORTS = {
+    "Completion": "dart_jax.generation",
+    "DartModel": "dart_jax.model",
+    "GenerationConfig": "dart_jax.generation",
+    "NgramConfig": "dart_jax.decoding.drafting",
+    "PromptLookupConfig": "dart_jax.decoding.drafting",
+    "SearchConfig": "dart_jax.decoding.pruner",
+    "UserError": "dart_jax.errors",
+}
+
+__all__ = [
+    "Completion",
+    "DartModel",
+    "GenerationConfig",
+    "NgramConfig",
+    "PromptLookupConfig",
+    "SearchConfig",
+    "UserError",
+    "__version__",
+]
+
+TYPE_CHECKING = False  # importing it from `typing` would double the time of this import
+if TYPE_CHECKING:
+    from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+    from dart_jax.decoding.pruner import SearchConfig
+    from dart_jax.errors import UserError
+    from dart_jax.generation import Completion, GenerationConfig
+    from dart_jax.model import DartModel
+
+
+def __getattr__(name: str):
+    """Loads an exported name when it is first used."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

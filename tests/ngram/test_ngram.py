@@ -30,7 +30,7 @@ from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 precisions = st.integers(2, 16)
 

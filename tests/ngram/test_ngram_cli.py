@@ -13,7 +13,7 @@ from dart_jax.ngram.__main__ import main
 from dart_jax.ngram.bench.workload import generate, make_drafts
 from dart_jax.text.tokenizer import Tokenizer
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture

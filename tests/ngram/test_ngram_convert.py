@@ -19,7 +19,7 @@ from dart_jax.errors import UserError
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, reference
 from dart_jax.ngram.reference import convert_reference, reference_windows
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 MEMORY = 500 * 10**6
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from dart_jax import _core
 from dart_jax.ngram import NgramModel
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 VOCAB = 60  # of the models here; frequent tokens are below 12
 EOS = (3, 50)
 

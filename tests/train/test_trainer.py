@@ -43,7 +43,7 @@ from train.run.optimizer import OptimizerConfig, learning_rate
 from train.run.peak import known_peak, peak_flops
 from train.run.watch import Watch
 
-PROGRAM = [sys.executable, str(Path(__file__).with_name("toy_training.py"))]
+PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
 

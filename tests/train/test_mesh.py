@@ -21,7 +21,7 @@ from train.run.distributed import DistributedConfig, initialize
 from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh, target_shardings
 from train.run.prefetch import load
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -49,7 +49,7 @@ def alone(tmp_path_factory):
 def many(tmp_path_factory):
     """What eight devices leave behind."""
     directory = tmp_path_factory.mktemp("many")
-    command = [sys.executable, str(HERE / "many_devices.py"), str(directory)]
+    command = [sys.executable, str(SUPPORT / "many_devices.py"), str(directory)]
     subprocess.run(command, env=environment(8), check=True, capture_output=True)
     return directory
 
@@ -90,7 +90,7 @@ def test_two_processes(alone, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--directory", str(run), "--coordinator", f"127.0.0.1:{port}", "--processes", "2"]
-    command = [sys.executable, str(HERE / "toy_training.py"), *options, "--process-id"]
+    command = [sys.executable, str(SUPPORT / "toy_training.py"), *options, "--process-id"]
     both = [
         subprocess.Popen(
             [*command, str(process)], env=environment(2), stderr=subprocess.PIPE, text=True

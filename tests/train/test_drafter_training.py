@@ -360,7 +360,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_the_demos_recipe_is_whole():
-    path = Path(__file__).parents[1] / "train" / "demo.toml"
+    path = Path(__file__).parents[2] / "train" / "demo.toml"
     config = parse(DrafterTraining, ["--config", str(path)], None)
     assert config.teacher == "cached"
     assert config.drafter.config(tiny_model.SHAPES.target).num_positions == 8
