@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_objective import DART, TARGET, random_params
+from tiny_configs import DART, TARGET, random_params
 
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.draft_layer import take_rows

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_objective import TARGET, VOCABULARY, log_softmax, random_params
+from tiny_configs import TARGET, VOCABULARY, log_softmax, random_params
 
 from dart_jax.models.pure import bind
 from train.language_model.loss import causal, held_out_loss, lm_loss

@@ -1,0 +1,54 @@
+"""Tiny configurations of a target and drafters, and random parameters for them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.pure import abstract_params
+from dart_jax.models.rope import Rope
+
+VOCABULARY = 61
+TARGET = TargetConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=7,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    tie_word_embeddings=True,
+    rope=Rope(1e4),
+)
+# Queries of four heads share two key heads.
+DART = DrafterConfig(
+    vocab_size=VOCABULARY,
+    draft_vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    target_hidden_size=32,
+    draft_length=7,
+)
+EAGLE3 = Eagle3Config(
+    **{field.name: getattr(DART, field.name) for field in dataclasses.fields(DraftLayerConfig)}
+)
+ALL = np.arange(VOCABULARY, dtype=np.int32)
+
+
+def random_params(config, seed):
+    """Parameters large enough for logits of order 1, and norms that are not 1."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), jnp.float32),
+        abstract_params(config),
+    )
+
+
+def log_softmax(x):
+    return np.log(np.exp(x) / np.exp(x).sum(-1, keepdims=True))
