@@ -7,19 +7,19 @@ them to a small draft tree, and the target verifies the whole tree at once.
 
     print(DartModel.demo().generate("def mean(values):").text)
 
-The packages, from the bottom up; `docs/architecture.md` draws them:
+The packages, from the bottom up (diagram in `docs/architecture.md`):
 
-    text/      tokenizers, and text that grows token by token
+    text/      tokenizers and incremental detokenization
     ngram/     the n-gram model
     models/    the target, the drafters, their layers and caches
     decoding/  draft tree, verification, acceptance, search, loops, drafting methods
     weights/   checkpoints, the hub, the user's cache
-    data/      data files, and the standard library as the demo's text
-    programs/  what command-line programs share
+    data/      data files, and the standard library as the demo's training text
+    programs/  code shared by the command-line programs
     app/       the web page
 
-On top of them stand `model.py`, which puts a model together, and `generate.py`, its command line.
-What can be imported from here is loaded when it is first used.
+`model.py` on top of them loads a model from its parts; `generate.py` is its command line.
+Names exported here are imported lazily, on first use.
 """
 
 __version__ = "0.1.0"
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str):
-    """Loads an exported name when it is first used."""
+    """Imports an exported name on first use."""
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""Prints what there is to run: `python -m dart_jax`."""
+"""Lists the command-line programs: `python -m dart_jax`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rich.table import Table
 
 from dart_jax import __version__
 
-# By module: what each program does. Those that are not installed are left out.
+# Module -> what the program does. Programs that are not installed are not listed.
 PROGRAMS = {
     "dart_jax.generate": "continue a prompt in the terminal, with the demo model or another",
     "dart_jax.app": "the same in a browser",
-    "dart_jax.ngram": "look into n-gram files, convert and measure them",
-    "eval.speedup": "plain decoding against DART and other methods",
-    "eval.lossless": "that drafting leaves every token as it was",
-    "eval.latency": "every stage of a step, beside what the hardware could do",
-    "eval.loading": "how much memory and time reading a checkpoint takes",
-    "eval.startup": "how long a new process takes to its first text",
-    "eval.compare": "what changed between two reports of eval.speedup",
-    "train.regenerate": "let the target write the answers that a drafter learns from",
+    "dart_jax.ngram": "inspect, convert and measure n-gram files",
+    "eval.speedup": "compare the speed of plain decoding, DART and other methods",
+    "eval.lossless": "check that drafting does not change any token",
+    "eval.latency": "time every stage of a step against the hardware's limits",
+    "eval.loading": "measure the memory and time that loading a checkpoint takes",
+    "eval.startup": "measure how long a new process takes to its first text",
+    "eval.compare": "show what changed between two reports of eval.speedup",
+    "train.regenerate": "let the target write the answers that a drafter is trained on",
     "train.drafter": "train a drafter for a target",
-    "train.measure": "time and memory of the training objective, beside its literal form",
-    "train.plot": "draw the curves of runs",
+    "train.measure": "compare time and memory of the training objective with its literal form",
+    "train.plot": "plot the curves of training runs",
     "train.ngram": "count an n-gram model of a corpus",
     "train.ablate": "repeat the paper's experiments",
-    "train.demo": "make the demo model anew",
+    "train.demo": "rebuild the demo model",
 }
 
 
@@ -35,12 +35,12 @@ def main() -> None:
     console = Console(highlight=False)
     console.print(f"dart_jax {__version__}: DART speculative decoding in JAX\n")
     table = Table.grid(padding=(0, 3, 0, 0))
-    for module, what in PROGRAMS.items():
+    for module, description in PROGRAMS.items():
         if importlib.util.find_spec(module) is not None:
-            table.add_row(f"python -m {module}", what)
+            table.add_row(f"python -m {module}", description)
     console.print(table)
     console.print(
-        "\nEach has --help. To begin with: python -m dart_jax.generate 'def mean(values):'",
+        "\nEach has --help. To get started: python -m dart_jax.generate 'def mean(values):'",
         markup=False,
     )
 

@@ -1,8 +1,8 @@
-"""The C++ core, as `native/bindings.cpp` exposes it.
+"""The C++ core, bound to Python in `native/bind_ngram.cpp` and `native/bind_search.cpp`.
 
-Every array must be C-contiguous, unless its description says otherwise, and of the dtype given;
-nothing is converted or copied on the way in. Raises `ValueError` where a dtype, a shape, a
-parameter or an array's content is wrong.
+Every array must have the given dtype and, unless stated otherwise, be C-contiguous; inputs are not
+converted or copied. Raises `ValueError` if a dtype, a shape, a parameter or an array's content is
+wrong.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ MAX_ORDER: int
 MAGIC: bytes
 MAX_VOCABULARY: int
 
-# The search as a foreign function of XLA, which is handed a `SearchHandle`'s value; None if built
+# The search as a foreign function for XLA, which takes a `SearchHandle`'s value; None if built
 # without jaxlib's headers.
 ffi_handler: object | None
 
@@ -44,42 +44,42 @@ class NgramModel:
     """Reads the bytes of an n-gram file in place and keeps them alive; they must not change."""
 
     def __init__(self, file: _UInt8, checksums: bool = True) -> None:
-        """`checksums`: compare those of the sections too, which takes reading all of the file."""
+        """`checksums`: also verify the sections' checksums, which reads the whole file."""
 
     def header(self) -> dict[str, Any]:
         """The fields of docs/ngram-format.md: version, order, precision, vocab_size, tokens and
-        fingerprint; lists by length ngrams, dropped and min_count; and the sections' sizes,
-        list_bytes and unigram_bytes."""
+        fingerprint; per n-gram length, the lists ngrams, dropped and min_count; and the section
+        sizes list_bytes and unigram_bytes."""
 
     def check(self) -> None:
-        """Read every list and find those made wrong, without holding the GIL."""
+        """Read every list and raise if one is invalid, without holding the GIL."""
 
     def levels(self) -> list[_Level]:
         """Decode all n-grams, without holding the GIL."""
 
     def continuations(self, context: _Int32) -> list[tuple[int, _Int32, _Int64]]:
-        """Of every known suffix of the context [n], the shortest first: its count, the tokens that
-        followed it, ascending, and how often each did."""
+        """For each suffix of the context [n] that was seen, shortest first: its count, the tokens
+        that followed it, ascending, and the count of each."""
 
     def probabilities(self, context: _Int32, candidates: _Int32) -> _Float32:
-        """The probabilities of candidates [k] in any order after a context [n]."""
+        """The probabilities of candidates [k], in any order, after a context [n]."""
 
 class NgramBuilder:
-    """Takes sorted windows (dart_jax/ngram/windows.py) and writes an n-gram file."""
+    """Builds an n-gram file from sorted windows (dart_jax/ngram/windows.py)."""
 
     def __init__(self, order: int, vocab_size: int, scratch: str = "") -> None:
-        """`scratch`: directory for temporary files, which the caller removes; empty: in memory."""
+        """`scratch`: directory for temporary files, removed by the caller; empty: all in memory."""
 
     def add(self, windows: _UInt64, counts: _Int64) -> None:
-        """Take windows [n, W] with their counts [n], without holding the GIL."""
+        """Add windows [n, W] with their counts [n], without holding the GIL."""
 
     def write(
         self, path: str, *, fingerprint: bytes, min_counts: Sequence[int], precision: int
     ) -> None:
-        """Write the file, once, without holding the GIL.
+        """Write the file, without holding the GIL; can be called once.
 
         Args:
-          path: of the file.
+          path: the file.
           fingerprint: 32 bytes.
           min_counts: [order], ascending, or empty.
           precision: significant bits of a count; 0 keeps all.
@@ -88,33 +88,33 @@ class NgramBuilder:
 class ReferenceTrieParser:
     """Reads a trie of the reference (see native/include/dart/reference_trie.h).
 
-    Every `ValueError` continues "<file> ..".
+    The message of every `ValueError` continues "<file> ...".
     """
 
     def __init__(self, header: _UInt8, file_size: int, vocab_size: int) -> None:
-        """`header`: [16] the first bytes, fewer where the file has fewer."""
+        """`header`: the first 16 bytes, fewer if the file is shorter."""
 
     @property
     def order(self) -> int: ...
     @property
     def nodes(self) -> int:
-        """Of the whole file, the root included."""
+        """The number of nodes in the file, the root included."""
 
     def feed(self, bytes: _UInt8) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """Take the next bytes [n], without holding the GIL, and give the nodes they complete.
+        """Parse the next bytes [n], without holding the GIL; returns the nodes they complete.
 
         Returns:
-          Columns, each [nodes], of leaves and of nodes with children, but for the root: parent
-          uint64, token int32, count int32, and for nodes with children id uint64.
+          Columns of the leaves and of the nodes with children, without the root, each [nodes]:
+          parent uint64, token int32, count int32 and, for nodes with children, id uint64.
         """
 
     def finish(self) -> None:
-        """Check the file as a whole, after its last byte."""
+        """Check the file as a whole; must be called after its last byte."""
 
 class TreeSearch:
-    """The draft tree's search (see native/include/dart/tree_search.h); keeps `ngram` alive."""
+    """The tree search (see native/include/dart/tree_search.h); keeps `ngram` alive."""
 
-    # Wall time of all searches so far.
+    # Total wall time of all searches so far.
     seconds: float
 
     def __init__(
@@ -134,28 +134,29 @@ class TreeSearch:
     def search(self, context: _Int32, tokens: _Int32, logits: _Float32, out: _Int32) -> None:
         """Write the tree of every row to `out`, without holding the GIL.
 
-        All but `out` need be contiguous within a row only.
+        All arrays except `out` need to be contiguous only within a row.
 
         Args:
-          context: [B, C] the newest known tokens, absent ones -1 on the left. The last is the
-            tree's root; a row whose root is negative gets an empty tree.
-          tokens: [B, d, k] the drafted candidates of each level; negative ones are left out. With
-            k = 0 the n-gram model drafts alone, up to d levels.
-          logits: [B, d, k] theirs, in any order; candidates without a finite logit are left out.
-          out: [B, 3, nodes + 1] tokens, parents and depths. Place 0 is the root, its own parent;
-            nodes follow by depth, then, unless `ties` is "compat", by descending score; what is
-            left over is zero.
+          context: [B, C] the newest tokens, padded with -1 on the left. The last is the tree's
+            root; a row whose root is negative gets an empty tree.
+          tokens: [B, d, k] the candidates of each level; negative ones are skipped. With k = 0,
+            only the n-gram model drafts, up to d levels.
+          logits: [B, d, k] the candidates' logits, in any order; candidates without a finite
+            logit are skipped.
+          out: [B, 3, nodes + 1] tokens, parents and depths. Index 0 is the root, its own parent;
+            nodes follow by depth, then, unless `ties` is "compat", by descending score; unused
+            places are zero.
         """
 
     def timed_search(
         self, context: _Int32, tokens: _Int32, logits: _Float32, out: _Int32
     ) -> _Float64:
-        """The same row after row. Returns the seconds each took, [B]."""
+        """As `search`, but sequentially row by row. Returns the seconds per row, [B]."""
 
 class SearchHandle:
-    """Keeps a search alive and known by a number, which a compiled program takes as an argument."""
+    """Keeps a search alive under an integer handle, which compiled programs take as an argument."""
 
     def __init__(self, search: TreeSearch) -> None: ...
     @property
     def value(self) -> int:
-        """An int32 that no other search of this process has had."""
+        """An int32 that is unique in this process and never reused."""

@@ -1,4 +1,4 @@
-"""The former place of `dart_jax.weights.checkpoint`, kept for code that imports it from here."""
+"""Re-exports from `dart_jax.weights.checkpoint`, for code that still imports them from here."""
 
 from dart_jax.weights.checkpoint import load_drafter, load_target, save_drafter, save_target
 

@@ -1,4 +1,4 @@
-"""The former place of `dart_jax.decoding.drafting`, kept for code that imports it from here."""
+"""Re-exports from `dart_jax.decoding.drafting`, for code that still imports them from here."""
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 

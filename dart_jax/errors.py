@@ -1,4 +1,4 @@
-"""The one exception a user of the programs is meant to see, and how programs end on it."""
+"""The exception for bad user input, and how programs report it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 
 class UserError(Exception):
-    """Bad input, told in one line that says what to do."""
+    """Bad input. The message is one line and says what to do."""
 
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Around a program: a `UserError` is printed without a traceback and ends it with status 2."""
+    """Prints a `UserError` without a traceback and exits with status 2; wraps a whole program."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and errors in writing them, in one line."""
+"""Atomic file writes, and one-line errors when writing fails."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _FULL = {errno.ENOSPC: "is full", errno.EDQUOT: "has no quota left"}
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A path beside `path`, in a directory made if need be, that takes its place afterwards.
+    """Yields a temporary path next to `path`, which replaces `path` when the block ends.
 
-    A reader of `path` never sees a half-written file. If the block raises, `path` is as before.
+    Creates the directory if it is missing. A reader of `path` never sees a half-written file. If
+    the block raises, `path` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -30,7 +31,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield part
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.chmod(0o644)  # others may not read what mkstemp makes
+        part.chmod(0o644)  # mkstemp creates files that only their owner may read
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -45,12 +46,12 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(what: str, directory: Path, remains: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Around writes: what fails becomes a `UserError`.
+    """Turns errors of the operating system while writing into a `UserError`.
 
     Args:
-      what: is being written.
+      what: what is being written, for the message.
       directory: where.
-      remains: tells then what is not lost.
+      remains: returns text to append to the message: what has been saved so far.
     """
     try:
         yield
@@ -58,8 +59,8 @@ def writing(what: str, directory: Path, remains: Callable[[], str] = lambda: "")
         raise
     except TimeoutError:
         raise UserError(
-            f"cannot write {what} in {directory}: another process did not finish its part, and "
-            f"tells why{remains()}"
+            f"cannot write {what} in {directory}: another process did not finish its part; see "
+            f"its error message{remains()}"
         ) from None
     except Exception as error:
         number = _number(error)
@@ -71,14 +72,14 @@ def writing(what: str, directory: Path, remains: Callable[[], str] = lambda: "")
             free = shutil.disk_usage(mount).free
             advice = f"({free / 1e6:,.0f} MB free; make room, then run the same command again)"
         else:
-            reason, advice = os.strerror(number), "(mend that, then run the same command again)"
+            reason, advice = os.strerror(number), "(fix this, then run the same command again)"
         raise UserError(
             f"cannot write {what} in {directory}: {reason} {advice}{remains()}"
         ) from None
 
 
 def _number(error: BaseException) -> int | None:
-    """The system's error number; tensorstore tells it in its text."""
+    """The system's error number; tensorstore reports it only in the message."""
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"os_error_code='(\d+)'", str(error))
@@ -86,7 +87,7 @@ def _number(error: BaseException) -> int | None:
 
 
 def _mount(path: Path) -> Path:
-    """Where the path's file system begins."""
+    """The mount point of the path's file system."""
     path = path.resolve()
     while not path.is_mount():
         path = path.parent

@@ -1,8 +1,8 @@
-"""Continue a prompt from the terminal; drafted tokens are coloured.
+"""Continue a prompt in the terminal; drafted tokens are coloured.
 
     python -m dart_jax.generate 'def mean(values):'
 
-Without --target it is the demo model, which continues Python code. What was generated goes to
+Without --target, uses the demo model, which continues Python code. The generated text goes to
 standard output, statistics to standard error.
 """
 
@@ -25,24 +25,24 @@ from dart_jax.programs.model_choice import ModelChoice
 
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
 
-# What could move the cursor or set a title; all but tab and line feed.
+# Control characters, which could move the cursor or set a title; all except tab and line feed.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerateConfig(ModelChoice):
-    """What to continue, with which model, and how."""
+    """The prompt, the model and the generation options."""
 
     prompt: Annotated[str, tyro.conf.Positional] = "-"
-    """The text; - is standard input."""
+    """Text to continue; - reads standard input."""
     chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Lay the prompt out as a user's message, in the target's chat template."""
+    """Format the prompt as a user message with the target's chat template."""
     system: str | None = None
-    """A system message before it."""
+    """System message before the prompt; implies --chat."""
     chat_template_kwargs: str = "{}"
-    """For the target's chat template, as JSON: '{"enable_thinking": false}'."""
+    """Arguments of the target's chat template, as JSON: '{"enable_thinking": false}'."""
     generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
-    """How to generate."""
+    """Generation options."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,15 +51,15 @@ class GenerateConfig(ModelChoice):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """For the chat template."""
+        """Arguments of the chat template."""
         try:
             return json.loads(self.chat_template_kwargs)
         except ValueError as error:
-            raise UserError(f"--chat-template-kwargs is no JSON: {error}") from None
+            raise UserError(f"--chat-template-kwargs is not valid JSON: {error}") from None
 
 
 def prompt_of(config: GenerateConfig) -> str | list[dict[str, Any]]:
-    """A text, or a chat."""
+    """Returns the prompt as text, or as chat messages; reads standard input for "-"."""
     text = config.prompt
     if text == "-":
         if sys.stdin.isatty():
@@ -72,11 +72,11 @@ def prompt_of(config: GenerateConfig) -> str | list[dict[str, Any]]:
 
 
 def run(config: GenerateConfig, out: Console, err: Console) -> None:
-    """Streams the continuation, then says what it took."""
+    """Streams the continuation, then prints statistics."""
     prompt = prompt_of(config)
     model = config.load()
     stream = model.stream(prompt, config.generation, chat_template_kwargs=config.template_kwargs)
-    # Ctrl-C ends the text, not the report.
+    # Ctrl-C ends generation; the statistics are still printed.
     with contextlib.suppress(KeyboardInterrupt):
         for piece in stream:
             show(piece, out)
@@ -85,7 +85,7 @@ def run(config: GenerateConfig, out: Console, err: Console) -> None:
 
 
 def show(piece: Piece, out: Console) -> None:
-    """Writes a piece: as it is to a file, in its colour to a terminal, which it cannot command."""
+    """Writes a piece: as is to a file, coloured and without control characters to a terminal."""
     text = str(piece)
     if out.is_terminal:
         text = CONTROL.sub("\ufffd", text)
@@ -96,19 +96,19 @@ def show(piece: Piece, out: Console) -> None:
 
 
 def summary(completion: Completion) -> str:
-    """Statistics in a line."""
+    """Statistics in one line."""
     count = len(completion.tokens)
     words = [f"{count} tokens", f"{completion.tokens_per_second:,.0f} tokens/s"]
     if completion.drafted.any():
         words.append(f"{completion.drafted.mean():.0%} drafted")
     if completion.steps:
         words.append(f"tau {completion.tau:.2f} over {completion.steps} verifications")
-    ends = {"stop": "stopped", "length": "cut at its greatest length", None: "interrupted"}
+    ends = {"stop": "stopped", "length": "cut at the maximum length", None: "interrupted"}
     return ", ".join([*words, ends[completion.finish]])
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Runs the command line; bad input is reported in one line, with exit status 2."""
     with one_line_errors():
         prog = "python -m dart_jax.generate"
         config = tyro.cli(GenerateConfig, args=args, prog=prog, description=__doc__)

@@ -20,45 +20,46 @@ from dart_jax.models.config import TargetConfig
 
 @dataclasses.dataclass(frozen=True)
 class GenerationConfig:
-    """How to generate, in the names of `transformers` where it has them.
+    """Generation options, named as in `transformers` where it has them.
 
-    Greedy by default, as in papers, whatever the target's generation config says of sampling; of
-    that only the ids that end a sequence are taken.
+    Greedy by default, as in papers, whatever sampling the target's generation config asks for;
+    only its end-of-sequence ids are used.
     """
 
     max_new_tokens: int = 256
-    """Most tokens to generate; fewer where the target's positions end."""
+    """Maximum number of new tokens; fewer if the target runs out of positions."""
     temperature: float = 0.0
-    """0 takes the most likely token."""
+    """Sampling temperature; 0 decodes greedily."""
     top_k: int = 0
-    """Draw from the k most likely tokens; 0 for all."""
+    """Sample from the k most likely tokens; 0 for all."""
     top_p: float = 1.0
-    """Draw from the smallest set of tokens with this much probability."""
+    """Sample from the smallest set of most likely tokens whose probability reaches p."""
     min_p: float = 0.0
-    """Leave out tokens less likely than this fraction of the most likely one."""
+    """Drop tokens less likely than this fraction of the most likely one."""
     repetition_penalty: float = 1.0
-    """Above 1, tokens that the prompt or the text holds become less likely."""
+    """Above 1, tokens already in the prompt or the text become less likely."""
     seed: int = 0
-    """Of the draws; the same seed gives the same text, drafted or not."""
+    """Seed of sampling; the same seed gives the same text, drafted or not."""
     stop: Annotated[
         tuple[str | int, ...] | str | int,
-        tyro.conf.arg(constructor=tuple[str, ...], help="Strings before which the text ends."),
+        tyro.conf.arg(constructor=tuple[str, ...], help="Stop strings; the text ends before them."),
     ] = ()
-    """Strings, before which the text ends, and token ids, besides the target's own; or one."""
+    """Stop strings (the text ends before them) and stop token ids, in addition to the target's
+    own; or a single one."""
     nodes: int | None = None
-    """Nodes of the draft tree; 0 decodes plainly; by default what is best on this kind of device
-    (see `default_tree`)."""
+    """Nodes of the draft tree; 0 for plain decoding; the default depends on the device (see
+    `default_tree`)."""
     search: Annotated[SearchConfig | None, tyro.conf.Suppress] = None
-    """Parameters of the tree search; by default what goes with the tree."""
+    """Parameters of the tree search; by default those that belong to the tree's size."""
     use_ngram: bool = True
-    """Search with the n-gram model, if there is one."""
+    """Use the n-gram model in the tree search, if there is one."""
     chat_template_kwargs: Annotated[Mapping[str, Any], tyro.conf.Suppress] = dataclasses.field(
         default_factory=dict
     )
-    """For the target's chat template, such as enable_thinking."""
+    """Arguments of the target's chat template, such as enable_thinking."""
 
     def __post_init__(self) -> None:
-        for name, kinds, want in (
+        for name, kinds, expected in (
             ("max_new_tokens", int, "an integer"),
             ("top_k", int, "an integer"),
             ("seed", int, "an integer"),
@@ -69,7 +70,7 @@ class GenerationConfig:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kinds):
-                raise UserError(f"{name} must be {want}, got {value!r}")
+                raise UserError(f"{name} must be {expected}, got {value!r}")
         if self.nodes is not None and not isinstance(self.nodes, int):
             raise UserError(f"nodes must be an integer, got {self.nodes!r}")
         stop = (self.stop,) if isinstance(self.stop, str | int) else tuple(self.stop)
@@ -79,11 +80,12 @@ class GenerationConfig:
 
     @classmethod
     def of(cls, config: GenerationConfig | None, options: Mapping[str, Any]) -> GenerationConfig:
-        """`config`, or the defaults, with some fields replaced.
+        """Returns `config`, or the defaults, with some fields replaced.
+
+        An option that is None leaves its field unchanged, as in `transformers`.
 
         Raises:
-          UserError: a field does not exist, or a value is of a wrong kind. None leaves a field as
-            it is, as in `transformers`.
+          UserError: a field does not exist, or a value has the wrong type.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(options.keys() - set(names))
@@ -106,13 +108,13 @@ class Piece(str):
     """A piece of generated text.
 
     Attributes:
-      drafted: whether the token that completed it was drafted; else it is the target's own.
+      drafted: whether the token that completed it was drafted; otherwise it is the target's own.
     """
 
     drafted: bool
 
     def __new__(cls, text: str, drafted: bool) -> Piece:
-        """Makes a piece."""
+        """Creates a piece."""
         piece = super().__new__(cls, text)
         piece.drafted = drafted
         return piece
@@ -122,13 +124,13 @@ class Piece(str):
 
 
 class Step(NamedTuple):
-    """What the prefill or one verification did for the first prompt.
+    """What the prefill or one verification emitted for the first prompt.
 
     Attributes:
-      pieces: its new text; the end of a text may come in a step of its own, without tokens.
-      tokens: int32 [n], those emitted, also behind a stop string.
-      drafted: how many of them, the first, were drafted.
-      drafts: what was verified, where that is watched; None in the prefill.
+      pieces: its new text; the end of a text may come in a separate step without tokens.
+      tokens: int32 [n], emitted tokens, including those after a stop string.
+      drafted: the first `drafted` of them were drafted.
+      drafts: what was verified, if `steps` was called with `with_drafts`; None for the prefill.
     """
 
     pieces: list[Piece]
@@ -139,17 +141,17 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What one prompt was continued by.
+    """The continuation of one prompt.
 
     Attributes:
-      text: of the new tokens, without what ended it.
-      tokens: int32 [n], the new tokens, with the one that ended it.
-      drafted: bool [n], which of them the drafter had proposed; the others are the target's.
-      prompt_tokens: tokens of the prompt.
+      text: text of the new tokens, without the stop string or token.
+      tokens: int32 [n], the new tokens, including the one that ended the text.
+      drafted: bool [n], which of them the drafter proposed; the others are the target's.
+      prompt_tokens: length of the prompt in tokens.
       steps: verifications.
-      finish: `stop`, at a stop string or id; `length`, at the most tokens there may be; None while
-        it goes on.
-      seconds: wall time, of the whole batch: `prefill`, `device` (draft and verify), `search`.
+      finish: `stop`, ended by a stop string or id; `length`, by the maximum length; None while
+        generation is still running.
+      seconds: wall time of the whole batch: `prefill`, `device` (draft and verify), `search`.
     """
 
     text: str
@@ -162,25 +164,27 @@ class Completion:
 
     @property
     def tau(self) -> float:
-        """Tokens emitted per verification, bonus included; nan before the first."""
+        """Acceptance length: tokens emitted per verification, bonus token included; nan before the
+        first verification."""
         return (len(self.tokens) - 1) / self.steps if self.steps else float("nan")
 
     @property
     def tokens_per_second(self) -> float:
-        """Of this completion alone, prefill included; nan before there is one."""
+        """New tokens of this completion per second of the batch, prefill included; nan before the
+        first token."""
         seconds = sum(self.seconds.values())
         return len(self.tokens) / seconds if seconds else float("nan")
 
 
 def default_tree(drafter: AnyDrafter | None = None) -> tuple[int, SearchConfig]:
-    """Nodes of a draft tree and the search that goes with them.
+    """Returns the default number of draft tree nodes and the matching search parameters.
 
-    On a CPU, where every row costs, the small deep trees that `eval.speedup` found fastest;
-    elsewhere the paper's. What drafts in one line, such as a draft model's forwards, is short
-    everywhere.
+    On CPU, where every row costs time, these are the small deep trees that `eval.speedup` found
+    fastest; elsewhere the paper's. Methods that draft a single chain, such as a draft model, get
+    short chains on every device.
 
     Args:
-      drafter: what drafts; None for DART.
+      drafter: the drafter; None for DART.
     """
     if isinstance(drafter, TargetConfig):
         return 4, SearchConfig()
@@ -192,9 +196,9 @@ def default_tree(drafter: AnyDrafter | None = None) -> tuple[int, SearchConfig]:
 
 
 def length_bucket(tokens: int) -> int:
-    """The cache length a sequence is given: 128, 192, 256, 384, 512, 768, ...
+    """Rounds a sequence's cache length up to one of 128, 192, 256, 384, 512, 768, ...
 
-    Programs are compiled for a length, so there are few; above 128 at most a third is unused.
+    Programs are compiled per length, so there are few of them; above 128 at most a third is unused.
     """
     size = 128
     while size < tokens:

@@ -1,4 +1,4 @@
-"""Amounts of memory: written by people, and used by processes."""
+"""Parses memory sizes and measures the process's peak memory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from dart_jax.errors import UserError
 
 
 def parse_memory(text: str) -> int:
-    """Bytes that a text like 4GB, 1.5GiB or 800M stands for.
+    """Parses a size such as 4GB, 1.5GiB or 800M into bytes.
 
     Raises:
-      UserError: it is no such text.
+      UserError: the text is not a size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise UserError(f"memory is given like 4GB or 800MB, got {text!r}")
+        raise UserError(f"memory must be written like 4GB or 800MB, got {text!r}")
     number, prefix, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
 def peak_memory() -> int:
-    """The most this process has had resident, in bytes."""
+    """Peak resident memory of this process, in bytes."""
     status = Path("/proc/self/status")
-    if status.is_file():  # Linux's getrusage begins with what the parent process had
+    if status.is_file():  # on Linux getrusage starts from the parent process's peak
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""A loaded target with what drafts for it, and decoders made from it."""
+"""A loaded target with its drafter, and the decoders built from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 PathLike = str | os.PathLike[str]
 
 
-# The model that comes with the package.
+# The demo model, which is part of the package.
 DEMO = Path(__file__).parent / "demo"
 
 
@@ -50,12 +50,12 @@ class DartModel:
     """A target, its drafter and its n-gram model.
 
     Attributes:
-      target: the target's shapes; on CPU a tied head is given a kernel of its own, which is faster.
-      drafter: what tells how drafts are made, such as the drafter's shapes; None decodes plainly.
+      target: the target's shapes; on CPU a tied head gets its own kernel, which is faster.
+      drafter: config of the drafting method, such as the drafter's shapes; None for plain decoding.
       params: see `DecodeParams`.
-      ngram: n-gram model of the tree search; None searches by a DART drafter alone.
+      ngram: n-gram model of the tree search; None searches with only the DART drafter's scores.
       tokenizer: the target's.
-      eos: ids that end a sequence, all of the generation config's.
+      eos: all end-of-sequence ids of the target's generation config.
     """
 
     target: TargetConfig
@@ -76,36 +76,36 @@ class DartModel:
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
-        """Reads local directories or repositories of the Hugging Face hub.
+        """Loads a model from local directories or repositories of the Hugging Face hub.
 
         Programs compiled for the model are kept in the user's cache directory (see
         `enable_compilation_cache`).
 
         Args:
-          target: directory or `owner/name`, in the layout of Hugging Face.
+          target: directory or `owner/name`, in the Hugging Face layout.
           drafter: directory or `owner/name` of a DART or EAGLE-3 drafter, or of a smaller model
-            with the target's vocabulary, which drafts token by token. None: the n-gram model drafts
-            alone, if there is one, else nothing does.
+            with the target's vocabulary, which drafts token by token. None: drafts with the n-gram
+            model only, if there is one; otherwise plain decoding.
           ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
-          dtype: of weights and activations; "auto" takes float32 on CPU, else bfloat16.
+          dtype: of weights and activations; "auto" is float32 on CPU, otherwise bfloat16.
           revision: branch, tag or commit of the target's repository.
-          token: of the hub; None takes the one logged in with.
+          token: hub token; None uses the stored login.
 
         Raises:
-          UserError: something is missing, damaged or not supported, or the parts do not fit one
-            another.
+          UserError: something is missing, damaged or not supported, or the parts do not match.
         """
         enable_compilation_cache()
         on_cpu = jax.default_backend() == "cpu"
         kind = weights_dtype(dtype)
-        # What is small is read first, so that what does not fit is told before the weights come.
+        # Read the small files first, so that mismatched parts are reported before the weights are
+        # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
         if tokenizer.vocab_size > config.vocab_size:
             raise UserError(
-                f"{target}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the target "
-                f"embeddings for {config.vocab_size} tokens; pass the tokenizer that belongs to it"
+                f"{target}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, but the target "
+                f"has embeddings for {config.vocab_size} tokens; use the target's own tokenizer"
             )
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
@@ -113,8 +113,8 @@ class DartModel:
         if ngram is not None:
             if not isinstance(draft_config, DrafterConfig | None):
                 raise UserError(
-                    "an n-gram model goes with a DART drafter, or drafts alone, but not with this "
-                    "drafter; pass one of the two (--no-ngram leaves the demo's out)"
+                    "an n-gram model works with a DART drafter or without a drafter, but not with "
+                    "this drafter; pass one of the two (--no-ngram leaves out the demo's)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
         config, target_params = load_target(directory, kind)
@@ -130,12 +130,12 @@ class DartModel:
     def with_drafter(
         self, drafter: PathLike | AnyDrafter | None, *, token: str | bool | None = None
     ) -> DartModel:
-        """The same target, in memory once, with another way of drafting.
+        """Returns a model with another drafting method that shares this target's weights.
 
         Args:
-          drafter: directory or `owner/name`, as for `from_pretrained`; what needs no parameters,
-            `NgramConfig` or `PromptLookupConfig`; None decodes plainly.
-          token: of the hub; None takes the one logged in with.
+          drafter: directory or `owner/name`, as for `from_pretrained`; a config that needs no
+            parameters, `NgramConfig` or `PromptLookupConfig`; None for plain decoding.
+          token: hub token; None uses the stored login.
 
         Raises:
           UserError: as `from_pretrained`.
@@ -150,13 +150,13 @@ class DartModel:
                 raise UserError("a drafter's parameters are needed; pass its directory")
             if isinstance(drafter, NgramConfig) and self.ngram is None:
                 raise UserError("no n-gram model was loaded; pass one")
-        # Without the weights of another drafter.
+        # Drop the previous drafter's weights.
         return dataclasses.replace(self, drafter=drafter, params={"target": self.params["target"]})
 
     def _with_loaded(
         self, path: Path, config: DrafterConfig | Eagle3Config | TargetConfig, dtype: np.dtype
     ) -> DartModel:
-        """With the parameters of a drafter that was found to fit."""
+        """Returns the model with the parameters of a drafter that fits the target."""
         params: DecodeParams = {"target": self.params["target"]}
         if isinstance(config, TargetConfig):
             config, params["drafter"] = load_target(path, dtype)
@@ -170,7 +170,7 @@ class DartModel:
 
     @classmethod
     def demo(cls, dtype: DTypeLike = "auto") -> DartModel:
-        """The small model of Python code that comes with the package."""
+        """Loads the small Python code model that is part of the package."""
         return cls.from_pretrained(
             DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype
         )
@@ -192,21 +192,21 @@ class DartModel:
         """Continues prompts.
 
         Args:
-          prompts: a text, token ids, or a chat (a list of messages with `role` and `content`, laid
-            out by the target's chat template); or a list of such prompts, of any lengths, which are
-            decoded together.
-          config: how; None is `GenerationConfig()`.
-          options: fields of `GenerationConfig`, which replace those of `config`.
+          prompts: text, token ids, or a chat (a list of messages with `role` and `content`,
+            formatted with the target's chat template); or a list of such prompts, of any lengths,
+            which are decoded as a batch.
+          config: generation options; None is `GenerationConfig()`.
+          options: fields of `GenerationConfig`, which override those of `config`.
 
         Returns:
-          A completion, or a list of them for a list of prompts.
+          A completion, or a list of completions for a list of prompts.
 
         Raises:
           UserError: an option is unknown or out of range, or a prompt cannot be decoded.
         """
         batch = is_batch(prompts)
-        every: Any = prompts if batch else [prompts]
-        generation = self._start(every, GenerationConfig.of(config, options))
+        as_batch: Any = prompts if batch else [prompts]
+        generation = self._start(as_batch, GenerationConfig.of(config, options))
         generation.run()
         return generation.completions if batch else generation.completions[0]
 
@@ -215,14 +215,14 @@ class DartModel:
     ) -> TextGeneration:
         """Continues one prompt, step by step.
 
-        Iterating over what is returned gives the text in pieces (`Piece`, a `str` that knows
-        whether it was drafted), each as soon as it is certain, never half a character; joined they
-        are the text that `generate` gives. Its `completion` tells what there is so far.
+        Iterating over the result yields the text in pieces (`Piece`, a `str` with a `drafted`
+        flag), each as soon as it is final and never splitting a character; joined they are the
+        text that `generate` returns. Its `completion` holds the completion so far.
 
         Args:
-          prompt: a text, token ids or a chat.
-          config: how; None is `GenerationConfig()`.
-          options: fields of `GenerationConfig`, which replace those of `config`.
+          prompt: text, token ids or a chat.
+          config: generation options; None is `GenerationConfig()`.
+          options: fields of `GenerationConfig`, which override those of `config`.
 
         Raises:
           UserError: as `generate`.
@@ -230,7 +230,7 @@ class DartModel:
         return self._start([prompt], GenerationConfig.of(config, options))
 
     def _start(self, prompts: Sequence[Prompt], config: GenerationConfig) -> TextGeneration:
-        """Encodes prompts and prepares their generation; raises UserError as `generate`."""
+        """Encodes the prompts and sets up their generation; raises UserError as `generate`."""
         strings, ids = split_stops(self.tokenizer, cast(tuple[str | int, ...], config.stop))
         tokens = [encode_prompt(self.tokenizer, prompt, config) for prompt in prompts]
         longest = max(map(len, tokens), default=0) + max(config.max_new_tokens, 1)
@@ -246,7 +246,7 @@ class DartModel:
         return TextGeneration(decoder, self.tokenizer, tokens, config, strings)
 
     def _tree(self, config: GenerationConfig) -> tuple[int, SearchConfig]:
-        """The tree's nodes and the parameters of its search."""
+        """Returns the number of tree nodes and the search parameters."""
         nodes, search = default_tree(self.drafter)
         if self.drafter is None:
             nodes = 0
@@ -266,20 +266,21 @@ class DartModel:
         search: SearchConfig | None = None,
         loop: Loop = "fused",
     ) -> Decoder:
-        """A decoder with trees of `nodes` nodes; 0 decodes plainly.
+        """Returns a decoder with draft trees of `nodes` nodes.
 
         Args:
-          nodes: N.
-          max_length: cache rows: prompt and new tokens together.
-          sampling: how the target draws; None takes the most likely tokens.
+          nodes: N; 0 for plain decoding.
+          max_length: maximum length of prompt and new tokens together.
+          sampling: how the target samples; None decodes greedily.
           stop: ids that end a sequence; None for the model's own.
-          use_ngram: let the search use the n-gram model, if there is one.
-          search: parameters of a DART drafter's search; the n-gram model alone takes none.
+          use_ngram: use the n-gram model in the search, if there is one.
+          search: parameters of a DART drafter's search; unused when only the
+            n-gram model drafts.
           loop: see `Decoder`.
 
         Raises:
-          UserError: trees are asked for without a drafter, or a cache longer than the target
-            reaches.
+          UserError: `nodes` is negative or needs a drafter that was not loaded, or `max_length`
+            exceeds the target's positions.
         """
         if max_length > self.target.max_length:
             raise UserError(
@@ -294,7 +295,7 @@ class DartModel:
         pruner = None
         if config.searches:
             if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
-                raise UserError("to draft by an n-gram model alone, pass one and use it")
+                raise UserError("drafting with only an n-gram model needs one; pass one and use it")
             pruner = Pruner(
                 config.host_buffer,
                 nodes,
@@ -316,7 +317,7 @@ class DartModel:
 def _find_drafter(
     drafter: PathLike, target: TargetConfig, token: str | bool | None
 ) -> tuple[Path, DrafterConfig | Eagle3Config | TargetConfig]:
-    """A drafter's directory and config, which fits the target."""
+    """Returns a drafter's directory and config; raises UserError if it does not fit the target."""
     directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
     config = read_any_drafter_config(directory)
     check_fit(target, config)

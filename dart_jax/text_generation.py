@@ -1,4 +1,4 @@
-"""Continuing prompts: from text to tokens, through a decoder, and back to text."""
+"""Continues prompts: encodes text to tokens, runs a decoder, and decodes its tokens to text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dart_jax.generation import Completion, GenerationConfig, Piece, Step
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
-# A text, token ids, or a chat.
+# Text, token ids, or chat messages.
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 
 
 def is_batch(prompts: Any) -> bool:
-    """Whether these are several prompts, or one."""
+    """Whether `prompts` is a batch rather than a single prompt."""
     if isinstance(prompts, str):
         return False
     if isinstance(prompts, np.ndarray):
@@ -36,8 +36,8 @@ def is_batch(prompts: Any) -> bool:
 class TextGeneration:
     """A batch of prompts being continued.
 
-    Iterating runs it step by step and gives the pieces of the first prompt's text; `steps` gives
-    them together, step by step; `run` does all at once.
+    Iterating runs the decoder step by step and yields the pieces of the first prompt's text;
+    `steps` yields one `Step` per decode step; `run` generates everything at once.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class TextGeneration:
         config: GenerationConfig,
         stop_strings: Sequence[str] = (),
     ):
-        """Prepares; nothing runs yet.
+        """Pads the prompts; nothing is decoded yet.
 
         Args:
           decoder: runs the model.
           tokenizer: the target's.
-          prompts: tokens of each, int [n].
-          config: how many tokens to generate, and the seed.
-          stop_strings: the text ends before the first of them.
+          prompts: tokens of each prompt, int [n].
+          config: its `max_new_tokens` and `seed` are used.
+          stop_strings: the text ends before the first of them that occurs.
 
         Raises:
           UserError: as `Decoder.pad` and `Decoder.options`.
@@ -76,12 +76,12 @@ class TextGeneration:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Ends it before its time; what there is stays."""
+        """Stops generating; the completion so far stays available."""
         self._pieces.close()
 
     @property
     def programs(self) -> Hashable:
-        """The same for generations that run the same compiled programs."""
+        """A key that is equal for generations that run the same compiled programs."""
         sampling = jax.tree.structure(self._options.sampling.values())
         stop = len(self._options.stop)
         prompts = self._prompts
@@ -89,39 +89,39 @@ class TextGeneration:
 
     @property
     def completion(self) -> Completion:
-        """What the first prompt's continuation is so far."""
+        """The first prompt's continuation so far."""
         return self._completion(0)
 
     @property
     def completions(self) -> list[Completion]:
-        """The same of all prompts."""
+        """The continuations of all prompts so far."""
         return [self._completion(row) for row in range(len(self._rows))]
 
     def run(self) -> None:
-        """Generates to the end: as one program on the device, unless there are stop strings, which
-        only the host can see."""
+        """Generates to the end, in one program on the device unless there are stop strings, which
+        only the host can detect."""
         if not self._fused:
             for _ in self._pieces:
                 pass
             return
         decoder = self._decoder
-        made = generate_fused(
+        result = generate_fused(
             decoder.config, decoder.params, decoder.pruner, self._prompts, self._options
         )
-        for row, tokens, drafted in zip(self._rows, made.tokens, made.drafted, strict=True):
-            row.take(tokens, drafted)
+        for row, tokens, drafted in zip(self._rows, result.tokens, result.drafted, strict=True):
+            row.append(tokens, drafted)
             row.end()
-        self._steps, self._seconds = made.steps, made.seconds
+        self._steps, self._seconds = result.steps, result.seconds
 
     def _generate(self) -> Generator[Piece, None, None]:
         for step in self.steps():
             yield from step.pieces
 
-    def steps(self, watch: bool = False) -> Generator[Step, None, None]:
-        """Runs it step by step, where it is not iterated over.
+    def steps(self, with_drafts: bool = False) -> Generator[Step, None, None]:
+        """Generates step by step; an alternative to iterating over the pieces.
 
         Args:
-          watch: say too what every step verified.
+          with_drafts: also report what each step verified, in `Step.drafts`.
         """
         decoder, ended = self._decoder, None
         steps = stream(
@@ -131,19 +131,19 @@ class TextGeneration:
             self._prompts,
             self._options,
             seconds=self._seconds,
-            watch=watch,
+            with_drafts=with_drafts,
         )
         first = True
         while True:
             try:
-                won = steps.send(ended)
+                output = steps.send(ended)
             except StopIteration:
                 break
             pieces: list[list[Piece]] = []
-            for n, (row, tokens) in enumerate(zip(self._rows, won.tokens, strict=True)):
+            for n, (row, tokens) in enumerate(zip(self._rows, output.tokens, strict=True)):
                 self._steps[n] += len(tokens) > 0 and not first
-                pieces.append(row.take(tokens, np.arange(len(tokens)) < won.drafted[n]))
-            yield Step(pieces[0], won.tokens[0], int(won.drafted[0]), won.drafts)
+                pieces.append(row.append(tokens, np.arange(len(tokens)) < output.drafted[n]))
+            yield Step(pieces[0], output.tokens[0], int(output.drafted[0]), output.drafts)
             ended, first = np.array([row.finish is not None for row in self._rows]), False
         rest = [row.end() for row in self._rows]
         if rest[0]:
@@ -163,7 +163,7 @@ class TextGeneration:
 
 
 class _Row:
-    """One sequence: its tokens, its text, and whether a stop ended it."""
+    """One sequence: its tokens, its text, and how it finished."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stop_ids: Sequence[int]):
         self.tokens: list[int] = []
@@ -173,14 +173,14 @@ class _Row:
         self._text = TextStream(tokenizer, stop)
         self._stop_ids = frozenset(stop_ids)
 
-    def take(self, tokens: np.ndarray, drafted: np.ndarray) -> list[Piece]:
-        """Takes the next tokens, up to one that ends the text; returns the new pieces."""
+    def append(self, tokens: np.ndarray, drafted: np.ndarray) -> list[Piece]:
+        """Appends tokens, up to one that ends the text; returns the new pieces."""
         before = len(self.pieces)
-        for token, origin in zip(tokens.tolist(), drafted.tolist(), strict=True):
+        for token, was_drafted in zip(tokens.tolist(), drafted.tolist(), strict=True):
             if self.finish is not None:
                 break
             self.tokens.append(token)
-            self.drafted.append(origin)
+            self.drafted.append(was_drafted)
             if token in self._stop_ids:
                 self._add(self._text.finish())
                 self.finish = "stop"
@@ -191,7 +191,7 @@ class _Row:
         return self.pieces[before:]
 
     def end(self) -> list[Piece]:
-        """No more tokens come; returns the last pieces."""
+        """Ends the sequence: no more tokens follow. Returns the last pieces."""
         before = len(self.pieces)
         if self.finish is None:
             self._add(self._text.finish())
@@ -204,7 +204,7 @@ class _Row:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, config: GenerationConfig) -> np.ndarray:
-    """The tokens of a prompt, int64 [n]; raises UserError if it is none."""
+    """Returns a prompt's tokens, int64 [n]; raises UserError if it is not a valid prompt."""
     if isinstance(prompt, str):
         return np.array(tokenizer.encode(prompt), np.int64)
     if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
@@ -221,7 +221,10 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, config: GenerationConfig
 def split_stops(
     tokenizer: Tokenizer, stops: Sequence[str | int]
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Stop strings and stop ids; the name of a special token, which no text shows, is an id."""
+    """Splits stops into stop strings and stop ids.
+
+    The name of a special token, which never appears in decoded text, becomes its id.
+    """
     special = {tokenizer.backend.id_to_token(id): id for id in tokenizer.special_ids}
     strings = [stop for stop in stops if isinstance(stop, str) and stop not in special]
     rest = (stop for stop in stops if stop not in strings)

@@ -1,13 +1,13 @@
 """Programs that measure what `dart_jax` does.
 
-    speedup/     plain decoding against the drafting methods
-    lossless/    whether drafting leaves the output as it was
-    latency/     every stage of a step, beside what the hardware could do
+    speedup/     tokens per second of plain decoding and of the drafting methods
+    lossless/    whether drafting leaves the output unchanged
+    latency/     time of every stage of a step, next to the hardware's limit
     benchmarks/  questions and prompts
-    methods/     the decoding methods that are compared, and how they are timed
-    compare.py   two reports of eval.speedup
-    loading.py   time and memory of reading a checkpoint
-    startup.py   time from a new process to its first text
+    methods/     the decoding methods, and how they are timed
+    compare.py   comparison of two reports of eval.speedup
+    loading.py   time and memory of loading a checkpoint
+    startup.py   time from starting a process to its first text
 
 May import `dart_jax`, never `train`.
 """

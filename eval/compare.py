@@ -1,11 +1,11 @@
-"""What changed between two reports of `eval.speedup`, beyond noise.
+"""Compares two reports of `eval.speedup` and shows changes beyond noise.
 
     python -m eval.compare before.json after.json
 
-A rate has changed if the repeats of the two reports, three of each at least, lie further apart than
-those of either report spread. Tau and the number of identical outputs do not depend on the
-machine's mood, so any difference of theirs is one; where other trees were chosen, which they depend
-on, they are not judged. Exit status 1 if something got worse.
+A rate has changed if both reports have at least three repeats, and the gap between the reports'
+repeats is larger than the spread within either report. Tau and the number of identical outputs are
+deterministic, so any difference counts, unless different trees were chosen, which they depend on.
+Exit status 1 if something got worse.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from rich.table import Table
 
 from dart_jax.errors import UserError, one_line_errors
 
-Verdict = Literal["better", "worse", "same", "few repeats", "other trees"]
+Verdict = Literal["better", "worse", "same", "too few repeats", "different trees"]
 
-# Fewer repeats do not tell how far they spread.
-_REPEATS = 3
+# Fewer repeats do not show the spread.
+_MIN_REPEATS = 3
 
-# Differences of tau that come of nothing but printing.
-_TAU = 1e-9
+# Smaller differences come from rounding.
+_TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class CompareConfig:
-    """Which reports."""
+    """The reports to compare."""
 
     before: tyro.conf.Positional[Path]
     """JSON of eval.speedup."""
     after: tyro.conf.Positional[Path]
-    """Another."""
+    """Another JSON of eval.speedup."""
     groups: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Compare every group of prompts, not only all of them together."""
+    """Also compare each group of prompts, not only all of them together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One figure of one method in one setting.
+    """One metric of one method in one setting.
 
     Attributes:
       setting: benchmark, temperature and batch size, and the group of prompts.
-      method: name.
-      figure: `tok/s`, `speed-up`, `tau` or `identical`.
-      before: as printed.
-      after: as printed.
-      ratio: of the medians, after over before.
-      verdict: whether it changed, and how; or why that cannot be told.
+      method: name of the method.
+      metric: `tok/s`, `speed-up`, `tau` or `identical`.
+      before: formatted value in the first report.
+      after: formatted value in the second report.
+      ratio: ratio of the medians, after over before.
+      verdict: whether and how it changed, or why this cannot be decided.
     """
 
     setting: str
     method: str
-    figure: str
+    metric: str
     before: str
     after: str
     ratio: float
@@ -69,32 +69,32 @@ class Change:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A report; raises UserError if it is none."""
+    """Reads a report; raises UserError if the file is not one."""
     try:
         report = json.loads(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"{path} is no JSON: {error}") from None
+        raise UserError(f"{path} is not JSON: {error}") from None
     settings = report.get("settings") if isinstance(report, dict) else None
-    # Other programs' reports have settings too, but no methods side by side.
+    # Other programs' reports have settings too, but no methods compared in groups.
     if not isinstance(settings, list) or not all(
         isinstance(setting, dict) and {"bench", "trees", "groups"} <= set(setting)
         for setting in settings
     ):
-        raise UserError(f"{path} is no report of eval.speedup; make one with --json")
+        raise UserError(f"{path} is not a report of eval.speedup; make one with --json")
     return report
 
 
 def changes(
     before: Mapping[str, Any], after: Mapping[str, Any], *, groups: bool = False
 ) -> Iterator[Change]:
-    """Every figure that both reports have.
+    """Yields every metric that both reports have.
 
     Args:
       before: a report.
-      after: another.
-      groups: those of every group of prompts too.
+      after: another report.
+      groups: whether to include each group of prompts.
     """
     rows = _rows(before)
     for key, new in _rows(after).items():
@@ -102,21 +102,21 @@ def changes(
         if old is None or (group != "all" and not groups):
             continue
         where = setting if group == "all" else f"{setting}, {group}"
-        yield _repeats(where, method, "tok/s", old["rates"], new["rates"], ",.0f")
+        yield _rate_change(where, method, "tok/s", old["rates"], new["rates"], ",.0f")
         if method == "plain":
             continue
-        yield _repeats(where, method, "speed-up", old["speedups"], new["speedups"], ".2f")
+        yield _rate_change(where, method, "speed-up", old["speedups"], new["speedups"], ".2f")
         was, now = (row["identical"] / row["prompts"] for row in (old, new))
         for change in (
-            _exact(where, method, "tau", old["tau"], new["tau"], ".3f"),
-            _exact(where, method, "identical", was, now, ".0%"),
+            _exact_change(where, method, "tau", old["tau"], new["tau"], ".3f"),
+            _exact_change(where, method, "identical", was, now, ".0%"),
         ):
-            judged = change.verdict == "same" or old["tree"] == new["tree"]
-            yield change if judged else dataclasses.replace(change, verdict="other trees")
+            comparable = change.verdict == "same" or old["tree"] == new["tree"]
+            yield change if comparable else dataclasses.replace(change, verdict="different trees")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """In what else than their figures the reports differ: environment, revision, options, trees."""
+    """Lists other differences of the reports: environment, revision, options, trees."""
     lines = []
     for part in ("environment", "config"):
         old, new = before.get(part, {}), after.get(part, {})
@@ -153,63 +153,66 @@ def _setting(setting: Mapping[str, Any]) -> str:
     return f"{setting['bench']}, T = {setting['temperature']:g}, batch {setting['batch_size']}"
 
 
-def _repeats(
-    setting: str, method: str, figure: str, old: list[float], new: list[float], form: str
+def _rate_change(
+    setting: str, method: str, metric: str, old: list[float], new: list[float], form: str
 ) -> Change:
-    """A figure that was measured several times."""
+    """Compares a metric that was measured several times."""
     verdict: Verdict = "same"
     spread = max(max(values) - min(values) for values in (old, new))
-    if min(len(old), len(new)) < _REPEATS:
-        verdict = "few repeats"
+    if min(len(old), len(new)) < _MIN_REPEATS:
+        verdict = "too few repeats"
     elif min(new) - max(old) > spread:
         verdict = "better"
     elif min(old) - max(new) > spread:
         verdict = "worse"
     ratio = statistics.median(new) / statistics.median(old)
-    return Change(setting, method, figure, _shown(old, form), _shown(new, form), ratio, verdict)
+    values = _format(old, form), _format(new, form)
+    return Change(setting, method, metric, *values, ratio, verdict)
 
 
-def _shown(values: list[float], form: str) -> str:
-    """The median and half the range."""
+def _format(values: list[float], form: str) -> str:
+    """Formats the median and half the spread."""
     return f"{statistics.median(values):{form}} ±{(max(values) - min(values)) / 2:{form}}"
 
 
-def _exact(setting: str, method: str, figure: str, old: float, new: float, form: str) -> Change:
-    """A figure that is the same every time."""
+def _exact_change(
+    setting: str, method: str, metric: str, old: float, new: float, form: str
+) -> Change:
+    """Compares a metric that is deterministic."""
     verdict: Verdict = "same"
-    if abs(new - old) > _TAU:
+    if abs(new - old) > _TOLERANCE:
         verdict = "better" if new > old else "worse"
     ratio = new / old if old else float("nan")
-    return Change(setting, method, figure, f"{old:{form}}", f"{new:{form}}", ratio, verdict)
+    return Change(setting, method, metric, f"{old:{form}}", f"{new:{form}}", ratio, verdict)
 
 
 def table(found: Sequence[Change]) -> Table:
-    """A line a figure; what changed is marked."""
-    made = Table(title="Beyond noise", title_justify="left")
-    for name in ("setting", "method", "figure"):
-        made.add_column(name)
+    """Returns a row per metric, with its verdict if it changed."""
+    result = Table(title="Changes beyond noise", title_justify="left")
+    for name in ("setting", "method", "metric"):
+        result.add_column(name)
     for name in ("before", "after", "ratio", ""):
-        made.add_column(name, justify="right")
+        result.add_column(name, justify="right")
     colours = {"better": "green", "worse": "red"}
     for change in found:
-        made.add_row(
+        result.add_row(
             change.setting,
             change.method,
-            change.figure,
+            change.metric,
             change.before,
             change.after,
             f"{change.ratio:.3f}",
             "" if change.verdict == "same" else change.verdict,
             style=colours.get(change.verdict, "none"),
         )
-    return made
+    return result
 
 
 def run(config: CompareConfig, console: Console) -> bool:
-    """Compares and prints; returns whether nothing got worse.
+    """Prints the comparison; returns whether nothing got worse.
 
     Raises:
-      UserError: a file is no report, or the two have no setting in common.
+      UserError: a file is not a report, or the two have no setting in common.
     """
     before, after = read(config.before), read(config.after)
     found = list(changes(before, after, groups=config.groups))
@@ -225,7 +228,7 @@ def run(config: CompareConfig, console: Console) -> bool:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line. Exit status 1: something got worse; 2: bad input, told in one line."""
+    """Command line. Exit status 1: something got worse; 2: bad input, reported in one line."""
     with one_line_errors():
         config = tyro.cli(CompareConfig, args=args, description=__doc__)
         if not run(config, Console()):

@@ -1,11 +1,11 @@
-"""How much memory and time loading a checkpoint takes.
+"""Measures the memory and time of loading a checkpoint.
 
     python -m eval.loading --size 1GB --shards 4
     python -m eval.loading --target path/to/checkpoint
 
-writes a random sharded checkpoint (or takes one), loads it in a process of its own, and compares
-what that process had resident at most, less what it had before, with the largest file and the model
-on the device. On CPU the model on the device is in the same memory.
+writes a random sharded checkpoint (or uses the given one) and loads it in a new process. Reports
+the process's peak resident memory, minus what was resident before, relative to the size of the
+largest file plus the model on the device. On CPU the model on the device is part of that memory.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from dart_jax.weights.checkpoint import load_target, save_target
 
 @dataclasses.dataclass(frozen=True)
 class LoadingConfig:
-    """What is loaded, and how."""
+    """What to load, and how."""
 
     size: str = "1GB"
-    """Of the generated checkpoint, about."""
+    """Approximate size of the generated checkpoint."""
     shards: int = 4
-    """Its files, at least."""
+    """Minimum number of its files."""
     experts: int = 0
-    """Of each layer; 0 is a dense model."""
+    """Experts per layer; 0 is a dense model."""
     stored: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the weights in the files."""
+    """dtype of the weights in the files."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the weights on the device."""
+    """dtype of the weights on the device."""
     target: Path | None = None
-    """A checkpoint to load instead."""
+    """Checkpoint to load instead of a generated one."""
 
     def __post_init__(self) -> None:
         if self.shards < 1 or self.experts < 0:
@@ -57,16 +57,16 @@ class LoadingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Loading:
-    """What one loading took, in bytes and seconds.
+    """Memory in bytes, and time in seconds, of loading a checkpoint.
 
     Attributes:
-      model: parameters on the device.
-      largest_file: of the weights.
-      files: all of them.
-      before: most memory resident before loading.
-      peak: most memory resident while loading.
-      seconds: from the call until all parameters are on the device.
-      cpu_seconds: that this process computed in them: what another program takes is not in it.
+      model: size of the parameters on the device.
+      largest_file: size of the largest weights file.
+      files: size of all weights files.
+      before: peak resident memory before loading.
+      peak: peak resident memory after loading.
+      seconds: time from the call until all parameters are on the device.
+      cpu_seconds: CPU time of this process in that time.
     """
 
     model: int
@@ -79,23 +79,23 @@ class Loading:
 
     @property
     def ratio(self) -> float:
-        """Memory that loading took, over the largest file and the model."""
+        """Memory used by loading, over the largest file plus the model."""
         return (self.peak - self.before) / (self.largest_file + self.model)
 
     def __str__(self) -> str:
         gb = {k: f"{v / 1e9:.2f} GB" for k, v in dataclasses.asdict(self).items()}
         return (
             f"model {gb['model']}, largest file {gb['largest_file']}; "
-            f"resident before {gb['before']}, at most {gb['peak']}\n"
-            f"taken: {(self.peak - self.before) / 1e9:.2f} GB, "
+            f"resident before {gb['before']}, peak {gb['peak']}\n"
+            f"used: {(self.peak - self.before) / 1e9:.2f} GB, "
             f"{self.ratio:.2f} of largest file + model\n"
             f"time: {self.seconds:.2f} s, {self.files / self.seconds / 1e9:.2f} GB/s; "
-            f"of the processor {self.cpu_seconds:.2f} s"
+            f"CPU time {self.cpu_seconds:.2f} s"
         )
 
 
 def shape(size: int, experts: int, bytes_per_weight: int) -> TargetConfig:
-    """A model of about `size` bytes: as many layers as they allow."""
+    """Returns the shape of a model of about `size` bytes, by its number of layers."""
     width = 1024
     config = TargetConfig(
         vocab_size=32000,
@@ -119,7 +119,7 @@ def shape(size: int, experts: int, bytes_per_weight: int) -> TargetConfig:
 
 
 def measure(directory: Path, dtype: str) -> Loading:
-    """Loads a checkpoint in this process, which should have done nothing before."""
+    """Loads a checkpoint in this process, which should be a new one."""
     jnp.zeros(1).block_until_ready()  # starts JAX
     before, start, cpu_start = peak_memory(), time.perf_counter(), time.process_time()
     _, params = load_target(directory, dtype)
@@ -131,18 +131,18 @@ def measure(directory: Path, dtype: str) -> Loading:
 
 
 def in_new_process(directory: Path, dtype: str) -> Loading:
-    """`measure` in a process of its own; raises UserError if that fails."""
+    """Runs `measure` in a new process; raises UserError if that fails."""
     command = [sys.executable, "-m", "eval.loading", "--child", str(directory), dtype]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        told = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise UserError(told.removeprefix("error: "))
+        message = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise UserError(message.removeprefix("error: "))
     return Loading(**json.loads(done.stdout))
 
 
 @contextlib.contextmanager
 def _checkpoint(config: LoadingConfig) -> Iterator[Path]:
-    """The directory to load: the given one, or one made for this."""
+    """Yields the directory to load: the given one, or a generated temporary one."""
     if config.target is not None:
         yield config.target
         return
@@ -157,7 +157,7 @@ def _checkpoint(config: LoadingConfig) -> Iterator[Path]:
 
 
 def _random_params(config: TargetConfig, dtype: str) -> Params:
-    """Parameters of a few random numbers each: what they are does not matter."""
+    """Returns parameters that repeat a few random numbers: their values do not matter."""
     key = jax.random.key(0)
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(jax.random.normal(key, leaf.shape[-1:], dtype), leaf.shape),
@@ -170,7 +170,7 @@ def _count(config: TargetConfig) -> int:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Command line. Exit status 2: bad input, reported in one line."""
     args = sys.argv[1:] if args is None else args
     with one_line_errors():
         if args[:1] == ["--child"]:

@@ -1,9 +1,9 @@
-"""How long the first text takes in a new process, and how much of it compiled programs save.
+"""Measures the time to the first text in a new process, with a cold and a warm compilation cache.
 
     python -m eval.startup
 
-loads a model and generates, in processes of their own: once with an empty compilation cache, then
-with what the first process left there.
+loads a model and generates text, in new processes: once with an empty compilation cache, then with
+the cache that the first process filled.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ PROMPT = "def mean(values):\n"
 
 @dataclasses.dataclass(frozen=True)
 class StartupConfig(ModelChoice):
-    """Which model, and how often."""
+    """The model, and how often to start it."""
 
     max_new_tokens: int = 100
-    """Tokens of the text."""
+    """Tokens to generate."""
     repeats: int = 3
-    """Warm processes measured."""
+    """Processes measured with a warm cache."""
     json: Path | None = None
-    """Write everything measured to this file."""
+    """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -52,14 +52,14 @@ class StartupConfig(ModelChoice):
 
 
 def stages(config: StartupConfig) -> dict[str, float]:
-    """Seconds of what a new process does, in turn; in this process."""
+    """Runs the stages in this process, in turn; returns their seconds."""
     tokens = config.max_new_tokens
     seconds = {}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
+        start = time.perf_counter()
         result = work()
-        seconds[name] = time.perf_counter() - began
+        seconds[name] = time.perf_counter() - start
         return result
 
     model = timed("loading the model", config.load)
@@ -74,18 +74,18 @@ def stages(config: StartupConfig) -> dict[str, float]:
 
 
 def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
-    """`stages` in a process whose compilation cache lies in `cache`; imports count too."""
-    asked = json.dumps(dataclasses.asdict(dataclasses.replace(config, json=None)))
+    """Runs `stages` in a new process with the compilation cache `cache`; adds its imports."""
+    options = json.dumps(dataclasses.asdict(dataclasses.replace(config, json=None)))
     environ = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     environ |= {"XDG_CACHE_HOME": str(cache), "HF_HOME": HF_HOME}
-    began = time.perf_counter()
+    start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "eval.startup", "--child", asked],
+        [sys.executable, "-m", "eval.startup", "--child", options],
         env=environ,
         capture_output=True,
         text=True,
     )
-    total = time.perf_counter() - began
+    total = time.perf_counter() - start
     if done.returncode:
         raise UserError((done.stderr.strip().splitlines() or ["no output"])[-1])
     seconds = json.loads(done.stdout.splitlines()[-1])
@@ -93,7 +93,7 @@ def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
 
 
 def run(config: StartupConfig, console: Console) -> None:
-    """Measures and reports."""
+    """Measures, prints and writes the report."""
     check_outputs(config.json)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     with tempfile.TemporaryDirectory() as directory:
@@ -119,7 +119,7 @@ def run(config: StartupConfig, console: Console) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Command line. Exit status 2: bad input, reported in one line."""
     args = sys.argv[1:] if args is None else args
     with one_line_errors():
         if args[:1] == ["--child"]:

@@ -1,4 +1,4 @@
-// The tree search as an XLA foreign function on the CPU: a jitted program calls it without Python.
+// The tree search as an XLA foreign function on the CPU: jitted programs call it without Python.
 #include "ffi.h"
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace ffi = xla::ffi;
 
 // Reads the packed array of dart_jax/decoding/pruner.py in place.
 //
-// `handle` is that of a search (dart/search_handle.h). Attributes: `context`, the number of context
-// tokens, the last of which stands before column `first`; `levels` and `candidates`, d and k of the
-// candidates that begin there.
+// `handle` identifies a search (dart/search_handle.h). Attributes: `first`, the column where the
+// candidates begin; `context`, the number of context tokens, which end before that column; `levels`
+// and `candidates`, the candidates' d and k.
 ffi::Error search(ffi::BufferR0<ffi::S32> handle, ffi::Buffer<ffi::S32> packed,
                   ffi::Result<ffi::Buffer<ffi::S32>> trees, std::int64_t context,
                   std::int64_t first, std::int64_t levels, std::int64_t candidates) {

@@ -1,4 +1,4 @@
 #pragma once
 
-// The handler of ffi.cpp, as XLA registers it.
+// The handler defined in ffi.cpp, in the form that XLA registers.
 void* dart_search_handler();

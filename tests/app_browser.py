@@ -1,4 +1,4 @@
-"""The web app in a process of its own, and a headless browser to look at it with."""
+"""Runs the web app in a separate process and drives it with a headless browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 240_000  # milliseconds
 
 
 class Served(NamedTuple):
-    """An app: where it is, and its process."""
+    """A running app: its address and its process."""
 
     address: str
     pid: int
@@ -31,8 +31,8 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def app(*options: str, pace: float = 0, **environment: str) -> Iterator[Served]:
-    """An app started with these options on a free port, with more in its environment; its steps
-    take `pace` seconds longer."""
+    """Starts an app with these options on a free port and additional environment variables; each
+    step takes `pace` seconds longer."""
     program = ["-m", "dart_jax.app"] if not pace else [str(_PACED), str(pace)]
     command = [sys.executable, *program, "--port", "0", *options]
     environ = os.environ | environment
@@ -66,7 +66,7 @@ def browser() -> Iterator[Any]:
 
 
 class Visitor:
-    """One tab, by what a person sees and does."""
+    """One tab, used as a visitor would."""
 
     def __init__(self, context: Any, address: str):
         """Opens the page."""
@@ -87,15 +87,15 @@ class Visitor:
         box.press("Tab")
 
     def value(self, name: str) -> str:
-        """Of a control."""
+        """The value of a control."""
         return self.page.locator(f"#{name} input[type=number]").input_value()
 
     def method(self, title: str) -> None:
-        """Chooses one."""
+        """Chooses a method."""
         self.page.locator("#method").get_by_label(title, exact=True).check()
 
     def write(self, prompt: str | None = None) -> None:
-        """Sends a prompt, or what stands there, and waits for the first tokens."""
+        """Sends a prompt, or the text in the box, and waits for the first tokens."""
         if prompt is not None:
             self.page.fill("#prompt textarea", prompt)
         self.page.click("#send")

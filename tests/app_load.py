@@ -1,9 +1,9 @@
 """Ten visitors at once, in a real browser: python tests/app_load.py
 
-First how long it takes until the page is there and until a first answer is, with nothing compiled
-before. Then four have turns and six wait. Every round prints how many had the whole answer, how
-long it took and the server's memory, which should stay flat from the second round on. Exit status 1
-if anyone had none.
+First measures the time to load the page and to a first answer, without compiled programs. Then four
+visitors are served and six wait. Every round prints how many got the whole answer, how long it took
+and the server's memory, which should stay flat from the second round on. Exit status 1 if any
+visitor got no answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests share: strict JAX, the golden models, and a pruner that knows the future."""
+"""Shared by the tests: strict JAX settings, the golden models, and an oracle pruner."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,19 +28,19 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import load_drafter, load_target
 
-# Workers of pytest-xdist share out the cores: XLA's threads would wait for one another's.
+# Workers of pytest-xdist split the cores: XLA's threads would otherwise wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     cores = sorted(os.sched_getaffinity(0))
     own = cores[number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
     os.sched_setaffinity(0, own or cores)
 
-# Programs are small and run but a few times: LLVM's optimiser would take half of all the time.
+# Programs are small and run only a few times: LLVM's optimiser would take half of the total time.
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}"
-    # What one test compiles, in whatever process, the next one finds; nothing is kept. With a
-    # maximum size JAX locks the directory, so that none reads what another still writes.
+    # Tests share compiled programs across processes; nothing is kept after the run. With a maximum
+    # size JAX locks the directory, so that no process reads what another is still writing.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dart_jax_compiled_")
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(10**10)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
@@ -59,7 +60,7 @@ settings.load_profile("no deadline")
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("qwen3-tied", "qwen3-draft-vocab")
 
-# Behind 55 tokens, a path of 9 just fits into a cache of 64 rows.
+# After 55 tokens, a path of 9 just fits into a cache of 64 rows.
 MAX_LENGTH = 55
 SEED = 3
 
@@ -81,11 +82,38 @@ class Golden:
         return [self.run["_".join(map(str, (name, i, *step)))] for i in range(4)]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long tests as well, as CI does")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "long(keep=0): run only with --long or by its name; the first `keep` cases run always",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the long tests, unless they are asked for by --long or by name."""
+    if config.getoption("--long") or any("::" in argument for argument in config.args):
+        return
+    cases: Counter[tuple[Path, str]] = Counter()
+    run: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        mark = item.get_closest_marker("long")
+        name = (item.path, getattr(item, "originalname", item.name))
+        cases[name] += 1
+        everyday = mark is None or cases[name] <= mark.kwargs.get("keep", 0)
+        (run if everyday else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = run
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_one_file():
-    """Every compiled program takes memory mappings, of which a process may have only so many
-    (vm.max_map_count); beyond them the compiler crashes. What is compiled again comes from the
-    cache above."""
+    """Frees compiled programs after each file. They use memory mappings, and beyond the process's
+    limit (vm.max_map_count) the compiler crashes. Recompiled programs come from the cache above."""
     yield
     jax.clear_caches()
     gc.collect()
@@ -129,7 +157,7 @@ def prompts(models) -> Prompts:
 
 @pytest.fixture(scope="session")
 def plain(models, prompts) -> Callable[[Sampling], Generation]:
-    """What plain decoding gives, for any sampling."""
+    """The result of plain decoding, for any sampling."""
 
     @functools.cache
     def decode(sampling: Sampling) -> Generation:
@@ -149,10 +177,10 @@ def sequences(prompts: Prompts, new: list[np.ndarray]) -> list[np.ndarray]:
 def grow_tree(
     rng: np.random.Generator, nodes: int, max_depth: int, vocab: int, truth: Sequence[int] = ()
 ) -> np.ndarray:
-    """A random draft tree, int32 [3, N + 1], that holds the path `truth` among other nodes.
+    """A random draft tree, int32 [3, N + 1], that contains the path `truth` among other nodes.
 
-    Packed as the search does: parents first, siblings differ, unused places behind. The root's
-    token is 0.
+    Packed as by the search: parents first, distinct siblings, unused slots last. The root's token
+    is 0.
     """
     tree = np.zeros((3, nodes + 1), np.int32)
     token, parent, depth = tree
@@ -179,22 +207,23 @@ def grow_tree(
 
 
 class Oracle(Pruner):
-    """Trees that hold the true continuation for some levels, among random wrong nodes.
+    """Makes trees that contain the true continuation for some levels, among random wrong nodes.
 
-    Random models agree with their drafter almost never; these trees make them accept long paths.
+    Random models almost never agree with their drafter; these trees make them accept long paths.
     """
 
-    native = False  # its trees, not the C++ search's
+    native = False  # call this object, not the C++ search
 
     def __init__(self, config: DecodeConfig, truth: list[np.ndarray], levels: int | None = None):
-        """`truth`: each row's prompt and continuation. `levels`: of it in a tree; None: random."""
+        """`truth`: each row's prompt and continuation. `levels`: how many levels of it a tree
+        contains; None: random."""
         super().__init__(config.host_buffer, config.nodes)
         self.max_depth, self.vocab, self.levels = config.max_depth, config.target.vocab_size, levels
-        self.following = {}
+        self.continuations = {}
         for row, tokens in enumerate(truth):
             padded = np.concatenate([np.full(3, -1), tokens])
             for i in range(len(tokens)):
-                self.following[row, *padded[i : i + 4].tolist()] = tokens[i + 1 :]
+                self.continuations[row, *padded[i : i + 4].tolist()] = tokens[i + 1 :]
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         contexts, _, _ = self.host_buffer.candidates_of(np.asarray(packed))
@@ -207,7 +236,7 @@ class Oracle(Pruner):
             return np.zeros((3, self.nodes + 1), np.int32)
         rng = np.random.default_rng([row, *np.add(context, 1)])
         levels = rng.integers(self.max_depth + 1) if self.levels is None else self.levels
-        truth = self.following[row, *context][:levels]
+        truth = self.continuations[row, *context][:levels]
         tree = grow_tree(rng, self.nodes, self.max_depth, self.vocab, truth)
         tree[0, 0] = context[-1]
         return tree

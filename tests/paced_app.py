@@ -1,7 +1,7 @@
-"""The web app on a device that takes its time: python tests/paced_app.py SECONDS [OPTION...]
+"""The web app with slowed-down steps: python tests/paced_app.py SECONDS [OPTION...]
 
-Every step of an answer takes so much longer, so that what happens while one is written can be seen
-however fast the machine is.
+Every step of an answer takes SECONDS longer, so that tests can observe a running answer on any
+machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""generate and stream: what goes in, what comes out, and that drafting changes none of it."""
+"""generate and stream: inputs, outputs, and that drafting does not change the text."""
 
 import copy
 import io
@@ -57,7 +57,7 @@ def test_a_completion(model, sampled):
     assert sampled.text == model.tokenizer.decode(sampled.tokens)
     assert sampled.prompt_tokens == len(model.tokenizer.encode(TEXT))
     assert sampled.tau == 39 / sampled.steps
-    # Every verification gives one token of the target's own, unless it is cut, as the prefill does.
+    # The prefill and every verification emit one token of the target's own, unless cut short.
     assert 0 < sampled.drafted.sum() - (40 - 1 - sampled.steps) + 1 <= 2
     assert set(sampled.seconds) == {"prefill", "device", "search"}
     assert sampled.tokens_per_second == pytest.approx(40 / sum(sampled.seconds.values()))
@@ -70,7 +70,7 @@ def test_drafting_changes_nothing(model, sampled, options):
     assert other.drafted.any() == (options.get("nodes") != 0)
 
 
-def test_the_ways_to_write_a_prompt(model, sampled):
+def test_prompt_formats(model, sampled):
     ids = model.tokenizer.encode(TEXT)
     for prompt in (ids, tuple(ids), np.array(ids), np.array(ids, np.uint16)):
         same(model.generate(prompt, SAMPLED), sampled)
@@ -79,7 +79,7 @@ def test_the_ways_to_write_a_prompt(model, sampled):
 
 
 def test_a_batch(model):
-    """Greedily every prompt of a batch gives what it gives alone, whatever its length."""
+    """With greedy decoding every prompt of a batch continues as it does alone, at any length."""
     prompts = [TEXT, "x", model.tokenizer.encode("import os\n"), CHAT]
     together = model.generate(prompts, max_new_tokens=24)
     assert [len(completion.tokens) for completion in together] == [24] * 4
@@ -135,7 +135,7 @@ def test_stop_strings(model, sampled, nodes):
 
 
 def test_a_special_token_is_a_stop_id(model):
-    """Though no text shows it; ordinary tokens' names are strings."""
+    """The name of a special token never appears in text; names of ordinary tokens are strings."""
     name = model.tokenizer.backend.id_to_token(0)
     assert 0 in model.tokenizer.special_ids
     for stop, strings, ids in [(name, [], (0,)), ((name, "def", 7), ["def"], (0, 7)), ((), [], ())]:
@@ -169,7 +169,7 @@ def test_stop_ids(model, sampled):
     assert "".join(stream) == done.text
 
 
-def test_every_end_of_the_generation_config(model, directory, sampled, tmp_path):
+def test_every_eos_id_of_the_generation_config(model, directory, sampled, tmp_path):
     tokens = sampled.tokens.tolist()
     target = shutil.copytree(directory, tmp_path / "target")
     (target / "generation_config.json").write_text(f'{{"eos_token_id": [4095, {tokens[6]}]}}')
@@ -178,6 +178,7 @@ def test_every_end_of_the_generation_config(model, directory, sampled, tmp_path)
     assert done.finish == "stop"
 
 
+@pytest.mark.long
 def test_the_targets_positions_end_a_text(model):
     prompt = [1] * (model.target.max_length - 5)
     done = model.generate(prompt, max_new_tokens=50)
@@ -185,7 +186,8 @@ def test_the_targets_positions_end_a_text(model):
     assert done.finish == "length"
 
 
-def test_penalised_and_cut_alike(model):
+@pytest.mark.long
+def test_penalty_and_filters_with_and_without_drafts(model):
     config = GenerationConfig(
         max_new_tokens=40, temperature=0.8, top_k=40, min_p=0.02, repetition_penalty=1.4, seed=1
     )
@@ -241,7 +243,7 @@ def test_before_the_first_step(model):
     assert np.isnan(completion.tokens_per_second)
 
 
-def test_what_is_a_batch():
+def test_is_batch():
     assert not any(map(is_batch, ("x", [1, 2], np.array([1, 2]), CHAT)))
     assert all(map(is_batch, (["x"], [[1]], np.array([[1]]), [CHAT], [np.array([1])], [])))
 
@@ -261,7 +263,7 @@ def terminal(**options):
 
 @pytest.mark.parametrize("colours", [True, False])
 def test_on_a_terminal(sampled, colours):
-    """The text as it is; drafted pieces are coloured where there are colours."""
+    """The text is unchanged; drafted pieces are coloured if the terminal has colours."""
     kind = {"force_terminal": True, "color_system": "standard"} if colours else {}
     out, err = terminal(**kind), terminal()
     generate.run(GenerateConfig(prompt=TEXT, generation=SAMPLED), out, err)
@@ -291,7 +293,7 @@ def test_template_options_are_json(wrong):
 
 
 def test_the_command_line():
-    """The demo model, from standard input, in a process of its own."""
+    """The demo model, from standard input, in a separate process."""
     command = [sys.executable, "-m", "dart_jax.generate", "--max-new-tokens", "12"]
     prompt = "import os\n"
     done = subprocess.run(command, input=prompt, capture_output=True, text=True, timeout=250)

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a program that keeps what is done."""
+"""Ctrl-C in a program that can resume."""
 
 import runpy
 import sys
@@ -20,5 +20,5 @@ def test_one_line_and_no_traceback(monkeypatch, capsys, program):
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(TRAIN / f"{program}.py"), run_name="__main__")
     assert end.value.code == 130
-    told = "interrupted; the same command goes on from what was saved\n"
-    assert capsys.readouterr().err == told
+    message = "interrupted; run the same command to resume from what was saved\n"
+    assert capsys.readouterr().err == message

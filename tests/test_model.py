@@ -1,4 +1,4 @@
-"""Loading a model from files, and the decoders made from it."""
+"""Loading a model from files, and the decoders built from it."""
 
 import dataclasses
 import shutil
@@ -49,7 +49,7 @@ def test_load(model):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_weights_have_the_dtype_asked_for(tiny, dtype):
+def test_weights_have_the_requested_dtype(tiny, dtype):
     params = DartModel.from_pretrained(tiny.target, tiny.drafter, dtype=dtype).params
     weights = jax.tree.leaves((params["target"], params["drafter"]))
     assert {leaf.dtype for leaf in weights} == {jnp.dtype(dtype)}
@@ -66,6 +66,7 @@ def test_parts_can_be_left_out(tiny):
         model.decoder(nodes=4, max_length=MAX_LENGTH)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", ["fused", "host"])
 @pytest.mark.parametrize(
     ("nodes", "use_ngram", "sampling"),
@@ -88,7 +89,7 @@ def test_decoders_agree(tiny, model, loop, nodes, use_ngram, sampling):
 
 @pytest.mark.parametrize("embedding", [False, True], ids=["", "with an embedding"])
 def test_an_eagle3_drafter(tiny, model, tmp_path, embedding):
-    """Of a vocabulary of its own, read from files; some hold the target's embedding once more."""
+    """Has its own vocabulary and is read from files; some repeat the target's embedding."""
     dart = tiny_model.SHAPES.drafter
     fields = {
         field.name: getattr(dart, field.name) for field in dataclasses.fields(DraftLayerConfig)
@@ -110,6 +111,7 @@ def test_an_eagle3_drafter(tiny, model, tmp_path, embedding):
             DartModel.from_pretrained(tiny.target, tmp_path)
 
 
+@pytest.mark.long
 def test_generation_stops_at_the_end_of_the_cache(tiny, model):
     decoder = model.decoder(nodes=8, max_length=len(tiny.prompts[2]) + 5)
     [tokens] = decoder([tiny.prompts[2]], 100).tokens
@@ -123,7 +125,7 @@ def test_generation_stops_at_the_end_of_the_cache(tiny, model):
         (4, 2049, "a cache of 2049 tokens is beyond the target's 2048 positions"),
     ],
 )
-def test_decoders_that_cannot_be(model, nodes, max_length, message):
+def test_invalid_decoders(model, nodes, max_length, message):
     with pytest.raises(UserError, match=message):
         model.decoder(nodes=nodes, max_length=max_length)
 
@@ -144,7 +146,7 @@ def test_a_drafter_of_another_target(tiny, tmp_path, change, message):
 
 
 def test_an_ngram_model_of_another_tokenizer(tiny, tmp_path):
-    """Known by its fingerprint; one without passes unless its vocabulary is too large."""
+    """Detected by its fingerprint; without one it passes unless its vocabulary is too large."""
     path = tmp_path / "ngram"
     unknown, other = bytes(32), bytes(range(32))
     size = DartModel.from_pretrained(tiny.target, tiny.drafter, None).target.vocab_size

@@ -69,6 +69,7 @@ def test_links_lead_somewhere(path):
             assert not code.startswith("python -m") or "." in code
 
 
+@pytest.mark.long
 @by_name
 def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     """In a directory of its own, with this interpreter, wherever the package comes from."""
@@ -102,12 +103,12 @@ def check(name, printed, drawings, directory):
             assert (directory / "speedup.png").is_file()
         case "train_drafter":
             assert "stopped; checkpoints:" in printed
-            assert "goes on from the checkpoint of step" in printed
+            assert "resuming from the checkpoint of step" in printed
             assert "\ntau {" in printed
             assert (directory / "curves.png").is_file()
             assert (directory / "runs/dart/drafter/model.safetensors").is_file()
         case "ngram":
-            assert "an n-gram" in printed
+            assert "per n-gram" in printed
             taus = re.findall(r"^(drafter.*?|n-gram model) +tau ([\d.]+)$", printed, re.M)
             assert len(taus) == 3
             assert all(float(tau) > 1 for _, tau in taus)

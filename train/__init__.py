@@ -1,11 +1,11 @@
 """Programs that train drafters and count n-gram models for `dart_jax`.
 
-At the top stand the programs alone; `python -m dart_jax` lists them. Their parts:
+The modules at the top level are the programs; `python -m dart_jax` lists them. Their packages:
 
     data/            from files to rows of tokens
-    objective/       what a drafter predicts, and its loss
-    run/             the training loop: steps, devices, checkpoints, what a person sees
-    evaluation/      how good a drafter is
+    objective/       a drafter's predictions and its loss
+    run/             the training loop: steps, devices, checkpoints, progress and metrics
+    evaluation/      how well a drafter predicts and decodes
     experiments/     the paper's experiments
     language_model/  training the demo's target
     counting/        from a corpus to an n-gram file

@@ -1,11 +1,12 @@
-"""The paper's experiments, each by one command: trains drafters that differ in one thing.
+"""Runs the paper's experiments: trains and evaluates drafters that differ in one option.
 
     python -m train.ablate gamma
 
-Every drafter is a run of `train.drafter` below --work, by the recipe but for what is compared; the
-runs share the prepared data and the target's features. Finished runs are not run again, and an
-interrupted one goes on. The drafters are then judged alike: agreement with the target on held-out
-rows, and greedy decoding of the demo benchmark's prompts. The results join `ablations.md` in --out.
+Each drafter is a run of `train.drafter` below --work, with the recipe except for the compared
+option; the runs share the prepared data and the target's features. Finished runs are reused, and an
+interrupted run resumes. All drafters are then evaluated identically: agreement with the target on
+held-out rows, and greedy decoding of the demo benchmark's prompts. The results are written to
+`ablations.md` in --out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import tyro
 from dart_jax.data.records import find_files, fingerprint
 from dart_jax.errors import UserError, one_line_errors
 from dart_jax.generation import default_tree
-from dart_jax.model import DEMO
+from dart_jax.model import DEMO, DartModel
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from dart_jax.text.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ from dart_jax.weights.checkpoint import read_target_config
 from dart_jax.weights.user_cache import load_ngram
 from train.data.prepare import prepare
 from train.drafter import DrafterTraining, train
-from train.evaluation.judge import Judge, benchmark_prompts, parameters, step_seconds
+from train.evaluation.evaluator import DrafterEvaluator, benchmark_prompts, parameters, step_seconds
 from train.experiments import domains, report, variants
 from train.experiments.variants import Experiment, Variant
 from train.run import config_file, work_directory
@@ -49,43 +50,43 @@ Figures = dict[str, dict[str, list[float]]]
 
 @dataclasses.dataclass(frozen=True)
 class AblateConfig:
-    """What is compared, and by how much work."""
+    """The experiment and its options."""
 
     experiment: tyro.conf.Positional[variants.Name]
     """gamma: the weight of later positions; shift: whether the last real row predicts; layers;
     horizon: positions; ngram: its weight in the search; domain: data without one domain."""
     recipe: Path = Path(__file__).parent / "ablate.toml"
-    """Of every run, as `train.drafter --config` takes it."""
+    """Recipe of every run, as for `train.drafter --config`."""
     steps: int | None = None
-    """Instead of the recipe's."""
+    """Training steps, overriding the recipe's."""
     batch: int | None = None
-    """Instead of the recipe's."""
+    """Batch size, overriding the recipe's."""
     seeds: int = 3
-    """Runs of every variant; a seed gives the first parameters and the order of the data."""
+    """Runs per variant; the seed sets the initial parameters and the order of the data."""
     work: Path = Path("build/ablate")
     """Directory of runs, prepared data and raw figures, for all experiments."""
     out: Path = Path("docs")
-    """Directory of the report."""
+    """Directory to write the report to."""
     gammas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-    """Of the experiment gamma."""
+    """Values of the experiment gamma."""
     layers: tuple[int, ...] = (1, 2, 3)
-    """Of the experiment layers."""
+    """Numbers of layers of the experiment layers."""
     horizons: tuple[int, ...] = (4, 6, 8, 12, 16)
-    """Of the experiment horizon."""
+    """Numbers of drafted positions of the experiment horizon."""
     weights: tuple[float, ...] = (0.25, 0.5, 1.0)
-    """Of the experiment ngram, beside 0."""
+    """Weights of the experiment ngram, besides 0."""
     family: str = "asyncio"
     """Module or package of the standard library that the experiment domain leaves out."""
     ngram: str | None = str(DEMO / "ngram.dng")
-    """N-gram file of the search."""
+    """N-gram file for the tree search."""
     prompts: int = 8
-    """Prompts of each of the benchmark's four groups."""
+    """Prompts from each of the benchmark's four groups."""
     new_tokens: int = 128
-    """Tokens decoded behind each."""
+    """Tokens decoded per prompt."""
     tree_nodes: int | None = None
-    """Of the draft trees; by default few on a CPU and the paper's 59 elsewhere."""
+    """Nodes of the draft trees; by default few on a CPU and the paper's 59 elsewhere."""
     repeats: int = 5
-    """Of every measurement of time."""
+    """Repeats of every time measurement."""
 
     def __post_init__(self) -> None:
         for name in ("seeds", "prompts", "repeats"):
@@ -98,12 +99,12 @@ class AblateConfig:
         for name in ("gammas", "layers", "horizons", "weights"):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
-                raise UserError(f"--{name} must be different values, at least one")
+                raise UserError(f"--{name} must be one or more distinct values")
         if self.experiment == "ngram" and self.ngram is None:
             raise UserError("the experiment ngram needs an --ngram model")
 
     def plan(self) -> Experiment:
-        """What is compared."""
+        """Returns the experiment."""
         match self.experiment:
             case "gamma":
                 return variants.gamma(self.gammas)
@@ -120,17 +121,17 @@ class AblateConfig:
 
 
 def run(config: AblateConfig, command: str) -> Path:
-    """Trains what is not trained yet, judges, and writes the report.
+    """Trains the missing drafters, evaluates all of them, and writes the report.
 
     Args:
-      config: what to do.
-      command: shown in the report.
+      config: the experiment.
+      command: the command line to show in the report.
 
     Returns:
       The report's file.
 
     Raises:
-      UserError: something cannot be used or written; finished runs stay.
+      UserError: an input cannot be used or an output cannot be written; finished runs stay.
     """
     drawing = config.out / f"ablation_{config.experiment}.png"
     raw = config.work / f"{config.experiment}.json"
@@ -140,7 +141,7 @@ def run(config: AblateConfig, command: str) -> Path:
         directory = hub.resolve(recipe.target, patterns=hub.TARGET)
         tokenizer, vocab_size = Tokenizer.load(directory), read_target_config(directory).vocab_size
         if config.ngram is not None:
-            load_ngram(config.ngram, tokenizer, vocab_size)  # before hours of training
+            load_ngram(config.ngram, tokenizer, vocab_size)  # fail before hours of training
         split = None
         if config.experiment == "domain":
             split = domains.split(
@@ -153,9 +154,16 @@ def run(config: AblateConfig, command: str) -> Path:
         drafters = _train(config, plan, recipe, split)
         one = _training(config, recipe, next(iter(plan.variants.values())), 0, split)
         data = prepare(one.data, tokenizer, one.cache or one.out, vocab_size=vocab_size)
-        judge = Judge(recipe, data.held_out, config.ngram, config.new_tokens, config.tree_nodes)
+        evaluator = DrafterEvaluator(
+            DartModel.from_pretrained(recipe.target, ngram=config.ngram, dtype=recipe.target_dtype),
+            data.held_out,
+            recipe.acceptance,
+            config.new_tokens,
+            config.tree_nodes,
+            recipe.chunk,
+        )
         prompts = benchmark_prompts(tokenizer, config.prompts)
-        figures = _judge(config, plan, judge, drafters, prompts, split)
+        figures = _evaluate(config, plan, evaluator, drafters, prompts, split)
     nodes, search = default_tree()
     content = {
         "experiment": config.experiment,
@@ -179,15 +187,15 @@ def run(config: AblateConfig, command: str) -> Path:
 
 
 def _recipe(config: AblateConfig) -> DrafterTraining:
-    """What all runs have in common."""
+    """Returns the settings that all runs share."""
     args = ["--config", str(config.recipe), "--out", str(config.work)]
     recipe = config_file.parse(DrafterTraining, args, None)
     if recipe.drafter.method != "dart":
-        raise UserError(f"{config.recipe} trains another drafter than DART's")
+        raise UserError(f"{config.recipe} trains a drafter other than DART's")
     if recipe.epochs is not None and config.steps is None:
         raise UserError(f"{config.recipe} has epochs; pass --steps instead")
     if not recipe.data.held_out:
-        raise UserError(f"{config.recipe} holds nothing out to judge by; raise its held_out")
+        raise UserError(f"{config.recipe} holds no records out for evaluation; raise its held_out")
     changes: dict[str, Any] = {"teacher": "cached", "eval_prompts": 0, "ngram": None}
     changes |= {"steps": config.steps, "epochs": None} if config.steps is not None else {}
     changes |= {"batch": config.batch} if config.batch is not None else {}
@@ -197,7 +205,7 @@ def _recipe(config: AblateConfig) -> DrafterTraining:
 def _train(
     config: AblateConfig, plan: Experiment, recipe: DrafterTraining, split: domains.Domains | None
 ) -> dict[str, list[Path]]:
-    """The drafters of every variant, a directory a seed."""
+    """Trains the drafters; returns each variant's directories, one per seed."""
     drafters: dict[str, list[Path]] = {name: [] for name in plan.variants}
     total, number = len(drafters) * config.seeds, 0
     for name, variant in plan.variants.items():
@@ -209,12 +217,14 @@ def _train(
                 "data files": fingerprint(find_files(training.data.data)),
                 "target files": fingerprint(sorted(target.glob("*.safetensors"))),
             }
-            work_directory.claim(training.out, json.loads(json.dumps(settings, default=str)), {})
+            work_directory.check_settings(
+                training.out, json.loads(json.dumps(settings, default=str)), {}
+            )
             done = (training.out / "config.json").is_file()  # written last
-            what = f"{plan.axis} {name}, seed {seed}" + (", is there" if done else "")
+            what = f"{plan.axis} {name}, seed {seed}" + (", already trained" if done else "")
             print(f"run {number} of {total}: {what}", flush=True)
             drafters[name].append(training.out / "drafter" if done else train(training))
-            # A process may have only so many compiled programs (vm.max_map_count).
+            # Compiled programs accumulate memory mappings, which are limited (vm.max_map_count).
             jax.clear_caches()
     return drafters
 
@@ -226,7 +236,7 @@ def _training(
     seed: int,
     split: domains.Domains | None,
 ) -> DrafterTraining:
-    """A run. What equals the recipe has one directory in all experiments."""
+    """Returns the settings of a run; experiments share the runs that equal the recipe."""
     tags, data = [], recipe.data.data
     for option, value in variant.options.items():
         if config_file.replace(recipe, {option: value}) != recipe:
@@ -245,36 +255,36 @@ def _training(
     return dataclasses.replace(training, data=dataclasses.replace(recipe.data, data=data))
 
 
-def _judge(
+def _evaluate(
     config: AblateConfig,
     plan: Experiment,
-    judge: Judge,
+    evaluator: DrafterEvaluator,
     drafters: dict[str, list[Path]],
     prompts: list[np.ndarray],
     split: domains.Domains | None,
 ) -> Figures:
-    """The figures of every variant, one a seed."""
+    """Evaluates the drafters; returns each variant's figures, one value per seed."""
     figures: Figures = {name: {} for name in drafters}
-    # Variants may share their drafters, and differ in how these are searched.
-    load = functools.lru_cache(maxsize=1)(judge.load)
-    agreement = functools.cache(lambda path: judge.agreement(load(path)))
-    tau = functools.cache(lambda path, weight: judge.tau(load(path), prompts, weight))
+    # Variants may share drafters and differ only in the search.
+    load = functools.lru_cache(maxsize=1)(evaluator.load)
+    agreement = functools.cache(lambda path: evaluator.agreement(load(path)))
+    tau = functools.cache(lambda path, weight: evaluator.tau(load(path), prompts, weight))
     for name, paths in drafters.items():
         for path in paths:
-            print(f"judging {plan.axis} {name}: {path.parent}", flush=True)
+            print(f"evaluating {plan.axis} {name}: {path.parent}", flush=True)
             measured: dict[str, float] = {"parameters": parameters(load(path))}
             if split is None:
                 measured |= agreement(path)
                 measured["tau"] = tau(path, plan.variants[name].ngram_weight)
                 measured["tau_without_ngram"] = tau(path, 0.0)
             else:
-                measured["tau_inside"] = judge.tau(load(path), split.inside, 0.0)
-                measured["tau_outside"] = judge.tau(load(path), split.outside, 0.0)
+                measured["tau_inside"] = evaluator.tau(load(path), split.inside, 0.0)
+                measured["tau_outside"] = evaluator.tau(load(path), split.outside, 0.0)
             for figure, value in measured.items():
                 figures[name].setdefault(figure, []).append(value)
     if plan.timed:
         few = prompts[:: max(1, len(prompts) // _TIMED_PROMPTS)][:_TIMED_PROMPTS]
-        decoders = [judge.decoder(load(paths[0]), few) for paths in drafters.values()]
+        decoders = [evaluator.decoder(load(paths[0]), few) for paths in drafters.values()]
         times = step_seconds(decoders, few, config.new_tokens, config.repeats)
         seconds = dict(zip(drafters, times, strict=True))
         for name, own in figures.items():
@@ -286,7 +296,7 @@ def _judge(
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Runs the command line; bad input ends with a one-line error and exit status 2."""
     args = sys.argv[1:] if args is None else args
     with one_line_errors(), work_directory.interruptible():
         config = tyro.cli(AblateConfig, args=args, description=__doc__)

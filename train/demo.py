@@ -1,13 +1,13 @@
-"""Makes the demo model: tokenizer, target, drafters and n-gram model, from the standard library.
+"""Builds the demo model from the standard library: tokenizer, target, drafters and n-gram model.
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
 The drafters, DART's and EAGLE-3's, are trained by `train.drafter` with the recipes
-`train/demo.toml` and `train/demo_eagle3.toml`, and the small draft model on the same answers for as
-many steps.
+`train/demo.toml` and `train/demo_eagle3.toml`; the small draft model is trained on the same answers
+for the same number of steps.
 
-All but the n-gram model stays in the work directory and is not made again; training stages resume
-from their newest checkpoint.
+Every stage except the n-gram model keeps its result in the work directory and is not repeated;
+training stages resume from their newest checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dart_jax.weights.checkpoint import (
 )
 from train.drafter import DrafterTraining, train
 from train.language_model.loss import held_out_loss, lm_losses
-from train.language_model.token_windows import Windows
+from train.language_model.token_windows import TokenWindows
 from train.language_model.tokenizer import end_of_text, train_tokenizer
 from train.regenerate import RegenerateConfig
 from train.regenerate import main as regenerate
@@ -48,22 +48,22 @@ from train.run.config_file import parse
 from train.run.trainer import fit
 from train.run.work_directory import interruptible
 
-# How the drafters are trained, by name.
+# Recipes of the drafters, by name.
 _RECIPES = Path(__file__).parent
 RECIPES = {"drafter": _RECIPES / "demo.toml", "eagle3": _RECIPES / "demo_eagle3.toml"}
 
-# Answers that the draft model is judged by, not trained on.
+# Answers held out to evaluate the draft model.
 _HELD_OUT_ANSWERS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoConfig:
-    """What the demo model is and how long it trains."""
+    """Shape and training of the demo model."""
 
     work: Path = Path("build/demo")
-    """Where every stage leaves its result."""
+    """Directory where every stage writes its result."""
     export: Path | None = None
-    """Where to write the model that ships, in bfloat16."""
+    """Directory to write the packaged model to, in bfloat16."""
     vocab_size: int = 4096
     hidden_size: int = 320
     intermediate_size: int = 896
@@ -73,18 +73,18 @@ class DemoConfig:
     target_steps: int = 1500
     lr: float = 2e-3
     answer: int = 128
-    """Tokens that the target writes behind a function's head."""
+    """Tokens that the target generates after a function's head."""
     draft_hidden_size: int = 192
-    """Of the small model that drafts token by token."""
+    """Hidden size of the small model that drafts token by token."""
     draft_intermediate_size: int = 512
     draft_layers: int = 2
     draft_steps: int = 1000
-    """As many as the drafters take."""
+    """Training steps of the draft model; the drafters' number."""
     seed: int = 0
 
     @property
     def target(self) -> TargetConfig:
-        """The target's shape: Qwen3, heads of 64 sharing one key/value head."""
+        """The target's config: Qwen3 with heads of size 64 that share one key/value head."""
         return TargetConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -100,7 +100,7 @@ class DemoConfig:
 
     @property
     def draft_model(self) -> TargetConfig:
-        """The draft model's shape: the target's, smaller."""
+        """The draft model's config: a smaller version of the target's."""
         return dataclasses.replace(
             self.target,
             hidden_size=self.draft_hidden_size,
@@ -110,8 +110,8 @@ class DemoConfig:
         )
 
 
-def claim(config: DemoConfig) -> None:
-    """Notes in the work directory what is made there; refuses to mix configurations."""
+def check_config(config: DemoConfig) -> None:
+    """Records the configuration in the work directory; raises UserError if it has another."""
     path = config.work / "config.json"
     mine = {**dataclasses.asdict(config), "work": None, "export": None}
     if path.is_file():
@@ -119,13 +119,13 @@ def claim(config: DemoConfig) -> None:
         changed = [name for name, value in mine.items() if theirs.get(name) != value]
         if changed:
             raise UserError(
-                f"{config.work} was begun with another {', '.join(changed)}; pass another --work"
+                f"{config.work} was started with another {', '.join(changed)}; pass another --work"
             )
     write_atomically(path, (json.dumps(mine, indent=2) + "\n").encode())
 
 
 def make_tokenizer(config: DemoConfig) -> tokenizers.Tokenizer:
-    """Trains the tokenizer, or reads the one already there."""
+    """Trains the tokenizer, or reads the existing one."""
     path = config.work / "target" / "tokenizer.json"
     if not path.is_file():
         tokenizer = train_tokenizer(map(read, training_files()), config.vocab_size)
@@ -134,7 +134,7 @@ def make_tokenizer(config: DemoConfig) -> tokenizers.Tokenizer:
 
 
 def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndarray]:
-    """One uint16 array a file, each closed by the end-of-text token."""
+    """Returns one uint16 array per file, each ending with the end-of-text token."""
     end = end_of_text(tokenizer)
     encoded = tokenizer.encode_batch([read(file) for file in files])
     return [np.array([*document.ids, end], np.uint16) for document in encoded]
@@ -150,16 +150,16 @@ def train_language_model(
     steps: int,
     end: int,
 ) -> None:
-    """Trains a language model, unless it is there.
+    """Trains a language model, unless it exists.
 
     Args:
-      config: what all stages share.
-      name: of its directory.
-      shape: the model's.
-      tokens: int [M], the documents one after the other.
-      held_out: int [H], text to judge it by while it is trained.
-      steps: of the training.
-      end: id that ends a document.
+      config: the demo's configuration.
+      name: name of the model's directory.
+      shape: the model's config.
+      tokens: int [M], the concatenated documents.
+      held_out: int [H], held-out text for evaluation during training.
+      steps: training steps.
+      end: id of the end-of-text token.
     """
     if (config.work / name / "model.safetensors").is_file():
         return
@@ -180,7 +180,7 @@ def train_language_model(
         name,
         params=init_params(shape, config.seed),
         loss=lambda params, frozen, batch, key: lm_losses(shape, params, batch),
-        batches=Windows(tokens, config.batch, config.context + 1, config.seed),
+        batches=TokenWindows(tokens, config.batch, config.context + 1, config.seed),
         config=recipe,
         directory=config.work / f"{name}-training",
         evaluate=held_out_loss(shape, held_out, config.context),
@@ -190,7 +190,7 @@ def train_language_model(
 
 
 def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
-    """The target completes documented functions, greedily and drawn; nothing is made again."""
+    """Lets the target complete documented functions, greedily and sampled, unless already done."""
     path = config.work / "answers.jsonl"
     if not path.is_file():
         functions = config.work / "functions.jsonl"
@@ -211,13 +211,13 @@ def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
 
 
 def read_answers(path: Path) -> list[np.ndarray]:
-    """One uint16 array an answer, its prompt in front."""
+    """Returns one uint16 array per answer, prompt included."""
     with path.open() as lines:
         return [np.array(json.loads(line)["tokens"], np.uint16) for line in lines]
 
 
 def train_drafter(config: DemoConfig, name: str, answers: Path) -> None:
-    """Trains a drafter by its recipe on what the target wrote; they share what it says of that."""
+    """Trains a drafter with its recipe on the target's answers; drafters share cached features."""
     options = {
         "--target": config.work / "target",
         "--data": answers,
@@ -230,7 +230,7 @@ def train_drafter(config: DemoConfig, name: str, answers: Path) -> None:
 
 
 def export(config: DemoConfig, directory: Path) -> None:
-    """Writes what ships: bfloat16 weights, tokenizer and n-gram model."""
+    """Writes the packaged model: bfloat16 weights, tokenizer and n-gram model."""
     half = partial(jax.tree.map, lambda leaf: leaf.astype(jnp.bfloat16))
     eos = load_eos(config.work / "target")
     for name in ("target", "draft_model"):
@@ -244,12 +244,12 @@ def export(config: DemoConfig, directory: Path) -> None:
 
 
 def main(config: DemoConfig) -> None:
-    """Runs every stage that is not done.
+    """Runs every unfinished stage.
 
     Raises:
       UserError: the work directory belongs to another configuration.
     """
-    claim(config)
+    check_config(config)
     tokenizer = make_tokenizer(config)
     documents = tokenize(tokenizer, training_files())
     held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])

@@ -3,11 +3,11 @@
     python -m train.drafter --target Qwen/Qwen3-1.7B --data chats.jsonl --out runs/dart
 
 Data: chats (ShareGPT, UltraChat, `messages`), instructions (Alpaca, CodeAlpaca, GSM8K), completions
-and plain text, in files or data sets of the Hugging Face hub; and what `train.regenerate` writes.
-The run's directory gets the prepared data, checkpoints, `metrics.jsonl` and at the end the drafter
-itself, in `drafter/`, which `dart_jax` and the reference load; `best/` is the one that decoded best
-while it was trained, where that was not the last. An interrupted run goes on where it was when the
-same command runs again. `--config FILE.toml`, in first place, gives a recipe.
+and plain text, in files or data sets of the Hugging Face hub; and the output of `train.regenerate`.
+The run's directory receives the prepared data, checkpoints, `metrics.jsonl` and at the end the
+drafter itself, in `drafter/`, which `dart_jax` and the reference load; `best/` is the checkpoint
+that evaluated best during training, if that was not the last one. To resume an interrupted run, run
+the same command again. `--config FILE.toml`, as the first option, reads a recipe.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from train.evaluation.acceptance import (
 from train.objective.drafter_shape import DrafterShape
 from train.objective.flops import step_flops
 from train.objective.loss import DrafterLoss, Objective
-from train.objective.predictions import Drafting, Frozen
+from train.objective.predictions import Frozen, PackedForward
 from train.run import config_file
 from train.run.checkpoints import best_params
 from train.run.config import TrainerConfig
@@ -69,24 +69,24 @@ from train.run.work_directory import interruptible
 
 @dataclasses.dataclass(frozen=True)
 class DrafterTraining:
-    """A run."""
+    """The settings of a run."""
 
     target: str
     """Directory or hub repository of the target."""
     out: Path
     """Directory of the run."""
     cache: Path | None = None
-    """Directory of the prepared data and what the target says of it, which runs may share; by
+    """Directory of the prepared data and the target's cached outputs, which runs may share; by
     default the run's own."""
     teacher: Literal["online", "cached"] = "online"
-    """Run the target in every step, or once for every row and keep what it gives on the disk."""
+    """Run the target in every step, or once per row and cache its outputs on disk."""
     target_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the target; auto is float32 on CPU, else bfloat16."""
+    """dtype of the target's weights; auto is float32 on CPU, otherwise bfloat16."""
     epochs: float | None = None
-    """Train for so many passes over the data instead of --steps."""
+    """Passes over the data, instead of --steps."""
     chunk: int | None = None
-    """Anchors of a row that are held in memory at a time; by default as many as keep the logits of
-    one position below 256 MB and the scores of attention below 1 GB, on a device."""
+    """Anchors per row processed at a time; by default chosen to keep the logits of one position
+    below 256 MB and the attention scores below 1 GB per device."""
     drafter: DrafterShape = dataclasses.field(default_factory=DrafterShape)
     data: DataConfig = dataclasses.field(default_factory=lambda: DataConfig(()))
     objective: Objective = dataclasses.field(default_factory=Objective)
@@ -102,7 +102,7 @@ def train(config: DrafterTraining) -> Path:
       The directory of the drafter.
 
     Raises:
-      UserError: something cannot be used; what was saved before stays.
+      UserError: an option or input cannot be used; what was saved before stays.
     """
     initialize(config.processes)
     enable_compilation_cache()
@@ -138,22 +138,22 @@ def train(config: DrafterTraining) -> Path:
             trainer, steps=max(1, math.ceil(config.epochs * order.steps_per_epoch))
         )
     mesh = make_mesh(trainer.mesh)
-    drafting = Drafting(
+    forward = PackedForward(
         target, drafter, config.drafter.positions, config.chunk, devices=mesh.shape["data"]
     )
     trained = fit(
         config.drafter.method,
         params=params,
-        loss=DrafterLoss(drafting, config.objective),
+        loss=DrafterLoss(forward, config.objective),
         batches=PackedBatches(rows, order),
         config=trainer,
         directory=config.out,
         frozen=frozen,
-        evaluate=_evaluation(config, drafting, frozen, data.held_out, tokenizer, directory),
+        evaluate=_evaluation(config, forward, frozen, data.held_out, tokenizer, directory),
         settings=_settings(config, digest, dtype, drafter, params),
         tokens_per_step=trainer.batch * context,
         flops_per_step=step_flops(
-            drafting,
+            forward,
             trainer.batch,
             context,
             config.objective.anchors or context,
@@ -163,7 +163,7 @@ def train(config: DrafterTraining) -> Path:
     if is_main():
         with writing("the drafter", config.out):
             save_drafter(config.out / "drafter", drafter, trained, ids)
-    # All processes take part in reading a checkpoint.
+    # All processes must take part in reading a checkpoint.
     abstract = jax.tree.map(
         lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=replicated(mesh)),
         abstract_params(drafter),
@@ -187,7 +187,7 @@ def _settings(
     drafter: DrafterConfig | Eagle3Config,
     params: Params,
 ) -> dict[str, Any]:
-    """What must be the same for a run to go on, by the names of the options."""
+    """Returns the settings that must not change when a run resumes, by option name."""
     parts = (config.drafter, config.objective)
     settings = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
     settings |= {
@@ -198,7 +198,7 @@ def _settings(
     }
     if config.drafter.init is not None:
         settings["init"] = model_digest(drafter, params)
-    if config.objective.anchors is not None:  # which are drawn for every microbatch by itself
+    if config.objective.anchors is not None:  # anchors are drawn per microbatch
         settings["accumulate"] = config.trainer.accumulate
     return settings
 
@@ -206,7 +206,7 @@ def _settings(
 def _start(
     config: DrafterTraining, target: TargetConfig, target_params: Params, dataset: PackedDataset
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
-    """The drafter before training: config, float32 parameters, draft vocabulary."""
+    """Returns the initial drafter: config, float32 parameters, draft vocabulary."""
     shape = config.drafter
     drafter = shape.config(target)
     if shape.init is not None:
@@ -219,10 +219,10 @@ def _start(
             != (shape.positions, shape.layers, shape.shifted)
         ):
             raise UserError(
-                f"--init {shape.init} is a drafter of another shape than --method, --positions, "
-                "--layers and --shifted ask for"
+                f"--init {shape.init} is a drafter of another shape than given by --method, "
+                "--positions, --layers and --shifted"
             )
-        # Ascending, as the objective wants them.
+        # The objective needs ascending ids.
         order = np.argsort(ids)
         params["lm_head"] = {"kernel": params["lm_head"]["kernel"][:, order]}
         return found, params, ids[order]
@@ -239,26 +239,26 @@ def _start(
 
 def _evaluation(
     config: DrafterTraining,
-    drafting: Drafting,
+    forward: PackedForward,
     frozen: Frozen,
     held_out: PackedDataset,
     tokenizer: Tokenizer,
     directory: Path,
 ):
-    """A function of the drafter's parameters: figures by name."""
+    """Returns a function from the drafter's parameters to figures by name."""
     ours = config.acceptance
-    # One device judges, and holds all rows of a batch.
-    alone = dataclasses.replace(drafting, devices=1)
-    agreement = Agreement(alone, frozen, held_out, ours.eval_rows)
-    target, params = drafting.target, frozen.target
+    # Evaluation runs on one device, which holds all rows of a batch.
+    single = dataclasses.replace(forward, devices=1)
+    agreement = Agreement(single, frozen, held_out, ours.eval_rows)
+    target, params = forward.target, frozen.target
     if jax.default_backend() == "cpu":
         target, params = untie(target, params)
     ngram = None
-    if ours.ngram is not None and isinstance(drafting.drafter, DrafterConfig):
+    if ours.ngram is not None and isinstance(forward.drafter, DrafterConfig):
         ngram = load_ngram(ours.ngram, tokenizer, target.vocab_size)
     model = DartModel(
         target,
-        drafting.drafter,
+        forward.drafter,
         {"target": params, "draft_ids": frozen.draft_ids},
         ngram,
         tokenizer,

@@ -1,13 +1,13 @@
-"""What the objective costs: `DrafterLoss`, as it is trained, beside the paper's literal form.
+"""Measures the cost of the objective: `DrafterLoss` against the paper's literal form.
 
     python -m train.measure
     python -m train.measure --compile-only --contexts 6400 --positions 8 --hidden-size 2560 \\
         --intermediate-size 9728 --vocab-size 151936 --dtype bfloat16
 
-Both take every prefix of every row, with the target's features at hand, and give the same loss and
-gradient. The literal form attends over one sequence of T + T * m rows; `DrafterLoss` holds no such
-sequence. The memory is what the compiled program needs beside its arguments and results.
-`--compile-only` tells that of shapes which this device could not hold.
+Both use every prefix of every row, with precomputed features of the target, and return the same
+loss and gradient. The literal form attends over one sequence of T + T * m rows; `DrafterLoss` never
+builds that sequence. Memory is the compiled program's temporary memory, without arguments and
+results. `--compile-only` reports it for shapes that do not fit this device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from train.data.batch import Batch
 from train.objective import literal
 from train.objective.drafter_shape import DrafterShape
 from train.objective.loss import DrafterLoss, Objective
-from train.objective.predictions import Drafting, Frozen
+from train.objective.predictions import Frozen, PackedForward
 
 _COLOURS = {"efficient": "#4477aa", "literal": "#ee6677"}
 _HEAD = 64
@@ -49,34 +49,34 @@ _HEAD = 64
 
 @dataclasses.dataclass(frozen=True)
 class MeasureConfig:
-    """What is measured; the shapes are the demo model's."""
+    """What to measure; the default shapes are the demo model's."""
 
     contexts: tuple[int, ...] = (128, 256, 512, 1024)
-    """Tokens of a row."""
+    """Tokens per row."""
     positions: tuple[int, ...] = (4, 8)
-    """Positions that are learned, d."""
+    """Numbers of drafted positions, d."""
     batch: int = 1
-    """Rows."""
+    """Rows per batch."""
     hidden_size: int = 320
-    """Of target and drafter; a multiple of 64."""
+    """Hidden size of target and drafter; a multiple of 64."""
     intermediate_size: int = 896
-    """Of their feed-forward layers."""
+    """Intermediate size of their feed-forward layers."""
     vocab_size: int = 4096
-    """Of both."""
+    """Vocabulary size of both."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the loss is computed."""
+    """dtype in which the loss is computed."""
     chunk: int | None = None
     """As `train.drafter --chunk`."""
     memory: float = 4e9
-    """Bytes; a program that needs more is compiled, but not run."""
+    """Memory limit in bytes; a program that needs more is compiled but not run."""
     compile_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Tell the memory of `DrafterLoss` alone, and neither make arrays nor run anything."""
+    """Report only the memory of `DrafterLoss`, without creating arrays or running anything."""
     repeats: int = 5
-    """Of every measurement."""
+    """Repeats of every measurement."""
     json: Path | None = None
     """Write everything measured to this file."""
     plot: Path | None = None
-    """Draw time and memory into this file."""
+    """Plot time and memory to this file."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "intermediate_size", "vocab_size", "repeats"):
@@ -91,11 +91,11 @@ class MeasureConfig:
 
 
 class Measured(NamedTuple):
-    """One way of computing the loss and its gradient.
+    """The cost of one implementation of the loss and its gradient.
 
     Attributes:
       memory: temporary bytes.
-      seconds: of a step, one figure a repeat; empty if it was not run.
+      seconds: seconds per step, one figure per repeat; empty if it was not run.
       loss: in nats, the mean over prefixes; None if it was not run.
     """
 
@@ -105,13 +105,13 @@ class Measured(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One context and number of positions.
+    """The measurements at one context and number of positions.
 
     Attributes:
-      context: tokens of a row, T.
+      context: tokens per row, T.
       positions: d.
-      efficient: `DrafterLoss`.
-      literal: the paper's form; None if it was left out.
+      efficient: the cost of `DrafterLoss`.
+      literal: the cost of the paper's form; None if not measured.
     """
 
     context: int
@@ -121,10 +121,10 @@ class Case(NamedTuple):
 
 
 def measure(config: MeasureConfig, context: int, positions: int) -> Case:
-    """Compiles both, and runs them in turn.
+    """Compiles both implementations and runs them in turn.
 
     Raises:
-      UserError: the device does not tell how much memory a program needs.
+      UserError: the device does not report the memory of a program.
     """
     loss, shapes = _shapes(config, context, positions)
     anchors = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32)[None], (config.batch, context))
@@ -142,7 +142,7 @@ def measure(config: MeasureConfig, context: int, positions: int) -> Case:
         compiled = jax.jit(jax.value_and_grad(function)).lower(*shapes).compile()
         analysis = compiled.memory_analysis()
         if analysis is None:
-            raise UserError("this device does not tell how much memory a program needs")
+            raise UserError("this device does not report how much memory a program needs")
         memory.append(int(analysis.temp_size_in_bytes))
         programs.append(compiled if memory[-1] <= config.memory else None)
     if config.compile_only:
@@ -155,7 +155,7 @@ def measure(config: MeasureConfig, context: int, positions: int) -> Case:
 def _alternate(
     programs: Sequence[Callable[..., Any] | None], arguments: tuple, repeats: int
 ) -> tuple[list[list[float]], list[float | None]]:
-    """Times and losses; nothing for a program that is None. A first pass is not measured."""
+    """Returns times and losses; none for a program that is None. The first pass is a warm-up."""
     seconds: list[list[float]] = [[] for _ in programs]
     losses: list[float | None] = [None for _ in programs]
     for repeat in range(-1, repeats):
@@ -174,7 +174,7 @@ def _alternate(
 def _shapes(
     config: MeasureConfig, context: int, positions: int
 ) -> tuple[DrafterLoss, tuple[Params, Frozen, Batch]]:
-    """The objective and the shapes of its arguments."""
+    """Returns the objective and the shapes of its arguments."""
     target = TargetConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -191,7 +191,7 @@ def _shapes(
     assert isinstance(drafter, DrafterConfig)
     dtype = jnp.dtype(config.dtype)
 
-    # What stands where arrays will.
+    # Shapes in place of arrays.
     def rows(kind: DTypeLike, *shape: int) -> Any:
         return jax.ShapeDtypeStruct((config.batch, context, *shape), kind)
 
@@ -207,19 +207,19 @@ def _shapes(
         hidden=rows(dtype, config.hidden_size),
     )
     ids: Any = jax.ShapeDtypeStruct((config.vocab_size,), jnp.int32)
-    loss = DrafterLoss(Drafting(target, drafter, positions, config.chunk), Objective())
+    loss = DrafterLoss(PackedForward(target, drafter, positions, config.chunk), Objective())
     return loss, (weights(drafter), Frozen(weights(target), ids), batch)
 
 
 def _arguments(shapes: tuple[Params, Frozen, Batch]) -> tuple[Params, Frozen, Batch]:
-    """A random drafter and target, and random rows of one document each."""
+    """Returns a random drafter and target, and random rows of one document each."""
     rng = np.random.default_rng(0)
 
     def draw(leaf: Any, scale: float = 1.0) -> jax.Array:
         return jnp.asarray(scale * rng.standard_normal(leaf.shape), leaf.dtype)
 
     def weight(leaf: Any) -> jax.Array:
-        # Vectors are scales of norms.
+        # Vectors are norm scales.
         return draw(leaf, 0.02) if len(leaf.shape) > 1 else jnp.ones(leaf.shape, leaf.dtype)
 
     drafter, frozen, batch = shapes
@@ -241,12 +241,12 @@ def _arguments(shapes: tuple[Params, Frozen, Batch]) -> tuple[Params, Frozen, Ba
 
 
 def table(cases: Sequence[Case], limit: float) -> Table:
-    """A row a case."""
+    """Returns a table with one row per case."""
     made = Table(title="Loss and gradient of every prefix", title_justify="left")
     made.caption_justify = "left"
     made.caption = (
-        "s: median of a step and half the spread; MB: temporary memory\n"
-        "rows: of the sequence that is attended to\n"
+        "s: median seconds per step and half the range; MB: temporary memory\n"
+        "rows: length of the attended sequence\n"
         f"-: not run, as it needs more than --memory {limit:g} bytes"
     )
     for name in ("T", "d", "rows", "s", "literal rows", "literal s", "x", "MB", "literal MB", "x"):
@@ -272,27 +272,27 @@ def table(cases: Sequence[Case], limit: float) -> Table:
 
 
 def growth(cases: Sequence[Case]) -> list[str]:
-    """How both grow with d, a line a context."""
+    """Returns how both costs grow with d, one line per context."""
     lines = []
     for context in dict.fromkeys(case.context for case in cases):
         own = [case for case in cases if case.context == context]
         few, many = own[0], own[-1]
         if few is many:
             continue
-        told = []
+        ratios = []
         for name in ("efficient", "literal"):
             a, b = getattr(few, name), getattr(many, name)
             if a is None or b is None:
                 continue
             run = a.seconds and b.seconds
             spent = f"{_median(b) / _median(a):.2f} x time, " if run else ""
-            told.append(f"{name} {spent}{b.memory / a.memory:.2f} x memory")
-        lines.append(f"T {context}, d {few.positions} -> {many.positions}: {'; '.join(told)}")
+            ratios.append(f"{name} {spent}{b.memory / a.memory:.2f} x memory")
+        lines.append(f"T {context}, d {few.positions} -> {many.positions}: {'; '.join(ratios)}")
     return lines
 
 
 def draw(cases: Sequence[Case], path: Path) -> None:
-    """Time and memory over the context."""
+    """Plots time and memory over the context."""
     figure = new_figure(9, 3.6)
     panels = figure.subplots(1, 2)
     numbers = dict.fromkeys(case.positions for case in cases)
@@ -308,7 +308,7 @@ def draw(cases: Sequence[Case], path: Path) -> None:
                 panels[0].plot([c for c, _ in run], times, style, color=colour, label=label)
             memory = [each.memory / 1e6 for _, each in own]
             panels[1].plot([c for c, _ in own], memory, style, color=colour, label=label)
-    for axes, title in zip(panels, ("seconds a step", "temporary memory, MB"), strict=True):
+    for axes, title in zip(panels, ("seconds per step", "temporary memory, MB"), strict=True):
         axes.set(title=title, xlabel="context, tokens", xscale="log", yscale="log")
         if axes.lines:
             axes.legend(fontsize="x-small")
@@ -357,7 +357,7 @@ def _spread(seconds: Sequence[float]) -> str:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Runs the command line; bad input ends with a one-line error and exit status 2."""
     with one_line_errors():
         run(tyro.cli(MeasureConfig, args=args, description=__doc__), Console())
 

@@ -1,10 +1,10 @@
-"""Counts the n-gram model of a corpus.
+"""Counts a corpus into an n-gram model.
 
     python -m train.ngram --data 'corpus/**/*.jsonl.gz' --tokenizer path/to/target --out model.dng
 
-Data: .jsonl, .ndjson, .json and .parquet files of texts or chats, and plain text, one document a
-file; compressed with .gz, .bz2, .xz or .zst or not. An interrupted run goes on where it was when
-the same command runs again. The file does not depend on workers, memory or interruptions.
+Data: .jsonl, .ndjson, .json and .parquet files of texts or chats, and plain text, one document per
+file; optionally compressed (.gz, .bz2, .xz or .zst). To resume an interrupted run, run the same
+command again. The result does not depend on workers, memory or interruptions.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from train.counting.pipeline import DRIVER, LEAST, MB, Budget, Counted, Counting
 from train.data.documents import Corpus
 from train.run import work_directory
 
-_VERSION = 1  # of what work directories hold
+_VERSION = 1  # of the work directory's format
 
 
 @dataclasses.dataclass(frozen=True)
 class NgramConfig:
-    """What is counted, and with what."""
+    """What to count, and how."""
 
     data: tuple[str, ...]
     """Files, directories or globs (quoted; ** for any depth)."""
@@ -47,44 +47,44 @@ class NgramConfig:
     out: Path
     """The file to write."""
     field: str | None = None
-    """Field or column with the text or the chat; without it `messages`, else `text`."""
+    """Field or column with the text or the chat; by default `messages` if present, else `text`."""
     eos: bool = True
     """Whether every document ends with the end-of-sequence token."""
     eos_token: str | None = None
-    """That token, where the tokenizer names none or another."""
+    """The end-of-sequence token, if the tokenizer names none or another."""
     order: int = 3
     """Tokens in the longest n-grams, 2 to 5."""
     min_counts: tuple[int, ...] = ()
-    """For 1, 2, .. `order` tokens: n-grams seen less often are dropped."""
+    """Minimum counts of n-grams of 1, 2, .. `order` tokens; rarer ones are dropped."""
     precision: int | None = None
-    """Significant bits kept of a count, 2 to 16; all without it."""
+    """Significant bits kept per count, 2 to 16; by default all."""
     limit: int | None = None
-    """Documents to read at most; pieces of a long one count each."""
+    """Maximum number of documents to read; each piece of a long one counts."""
     workers: int | None = None
-    """Processes; by default one a core, as far as the memory goes."""
+    """Worker processes; by default one per core, as far as memory allows."""
     memory: str | None = None
-    """For all processes together, as 4GB or 800MB; by default half of the machine's, and with Ray
-    2GB a worker."""
+    """Memory for all processes together, such as 4GB or 800MB; by default half of the machine's,
+    and 2GB per worker with Ray."""
     work: Path | None = None
-    """Directory for what is kept between steps; by default beside the output. With Ray on several
-    machines it must be on storage that all of them see."""
+    """Directory for intermediate results; by default next to the output. With Ray on several
+    machines it must be on shared storage."""
     keep_work: bool = False
-    """Leave that directory there at the end."""
+    """Keep the work directory at the end."""
     ray: bool = False
-    """Run on a Ray cluster, started here unless there is an address."""
+    """Run on a Ray cluster, started on this machine unless --ray-address is given."""
     ray_address: str | None = None
-    """Of a running cluster, or `auto`."""
+    """Address of a running Ray cluster, or `auto`."""
 
 
 class Summary(NamedTuple):
-    """What was done.
+    """Summary of a run.
 
     Attributes:
-      counted: documents and tokens.
+      counted: numbers of documents and tokens.
       sizes: distinct n-grams of 1, 2, .. tokens in the file.
-      file_size: of the model, in bytes.
-      seconds: from the program's start to its end.
-      memory: the peaks of all processes together, in bytes.
+      file_size: size of the model's file, in bytes.
+      seconds: duration of the program.
+      memory: sum of the peak memory of all processes, in bytes.
     """
 
     counted: Counted
@@ -98,7 +98,7 @@ class Summary(NamedTuple):
         each = self.file_size / max(1, sum(self.sizes))
         return (
             f"{self.counted.documents:,} documents, {self.counted.tokens:,} tokens, "
-            f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} an n-gram), "
+            f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} per n-gram), "
             f"{self.seconds:.1f} s, {self.counted.new / self.seconds:,.0f} tokens/s, "
             f"peak memory {self.memory / MB:,.0f} MB"
         )
@@ -113,7 +113,7 @@ def main(config: NgramConfig) -> Summary:
     began = time.perf_counter()
     check(config)
     work = config.work or config.out.with_name(config.out.name + ".work")
-    work = work.resolve()  # workers may be elsewhere
+    work = work.resolve()  # workers may have another current directory
     files = without(find_files(config.data), (work, config.out))
     tokenizer = text_tokenizer.load(config.tokenizer)
     corpus = Corpus(files, config.field, tokenizer.template)
@@ -134,11 +134,11 @@ def main(config: NgramConfig) -> Summary:
         work_directory.locked(work),
         progress_bars() as progress,
     ):
-        memory = memory_of(config, executor.workers)
+        memory = total_memory(config, executor.workers)
         budget = Budget.of(memory, executor.workers)
         corpus = dataclasses.replace(corpus, memory=PARQUET + budget.reading)
-        # What is there stays usable under another memory.
-        kept = work_directory.claim(work, settings, {"unit": budget.unit(corpus.size)})
+        # Keep the unit size of an existing directory, even if the memory changed.
+        kept = work_directory.check_settings(work, settings, {"unit": budget.unit(corpus.size)})
         budget.check(kept["unit"])
         try:
             write_atomically(work / "tokenizer.json", encoder)
@@ -157,8 +157,8 @@ def main(config: NgramConfig) -> Summary:
         except (duckdb.Error, OSError, RuntimeError) as error:
             reason = str(error).split("\n", 1)[0]
             raise UserError(
-                f"cannot go on in {work}: {reason}; free disk space or give more --memory, and run "
-                "again: what is done stays done"
+                f"cannot continue in {work}: {reason}; free disk space or give more --memory, and "
+                "run again to resume"
             ) from error
         if not config.keep_work:
             work_directory.remove(work)
@@ -172,7 +172,7 @@ def main(config: NgramConfig) -> Summary:
 
 
 def check(config: NgramConfig) -> None:
-    """Finds settings that cannot be, before anything is read."""
+    """Raises UserError for invalid settings, before anything is read."""
     if not 2 <= config.order <= 5:
         raise UserError(f"--order must be 2 to 5, got {config.order}")
     check_lossy(config.order, config.min_counts, config.precision)
@@ -185,8 +185,8 @@ def check(config: NgramConfig) -> None:
         raise UserError(f"--out {config.out} is a directory; name a file")
 
 
-def memory_of(config: NgramConfig, workers: int) -> int:
-    """Bytes for all processes."""
+def total_memory(config: NgramConfig, workers: int) -> int:
+    """Returns the memory for all processes, in bytes."""
     if config.memory is not None:
         return parse_memory(config.memory)
     if config.ray or config.ray_address:
@@ -199,11 +199,11 @@ def memory_of(config: NgramConfig, workers: int) -> int:
 
 
 def make_executor(config: NgramConfig) -> Executor:
-    """Where the tasks run: by default on every core that the memory has room for."""
+    """Returns the executor: by default one worker per core, as far as memory allows."""
     if config.ray or config.ray_address:
         return RayExecutor(config.ray_address, config.workers)
     cores = os.cpu_count() or 1
-    fitting = max(1, (memory_of(config, cores) - DRIVER) // LEAST)
+    fitting = max(1, (total_memory(config, cores) - DRIVER) // LEAST)
     return LocalExecutor(config.workers or min(cores, fitting))
 
 

@@ -1,4 +1,4 @@
-"""Draws what runs recorded: losses, acceptance, learning rate and gradient norm over the steps.
+"""Plots the metrics of runs: losses, acceptance, learning rate and gradient norm over the steps.
 
 python -m train.plot runs/dart runs/other --out curves.png
 """
@@ -21,27 +21,27 @@ from dart_jax.programs.outputs import check_outputs
 
 @dataclasses.dataclass(frozen=True)
 class PlotConfig:
-    """What is drawn, and where to."""
+    """The runs to plot, and the output file."""
 
     runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN [RUN ...]")]]
     """Directories of runs."""
     out: Path = Path("curves.png")
-    """The drawing: .png, .pdf or .svg."""
+    """Output file: .png, .pdf or .svg."""
 
 
 class Curve(NamedTuple):
-    """A figure over the steps that have it."""
+    """A metric's values, at the steps that recorded it."""
 
     steps: list[int]
     values: list[float]
 
 
 class Recorded(NamedTuple):
-    """A run.
+    """A run's metrics.
 
     Attributes:
-      name: shown.
-      curves: by the figures' names.
+      name: shown in the legend.
+      curves: curves by metric.
     """
 
     name: str
@@ -49,46 +49,45 @@ class Recorded(NamedTuple):
 
 
 def read_run(directory: Path) -> dict[str, Curve]:
-    """The curves of a run's `metrics.jsonl`, by the figures' names.
+    """Reads the curves of a run's `metrics.jsonl`, by metric.
 
     Raises:
-      UserError: there are none, or of fewer than two steps, or the file is damaged.
+      UserError: the file is missing, has fewer than two steps, or is damaged.
     """
     path = directory / "metrics.jsonl"
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
         raise UserError(
-            f"cannot read {path}: {error.strerror}; name the directory that a run was told to "
-            "write to with --out"
+            f"cannot read {path}: {error.strerror}; name a run's directory, as given to it by --out"
         ) from None
     curves: dict[str, Curve] = {}
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
-            continue  # its writer was killed, or writes it just now
+            continue  # its writer was killed, or is still writing it
         try:
             record = json.loads(line)
             step = record.pop("step")
             figures = {name: float(value) for name, value in record.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}:{number}: no record of a step ({error})") from None
+            raise UserError(f"{path}:{number}: not a record of a step ({error})") from None
         for name, value in figures.items():
             steps, values = curves.setdefault(name, Curve([], []))
             steps.append(step)
             values.append(value)
     if "loss" not in curves or len(curves["loss"].steps) < 2:
-        raise UserError(f"{path} holds fewer than two steps; wait until the run has taken more")
+        raise UserError(f"{path} holds fewer than two steps; wait until the run has done more")
     return curves
 
 
 def names(runs: Sequence[Path]) -> list[str]:
-    """Of their directories; the whole paths where these do not tell them apart."""
+    """Returns the runs' names: directory names, or whole paths if those are ambiguous."""
     short = [run.resolve().name for run in runs]
     return short if len(set(short)) == len(short) else [str(run) for run in runs]
 
 
 def draw(runs: Sequence[Recorded]) -> Any:
-    """A figure with a panel for everything that some run recorded."""
+    """Returns a figure with one panel per group of recorded metrics."""
     positions = [f"alpha_{t}" for t in range(1, 1 + max(map(_positions, runs)))]
     panels = {
         "loss, nats": {"loss": "-", "held_out_loss": "o-"},
@@ -115,7 +114,7 @@ def draw(runs: Sequence[Recorded]) -> Any:
 def _draw_curves(
     axes: Any, run: Recorded, styles: dict[str, str], colour: str, *, several: bool
 ) -> None:
-    """One panel's curves of a run; many of them go from light to dark."""
+    """Draws a run's curves in one panel; those of alpha_t go from light to dark."""
     found = [name for name in styles if name in run.curves]
     agreement = "alpha_1" in styles
     for place, name in enumerate(found):
@@ -138,16 +137,16 @@ def _draw_curves(
 
 
 def _positions(run: Recorded) -> int:
-    """How many positions a run's drafter has, as far as it was evaluated."""
+    """Returns the number of evaluated positions of a run's drafter."""
     return sum(name.startswith("alpha_") for name in run.curves)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Runs the command line; bad input ends with a one-line error and exit status 2."""
     with one_line_errors():
         config = tyro.cli(PlotConfig, args=args, description=__doc__)
         if not config.runs:
-            raise UserError("no run; pass the directories of one or more")
+            raise UserError("no runs; pass one or more run directories")
         check_outputs(drawing=config.out, option="--out")
         named = zip(names(config.runs), config.runs, strict=True)
         runs = [Recorded(name, read_run(run)) for name, run in named]

@@ -1,16 +1,16 @@
-"""The target writes the drafter's training text itself.
+"""Generates a drafter's training data with its target.
 
     python -m train.regenerate --target owner/name --data chats.jsonl --out answers.jsonl
 
-What a drafter must predict is what its target says, so answers drawn from the target raise
-acceptance over the original ones. Chats are answered turn by turn, each answer in the place of the
-record's own; of prompts with completions the prompts; texts are prompts. Each answer becomes a
-record for `train.drafter`, so that what the target wrote is not tokenised anew:
+A drafter must predict what its target writes, so training on the target's answers raises the
+acceptance length over training on the original ones. Chats are answered turn by turn, each answer
+replacing the record's own; completions are replaced too; texts are used as prompts. Each answer
+becomes a record for `train.drafter`, with token ids, so that it is not tokenised again:
 
     {"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length", "source": ".."}
 
-The source tells which answers belong to one record. An interrupted run goes on where it was when
-the same command runs again.
+Answers to the same record share their source. To resume an interrupted run, run the same command
+again.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
 from dart_jax.programs.progress import progress_bars
 from dart_jax.weights import hub
-from train.data.answers import Answering, Dialogue, Journal, turns_of
+from train.data.answers import AnswerGenerator, AnswerLog, Conversation, prompt_turns
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import Example, read_all
 from train.run import work_directory
 
-_VERSION = 1  # of what work directories hold
-_BLOCK = 16  # batches answered turn by turn, before the next are read
+_VERSION = 1  # of the work directory's format
+_BLOCK = 16  # batches per block; a block is answered turn by turn before the next is read
 
 
 @dataclasses.dataclass(frozen=True)
 class RegenerateConfig:
-    """What is answered, by which target, and how."""
+    """The data, the target and the sampling."""
 
     target: str
     """Directory or hub repository of the target."""
@@ -52,33 +52,33 @@ class RegenerateConfig:
     out: Path
     """The .jsonl file to write."""
     drafter: str | None = None
-    """Directory or hub repository of a drafter that makes it faster."""
+    """Directory or hub repository of a drafter that speeds it up."""
     ngram: str | None = None
-    """N-gram file for its search; without a drafter it drafts alone."""
+    """N-gram file for the tree search; without a drafter the n-gram model drafts by itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
+    """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     max_new_tokens: int = 2048
-    """Most tokens of an answer."""
+    """Maximum tokens per answer."""
     temperature: tuple[float, ...] = (0.0,)
-    """0 takes the most likely tokens; with several, every record is answered with each."""
+    """0 decodes greedily; with several temperatures, every record is answered with each."""
     top_p: float = 1.0
-    """Draw from the smallest set of tokens with this much probability."""
+    """Sample from the smallest set of tokens with this total probability."""
     top_k: int = 0
-    """Draw from the k most likely tokens; 0 for all."""
+    """Sample from the k most likely tokens; 0 for all."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the sampling."""
     batch: int = 32
-    """Answers written at once."""
+    """Answers generated at once."""
     unfinished: bool = True
-    """Keep answers that --max-new-tokens cuts off; without them a chat ends before such a one."""
+    """Keep answers cut off by --max-new-tokens; otherwise a chat ends before such an answer."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
-    """For the target's chat template, as JSON."""
+    """Options for the target's chat template, as JSON."""
     limit: int | None = None
-    """Records to read at most; pieces of a long text count each."""
+    """Maximum number of records to read; each piece of a long text counts."""
     skip_bad: bool = False
-    """Pass over records that cannot be used, and count them, instead of stopping at the first."""
+    """Skip and count records that cannot be used, instead of stopping at the first."""
     work: Path | None = None
-    """Directory for what is done so far; by default beside the output."""
+    """Directory for intermediate results; by default next to the output."""
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "batch", "limit"):
@@ -90,11 +90,11 @@ class RegenerateConfig:
             raise UserError("--temperature needs at least one value")
         parse_template_kwargs(self.chat_template_kwargs)
         for config in self.samplings:
-            _ = config.sampling  # finds what cannot be
+            _ = config.sampling  # raises for invalid values
 
     @property
     def samplings(self) -> list[GenerationConfig]:
-        """One for each temperature."""
+        """One configuration per temperature."""
         return [
             GenerationConfig(
                 max_new_tokens=self.max_new_tokens,
@@ -107,15 +107,15 @@ class RegenerateConfig:
 
 
 class Summary(NamedTuple):
-    """What was done.
+    """Summary of a run.
 
     Attributes:
-      answers: in the file.
-      tokens: of the answers.
-      unfinished: of the answers, those that were cut off.
-      skipped: records that could not be answered, or not to their end.
-      first_skipped: why the first could not.
-      seconds: from the program's start to its end.
+      answers: number of answers in the file.
+      tokens: number of their tokens.
+      unfinished: number of answers that were cut off.
+      skipped: number of records that were not, or not completely, answered.
+      first_skipped: why the first of them was skipped.
+      seconds: duration of the program.
     """
 
     answers: int
@@ -136,14 +136,14 @@ class Summary(NamedTuple):
 
 
 def main(config: RegenerateConfig) -> Summary:
-    """Answers and writes the file.
+    """Generates the answers and writes the file.
 
     Raises:
       UserError: a setting, the models or the data cannot be used.
     """
     began = time.perf_counter()
     if config.out.exists():
-        raise UserError(f"--out {config.out} is there already; delete it or name another file")
+        raise UserError(f"--out {config.out} already exists; delete it or name another file")
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
     directory = hub.resolve(config.target, patterns=hub.TARGET)
@@ -168,7 +168,7 @@ def main(config: RegenerateConfig) -> Summary:
     )
     skipped = Skipped()
     with work_directory.locked(work):
-        work_directory.claim(work, settings, {})
+        work_directory.check_settings(work, settings, {})
         model = DartModel.from_pretrained(
             directory, config.drafter, config.ngram, dtype=config.dtype
         )
@@ -178,7 +178,7 @@ def main(config: RegenerateConfig) -> Summary:
         except OSError as error:
             raise UserError(
                 f"cannot write to {work} or {config.out}: {error.strerror or error}; free disk "
-                "space, and run again: what is done stays done"
+                "space, and run again to resume"
             ) from error
         work_directory.remove(work)
     seconds = time.perf_counter() - began
@@ -192,9 +192,9 @@ def _answer_blocks(
     work: Path,
     skipped: Skipped,
 ) -> list[Path]:
-    """The files of all blocks, each with its records; what is there is not made again."""
+    """Answers all blocks; returns their files. Existing files are kept."""
     bad = skipped if config.skip_bad else refuse
-    answering = Answering(
+    generator = AnswerGenerator(
         model,
         config.samplings,
         config.batch,
@@ -214,18 +214,18 @@ def _answer_blocks(
             after = block[-1][1]
             path = work / f"block-{len(blocks):06}.jsonl"
             if not path.is_file():
-                dialogues = list(_dialogues((example for example, _ in block), answering))
-                turns = max(1, sum(len(dialogue.turns) for dialogue in dialogues))
+                conversations = list(_conversations((example for example, _ in block), generator))
+                turns = max(1, sum(len(conversation.turns) for conversation in conversations))
                 done = 0
-                with Journal(path.with_suffix(".part")) as journal:
-                    for count in answering.run(dialogues, len(blocks), journal):
+                with AnswerLog(path.with_suffix(".part")) as log:
+                    for count in generator.run(conversations, len(blocks), log):
                         done, answered = done + count, answered + count
                         progress.update(
                             bar,
                             completed=before + (after - before) * done / turns,
                             note=f"{answered / (time.perf_counter() - began):.1f} answers/s",
                         )
-                write_atomically(path, b"".join(_lines(dialogues, model)))
+                write_atomically(path, b"".join(_lines(conversations, model)))
                 path.with_suffix(".part").unlink()
             blocks.append(path)
             before = after
@@ -234,34 +234,36 @@ def _answer_blocks(
     return blocks
 
 
-def _dialogues(examples: Iterable[Example], answering: Answering) -> Iterator[Dialogue]:
+def _conversations(
+    examples: Iterable[Example], generator: AnswerGenerator
+) -> Iterator[Conversation]:
     for example in examples:
         try:
-            turns = turns_of(example.content, answering.model.tokenizer)
+            turns = prompt_turns(example.content, generator.model.tokenizer)
         except UserError as error:
-            answering.bad(UserError(f"{example.where}: {error}"))
+            generator.bad(UserError(f"{example.where}: {error}"))
             continue
-        for sampling in range(len(answering.samplings)):
-            yield Dialogue(example.where, example.digest, sampling, turns)
+        for sampling in range(len(generator.samplings)):
+            yield Conversation(example.where, example.digest, sampling, turns)
 
 
-def _lines(dialogues: Iterable[Dialogue], model: DartModel) -> Iterator[bytes]:
-    """One record an answer."""
-    for dialogue in dialogues:
-        for answer in dialogue.answers:
+def _lines(conversations: Iterable[Conversation], model: DartModel) -> Iterator[bytes]:
+    """Yields one record per answer."""
+    for conversation in conversations:
+        for answer in conversation.answers:
             tokens = [*answer.prompt, *answer.tokens]
             record = {
                 "tokens": tokens,
                 "prompt_length": len(answer.prompt),
                 "text": model.tokenizer.decode(tokens, skip_special_tokens=False),
                 "finish": answer.finish,
-                "source": f"{dialogue.digest:016x}",
+                "source": f"{conversation.digest:016x}",
             }
             yield json.dumps(record).encode() + b"\n"
 
 
 def _join(blocks: Iterable[Path], out: Path, skipped: Skipped) -> tuple[int, int, int]:
-    """Writes the file; gives its answers, their tokens, and how many were cut off."""
+    """Writes the file; returns the numbers of answers, of their tokens, and of cut-off answers."""
     answers = tokens = unfinished = 0
     with atomic_path(out) as part, part.open("wb") as file:
         for block in blocks:

@@ -2,8 +2,8 @@
 
     python -m dart_jax.app
 
-Without --target it is the demo model, which continues Python code. Only this machine can open the
-page, unless --listen says otherwise.
+Without --target it uses the demo model, which continues Python code. Only this machine can open the
+page, unless --listen is given.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AppConfig(ModelChoice):
-    """Which model, and for whom."""
+    """Options of the app."""
 
     eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter, as a further method; the demo model has
-    one."""
+    """Directory or hub repository of an EAGLE-3 drafter, offered as a further method; the demo
+    model has one."""
     listen: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Let other machines open the page. There are no passwords."""
     port: int = 7860
-    """Of the page; 0 takes any that is free."""
+    """Port of the page; 0 picks a free one."""
     max_new_tokens: int = 512
-    """Most tokens of an answer that a visitor can ask for."""
+    """Maximum length of an answer, in tokens, that a visitor can request."""
     max_length: int = 4096
-    """Most tokens of a prompt and its answer; fewer where the target's positions end."""
+    """Maximum tokens of a prompt and its answer; at most the target's number of positions."""
     visitors: int = 16
-    """Most visitors who take turns; each has a cache in the device's memory."""
+    """Maximum number of visitors served at once; each has a KV cache in device memory."""
     queue: int = 48
-    """Most visitors who wait to be among them; others are told to come back."""
+    """Maximum number of waiting visitors; further ones are asked to try again later."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +59,7 @@ def start(config: AppConfig) -> Running:
     """
     if importlib.util.find_spec("gradio") is None:
         raise UserError("the web app needs Gradio: pip install 'dart-jax[app]'")
-    # Read when Gradio is imported: nothing is reported to anyone.
+    # Disables usage reports. Gradio reads it at import.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     from dart_jax.app.page import launch
 

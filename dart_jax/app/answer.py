@@ -1,4 +1,4 @@
-"""An answer being written: its text, its clock, and what each of its steps drafted."""
+"""An answer while it is generated: its text, its time, and the drafts of its steps."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dart_jax.generation import Piece, Step
 from dart_jax.model import DartModel
 from dart_jax.text_generation import TextGeneration
 
-# A character is seldom more than this many times a token: longer texts are not even encoded.
-_CHARACTERS_A_TOKEN = 32
+# Tokens seldom have more characters: longer texts are rejected without encoding.
+_CHARACTERS_PER_TOKEN = 32
 
-# A text to go on with, or messages with role and content.
-Words = str | Sequence[dict[str, str]]
+# A text to continue, or chat messages with role and content.
+Prompt = str | Sequence[dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """What one step drafted, and what came of it.
+    """The draft of one step and its verification.
 
     Attributes:
       tree: int32 [3, N + 1], the draft tree (see `dart_jax.decoding.tree`).
-      context: int32 [4], the tokens before, the root at the end; -1 where there are fewer.
-      ids: int32 [d, k], the drafter's candidates; d is 0 where the host did not search.
-      logits: float32 [d, k], theirs.
-      tokens: int32 [n], the tokens it emitted.
-      drafted: how many of them, the first, were drafted; then comes the target's own.
+      context: int32 [4], the last tokens up to and including the root, padded with -1 on the left.
+      ids: int32 [d, k], the drafter's candidates; d is 0 if the host did not search.
+      logits: float32 [d, k], the candidates' logits.
+      tokens: int32 [n], the emitted tokens.
+      drafted: how many of them are drafted; these come first, then the bonus token.
     """
 
     tree: np.ndarray
@@ -43,31 +43,31 @@ class Verified:
 
     @classmethod
     def of(cls, step: Step) -> Verified | None:
-        """What a watched step verified; None of the prefill and of the end."""
+        """Reads a step that has drafts; None for the prefill and the end."""
         if step.drafts is None:
             return None
-        # Copies: views would keep all that was handed over.
+        # Copies: views would keep the whole host buffer alive.
         drafts = (np.array(part[0]) for part in step.drafts)
         return cls(*drafts, tokens=np.array(step.tokens), drafted=step.drafted)
 
 
 class Answer:
-    """One method's answer.
+    """The answer of one method.
 
-    A worker writes it and others read it meanwhile: what is there is only added to.
+    A worker thread writes it while others read it, so its content is only appended to.
 
     Attributes:
-      title: the method's.
-      pieces: its text.
-      verified: its steps behind the prefill.
-      tokens: so far.
-      seconds: of its own steps, prefill included: not of waiting, nor of other visitors' steps.
-      finish: as in `Completion`; None while it goes on, and where it was stopped.
-      ended: whether no more comes.
+      title: the method's title.
+      pieces: the text.
+      verified: the steps after the prefill.
+      tokens: number of tokens so far.
+      seconds: time of its own steps, prefill included, without waiting or other visitors' steps.
+      finish: as in `Completion`; None while it is running or if it was stopped.
+      ended: whether it is complete or stopped.
     """
 
     def __init__(self, title: str, generation: TextGeneration):
-        """Prepares; nothing runs yet."""
+        """Prepares the answer without running anything."""
         self.title = title
         self.pieces: list[Piece] = []
         self.verified: list[Verified] = []
@@ -79,23 +79,23 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """So far."""
+        """The text so far."""
         return "".join(self.pieces)
 
     @property
     def tau(self) -> float:
-        """Tokens emitted per verification, bonus included; nan before the first."""
+        """Tokens emitted per verification, bonus token included; nan before the first."""
         steps = len(self.verified)
         return (self.tokens - 1) / steps if steps else float("nan")
 
     @property
     def tokens_per_second(self) -> float:
-        """Of its own time; nan before there is any."""
+        """Speed over its own time; nan before the first step."""
         return self.tokens / self.seconds if self.seconds else float("nan")
 
     def steps(self) -> Generator[None, None, None]:
-        """Writes it, a step an item."""
-        steps = self._generation.steps(watch=True)
+        """Generates the answer, one step per item."""
+        steps = self._generation.steps(with_drafts=True)
         try:
             while True:
                 began = time.perf_counter()
@@ -104,13 +104,13 @@ class Answer:
                 if step is None:
                     self.finish = self._generation.completion.finish
                     return
-                self._take(step)
+                self._append(step)
                 yield
         finally:
             steps.close()
             self.ended = True
 
-    def _take(self, step: Step) -> None:
+    def _append(self, step: Step) -> None:
         self.tokens += len(step.tokens)
         verified = Verified.of(step)
         if verified is not None:
@@ -119,9 +119,9 @@ class Answer:
 
 
 def race(left: Answer, right: Answer) -> Iterator[None]:
-    """Writes both answers, a step an item: the next step is that of the one whose clock is behind.
+    """Generates both answers, one step per item, always of the one that has used less time.
 
-    So on one device both have always used about the same time, as if each had one for itself.
+    So on one device both have always used about the same time, as if each had its own device.
     """
     runners = [(answer, answer.steps()) for answer in (left, right)]
     try:
@@ -136,26 +136,26 @@ def race(left: Answer, right: Answer) -> Iterator[None]:
             steps.close()
 
 
-def encode(model: DartModel, words: Words, most: int) -> list[int]:
-    """The tokens of a prompt, at most so many.
+def encode(model: DartModel, prompt: Prompt, max_tokens: int) -> list[int]:
+    """Encodes a prompt to at most `max_tokens` tokens.
 
     Raises:
       UserError: there are more, or none.
     """
-    chat = not isinstance(words, str)
-    texts = [message["content"] for message in words] if chat else [words]
+    chat = not isinstance(prompt, str)
+    texts = [message["content"] for message in prompt] if chat else [prompt]
     if not any(text.strip() for text in texts):
-        raise UserError("there is no text yet; write some, or take an example")
+        raise UserError("there is no text yet; write some, or choose an example")
     length = sum(map(len, texts))
-    too_long = f"at most {most:,} tokens can be read here; shorten it"
+    too_long = f"at most {max_tokens:,} tokens fit here; shorten it"
     if chat and len(texts) > 1:
         too_long += ", or clear the chat"
-    if length > most * _CHARACTERS_A_TOKEN:
+    if length > max_tokens * _CHARACTERS_PER_TOKEN:
         raise UserError(f"a text of {length:,} characters is too long: {too_long}")
-    if isinstance(words, str):
-        tokens = model.tokenizer.encode(words)
+    if isinstance(prompt, str):
+        tokens = model.tokenizer.encode(prompt)
     else:
-        tokens = model.tokenizer.encode_chat(words)
-    if len(tokens) > most:
+        tokens = model.tokenizer.encode_chat(prompt)
+    if len(tokens) > max_tokens:
         raise UserError(f"a text of {len(tokens):,} tokens is too long: {too_long}")
     return tokens

@@ -1,13 +1,13 @@
-"""The visitor's conversation, as the browser keeps it."""
+"""The visitor's conversation, which the browser stores."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from dart_jax.app.answer import Words
+from dart_jax.app.answer import Prompt
 
-# What a browser keeps and sends at most; older entries go first.
+# Limits of what a browser stores and sends; the oldest entries are dropped first.
 _ENTRIES, _CHARACTERS = 20, 200_000
 
 
@@ -17,8 +17,8 @@ class Entry:
 
     Attributes:
       prompt: what the visitor wrote.
-      text: runs of the answer, and whether they were drafted.
-      line: what it took.
+      text: runs of the answer's text, and whether each was drafted.
+      line: the answer's statistics.
     """
 
     prompt: str
@@ -32,7 +32,7 @@ class Entry:
 
     @classmethod
     def of(cls, stored: Any) -> Entry | None:
-        """What a browser sent, which may be anything; None if it is no entry."""
+        """Parses untrusted data from a browser; None if it is not an entry."""
         match stored:
             case {"prompt": str(prompt), "text": list(text), "line": str(line)}:
                 runs = [(run, bool(drafted)) for run, drafted in filter(_is_run, text)]
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def stored(self) -> dict[str, Any]:
-        """For the browser."""
+        """The form that the browser stores."""
         return {"prompt": self.prompt, "text": list(map(list, self.text)), "line": self.line}
 
 
@@ -50,14 +50,14 @@ def _is_run(run: Any) -> bool:
 
 
 def restore(stored: Any) -> list[Entry]:
-    """The entries that a browser kept; what is none is left out."""
+    """Parses the entries that a browser stored; invalid ones are skipped."""
     if not isinstance(stored, list):
         return []
     return [entry for entry in map(Entry.of, stored[-_ENTRIES:]) if entry is not None]
 
 
 def store(entries: list[Entry]) -> list[dict[str, Any]]:
-    """For the browser: the newest, as many as it should keep."""
+    """Returns the newest entries, within the limits, in the form that the browser stores."""
     kept, size = [], 0
     for entry in reversed(entries[-_ENTRIES:]):
         size += len(entry.prompt) + len(entry.answer)
@@ -67,8 +67,8 @@ def store(entries: list[Entry]) -> list[dict[str, Any]]:
     return kept[::-1]
 
 
-def words(before: list[Entry], prompt: str, chat: bool) -> Words:
-    """What the target reads: the whole chat, or the text alone."""
+def full_prompt(before: list[Entry], prompt: str, chat: bool) -> Prompt:
+    """Returns the model's input: the whole chat, or only the text."""
     if not chat:
         return prompt
     messages = []

@@ -1,4 +1,4 @@
-"""What happens on the page: from what was pressed to what is shown."""
+"""Event handlers of the page: from a click to the updates of the page."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import gradio as gr
 
 from dart_jax.app import markup, step_view
 from dart_jax.app.answer import Answer, race
-from dart_jax.app.chat import Entry, restore, store, words
+from dart_jax.app.chat import Entry, full_prompt, restore, store
 from dart_jax.app.service import Replaced, Service
 from dart_jax.app.settings import Settings
 from dart_jax.errors import UserError
 
 _logger = logging.getLogger(__name__)
 
-# The browser is given what there is of an answer this often, in seconds: a reload loses no more.
+# Interval in seconds at which the browser stores a running answer: a reload loses no more.
 _KEEP = 1.0
 
 Update = dict[Any, Any]
 
 
 class Outputs(NamedTuple):
-    """The page's parts that events change."""
+    """The components of the page that events update."""
 
     history: gr.HTML
     current: gr.HTML
@@ -49,12 +49,12 @@ class Outputs(NamedTuple):
 
 
 class Events:
-    """Answers the page; a visitor is a browser's tab, known by Gradio's session."""
+    """Handles the page's events. A visitor is a browser tab, identified by Gradio's session."""
 
     def __init__(self, service: Service, out: Outputs):
-        """`out`: what is changed."""
+        """`out`: the components to update."""
         self.service, self.out = service, out
-        self.seed: Any = None  # the control, for a new one
+        self.seed: Any = None  # the seed control, to show a new seed
 
     async def write(
         self, request: gr.Request, prompt: str, stored: Any, *values: Any
@@ -66,8 +66,8 @@ class Events:
     async def write_again(
         self, request: gr.Request, prompt: str, stored: Any, *values: Any
     ) -> AsyncGenerator[Update, None]:
-        """Answers the last prompt once more, in place of its answer: with the settings as they are
-        now and, where tokens are drawn, another seed."""
+        """Answers the last prompt again and replaces its answer, with the current settings and,
+        when sampling, another seed."""
         before = restore(stored)
         if not before:
             yield {self.out.message: markup.note("There is no answer yet to write again.")}
@@ -87,13 +87,13 @@ class Events:
         out, service, visitor = self.out, self.service, _visitor(request)
         try:
             settings = service.settings(values)
-            prepared = service.prepare(words(before, prompt, service.chat), settings)
+            prepared = service.prepare(full_prompt(before, prompt, service.chat), settings)
         except UserError as error:
-            yield self._told(error)
+            yield self._error(error)
             return
         answer, kept = prepared.answer, time.monotonic()
         yield self._buttons(busy=True) | {
-            out.history: self._drawn(before),
+            out.history: self._draw_all(before),
             out.current: self._draw(Entry(prompt), busy=True),
             out.message: "",
             out.prompt: "" if service.chat else gr.skip(),
@@ -114,7 +114,7 @@ class Events:
                     update[out.chat] = store([*before, entry])
                 yield update
         except Replaced:
-            yield self._nothing()
+            yield self._replaced()
             return
         except UserError as error:
             message = markup.note(str(error), "error")
@@ -137,19 +137,19 @@ class Events:
         right: str,
         *values: Any,
     ) -> AsyncGenerator[Update, None]:
-        """Lets two methods write the same answer, side by side."""
+        """Runs two methods on the same prompt, side by side."""
         out, service, visitor = self.out, self.service, _visitor(request)
         try:
             before = restore(stored) if service.chat else []
             if service.chat and not (prompt or "").strip() and before:
-                prompt = before.pop().prompt  # the box is empty behind an answer
-            said = words(before, prompt or "", service.chat)
+                prompt = before.pop().prompt  # the box is empty after an answer
+            words = full_prompt(before, prompt or "", service.chat)
             both = [
-                service.prepare(said, service.settings((method, *values[1:])))
+                service.prepare(words, service.settings((method, *values[1:])))
                 for method in (left, right)
             ]
         except UserError as error:
-            yield self._told(error)
+            yield self._error(error)
             return
         one, other = (prepared.answer for prepared in both)
         empty = {out.verdict: "", out.message: "", out.tabs: gr.Tabs(selected="race")}
@@ -161,7 +161,7 @@ class Events:
                 yield self._lanes(one, other, shown) | {out.message: markup.note(line)}
             result = markup.note(markup.verdict(one, other), "winner")
         except Replaced:
-            yield self._nothing()
+            yield self._replaced()
             return
         except UserError as error:
             message, result = markup.note(str(error), "error"), ""
@@ -172,12 +172,12 @@ class Events:
         )
 
     def stop(self, request: gr.Request) -> None:
-        """Ends what the visitor has going; what is there stays, also where the page was closed,
-        which may come again."""
+        """Stops the visitor's running answer and keeps its text; also when the page is closed,
+        since it may be opened again."""
         self.service.stop(_visitor(request))
 
     async def clear(self, request: gr.Request) -> Update:
-        """Forgets the conversation and ends what is going; a prompt that was typed stays."""
+        """Clears the conversation and stops the running answer; a typed prompt stays."""
         out = self.out
         await self.service.clear(_visitor(request))
         shown = (out.history, out.current, out.message, out.left, out.right, out.verdict)
@@ -192,13 +192,13 @@ class Events:
         )
 
     def show_step(self, request: gr.Request, number: float) -> str:
-        """The draft tree of a step of the visitor's last answer."""
+        """Draws the draft tree of a step of the visitor's last answer."""
         return self._tree(_visitor(request), int(number or 1))
 
     def restore(
         self, request: gr.Request, settings: Any, stored: Any, last: Any, draft: Any
     ) -> list[Any]:
-        """What a page opens with: what the browser kept of it, and the trees of its last answer."""
+        """Restores a page from what its browser stored, and the trees of its last answer."""
         visitor = _visitor(request)
         inherited = isinstance(last, str) and self.service.inherit(visitor, last)
         controls, racers = [gr.skip()] * 7, [gr.skip()] * 2
@@ -207,17 +207,17 @@ class Events:
                 made = self.service.settings(settings[:7])
                 controls = [getattr(made, field.name) for field in dataclasses.fields(Settings)]
             except (UserError, TypeError):
-                _logger.info("a browser's settings do not fit any more")
+                _logger.info("a browser's stored settings are no longer valid")
             if all(isinstance(one, str) and one in self.service.methods for one in settings[7:]):
                 racers = settings[7:]
         entries = restore(stored)
         current = self._draw(entries[-1]) if entries else ""
         prompt = draft if isinstance(draft, str) else gr.skip()
-        shown = [self._drawn(entries[:-1]), current, prompt, visitor if inherited else gr.skip()]
+        shown = [self._draw_all(entries[:-1]), current, prompt, visitor if inherited else gr.skip()]
         return [*controls, *racers, *shown, *self._first_step(visitor).values()]
 
     def _first_step(self, visitor: str) -> Update:
-        """Of the visitor's last answer: the slider over its steps, and the first one's tree."""
+        """Updates the step slider for the visitor's last answer and shows the first step's tree."""
         last = self.service.last(visitor)
         steps = 0 if last is None else len(last[0].verified)
         return {
@@ -232,14 +232,14 @@ class Events:
         answer, method = last
         return step_view.picture(answer, self.service.methods[method].model, number)
 
-    def _told(self, error: UserError) -> Update:
-        """A message in place of an answer."""
+    def _error(self, error: UserError) -> Update:
+        """Shows an error message in place of an answer."""
         text = str(error)
         return {self.out.message: markup.note(text[:1].upper() + text[1:] + ".", "error")}
 
-    def _nothing(self) -> Update:
-        """For the end of what was replaced: Gradio sends the last update once more, perhaps after
-        what came instead."""
+    def _replaced(self) -> Update:
+        """Ends a replaced answer without changes: Gradio repeats the last update at the end,
+        perhaps after updates of the new answer."""
         return {self.out.message: gr.skip()}
 
     def _buttons(self, *, busy: bool) -> Update:
@@ -251,7 +251,7 @@ class Events:
     def _draw(self, entry: Entry, busy: bool = False) -> str:
         return markup.entry(entry.prompt, entry.text, entry.line, chat=self.service.chat, busy=busy)
 
-    def _drawn(self, entries: list[Entry]) -> str:
+    def _draw_all(self, entries: list[Entry]) -> str:
         return "".join(map(self._draw, entries))
 
     def _lanes(self, one: Answer, other: Answer, prompt: str) -> Update:

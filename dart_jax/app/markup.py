@@ -1,4 +1,4 @@
-"""HTML of texts. Whatever a model or a visitor wrote passes through `escape`."""
+"""HTML for texts. All text from a model or a visitor passes through `escape`."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from collections.abc import Iterable, Sequence
 from dart_jax.app.answer import Answer
 from dart_jax.generation import Piece
 
-# What a template of the page would act on, besides what is HTML.
+# Characters that a template of the page would interpret, besides those of HTML.
 _TEMPLATE = str.maketrans({sign: f"&#{ord(sign)};" for sign in "$`{}\\"})
 
-# What could hide or reorder text: control characters but tab and line feed, line separators, marks
-# that turn the direction, halves of surrogate pairs.
+# Characters that could hide or reorder text: control characters except tab and line feed, line
+# separators, direction marks, unpaired surrogates.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 LEGEND = (
-    '<p class="legend"><span class="drafted">drafted</span> by the drafter and accepted by the '
-    'target, which gives its <span class="own">own</span> token behind them.</p>'
+    '<p class="legend"><span class="drafted">drafted</span> tokens that the target accepted, '
+    'followed by the target\'s <span class="own">own</span> token.</p>'
 )
 
 
 def visible(text: str) -> str:
-    """The text with U+FFFD for what would not be seen for what it is."""
+    """Replaces hidden and reordering characters by U+FFFD."""
     return _HIDDEN.sub("\ufffd", re.sub("\r\n?", "\n", text))
 
 
 def escape(text: str) -> str:
-    """HTML that shows the text and is nothing but text."""
+    """Escapes a text for HTML and templates."""
     return html.escape(visible(text)).translate(_TEMPLATE)
 
 
 def runs(pieces: Iterable[Piece]) -> list[tuple[str, bool]]:
-    """Neighbours of one origin joined: texts, and whether they were drafted."""
+    """Joins neighbouring pieces of the same origin: texts, and whether they were drafted."""
     groups = itertools.groupby(pieces, key=lambda piece: piece.drafted)
     return [("".join(group), drafted) for drafted, group in groups]
 
 
 def coloured(text: Sequence[tuple[str, bool]]) -> str:
-    """Runs of text by their origin."""
+    """Colours runs of text by their origin."""
     spans = (
         f'<span class="{"drafted" if drafted else "own"}">{escape(run)}</span>'
         for run, drafted in text
@@ -51,14 +51,14 @@ def coloured(text: Sequence[tuple[str, bool]]) -> str:
 
 
 def statistics(answer: Answer) -> str:
-    """A line of plain text."""
+    """Returns the answer's statistics as a line of plain text."""
     if not answer.tokens:
         return ""
     words = [f"{answer.tokens} tokens", f"{answer.tokens_per_second:,.0f} tokens/s"]
     if any(verified.tree.shape[1] > 1 for verified in answer.verified):
         words.append(f"tau {answer.tau:.2f}")
     if answer.ended:
-        ends = {"stop": "ended by itself", "length": "cut at its greatest length", None: "stopped"}
+        ends = {"stop": "finished", "length": "cut at the maximum length", None: "stopped"}
         words.append(ends[answer.finish])
     return " · ".join(words)
 
@@ -66,7 +66,7 @@ def statistics(answer: Answer) -> str:
 def entry(
     prompt: str, text: Sequence[tuple[str, bool]], line: str, *, chat: bool, busy: bool = False
 ) -> str:
-    """A prompt and what followed it: two bubbles of a chat, or one text that goes on."""
+    """A prompt and its answer: two chat messages, or one continuous text."""
     cursor = '<span class="cursor"></span>' if busy else ""
     body = f'<span class="answer">{coloured(text)}{cursor}</span>'
     if chat:
@@ -81,10 +81,10 @@ def note(text: str, kind: str = "note") -> str:
     return f'<p class="{kind}" role="status">{escape(text)}</p>' if text else ""
 
 
-def lane(answer: Answer, prompt: str, won: bool = False) -> str:
+def lane(answer: Answer, prompt: str, winner: bool = False) -> str:
     """One side of a race."""
     return (
-        f'<div class="lane{" won" if won else ""}"><h3>{escape(answer.title)}</h3>'
+        f'<div class="lane{" won" if winner else ""}"><h3>{escape(answer.title)}</h3>'
         f'<p class="clock">{answer.seconds:.2f} s</p>'
         f'<p class="line">{escape(statistics(answer)) or "&nbsp;"}</p>'
         f'<div class="text"><span class="prompt">{escape(prompt)}</span>'
@@ -93,12 +93,12 @@ def lane(answer: Answer, prompt: str, won: bool = False) -> str:
 
 
 def verdict(left: Answer, right: Answer) -> str:
-    """Who won a race that has ended, and whether both wrote the same; plain text."""
+    """Says in plain text who won a finished race, and whether both texts are the same."""
     if None in (left.finish, right.finish):
         return "The race was stopped."
     first, second = sorted((left, right), key=lambda answer: answer.seconds)
     if left.title == right.title:
-        won = f"{left.seconds:.2f} s and {right.seconds:.2f} s: twice the same method."
+        won = f"{left.seconds:.2f} s and {right.seconds:.2f} s: both sides use the same method."
     else:
         won = (
             f"{first.title} wins: {first.seconds:.2f} s against {second.seconds:.2f} s, "

@@ -1,4 +1,4 @@
-"""The ways of decoding that a visitor can choose from; their models share one target."""
+"""The decoding methods that a visitor can choose from; their models share one target."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 
-PLAIN, DART, DART_ALONE, EAGLE3 = "plain", "dart", "dart_no_ngram", "eagle3"
+PLAIN, DART, DART_NO_NGRAM, EAGLE3 = "plain", "dart", "dart_no_ngram", "eagle3"
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One way of decoding.
+    """A decoding method.
 
     Attributes:
-      title: for people.
-      model: decodes.
+      title: its name on the page.
+      model: the model that decodes.
     """
 
     title: str
@@ -26,19 +26,19 @@ class Method:
 
     @property
     def drafts(self) -> bool:
-        """Whether anything is drafted."""
+        """Whether it drafts at all."""
         return self.model.drafter is not None
 
 
 class Methods(Mapping[str, Method]):
-    """The methods whose parts are there, by key, in the order in which they are offered."""
+    """The available methods by key, in the order in which the page lists them."""
 
     def __init__(self, base: DartModel, eagle3: str | None = None):
-        """Finds what can be done.
+        """Finds the methods that the given parts allow.
 
         Args:
           base: the target with the main drafter and n-gram model.
-          eagle3: directory or hub repository of an EAGLE-3 drafter beside it.
+          eagle3: directory or hub repository of an additional EAGLE-3 drafter.
 
         Raises:
           UserError: as `DartModel.with_drafter`.
@@ -49,8 +49,8 @@ class Methods(Mapping[str, Method]):
             case DrafterConfig():
                 self._methods[DART] = Method("DART", base)
                 if base.ngram is not None:
-                    alone = dataclasses.replace(base, ngram=None)
-                    self._methods[DART_ALONE] = Method("DART without n-gram", alone)
+                    without = dataclasses.replace(base, ngram=None)
+                    self._methods[DART_NO_NGRAM] = Method("DART without n-gram", without)
             case TargetConfig():
                 self._methods["draft_model"] = Method("draft model", base)
             case None | Eagle3Config():
@@ -74,10 +74,10 @@ class Methods(Mapping[str, Method]):
 
     @property
     def default(self) -> str:
-        """The first."""
+        """The key of the first method."""
         return next(iter(self))
 
     @property
     def choices(self) -> list[tuple[str, str]]:
-        """Titles and keys."""
+        """Titles and keys, for a Gradio component."""
         return [(method.title, key) for key, method in self.items()]

@@ -1,4 +1,4 @@
-"""The page: what stands where, and what is told to whom when something is pressed."""
+"""The page: its layout, and which events call which handlers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dart_jax.errors import UserError
 
 STYLE = Path(__file__).with_name("style.css")
 
-# The demo's target knows Python; the functions are of modules that it has not seen.
+# The demo's target was trained on Python; these functions are from held-out modules.
 CODE = {
     "heappush": 'def heappush(heap, item):\n    """Push item onto heap."""\n',
     "mean": 'def mean(values):\n    """Return the arithmetic mean of a list of numbers."""\n',
@@ -35,22 +35,21 @@ QUESTIONS = {
     "python": "Write a Python function that merges two sorted lists.",
 }
 
-# Fonts of the visitor's own system: nothing is fetched from elsewhere.
+# The visitor's system fonts: nothing is loaded from other hosts.
 _FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 _MONO = ("ui-monospace", "Menlo", "Consolas", "monospace")
 
-_WHAT_COUNTS = (
-    "Both methods continue the same text with the same seed, on one target in memory. The device "
-    "takes one step at a time, and the next one is always that of the method whose clock is "
-    "behind. A clock counts the time of its own steps alone: reading the prompt, verifying and "
-    "drafting; not compiling, not the other's steps, not other visitors', though what is compiled "
-    "for another visitor meanwhile slows them."
+_RACE_RULES = (
+    "Both methods continue the same text with the same seed and share one target in memory. The "
+    "device runs one step at a time, always for the method that has used less time so far. A clock "
+    "counts only its method's own steps: prefill, verification and drafting. It excludes "
+    "compilation, the other method's steps and other visitors' steps, but compiling for another "
+    "visitor at the same time slows it down."
 )
 
 
 def build(service: Service, name: str, demo: bool) -> gr.Blocks:
-    """The page of a service; `name` is the model's, `demo` whether it is the one that completes
-    code."""
+    """Builds the page of a service; `name` is the model's, `demo` whether it is the demo model."""
     examples = QUESTIONS if service.chat else CODE
     with gr.Blocks(title="dart_jax", analytics_enabled=False) as blocks:
         gr.HTML(_head(service, name, demo))
@@ -62,7 +61,7 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
                         history = gr.HTML(elem_id="history", elem_classes=kind)
                         current = gr.HTML(elem_id="current", elem_classes=kind)
                     with gr.Tab("Race", id="race"):
-                        gr.HTML(f'<p class="fine">{escape(_WHAT_COUNTS)}</p>')
+                        gr.HTML(f'<p class="fine">{escape(_RACE_RULES)}</p>')
                         with gr.Row():
                             racers = [
                                 gr.Dropdown(
@@ -92,7 +91,7 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
                     value="" if service.chat else CODE["mean"],
                     label="Your message" if service.chat else "Text to continue",
                     lines=5,
-                    max_lines=5,  # the same: resizing takes minutes where a text is long
+                    max_lines=5,  # fixed: resizing takes minutes for long texts
                     elem_id="prompt",
                     elem_classes=[] if service.chat else ["code"],
                     info="Shift+Enter sends it.",
@@ -116,7 +115,7 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
                         button = gr.Button(
                             title, size="sm", elem_id=f"example-{key}", min_width=140
                         )
-                        # In the browser alone.
+                        # Runs in the browser only.
                         button.click(None, None, prompt, js=f"() => {_quoted(text)}")
             with gr.Column(scale=1, min_width=260):
                 controls = _controls(service)
@@ -152,8 +151,8 @@ def _head(service: Service, name: str, demo: bool) -> str:
     what = "It answers in a chat." if service.chat else "It continues your text; it does not chat."
     if demo:
         what = (
-            "It completes Python code and does not chat. It is tiny, and its code is seldom good: "
-            "what to look at is how it comes about."
+            "It completes Python code and does not chat. It is tiny and its code is seldom good: "
+            "watch how the code is drafted and verified."
         )
     return (
         f'<div class="head"><h1>dart_jax</h1><p>Speculative decoding with {escape(name)}. '
@@ -162,15 +161,15 @@ def _head(service: Service, name: str, demo: bool) -> str:
 
 
 def _controls(service: Service) -> list[Any]:
-    """In the order of the fields of `Settings`."""
+    """Creates the controls, in the order of the fields of `Settings`."""
     default = service.default
     controls = [
         gr.Radio(service.methods.choices, value=default.method, label="Method", elem_id="method"),
-        gr.Slider(0, 2, step=0.05, label="Temperature", info="0 takes the most likely token"),
+        gr.Slider(0, 2, step=0.05, label="Temperature", info="0 is greedy decoding"),
         gr.Slider(0.05, 1, step=0.05, label="Top-p"),
         gr.Slider(0, 200, step=1, label="Top-k", info="0 for all"),
         gr.Slider(SIZES.start, SIZES[-1], step=SIZES.step, label="Tree nodes"),
-        gr.Slider(LEAST, service.most, step=LEAST, label="New tokens, at most"),
+        gr.Slider(LEAST, service.most, step=LEAST, label="Maximum new tokens"),
         gr.Number(precision=0, minimum=0, maximum=2**32 - 1, label="Seed"),
     ]
     for field, control in zip(dataclasses.fields(Settings), controls, strict=True):
@@ -187,28 +186,30 @@ def _connect(
     racers: list[Any],
     clear: gr.Button,
 ) -> None:
-    """Says what happens when."""
-    # Everything shares nothing but the worker, which is fair itself; nothing is an API.
+    """Connects events to their handlers."""
+    # No concurrency limit: handlers share only the worker, which schedules fairly. None is an API.
     quiet: dict[str, Any] = {
         "show_progress": "hidden",
         "concurrency_limit": None,
         "api_visibility": "private",
     }
-    wants = [out.prompt, out.chat, *controls]
-    written = [
+    inputs = [out.prompt, out.chat, *controls]
+    outputs = [
         out.history, out.current, out.message, out.prompt, out.send, out.run, out.stop, out.again,
         out.tabs, out.step, out.tree, out.chat, out.last, controls[-1],
     ]  # fmt: skip
     events.seed = controls[-1]
-    gr.on([out.send.click, out.prompt.submit], events.write, wants, written, **quiet)
-    out.again.click(events.write_again, wants, written, **quiet)
-    raced = [out.left, out.right, out.verdict, out.message, out.send, out.run, out.stop, out.again]
+    gr.on([out.send.click, out.prompt.submit], events.write, inputs, outputs, **quiet)
+    out.again.click(events.write_again, inputs, outputs, **quiet)
+    race_outputs = [
+        out.left, out.right, out.verdict, out.message, out.send, out.run, out.stop, out.again,
+    ]  # fmt: skip
     out.run.click(
-        events.race, [out.prompt, out.chat, *racers, *controls], [*raced, out.tabs], **quiet
+        events.race, [out.prompt, out.chat, *racers, *controls], [*race_outputs, out.tabs], **quiet
     )
     out.stop.click(events.stop, None, None, queue=False, **quiet)
-    # In the queue: so it comes behind what was told of an answer before.
-    clear.click(events.clear, None, [*written[:-1], out.left, out.right, out.verdict], **quiet)
+    # Queued, so that it runs after pending updates of an answer.
+    clear.click(events.clear, None, [*outputs[:-1], out.left, out.right, out.verdict], **quiet)
     gr.on(
         [out.step.change, out.step.release],
         events.show_step,
@@ -217,7 +218,7 @@ def _connect(
         trigger_mode="always_last",
         **quiet,
     )
-    # What was typed and set goes to the browser's memory without the server.
+    # Typed text and settings are stored in the browser without a call to the server.
     out.prompt.change(None, out.prompt, out.draft, js="text => [text]", api_visibility="private")
     gr.on(
         [control.change for control in (*controls, *racers)],
@@ -237,24 +238,24 @@ def _connect(
 
 
 def _quoted(text: str) -> str:
-    """A JavaScript string."""
+    """Quotes a text as a JavaScript string."""
     signs = "".join(f"\\u{ord(sign):04x}" for sign in text)
     return f'"{signs}"'
 
 
 def _key(name: str) -> str:
-    """Short, for the browser's storage: models do not share what is kept there."""
+    """A short key for the browser's storage, so that models do not share stored data."""
     return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """A page that browsers can open.
+    """A page that is being served.
 
     Attributes:
-      address: its own.
-      service: what answers.
-      blocks: Gradio's part.
+      address: its URL.
+      service: generates the answers.
+      blocks: the Gradio app.
     """
 
     address: str
@@ -262,13 +263,13 @@ class Running:
     blocks: gr.Blocks
 
     def wait(self) -> None:
-        """Until Ctrl-C."""
+        """Serves until Ctrl-C."""
         self.blocks.block_thread()
         self.service.close()
 
 
 def launch(service: Service, name: str, *, demo: bool, host: str, port: int) -> Running:
-    """Opens the page to browsers.
+    """Starts serving the page.
 
     Raises:
       UserError: the port is taken.

@@ -1,4 +1,4 @@
-"""What the tree search thought of its nodes, worked out again for those who look at a tree."""
+"""The tree search's scores of its nodes, recomputed for display."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _EPS = 1e-10
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Of one node (docs/method.md, section 3).
+    """The score of one node (docs/method.md, section 3).
 
     Attributes:
       drafter: the drafter's probability among the candidates of the node's level.
-      ngram: the n-gram model's probability behind the node's path; None where it has no say.
-      total: the search's score of the path, by which nodes compete; 0 at best.
+      ngram: the n-gram model's probability of the token; None where it does not count.
+      total: the search's score of the path, by which nodes are chosen; at most 0.
     """
 
     drafter: float
@@ -29,8 +29,8 @@ class Score:
 
 
 def scores(step: Verified, search: SearchConfig, ngram: NgramModel | None) -> list[Score | None]:
-    """The score of every node of a step's tree, None for the root, unused places and what no
-    candidates were handed over for."""
+    """Returns the scores of a step's nodes; None for the root, unused places and nodes of levels
+    without candidates on the host."""
     tokens, parents, depths = step.tree.tolist()
     found: list[Score | None] = [None] * len(tokens)
     paths = {0: [int(token) for token in step.context]}
@@ -51,7 +51,7 @@ def scores(step: Verified, search: SearchConfig, ngram: NgramModel | None) -> li
 
 
 def _probability(ids: np.ndarray, logits: np.ndarray, token: int) -> float:
-    """Of a candidate among those handed over for its level."""
+    """The drafter's probability of a token among the candidates of its level."""
     weights = np.exp(logits - logits.max(initial=-np.inf, where=np.isfinite(logits)))
     weights = np.where(np.isfinite(logits), weights, 0.0)
     return float(weights[ids == token].sum() / weights.sum())

@@ -1,4 +1,4 @@
-"""Serves visitors: from a text and settings to an answer that is being written."""
+"""Serves visitors: turns a prompt and settings into a running answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dart_jax.app.answer import Answer, Words, encode
+from dart_jax.app.answer import Answer, Prompt, encode
 from dart_jax.app.methods import Methods
 from dart_jax.app.settings import LEAST, Settings
 from dart_jax.app.turns import Job, Turns
@@ -21,26 +21,26 @@ from dart_jax.text_generation import TextGeneration
 
 _logger = logging.getLogger(__name__)
 
-# How often a page is told of new text, in seconds.
+# Interval at which a page is updated with new text, in seconds.
 _REFRESH = 0.08
 
-# How long Clear waits for the end of what was going, in seconds: longer where nobody reads it.
+# How long Clear waits for a running answer to end, in seconds. Without a reader it would not end.
 _PATIENCE = 5.0
 
-# Last answers that are kept for looking at their trees, also by a page that is loaded again.
-_REMEMBERED = 64
+# Number of last answers kept for their trees, also for pages that are reloaded.
+_KEPT_ANSWERS = 64
 
-COMPILING = "Compiling for these settings: some seconds, the first time only."
+COMPILING = "Compiling for these settings; takes some seconds, only the first time."
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """An answer that could begin.
+    """An answer that is ready to start.
 
     Attributes:
-      answer: of one method.
-      make: makes its generation once more, to run its programs before.
-      generation: its own.
+      answer: the answer of one method.
+      make: creates another generation like its own, to compile its programs in advance.
+      generation: its generation.
     """
 
     answer: Answer
@@ -49,37 +49,37 @@ class Prepared:
 
 
 class Replaced(Exception):
-    """The visitor went on to something else, or cleared the page: what was going is not shown."""
+    """The visitor started something else or cleared the page: the old answer is not shown."""
 
 
 class Visit:
-    """What one visitor has going: at most one thing at a time."""
+    """The current request of a visitor, who has at most one at a time."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.stopped = self.replaced = False
-        self.over = asyncio.Event()  # nothing is told of it any more
+        self.over = asyncio.Event()  # no more updates are sent
 
     def stop(self) -> None:
-        """Ends it, without waiting."""
+        """Stops it, without waiting."""
         self.stopped = True
         if self.job is not None:
             self.job.cancel()
 
     def replace(self) -> None:
-        """Ends it for something else."""
+        """Stops it in favour of something else."""
         self.replaced = True
         self.stop()
 
 
 class Service:
-    """One model for all visitors, who are told apart by a key and share nothing else.
+    """One model for all visitors, who are identified by a key and share nothing else.
 
     Attributes:
-      methods: that can be chosen.
-      most: new tokens of an answer.
-      longest: tokens of a prompt and its answer.
-      chat: whether the target knows chats; else it goes on with a text.
+      methods: the methods to choose from.
+      most: maximum new tokens of an answer.
+      longest: maximum tokens of a prompt and its answer.
+      chat: whether the target has a chat template; otherwise it continues texts.
     """
 
     def __init__(
@@ -105,24 +105,24 @@ class Service:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Ends all work and waits for that."""
+        """Stops all work and waits until it has ended."""
         self.turns.close()
         self._compiler.shutdown(cancel_futures=True)
 
     @property
     def default(self) -> Settings:
-        """What the page opens with."""
+        """The initial settings of the page."""
         return Settings.default(self.methods, self.most)
 
     def settings(self, values: object) -> Settings:
         """See `Settings.of`."""
         return Settings.of(values, self.methods, self.most)
 
-    def prepare(self, words: Words, settings: Settings) -> Prepared:
-        """Encodes a text; raises UserError if it is empty or too long."""
+    def prepare(self, prompt: Prompt, settings: Settings) -> Prepared:
+        """Encodes a prompt; raises UserError if it is empty or too long."""
         method = self.methods[settings.method]
         room = self.longest - settings.max_new_tokens
-        tokens = encode(method.model, words, room)
+        tokens = encode(method.model, prompt, room)
 
         def make() -> TextGeneration:
             return method.model.stream(tokens, settings.generation(self.methods))
@@ -130,24 +130,24 @@ class Service:
         generation = make()
         return Prepared(Answer(method.title, generation), make, generation)
 
-    def warm_up(self, words: Words) -> None:
-        """Compiles what the page opens with, in the background."""
+    def warm_up(self, prompt: Prompt) -> None:
+        """Compiles the programs for the initial settings, in the background."""
         for name in dict.fromkeys((self.methods.default, list(self.methods)[-1])):
             settings = dataclasses.replace(self.default, method=name)
             with contextlib.suppress(UserError):  # too long for a small --max-length
-                self._compiler.submit(self._warm.prepare, self.prepare(words, settings).make)
+                self._compiler.submit(self._warm.prepare, self.prepare(prompt, settings).make)
 
     async def serve(
         self, visitor: str, prepared: Sequence[Prepared], steps: Callable[[], Iterator[object]]
     ) -> AsyncGenerator[str, None]:
-        """Runs `steps`, which write what was prepared, and yields whenever there is more to show: a
-        line that says what is being waited for.
+        """Runs `steps`, which generate the prepared answers; yields at every update a line that
+        says what the visitor is waiting for, if anything.
 
-        What the visitor had going before ends. It ends too when nobody iterates any more.
+        The visitor's previous request is stopped, and this one when its iterator is closed.
 
         Raises:
           UserError: too many visitors, or the steps failed.
-          Replaced: the visitor has something else going now, or cleared the page.
+          Replaced: the visitor started something else or cleared the page.
         """
         visit = Visit()
         with self._lock:
@@ -173,7 +173,7 @@ class Service:
         self, visit: Visit, prepared: Sequence[Prepared], steps: Callable[[], Iterator[object]]
     ) -> AsyncGenerator[str, None]:
         for one in prepared:
-            if self._warm.knows(one.generation):
+            if self._warm.is_compiled(one.generation):
                 continue
             yield COMPILING
             compiled = self._compiler.submit(self._warm.prepare, one.make)
@@ -181,7 +181,7 @@ class Service:
                 while not (compiled.done() or visit.stopped):
                     await asyncio.sleep(_REFRESH)
             finally:
-                compiled.cancel()  # if it has not begun
+                compiled.cancel()  # if it has not started
             if visit.stopped or compiled.cancelled():
                 return
             if (error := compiled.exception()) is not None:
@@ -196,12 +196,12 @@ class Service:
     async def _follow(self, job: Job, answers: list[Answer]) -> AsyncGenerator[str, None]:
         shown = None
         while True:
-            finished = job.finished  # before looking: nothing comes later
+            finished = job.finished  # read first: no update comes after it
             ahead = self.turns.ahead(job)
             now = [ahead, *(answer.tokens for answer in answers)]
             if finished or now != shown:
                 shown = now
-                yield "" if ahead is None else f"{ahead} wait before you."
+                yield "" if ahead is None else f"{ahead} waiting ahead of you."
             if finished:
                 break
             await asyncio.sleep(_REFRESH)
@@ -209,21 +209,21 @@ class Service:
             raise _failed(job.error)
 
     def stop(self, visitor: str) -> None:
-        """Ends what a visitor has going, at once."""
-        if (visit := self._going(visitor)) is not None:
+        """Stops a visitor's current request."""
+        if (visit := self._current(visitor)) is not None:
             visit.stop()
 
     async def clear(self, visitor: str) -> None:
-        """Ends it, and waits until nothing is told of it any more; forgets the last answer."""
-        if (visit := self._going(visitor)) is not None:
+        """Stops a visitor's request, waits for its last update, and deletes the last answer."""
+        if (visit := self._current(visitor)) is not None:
             visit.replace()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(visit.over.wait(), _PATIENCE)
         with self._lock:
             self._last.pop(visitor, None)
 
-    def _going(self, visitor: str) -> Visit | None:
-        """What a visitor has going."""
+    def _current(self, visitor: str) -> Visit | None:
+        """The current request of a visitor."""
         with self._lock:
             return self._visits.get(visitor)
 
@@ -232,19 +232,19 @@ class Service:
         with self._lock:
             self._last[visitor] = answer, method
             self._last.move_to_end(visitor)
-            if len(self._last) > _REMEMBERED:
+            if len(self._last) > _KEPT_ANSWERS:
                 self._last.popitem(last=False)
 
     def inherit(self, visitor: str, before: str) -> bool:
-        """Gives a visitor the last answer of another key, which only its own browser knows; whether
-        there is one. Other tabs of that browser may still go by the old key."""
+        """Copies the last answer of another key, which only the visitor's browser knows, to this
+        visitor. Returns whether there is one. Other tabs may still use the old key."""
         last = self.last(before) if before else None
         if last is not None:
             self.remember(visitor, *last)
         return last is not None
 
     def last(self, visitor: str) -> tuple[Answer, str] | None:
-        """A visitor's last answer and its method."""
+        """Returns a visitor's last answer and its method."""
         with self._lock:
             return self._last.get(visitor)
 

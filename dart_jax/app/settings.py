@@ -1,4 +1,4 @@
-"""What a visitor can set, and what becomes of it."""
+"""The settings that a visitor can change."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dart_jax.app.methods import Methods
 from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig, default_tree
 
-# Fewest new tokens that a visitor can ask for, and what their number is a multiple of.
+# Minimum and step of the number of new tokens.
 LEAST = 8
 
-# Few, since a program is compiled for each.
+# Tree sizes; few, since a program is compiled for each.
 SIZES = range(4, 65, 4)
 
 
@@ -23,12 +23,12 @@ class Settings:
 
     Attributes:
       method: its key in `Methods`.
-      temperature: 0 takes the most likely token.
+      temperature: 0 always picks the most likely token.
       top_p: as in `GenerationConfig`.
       top_k: as in `GenerationConfig`.
-      nodes: of the draft tree.
-      max_new_tokens: most tokens of an answer.
-      seed: of the draws.
+      nodes: nodes of the draft tree.
+      max_new_tokens: maximum tokens of an answer.
+      seed: seed for sampling.
     """
 
     method: str
@@ -41,7 +41,7 @@ class Settings:
 
     @classmethod
     def default(cls, methods: Methods, most: int) -> Settings:
-        """What the page opens with; `most` new tokens are allowed."""
+        """Returns the initial settings of the page, with at most `most` new tokens."""
         method = methods.default
         nodes, _ = default_tree(methods[method].model.drafter)
         size = min(SIZES, key=lambda size: abs(size - nodes))
@@ -49,15 +49,15 @@ class Settings:
 
     @classmethod
     def of(cls, values: Any, methods: Methods, most: int) -> Settings:
-        """The settings that a browser sent, which may be anything.
+        """Validates untrusted settings from a browser.
 
         Args:
-          values: of the fields, in order; None stands for the default.
-          methods: there are.
-          most: new tokens of an answer.
+          values: the fields' values, in order; None is the default.
+          methods: the methods to choose from.
+          most: maximum new tokens of an answer.
 
         Raises:
-          UserError: a value is of a wrong kind or out of range.
+          UserError: a value has the wrong type or is out of range.
         """
         default = cls.default(methods, most)
         names = [field.name for field in dataclasses.fields(cls)]
@@ -78,9 +78,9 @@ class Settings:
         )
 
     def generation(self, methods: Methods) -> GenerationConfig:
-        """For `DartModel.stream`."""
+        """Returns the config for `DartModel.stream`."""
         method = methods[self.method]
-        # The default search is meant for the default tree, but for all sizes near it too.
+        # The default search is tuned for the default tree size; it also suits sizes near it.
         _, search = default_tree(method.model.drafter)
         return GenerationConfig(
             max_new_tokens=self.max_new_tokens,
@@ -94,7 +94,7 @@ class Settings:
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:
-    """A number of a range."""
+    """Returns a number, checked against a range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f"{name} must be a number, got {str(value)[:40]!r}")
     if not least <= value <= most:

@@ -1,4 +1,4 @@
-"""One step of an answer as a picture with a line of text."""
+"""Draws one step of an answer, with a line of text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.text.tokenizer import Tokenizer
 
-NOTHING = '<p class="note">The drafts of the next answer are shown here.</p>'
+NOTHING = '<p class="note">The draft trees of the next answer will be shown here.</p>'
 
 
 def nodes_of(step: Verified, model: DartModel, search: SearchConfig | None = None) -> list[Node]:
-    """The nodes of a step's tree, and behind the accepted path the target's own token; `search` is
-    the one that made it, None the default."""
+    """Returns the nodes of a step's tree, with the bonus token after the accepted path; `search` is
+    the search config that was used, None for the default."""
     tokenizer = model.tokenizer
     found: list[Score | None] = [None] * step.tree.shape[1]
     if _scored(model):
@@ -26,8 +26,8 @@ def nodes_of(step: Verified, model: DartModel, search: SearchConfig | None = Non
         found = scores(step, search, model.ngram)
     tokens, parents, depths = step.tree.tolist()
     accepted = accepted_path(step)
-    made = [Node(_text(tokenizer, tokens[0]), None, "root", details="the newest known token")]
-    place = {0: 0}  # of a tree's node among those drawn: unused ones are not
+    made = [Node(_text(tokenizer, tokens[0]), None, "root", details="the newest token of the text")]
+    place = {0: 0}  # tree index -> index among the drawn nodes; unused places are not drawn
     for index in range(1, len(tokens)):
         if depths[index] == 0:
             continue
@@ -45,7 +45,7 @@ def nodes_of(step: Verified, model: DartModel, search: SearchConfig | None = Non
 
 
 def accepted_path(step: Verified) -> list[int]:
-    """The nodes whose tokens were emitted, from the root down."""
+    """Returns the accepted nodes, from the root down."""
     path = [0]
     tokens, parents, depths = step.tree.tolist()
     for token in step.tokens[: step.drafted].tolist():
@@ -59,13 +59,13 @@ def accepted_path(step: Verified) -> list[int]:
 
 
 def picture(answer: Answer, model: DartModel, number: int) -> str:
-    """HTML of an answer's step, counted from 1."""
+    """Returns the HTML of an answer's step, counted from 1."""
     if not answer.verified:
         return NOTHING
     number = min(max(number, 1), len(answer.verified))
     step = answer.verified[number - 1]
     nodes, drafted = nodes_of(step, model), _drafted(step)
-    said = f"Step {number} of {len(answer.verified)}: {_counts(step)}."
+    caption = f"Step {number} of {len(answer.verified)}: {_counts(step)}."
     legend = ""
     if any(node.score for node in nodes if node.kind != "bonus"):
         legend = (
@@ -73,33 +73,33 @@ def picture(answer: Answer, model: DartModel, number: int) -> str:
             "Point at a node for more."
         )
     elif not drafted:
-        legend = " Nothing is drafted here: the target gives one token a step."
+        legend = " Nothing is drafted here: the target emits one token per step."
     elif not _scored(model):
         legend = " This method keeps its scores on the device."
-    drawn = draw(nodes, said)
-    return f'<p class="line">{escape(said + legend)}</p><div class="wide">{drawn}</div>'
+    drawn = draw(nodes, caption)
+    return f'<p class="line">{escape(caption + legend)}</p><div class="wide">{drawn}</div>'
 
 
 def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) -> str:
-    """A step of `TextGeneration.steps` as an SVG that needs no page, for a notebook or a file.
+    """Draws a step of `TextGeneration.steps` as a standalone SVG, for a notebook or a file.
 
     Args:
-      step: with its drafts: watched, and not the prefill.
-      model: that made it.
-      search: that it was made with; None for the default.
+      step: a step with its drafts; not the prefill.
+      model: the model that generated it.
+      search: the search config that was used; None for the default.
 
     Raises:
       UserError: the step has no drafts.
     """
     verified = Verified.of(step)
     if verified is None:
-        raise UserError("this step has no drafts: ask for steps(watch=True), and skip the prefill")
+        raise UserError("this step has no drafts: use steps(with_drafts=True) and skip the prefill")
     style = STYLE.read_text()
     return draw(nodes_of(verified, model, search), f"{_counts(verified)}.", style)
 
 
 def _scored(model: DartModel) -> bool:
-    """Whether the host's search knows what its nodes are worth."""
+    """Whether the nodes were scored by the search on the host."""
     return isinstance(model.drafter, DrafterConfig)
 
 
@@ -108,11 +108,11 @@ def _drafted(step: Verified) -> int:
 
 
 def _counts(step: Verified) -> str:
-    return f"{_drafted(step)} drafted, {step.drafted} accepted, {len(step.tokens)} won"
+    return f"{_drafted(step)} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:
-    """What a token reads as; its name where it is a special one."""
+    """Decodes a token; special tokens are shown by name."""
     if token in tokenizer.special_ids:
         return tokenizer.backend.id_to_token(token) or ""
     return tokenizer.decode([token])

@@ -1,4 +1,4 @@
-"""A draft tree as a picture: SVG, made of numbers and escaped texts alone."""
+"""Draws a draft tree as SVG, from numbers and escaped texts only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dart_jax.app.markup import escape
 
 STYLE = Path(__file__).with_name("tree.css")
 
-_WIDTH, _HEIGHT = 92, 30  # of a node's box
+_WIDTH, _HEIGHT = 92, 30  # size of a node's box
 _GAP_X, _GAP_Y = 22, 12
-_TOP = 26  # for the levels' names
-_LABEL = 11  # characters shown of a token
+_TOP = 26  # space for the levels' names
+_LABEL = 11  # maximum characters shown per token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Node:
     """One node of a picture.
 
     Attributes:
-      text: of its token.
-      parent: index of its parent, which stands before it; None for the root.
+      text: the text of its token.
+      parent: index of its parent, which comes before it; None for the root.
       kind: `root`, `accepted`, `rejected` or `bonus`, the target's own token.
       score: a short line below the token.
-      details: all there is to say, shown when it is pointed at.
+      details: a longer text, shown as a tooltip.
     """
 
     text: str
@@ -36,19 +36,19 @@ class Node:
 
 
 def label(text: str) -> str:
-    """A token in a line: signs for white space, and an ellipsis where it is long."""
+    """Shows a token on one line: symbols for white space, and an ellipsis if it is long."""
     for sign, shown in ((" ", "·"), ("\n", "↵"), ("\t", "⇥")):
         text = text.replace(sign, shown)
     return text if len(text) <= _LABEL else text[: _LABEL - 1] + "…"
 
 
 def draw(nodes: Sequence[Node], title: str, style: str = "") -> str:
-    """The picture of a tree, the root on the left, a level a column.
+    """Draws a tree, the root on the left, with one column per level.
 
     Args:
-      nodes: parents first.
-      title: for those who cannot see it.
-      style: CSS, where no page has it.
+      nodes: the nodes, parents first.
+      title: the accessible title.
+      style: CSS to embed, if no page provides it.
     """
     depth, rows = _places(nodes)
     columns, lines = max(depth) + 1, max(rows) + 1
@@ -60,7 +60,7 @@ def draw(nodes: Sequence[Node], title: str, style: str = "") -> str:
         f"<title>{escape(title)}</title>{f'<style>{style}</style>' if style else ''}"
     ]
     for level in range(columns):
-        name = "known" if level == 0 else f"level {level}"
+        name = "root" if level == 0 else f"level {level}"
         x = 2 + level * (_WIDTH + _GAP_X) + _WIDTH / 2
         parts.append(f'<text class="level" x="{x:.0f}" y="14" text-anchor="middle">{name}</text>')
     corners = [
@@ -77,7 +77,7 @@ def draw(nodes: Sequence[Node], title: str, style: str = "") -> str:
 
 
 def _places(nodes: Sequence[Node]) -> tuple[list[int], list[float]]:
-    """Every node's column, and its row: leaves below one another, parents at their first child."""
+    """Returns the nodes' columns and rows: a row per leaf, parents in their first child's row."""
     depth: list[int] = []
     children: list[list[int]] = [[] for _ in nodes]
     for index, node in enumerate(nodes):

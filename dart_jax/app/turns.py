@@ -1,4 +1,4 @@
-"""Who is served next: one worker takes a step for each visitor in turn."""
+"""Schedules visitors: one worker runs a step of each visitor's job in turn."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _logger = logging.getLogger(__name__)
 
 
 class Job:
-    """One visitor's work, a step an item of an iterator.
+    """One visitor's work: an iterator with one step per item.
 
     Attributes:
-      error: what ended it before its time; None if nothing did.
+      error: the exception that ended it early, if any.
     """
 
     def __init__(self, steps: Iterator[object], wake: Callable[[], None]):
-        """`wake`: tells the worker to look again."""
+        """`wake`: notifies the worker of a change."""
         self.error: Exception | None = None
         self._steps = steps
         self._wake = wake
@@ -29,25 +29,25 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether no step will be taken any more, and what it held is free."""
+        """Whether it has ended and released its resources."""
         return self._finished.is_set()
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody ended it."""
+        """Whether it was cancelled."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Ends it before its next step, without waiting; from any thread."""
+        """Ends it before its next step, without waiting. Callable from any thread."""
         self._cancelled = True
         self._wake()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for its end; returns whether it came."""
+        """Waits for its end; returns whether it has ended."""
         return self._finished.wait(seconds)
 
     def take_step(self) -> bool:
-        """Takes the next step; returns whether there may be another. For the worker alone."""
+        """Runs the next step; returns whether there may be another. Only for the worker."""
         try:
             if not self._cancelled:
                 next(self._steps)
@@ -61,7 +61,7 @@ class Job:
         return False
 
     def end(self) -> None:
-        """Frees what the steps hold. For the worker alone."""
+        """Releases what the steps hold. Only for the worker."""
         close = getattr(self._steps, "close", None)
         if close is not None:
             close()
@@ -70,21 +70,21 @@ class Job:
 
 
 class Turns:
-    """A worker thread that goes round the jobs and takes one step of each.
+    """A worker thread that runs one step of each active job in turn.
 
-    So many jobs take turns; as many more as there is room for wait, in order, for one of them to
-    end. All steps of answers are taken on one thread; only `Warm` runs a model beside it.
+    A limited number of jobs is active; further ones wait in order, up to a limit, for one of them
+    to end. All steps of answers run on this thread; only `Warm` runs a model outside it.
     """
 
     def __init__(self, together: int = 16, waiting: int = 48):
         """Starts the worker.
 
         Args:
-          together: most jobs that take turns.
-          waiting: most jobs that wait to be among them.
+          together: maximum number of active jobs.
+          waiting: maximum number of waiting jobs.
 
         Raises:
-          UserError: nobody could be served.
+          UserError: the limits allow no job.
         """
         if together < 1 or waiting < 0:
             raise UserError(f"{together} visitors at once with {waiting} waiting serves nobody")
@@ -97,10 +97,10 @@ class Turns:
         self._thread.start()
 
     def add(self, steps: Iterator[object]) -> Job:
-        """Takes a job; its first step comes after one of each job before it.
+        """Adds a job; its first step follows one step of each job before it.
 
         Raises:
-          UserError: no more can wait.
+          UserError: all places are taken.
         """
         with self._changed:
             if self._closed:
@@ -118,12 +118,12 @@ class Turns:
             return job
 
     def ahead(self, job: Job) -> int | None:
-        """How many wait before a job; None if it does not wait."""
+        """Returns how many jobs wait ahead of a job; None if it is not waiting."""
         with self._changed:
             return self._queue.index(job) if job in self._queue else None
 
     def close(self) -> None:
-        """Ends all jobs and the worker, and waits for that."""
+        """Ends all jobs and the worker, and waits until they have ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -135,7 +135,7 @@ class Turns:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            # The lock is free while a step is taken: others come and go meanwhile.
+            # The lock is not held during a step: jobs can be added and cancelled meanwhile.
             more = job.take_step()
             with self._changed:
                 self._round.remove(job)
@@ -146,7 +146,7 @@ class Turns:
             job.end()
 
     def _next(self) -> Job | None:
-        """The next job to take a step of; None to end. Those that were cancelled come at once."""
+        """Returns the next job to run, cancelled ones first; None to end."""
         with self._changed:
             while not self._closed:
                 while self._queue and len(self._round) < self._together:

@@ -1,4 +1,4 @@
-"""Programs are compiled before an answer's clock starts, and beside the answers of others."""
+"""Compiles programs before an answer's clock starts, in parallel with other answers."""
 
 from __future__ import annotations
 
@@ -12,48 +12,47 @@ from dart_jax.app.turns import Turns
 from dart_jax.errors import UserError
 from dart_jax.text_generation import TextGeneration
 
-# Every program takes memory, and memory mappings, of which a process may have only so many.
+# Programs take memory, and memory mappings, whose number per process is limited.
 _MOST = 100
 
-# The prefill, a step behind it, and one whose arguments all come from a step.
+# The prefill, the step after it, and one whose arguments all come from a step.
 _STEPS = 3
 
 
 class Warm:
-    """Knows which programs have been run, and runs those that have not."""
+    """Tracks which programs are compiled and compiles others by running them."""
 
     def __init__(self, turns: Turns, most: int = _MOST):
-        """`turns`: where programs are dropped, so that none is running; `most`: kept."""
+        """`turns`: drops programs between steps, when none is running; `most`: maximum kept."""
         self._turns, self._most = turns, most
-        self._known: set[Hashable] = set()
+        self._compiled: set[Hashable] = set()
         self._lock = threading.Lock()
 
-    def knows(self, generation: TextGeneration) -> bool:
-        """Whether a generation would start at once."""
-        return generation.programs in self._known
+    def is_compiled(self, generation: TextGeneration) -> bool:
+        """Whether a generation would start without compiling."""
+        return generation.programs in self._compiled
 
     def prepare(self, make: Callable[[], TextGeneration]) -> None:
-        """Runs the programs of a generation like those that `make` makes, one at a time.
+        """Runs the programs of a generation from `make`, one generation at a time.
 
-        It takes seconds where they must be compiled, and blocks nobody but those who wait for
-        programs too.
+        Takes seconds if they must be compiled, but blocks only other calls that wait for programs.
         """
         with self._lock:
             generation = make()
             programs = generation.programs
-            if programs in self._known:
+            if programs in self._compiled:
                 return
-            if len(self._known) >= self._most:
+            if len(self._compiled) >= self._most:
                 self._drop()
-            steps = generation.steps(watch=True)
+            steps = generation.steps(with_drafts=True)
             taken = sum(1 for _ in itertools.islice(steps, _STEPS))
             steps.close()
-            # A text that ends at once has not run them all.
+            # A text that ends early has not run all programs.
             if taken == _STEPS:
-                self._known.add(programs)
+                self._compiled.add(programs)
 
     def _drop(self) -> None:
-        """Forgets all programs; those still needed come back from the cache on disk."""
+        """Drops all programs; those still needed are loaded from the cache on disk."""
 
         def forget():
             jax.clear_caches()
@@ -62,5 +61,5 @@ class Warm:
         try:
             self._turns.add(forget()).wait()
         except UserError:
-            return  # too busy now: next time
-        self._known.clear()
+            return  # too busy; retry next time
+        self._compiled.clear()

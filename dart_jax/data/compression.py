@@ -1,4 +1,4 @@
-"""Compressed files, told by the ends of their names."""
+"""Compressed files, recognised by their suffixes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def decompressed(raw: BinaryIO, path: Path) -> BinaryIO:
-    """A stream of what an open file holds, by the end of its name.
+    """Returns the decompressed stream of an open file, according to its suffix.
 
     Raises:
-      UserError: that needs a package which is missing.
+      UserError: a package for it is missing.
     """
     match path.suffix.lower():
         case ".gz":
@@ -33,7 +33,7 @@ def decompressed(raw: BinaryIO, path: Path) -> BinaryIO:
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompresses; unlike the library's own reader it notices that a file ends early."""
+    """Decompresses; unlike the library's own reader, it detects truncated files."""
 
     def __init__(self, raw: BinaryIO, path: Path):
         try:

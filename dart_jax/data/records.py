@@ -1,10 +1,10 @@
 """Records of data files: JSON values, rows of Parquet, and plain text.
 
-Kept by its end, after a compression's (.gz, .bz2, .xz, .zst), a file is
+The suffix, after removing that of a compression (.gz, .bz2, .xz, .zst), decides what a file holds:
 
-    .jsonl .ndjson   one JSON record a line
-    .json            an array of records, or records one after the other
-    .parquet         one record a row
+    .jsonl .ndjson   one JSON record per line
+    .json            an array of records, or a sequence of records
+    .parquet         one record per row
     anything else    plain text
 """
 
@@ -30,7 +30,7 @@ from dart_jax.data.compression import COMPRESSIONS, decompressed
 from dart_jax.errors import UserError
 from dart_jax.weights import hub
 
-PARQUET = 256 * 10**6  # bytes for reading it, at least
+PARQUET = 256 * 10**6  # least memory for reading Parquet, in bytes
 HUB = "hub:"
 
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -45,8 +45,8 @@ class Record(NamedTuple):
 
     Attributes:
       where: file and line, or row, for errors.
-      value: of any JSON type.
-      read: bytes of the file that were read by then, as they lie on the disk.
+      value: a value of any JSON type.
+      read: bytes of the file read so far, before decompression.
     """
 
     where: str
@@ -59,13 +59,13 @@ Columns = Callable[[list[str]], list[str]]
 
 
 def refuse(error: UserError) -> NoReturn:
-    """What is done about a bad record, if nothing else is asked for."""
+    """Raises the error of a bad record; the default handler."""
     raise error
 
 
 @dataclasses.dataclass
 class Skipped:
-    """Counts bad records and remembers the first."""
+    """Counts bad records and keeps the first error."""
 
     count: int = 0
     first: str = ""
@@ -76,13 +76,13 @@ class Skipped:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is plain text, not records."""
+    """Whether a file holds plain text rather than records."""
     return ending(path) not in _STRUCTURED
 
 
 @contextlib.contextmanager
 def open_text(path: Path) -> Iterator[tuple[TextIO, BinaryIO]]:
-    """A file's text, decompressed, and the file below it.
+    """Opens a file as decompressed text; yields that text and the raw file.
 
     Raises:
       UserError: it cannot be read, now or inside the block.
@@ -98,16 +98,16 @@ def records(
     memory: int = PARQUET,
     bad: Callable[[UserError], None] = refuse,
 ) -> Iterator[Record]:
-    """The records of a file that is not plain text.
+    """Yields the records of a file that is not plain text.
 
     Args:
       path: the file.
       columns: names of a Parquet file's columns -> those to read.
-      memory: bytes that reading Parquet may take.
-      bad: is told of a line that is no JSON, which is then passed over.
+      memory: bytes that reading Parquet may use.
+      bad: called for each line that is not JSON; the line is then skipped.
 
     Raises:
-      UserError: the file cannot be read; says where.
+      UserError: the file cannot be read; the message says where.
     """
     with _one_line(path):
         if ending(path) == ".parquet":
@@ -121,9 +121,9 @@ def records(
 
 
 def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
-    """Files, directories, globs (`**` for any depth), data sets of the hub -> files, sorted.
+    """Expands files, directories, globs (`**` for any depth) and hub data sets to sorted files.
 
-    Each file is there once. A directory gives the files below it that end like records, Parquet
+    Each file is returned once. A directory stands for the files below it with a suffix of records
     or `.txt`. `hub:owner/name` is such a directory on the Hugging Face hub, `hub:owner/name/path` a
     file, a directory or a glob in it.
 
@@ -151,7 +151,7 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
             raise UserError(f"{what} {pattern}")
         for file in files:
             real = Path(os.path.realpath(file))
-            # The hub's cache links to files whose names do not tell what they are.
+            # The hub's cache links to files whose own names have no suffix.
             alike = ending(real) == ending(file)
             found[str(real)] = real if alike else Path(os.path.abspath(file))
     if not found:
@@ -160,7 +160,7 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
 
 
 def without(files: Iterable[Path], ours: Iterable[Path]) -> tuple[Path, ...]:
-    """Leaves out what a program writes itself, files or directories, which may lie among its data.
+    """Removes a program's own outputs, files or directories, which may lie among its data.
 
     Raises:
       UserError: nothing is left.
@@ -175,7 +175,7 @@ def without(files: Iterable[Path], ours: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """Tells one state of files from another by their names, sizes and times."""
+    """Returns a digest of the files' names, sizes and modification times."""
     digest = hashlib.sha256()
     for path in files:
         stat = path.stat()
@@ -184,13 +184,13 @@ def fingerprint(files: Iterable[Path]) -> str:
 
 
 def ending(path: Path) -> str:
-    """What the name ends with, before a compression's ending."""
+    """Returns the suffix of a name, in lower case, without that of a compression."""
     path = Path(path.name.lower())
     return (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix
 
 
 def kind(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """Describes the type of a JSON value in words."""
     return {dict: "an object", list: "an array", str: "a string"}.get(type(value), repr(value))
 
 
@@ -200,7 +200,7 @@ def _is_data(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO, TextIO]]:
-    """The file as it lies on the disk, decompressed, and as text."""
+    """Opens a file: raw, decompressed, and as text."""
     with (
         path.open("rb") as raw,
         decompressed(raw, path) as stream,
@@ -211,7 +211,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO, TextIO]]:
 
 @contextlib.contextmanager
 def _one_line(path: Path) -> Iterator[None]:
-    """Around reading: whatever goes wrong is told in one line."""
+    """Reports any error while reading as a UserError of one line."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -231,7 +231,7 @@ def _one_line(path: Path) -> Iterator[None]:
 def _rows(path: Path, columns: Columns, memory: int) -> Iterator[Record]:
     size = path.stat().st_size
     with duckdb.connect(config={"threads": 1, "memory_limit": f"{memory}B"}) as database:
-        # As a value, so that no letter of the name means anything.
+        # As a query parameter, so that no character of the name is interpreted.
         source = [glob.escape(str(path))]
         described = database.execute("describe select * from read_parquet($1)", [source])
         names = columns([name for name, *_ in described.fetchall()])
@@ -250,7 +250,7 @@ def _rows(path: Path, columns: Columns, memory: int) -> Iterator[Record]:
 def _json_lines(
     stream: BinaryIO, path: Path, bad: Callable[[UserError], None]
 ) -> Iterator[tuple[int, Any]]:
-    """Line number and value of every line that is not blank."""
+    """Yields the line number and value of every line that is not blank."""
     for number, line in enumerate(stream, 1):
         if line.isspace():
             continue
@@ -263,7 +263,7 @@ def _json_lines(
 
 
 def _json_values(stream: TextIO, path: Path) -> Iterator[tuple[int, Any]]:
-    """Line number and value of an array's elements, or of values one after the other."""
+    """Yields the line number and value of each element of an array, or of a sequence of values."""
     decode = json.JSONDecoder().raw_decode
     begin = stream.read(_CHUNK)
     text = begin.lstrip()
@@ -287,7 +287,7 @@ def _json_values(stream: TextIO, path: Path) -> Iterator[tuple[int, Any]]:
         except RecursionError as error:
             raise UserError(f"{path}:{line}: broken JSON: {error}") from None
         except json.JSONDecodeError as error:
-            # An error at the end of what was read may only mean that the value goes on.
+            # An error at the end of the buffer may only mean that the value continues.
             unfinished = error.msg.startswith("Unterminated") or error.pos > len(text) - 16
             if unfinished and (more := stream.read(max(_CHUNK, len(text) - at))):
                 text, at = text[at:] + more, 0

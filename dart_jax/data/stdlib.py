@@ -1,7 +1,7 @@
 """The demo's text: the Python standard library of the running interpreter.
 
-Some modules are held out of everything that is trained or counted; the demo benchmark draws its
-prompts from them.
+Some modules are held out of training and n-gram counting; the demo benchmark takes its prompts from
+them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Benchmark groups -> modules that no training step and no n-gram count ever sees.
+# Benchmark groups -> modules that are held out of training and n-gram counts.
 HELD_OUT: dict[str, tuple[str, ...]] = {
     "text": ("textwrap", "difflib", "string", "shlex", "gettext"),
     "numbers": ("statistics", "fractions", "random", "calendar", "colorsys"),
@@ -22,7 +22,7 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
     "data": ("heapq", "bisect", "copy", "pprint", "configparser", "csv"),
 }
 
-# Tests, tables and generated text would drown the library's own style.
+# Tests, tables and generated files are skipped: they would outweigh the library's own code.
 _SKIPPED_DIRECTORIES = frozenset(
     {
         "site-packages", "test", "tests", "idlelib", "idle_test", "lib2to3", "turtledemo",
@@ -33,34 +33,34 @@ _SKIPPED_PREFIXES = ("_sysconfigdata", "_test", "test_")
 
 
 def stdlib() -> Path:
-    """Where the running interpreter keeps its library."""
+    """Returns the directory of the running interpreter's library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def held_out_files(group: str) -> list[Path]:
-    """Source files of one benchmark group, in the order of the list above."""
+    """Returns the source files of one benchmark group, in the order of `HELD_OUT`."""
     return [path for module in HELD_OUT[group] for path in module_files(module)]
 
 
 def training_files() -> list[Path]:
-    """Every other library file, sorted by its path below the library."""
+    """Returns all other library files, sorted by path."""
     held_out = {path for group in HELD_OUT for path in held_out_files(group)}
     root = stdlib()
-    return [path for path in sorted(root.rglob("*.py")) if path not in held_out and _wanted(path)]
+    return [path for path in sorted(root.rglob("*.py")) if path not in held_out and _included(path)]
 
 
 def read(path: Path) -> str:
-    """The file's text; library files are UTF-8 but for a few, whose stray bytes are replaced."""
+    """Returns the file's text; bad bytes in the few files that are not UTF-8 are replaced."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
 def module_files(module: str) -> list[Path]:
-    """Source files of a module, or of a package and all in it."""
+    """Returns the source files of a module, or all those of a package."""
     file, package = stdlib() / f"{module}.py", stdlib() / module
     return [file] if file.is_file() else sorted(package.rglob("*.py"))
 
 
-def _wanted(path: Path) -> bool:
+def _included(path: Path) -> bool:
     below = path.relative_to(stdlib())
     return (
         not _SKIPPED_DIRECTORIES.intersection(below.parts[:-1])
@@ -72,12 +72,12 @@ def _wanted(path: Path) -> bool:
 def short_prompts(
     files: Sequence[Path], encode: Callable[[str], list[int]], most: int
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Documented functions of files, in turn one of each, with their tokens, int [n].
+    """Yields documented functions, one from each file in turn, with their tokens, int [n].
 
     Args:
       files: in the order of their turns.
       encode: text -> token ids.
-      most: tokens of a prompt; longer ones are left out.
+      most: maximum tokens of a prompt; longer ones are skipped.
     """
     by_file = (function_prompts(read(path)) for path in files)
     in_turn = (text for text in chain.from_iterable(zip_longest(*by_file)) if text)
@@ -86,12 +86,12 @@ def short_prompts(
 
 
 def function_prompts(source: str) -> list[str]:
-    """Every documented function of a module, cut behind its docstring.
+    """Returns every documented function of a module, cut after its docstring.
 
-    A prompt is the function's lines from `def` (decorators left out) to the docstring's closing
-    quotes. Functions whose body is the docstring alone are left out: nothing remains to be written.
+    A prompt is the function's lines from `def` (without decorators) to the docstring's closing
+    quotes. Functions that consist only of a docstring are skipped: nothing is left to generate.
     """
-    lines = source.split("\n")  # as `ast` counts them; splitlines also splits at form feeds
+    lines = source.split("\n")  # lines as `ast` counts them; splitlines also splits at form feeds
     prompts = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,6 +1,6 @@
-"""Speculative decoding: the draft tree, its verification and acceptance, the search, the loops.
+"""Speculative decoding: draft trees, their verification and acceptance, tree search, decode loops.
 
 May import `dart_jax.models` and `dart_jax.ngram`. Start with `step.py`, one decode step from
-verification to the next draft, then `loop.py`, which repeats it. `drafting/` holds the drafting
+verification to the next draft, then `loop.py`, which repeats it. `drafting/` contains the drafting
 methods.
 """

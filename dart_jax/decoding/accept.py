@@ -1,8 +1,8 @@
-"""Lossless acceptance: the target draws one token at every node, and the tree is walked by them.
+"""Lossless acceptance: the target draws one token at every node, and accepts the path they follow.
 
-A node is accepted when its token is what the target drew at its parent and the parent is accepted
-(docs/method.md, section 5). Since a draw depends on the logits and on its absolute position alone,
-the walk emits exactly what decoding without a tree would have drawn.
+A node is accepted if its parent is accepted and its token is the one the target drew at the parent
+(docs/method.md, section 5). A draw depends only on the logits and on its absolute position, so the
+emitted tokens are exactly those of plain decoding.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from dart_jax.decoding.tree import DraftTree
 
 
 class Acceptance(NamedTuple):
-    """The longest path the target agrees with.
+    """The longest path that agrees with the target, as indices into the tree.
+
+    `step.AcceptedPath` holds the rows at these indices.
 
     Attributes:
-      path: int32 [B, P], nodes from the root down; entries past the path's end are 0.
-      tokens: int32 [B, P], what the target drew at those nodes: the accepted tokens, then the
-        bonus token; entries past `count` mean nothing.
-      count: int32 [B], tokens won, bonus included: 1..P.
+      path: int32 [B, P], node indices from the root down; entries past the path's end are 0.
+      tokens: int32 [B, P], the target's draws at those nodes: the accepted tokens, then the bonus
+        token; entries past `count` are undefined.
+      count: int32 [B], emitted tokens, bonus token included: 1..P.
     """
 
     path: jax.Array
@@ -38,7 +40,7 @@ def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -
       tree: the verified tree.
       mask: its `ancestor_mask`.
       drawn: int32 [B, N + 1], the target's draw at every node.
-      max_depth: deepest level a node may have; P = max_depth + 1.
+      max_depth: maximum depth of a node; P = max_depth + 1.
     """
     b, nodes = tree.tokens.shape
     chex.assert_shape([*tree, drawn], (b, nodes))
@@ -62,21 +64,23 @@ def impose_tau(
     end: jax.Array,
     tau: float,
 ) -> Acceptance:
-    """Keeps so many tokens as are asked for, whatever the target thinks of them.
+    """Accepts `tau` tokens per verification on average, whether or not the target agrees.
 
-    What is emitted is no text of the target's; the work is the same as if it had agreed. So speed
-    can be measured apart from a drafter's quality, and without real weights.
+    The emitted text is not the target's, but the work is the same as if it had agreed. This
+    measures speed independently of a drafter's quality, and without real weights.
 
-    Behind every verification a multiple of tau is left, rounded down; only the first of a sequence
-    may be longer or shorter than that, by chance, so that many sequences make up for it.
+    After every verification the number of remaining tokens is a multiple of tau, rounded down.
+    Only the first verification of a sequence may emit more or fewer, pseudo-randomly, so that the
+    average over many sequences is tau.
 
     Args:
       tree: the verified tree.
       drawn: int32 [B, N + 1], the target's draw at every node.
-      max_depth: deepest level of a tree; P = max_depth + 1, at least tau.
+      max_depth: maximum depth of a tree; P = max_depth + 1, at least tau.
       remaining: int32 [B], tokens still to be emitted.
-      end: int32 [B], the same in all steps of a sequence; decides on its chance.
-      tau: tokens emitted per verification, bonus included, at least 1; taken to three digits.
+      end: int32 [B], the same in all steps of a sequence; seeds its pseudo-random choice.
+      tau: tokens emitted per verification, bonus token included, at least 1; rounded to three
+        decimal places.
     """
     b, nodes = tree.tokens.shape
     chex.assert_shape([remaining, end], (b,))

@@ -1,4 +1,4 @@
-"""A decoder: models, tree search and loop, put together for batches of token prompts."""
+"""A decoder: models, tree search and loop, combined for batches of token prompts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Loop = Literal["fused", "host"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decoder:
-    """Decodes batches of token prompts in one fixed way.
+    """Decodes batches of token prompts with a fixed configuration.
 
     Attributes:
       config: what the step is compiled for.
       params: the models' parameters.
-      pruner: the tree search; None where the device makes the trees, or decodes plainly.
-      max_length: cache rows: prompt and new tokens together.
-      sampling: how the target draws.
+      pruner: the tree search; None if trees are built on the device, or for plain decoding.
+      max_length: maximum length of prompt and new tokens together.
+      sampling: how the target samples.
       stop: ids that end a sequence.
-      loop: `fused`, one jitted program, or `host`, step and search in turn.
+      loop: `fused`, one jitted program, or `host`, step and search called in turn from the host.
     """
 
     config: DecodeConfig
@@ -38,11 +38,11 @@ class Decoder:
     loop: Loop
 
     def pad(self, prompts: list[np.ndarray], max_new_tokens: int) -> Prompts:
-        """The prompts as a batch for this decoder; raises UserError as `Prompts.pad`."""
+        """Pads prompts to a batch for this decoder; raises UserError as `Prompts.pad`."""
         return Prompts.pad(prompts, max_new_tokens, self.max_length, self.config.target.vocab_size)
 
     def options(self, seed: int) -> Options:
-        """How it decodes; raises UserError if the seed is out of range."""
+        """The options of a batch; raises UserError if the seed is out of range."""
         return Options(self.sampling, self.stop, seed)
 
     def __call__(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> Generation:

@@ -1,4 +1,4 @@
-"""What crosses to the host after every step, in one packed array."""
+"""The host buffer: one packed array that is copied to the host after every step."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Tokens handed over as n-gram context: enough for the highest order, 5.
+# Tokens of n-gram context: enough for the highest order, 5.
 CONTEXT = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class HostBuffer:
-    """The layout of the int32 array [B, width] that crosses to the host after every step.
+    """The layout of the host buffer, int32 [B, width].
 
-    Its columns: how many tokens the step won, how many of these were drafted, the tokens (P), the
-    context (4), the candidates' ids (d * k) and their logits' bits (d * k).
+    Its columns: number of tokens the step emitted, number of drafted ones among them, the tokens
+    (P), the context (4), the candidates' ids (d * k) and the bits of their logits (d * k).
 
     Attributes:
-      positions: drafted positions, d; 0 where nothing is searched for on the host.
-      candidates: candidates a position, k; 0 where the n-gram model drafts alone.
-      path: most tokens a step can win, P.
+      positions: drafted positions, d; 0 if the host does not search.
+      candidates: candidates per position, k; 0 if only the n-gram model drafts.
+      path: maximum number of tokens per step, P.
     """
 
     positions: int
@@ -31,7 +31,7 @@ class HostBuffer:
 
     @property
     def first(self) -> int:
-        """Column of the first candidate; the context stands before it."""
+        """Column of the first candidate; the context precedes it."""
         return 2 + self.path + CONTEXT
 
     @property
@@ -49,8 +49,20 @@ class HostBuffer:
         ids: jax.Array,
         logits: jax.Array,
     ) -> jax.Array:
-        """On the device: context [B, 4], count, drafted and active [B], tokens [B, P], ids and
-        float32 logits [B, d, k] -> int32 [B, width]. A finished row's root becomes -1."""
+        """Packs the buffer, on the device; the root of a finished row becomes -1.
+
+        Args:
+          context: int32 [B, 4].
+          count: int32 [B].
+          drafted: int32 [B].
+          active: bool [B].
+          tokens: int32 [B, P].
+          ids: int32 [B, d, k].
+          logits: float32 [B, d, k].
+
+        Returns:
+          int32 [B, width].
+        """
         b = context.shape[0]
         root = jnp.where(active, context[:, -1], -1)
         bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
@@ -68,15 +80,15 @@ class HostBuffer:
         )
 
     def emitted(self, packed: np.ndarray) -> list[np.ndarray]:
-        """The tokens each row won in the step; the first `packed[row, 1]` of them were drafted."""
+        """The tokens each row emitted; the first `packed[row, 1]` of them were drafted."""
         return [row[2 : 2 + row[0]] for row in packed]
 
     def active(self, packed: np.ndarray) -> bool:
-        """Whether any row goes on."""
+        """Whether any row is unfinished."""
         return bool((packed[:, self.root] >= 0).any())
 
     def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k], not copied."""
+        """Views of the context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k]."""
         shape = (len(packed), self.positions, self.candidates)
         middle = self.first + self.positions * self.candidates
         context = packed[:, self.first - CONTEXT : self.first]

@@ -1,8 +1,8 @@
 """Loops over the decode step.
 
-`stream` runs step and search in turn from the host and yields tokens as they are won; `fused` puts
-the whole generation into one jitted `lax.while_loop` with the search as a callback. Both give the
-same tokens.
+The host loop, `stream`, calls step and search in turn and yields tokens as they are emitted. The
+fused loop, `generate_fused`, runs the whole generation in one jitted `lax.while_loop` with the
+search as a callback. Both produce the same tokens.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.pruner import Pruner, trees_inside
+from dart_jax.decoding.pruner import Pruner, search_in_jit
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import prefill, step
 from dart_jax.errors import UserError
 
-# Stop ids are padded to a multiple of this, so that shapes stay few.
+# Stop ids are padded to a multiple of this, to limit the number of compiled shapes.
 _STOP_IDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """A batch of prompts, padded on the right to a power of two, at least 16: shapes stay few.
+    """A batch of prompts, padded on the right to a power of two, at least 16, to limit the number
+    of compiled shapes.
 
     Attributes:
       tokens: int32 [B, T].
       length: int32 [B].
-      max_new_tokens: int32 [B], cut to what `max_length` leaves room for.
-      max_length: prompt and new tokens together, per row.
+      max_new_tokens: int32 [B], reduced to the room that `max_length` leaves.
+      max_length: maximum length of prompt and new tokens together, per row.
     """
 
     tokens: np.ndarray
@@ -47,11 +48,11 @@ class Prompts:
     def pad(
         cls, prompts: list[np.ndarray], max_new_tokens: int, max_length: int, vocab_size: int
     ) -> Prompts:
-        """Lays prompts of different lengths side by side.
+        """Pads prompts of different lengths to a batch.
 
         Raises:
-          UserError: an empty prompt, one that leaves no room for a new token, a token outside
-            the vocabulary, or nothing to generate.
+          UserError: there is no prompt, a prompt is empty, leaves no room for a new token or has a
+            token outside the vocabulary, or `max_new_tokens` is below 1.
         """
         if not prompts:
             raise UserError("no prompts")
@@ -77,12 +78,12 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a batch is decoded; none of it is compiled in.
+    """Options of a batch that can change without recompiling.
 
     Attributes:
-      sampling: how the target draws.
+      sampling: how the target samples.
       stop: ids that end a sequence.
-      seed: of the draws, in 0..2**32 - 1.
+      seed: seed of sampling, in 0..2**32 - 1.
     """
 
     sampling: Sampling = Sampling()
@@ -96,13 +97,13 @@ class Options:
 
 @dataclasses.dataclass
 class Generation:
-    """What a generation gave and what it took.
+    """The new tokens of a batch, and the steps and time they took.
 
     Attributes:
-      tokens: per row the new tokens, the stop id included where one was drawn.
-      drafted: per row, bool, which of them the drafter had proposed; the others are the target's.
-      steps: int [B], verifications each row took part in (prefill is none).
-      seconds: of wall time: `prefill`, `device` (draft and verify), `search` and, streaming,
+      tokens: the new tokens of each row, including the stop id if one was drawn.
+      drafted: per row, bool, which of them the drafter proposed; the others are the target's.
+      steps: int [B], verifications each row took part in (the prefill does not count).
+      seconds: wall time: `prefill`, `device` (draft and verify), `search` and, in the host loop,
         `host` (the rest); in the fused loop the rest is part of `device`.
     """
 
@@ -113,21 +114,24 @@ class Generation:
 
     @property
     def tau(self) -> np.ndarray:
-        """Tokens emitted per verification, bonus included: float [B]; nan without a step."""
-        won = np.array([len(tokens) - 1 for tokens in self.tokens])
+        """Acceptance length: tokens emitted per verification, bonus token included. Float [B]; nan
+        without a verification."""
+        emitted = np.array([len(tokens) - 1 for tokens in self.tokens])
         with np.errstate(invalid="ignore"):
-            return won / self.steps
+            return emitted / self.steps
 
 
 class Drafts(NamedTuple):
-    """What a step verified, for who wants to look at it.
+    """What a step verified, for inspection.
 
     Attributes:
-      trees: int32 [B, 3, N + 1], packed (see `dart_jax.decoding.tree`); of plain decoding the roots.
-      context: int32 [B, 4], the tokens before, the root at the end (see `HostBuffer`).
-      ids: int32 [B, d, k], candidates that the host's search made the trees of; d is 0 where there
+      trees: int32 [B, 3, N + 1], packed (see `dart_jax.decoding.tree`); only roots for plain
+        decoding.
+      context: int32 [B, 4], the last tokens of each sequence, ending with the root (see
+        `HostBuffer`).
+      ids: int32 [B, d, k], candidates that the host's search built the trees from; d is 0 if there
         was no search.
-      logits: float32 [B, d, k], theirs.
+      logits: float32 [B, d, k], the candidates' logits.
     """
 
     trees: np.ndarray
@@ -137,12 +141,12 @@ class Drafts(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """What a batch won in one step.
+    """What a batch emitted in one step.
 
     Attributes:
-      tokens: per row the tokens emitted.
-      drafted: int [B], how many of them, the first, the drafter had proposed.
-      drafts: what was verified for them; None in the prefill, and where it was not asked for.
+      tokens: the emitted tokens of each row.
+      drafted: int [B], the first `drafted` tokens of a row were proposed by the drafter.
+      drafts: what was verified; None for the prefill, and if it was not requested.
     """
 
     tokens: list[np.ndarray]
@@ -176,20 +180,20 @@ def stream(
     options: Options = Options(),
     *,
     seconds: dict[str, float] | None = None,
-    watch: bool = False,
+    with_drafts: bool = False,
 ) -> Generator[StepOutput, np.ndarray | None, None]:
-    """Yields, after the prefill and after every step, what each row won in it.
+    """Yields the tokens that each row emits, after the prefill and after every step.
+
+    Send a bool [B] to the generator to end the rows where it is true.
 
     Args:
       config: static.
       params: see `DecodeParams`.
-      pruner: the search, where trees come from the host; else None.
+      pruner: the search, if trees are built on the host; otherwise None.
       prompts: the batch.
       options: how to decode.
       seconds: collects wall time under `prefill`, `device` and `search`.
-      watch: yield too what every step verified.
-
-    Sent a bool [B], it ends the rows marked there.
+      with_drafts: also yield what each step verified.
     """
     seconds = {} if seconds is None else seconds
     seconds |= {"prefill": 0.0, "device": 0.0, "search": 0.0}
@@ -197,30 +201,30 @@ def stream(
     state, packed = start(config, params, prompts, options)
     drafts = None
     while True:
-        handed = np.asarray(packed)
+        buffer = np.asarray(packed)
         seconds[stage] += time.perf_counter() - began
-        ended = yield StepOutput(config.host_buffer.emitted(handed), handed[:, 1], drafts)
+        ended = yield StepOutput(config.host_buffer.emitted(buffer), buffer[:, 1], drafts)
         if ended is not None and ended.any():
-            handed = handed.copy()
-            handed[ended, config.host_buffer.root] = -1
+            buffer = buffer.copy()
+            buffer[ended, config.host_buffer.root] = -1
             remaining = jnp.where(jnp.asarray(ended), 0, state.remaining)
             state = dataclasses.replace(state, remaining=remaining)
-        if not config.host_buffer.active(handed):
+        if not config.host_buffer.active(buffer):
             return
         began = time.perf_counter()
-        trees = None if pruner is None else pruner(handed)
+        trees = None if pruner is None else pruner(buffer)
         seconds["search"] += time.perf_counter() - began
-        if watch:
-            drafts = _drafts(config, state, handed, trees)
+        if with_drafts:
+            drafts = _drafts(config, state, buffer, trees)
         stage, began = "device", time.perf_counter()
         state, packed = step(config, params, state, trees)
 
 
 def _drafts(
-    config: DecodeConfig, state: DecodeState, handed: np.ndarray, trees: np.ndarray | None
+    config: DecodeConfig, state: DecodeState, buffer: np.ndarray, trees: np.ndarray | None
 ) -> Drafts:
-    """What the next step verifies: the search's trees, the state's, or the roots."""
-    context, ids, logits = config.host_buffer.candidates_of(handed)
+    """What the next step verifies: the search's trees, the state's, or only the roots."""
+    context, ids, logits = config.host_buffer.candidates_of(buffer)
     if trees is None and state.trees is not None:
         trees = np.array(state.trees)  # a copy: the state is donated
     if trees is None:
@@ -235,7 +239,7 @@ def generate_streaming(
     prompts: Prompts,
     options: Options = Options(),
 ) -> Generation:
-    """`stream`, collected."""
+    """Runs the host loop to the end and collects its output."""
     seconds: dict[str, float] = {}
     began = time.perf_counter()
     steps = list(stream(config, params, pruner, prompts, options, seconds=seconds))
@@ -244,14 +248,14 @@ def generate_streaming(
 
 
 def collect(steps: list[StepOutput], seconds: dict[str, float]) -> Generation:
-    """What the steps of a stream come to."""
-    rows = list(zip(*(won.tokens for won in steps), strict=True))
+    """Joins the steps of a stream to a `Generation`."""
+    rows = list(zip(*(step.tokens for step in steps), strict=True))
     drafted = [
-        np.concatenate([np.arange(len(won.tokens[n])) < won.drafted[n] for won in steps])
+        np.concatenate([np.arange(len(step.tokens[n])) < step.drafted[n] for step in steps])
         for n in range(len(rows))
     ]
-    taken = np.array([sum(len(tokens) > 0 for tokens in row[1:]) for row in rows])
-    return Generation([np.concatenate(row) for row in rows], drafted, taken, seconds)
+    verifications = np.array([sum(len(tokens) > 0 for tokens in row[1:]) for row in rows])
+    return Generation([np.concatenate(row) for row in rows], drafted, verifications, seconds)
 
 
 def generate_fused(
@@ -261,7 +265,7 @@ def generate_fused(
     prompts: Prompts,
     options: Options = Options(),
 ) -> Generation:
-    """The whole generation as one jitted program behind the prefill.
+    """Runs the prefill, then the whole generation as one jitted program.
 
     Without a pruner the program never leaves the device.
     """
@@ -273,8 +277,8 @@ def generate_fused(
         pruner.seconds = 0.0
         handle = jnp.int32(pruner.handle)
     native = pruner is None or pruner.native
-    _, *won = _run(config, native, prompts.max_length, params, state, packed, handle)
-    output, drafted, emitted, steps = jax.device_get(won)
+    _, *results = _run(config, native, prompts.max_length, params, state, packed, handle)
+    output, drafted, emitted, steps = jax.device_get(results)
     total = time.perf_counter()
     search = pruner.seconds if pruner is not None else 0.0
     seconds = {
@@ -285,7 +289,7 @@ def generate_fused(
     rows = list(zip(output, drafted, emitted, strict=True))
     return Generation(
         [tokens[:count] for tokens, _, count in rows],
-        [origin[:count] for _, origin, count in rows],
+        [was_drafted[:count] for _, was_drafted, count in rows],
         steps,
         seconds,
     )
@@ -304,16 +308,16 @@ def _run(
     """Decodes until every row is finished.
 
     Returns:
-      The last state, so that the donated caches can be used in place; new tokens
-      int32 [B, size + P], which of them were drafted, bool, how many of them each row emitted [B],
-      and the verifications each row took part in [B].
+      The final state, so that the donated caches can be updated in place; new tokens
+      int32 [B, size + P]; which of them were drafted, bool [B, size + P]; how many of them each
+      row emitted [B]; and the verifications each row took part in [B].
     """
     width = config.host_buffer.path
 
     def write_row(output, drafted, emitted, packed):
-        origin = jnp.arange(width, dtype=jnp.int32) < packed[1]
+        was_drafted = jnp.arange(width, dtype=jnp.int32) < packed[1]
         output = jax.lax.dynamic_update_slice(output, packed[2 : 2 + width], (emitted,))
-        drafted = jax.lax.dynamic_update_slice(drafted, origin, (emitted,))
+        drafted = jax.lax.dynamic_update_slice(drafted, was_drafted, (emitted,))
         return output, drafted, emitted + packed[0]
 
     write = jax.vmap(write_row)
@@ -323,7 +327,7 @@ def _run(
         steps = steps + state.active.astype(jnp.int32)
         trees = None
         if handle is not None:
-            trees = trees_inside(config.host_buffer, config.nodes, handle, packed, native=native)
+            trees = search_in_jit(config.host_buffer, config.nodes, handle, packed, native=native)
         state, packed = step(config, params, state, trees)
         return state, packed, write(output, drafted, emitted, packed), steps
 

@@ -1,7 +1,7 @@
-"""The host's side of a step: candidates come in one packed array, a draft tree goes back.
+"""The tree search on the host: turns the candidates in a host buffer into a packed draft tree.
 
-A `Pruner` is called between two jitted steps, or inside one jitted program: on the CPU XLA calls
-the C++ search itself, elsewhere `jax.pure_callback` leads to it. A callback computes in numpy only:
+A `Pruner` is called between two jitted steps, or inside one jitted program: on CPU, XLA calls the
+C++ search directly; on other platforms `jax.pure_callback` calls it. The callback uses only numpy:
 running a JAX computation inside one can deadlock.
 """
 
@@ -24,15 +24,15 @@ from dart_jax.ngram import NgramModel
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """The tree search's parameters (docs/method.md, section 3), with the paper's defaults.
+    """Parameters of the tree search (docs/method.md, section 3), with the paper's defaults.
 
     Attributes:
-      beam: nodes of a level that are extended.
+      beam: nodes per level that are extended.
       level_decay: exponent of the level weight.
       logit_decay: base of the logit weight.
-      ngram_weight: of the n-gram model's log-probability.
-      ties: `first`, of equal scores the node created first; `compat`, what the reference's unstable
-        sorts make of them, many times slower.
+      ngram_weight: weight of the n-gram model's log-probability.
+      ties: among equal scores, `first` prefers the node created first; `compat` reproduces the
+        reference's unstable sorts and is many times slower.
     """
 
     beam: int = 20
@@ -43,9 +43,9 @@ class SearchConfig:
 
 
 class Pruner:
-    """Packed candidates -> packed draft trees, int32 [B, 3, N + 1]."""
+    """Host buffer -> packed draft trees, int32 [B, 3, N + 1]."""
 
-    # Whether a program on the CPU may call the C++ search instead of this object.
+    # Whether a program on CPU may call the C++ search directly instead of this object.
     native = True
 
     def __init__(
@@ -58,15 +58,16 @@ class Pruner:
         search: SearchConfig = SearchConfig(),
         threads: int | None = None,
     ):
-        """Prepares the search of trees of N = `nodes` nodes.
+        """Creates the search for trees of N = `nodes` nodes.
 
         Args:
           host_buffer: layout of the packed candidates.
           nodes: N, the root not counted.
-          ngram: None searches by the drafter alone; without candidates it drafts alone.
+          ngram: n-gram model; None searches with only the drafter's scores. If the host buffer has
+            no candidates, only the n-gram model drafts.
           eos: tokens that end a sequence.
           search: parameters.
-          threads: rows of a batch searched at the same time; None takes all cores.
+          threads: rows of a batch searched in parallel; None uses all cores.
 
         Raises:
           ValueError: a parameter is out of range.
@@ -84,12 +85,12 @@ class Pruner:
 
     @property
     def handle(self) -> int:
-        """What a compiled program knows the pruner by (see `trees_inside`)."""
+        """Identifies the pruner in a compiled program (see `search_in_jit`)."""
         return self._handle.value
 
     @property
     def seconds(self) -> float:
-        """Time spent searching since it was last set to 0."""
+        """Search time since this was last set to 0."""
         return self._search.seconds
 
     @seconds.setter
@@ -97,18 +98,19 @@ class Pruner:
         self._search.seconds = value
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
-        """The trees of one step, on the host."""
+        """Searches the trees of one step, on the host."""
         packed = np.asarray(packed)
         trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
         self._search.search(*self.host_buffer.candidates_of(packed), trees)
         return trees
 
 
-# By handle. A program may outlive a pruner; calling it with that one's handle is then an error.
+# Handle -> pruner. A program may outlive a pruner; running it with a dead pruner's handle is an
+# error.
 _pruners: weakref.WeakValueDictionary[int, Pruner] = weakref.WeakValueDictionary()
 
 
-def trees_inside(
+def search_in_jit(
     host_buffer: HostBuffer,
     nodes: int,
     handle: jax.Array,
@@ -116,23 +118,23 @@ def trees_inside(
     *,
     native: bool = True,
 ) -> jax.Array:
-    """The trees of one step, inside a jitted program.
+    """Searches the trees of one step inside a jitted program.
 
-    The pruner is an argument of the program: one program serves all pruners of a shape, in every
-    process.
+    The pruner is an argument of the program, so one program serves all pruners of the same shape,
+    in every process.
 
     Args:
       host_buffer: layout of the packed candidates.
       nodes: N.
       handle: int32 scalar, `Pruner.handle`.
       packed: int32 [B, width].
-      native: on the CPU, let XLA call the C++ search itself, without Python.
+      native: on CPU, let XLA call the C++ search directly, without Python.
 
     Returns:
       int32 [B, 3, N + 1].
     """
     out = jax.ShapeDtypeStruct((packed.shape[0], 3, nodes + 1), jnp.int32)
-    python = partial(_trees_through_python, out)
+    python = partial(_search_through_python, out)
     if not (native and _foreign_function()):
         return python(handle, packed)
     foreign = partial(
@@ -145,13 +147,13 @@ def trees_inside(
     return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
 
 
-def _trees_through_python(
+def _search_through_python(
     out: jax.ShapeDtypeStruct, handle: jax.Array, packed: jax.Array
 ) -> jax.Array:
-    """The same on every platform.
+    """Calls the pruner through a Python callback, on any platform.
 
-    The rows cross in parts: to copy an array above 100 KiB for a callback, JAX on the CPU waits
-    for a thread, and where there is but one core, for ever.
+    The rows are passed in parts: to copy an array above 100 KiB for a callback, JAX on CPU waits
+    for a thread, which never comes if there is only one core.
     """
     rows = max(1, _COPIED_AT_ONCE // (packed.shape[1] * packed.dtype.itemsize))
     parts = [packed[i : i + rows] for i in range(0, packed.shape[0], rows)]
@@ -164,13 +166,14 @@ def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
 
 _FOREIGN_FUNCTION = "dart_search"
 
-# Bytes of the largest array that JAX hands to a callback without another thread.
+# Bytes of the largest array that JAX passes to a callback without using another thread.
 _COPIED_AT_ONCE = 100 * 1024
 
 
 @cache
 def _foreign_function() -> bool:
-    """Makes the search known to XLA. False if it was built without, or for another jaxlib."""
+    """Registers the search with XLA; returns False if the extension was built without XLA's FFI or
+    for another jaxlib."""
     if _core.ffi_handler is None:
         return False
     try:

@@ -1,7 +1,7 @@
-"""Drawing tokens, with noise that depends on (seed, row, absolute position) alone.
+"""Samples tokens with noise that depends only on (seed, row, absolute position).
 
-So the same seed gives the same token whether a position is reached by plain decoding or as a node
-of a draft tree.
+The same seed therefore gives the same token whether a position is reached by plain decoding or as a
+node of a draft tree.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the target's logits become a token.
+    """How a token is sampled from the target's logits.
 
     Applied in this order, with the definitions of `transformers`: repetition penalty, temperature,
-    top-k, top-p, min-p. (The DART reference cuts by top-p before top-k and has no min-p.) Tokens
-    tied with the last one kept are kept too.
+    top-k, top-p, min-p. (The DART reference applies top-p before top-k and has no min-p.) Tokens
+    tied with the last one kept are also kept.
 
     Attributes:
-      temperature: divides the logits; 0 takes the most likely token.
+      temperature: divides the logits; 0 decodes greedily.
       top_k: keep the k most likely tokens; 0 keeps all.
       top_p: keep the smallest set of most likely tokens whose probability reaches p.
       min_p: keep tokens at least this fraction as likely as the most likely one.
-      repetition_penalty: what makes tokens that the prompt or the text so far holds less likely,
-        if above 1: positive logits are divided by it, negative ones multiplied.
+      repetition_penalty: above 1, tokens already in the prompt or the text become less likely:
+        their positive logits are divided by it, their negative ones multiplied.
     """
 
     temperature: float = 0.0
@@ -54,7 +54,7 @@ class Sampling:
             )
 
     def values(self) -> SamplingValues:
-        """What a compiled program takes."""
+        """Returns the arguments of a compiled program."""
 
         def unless(off: float, value: float) -> jax.Array | None:
             return None if value == off else jnp.float32(value)
@@ -72,10 +72,10 @@ class Sampling:
 
 
 class SamplingValues(NamedTuple):
-    """`Sampling` as arguments of a compiled program: scalars, None for what is not done.
+    """`Sampling` as arguments of a compiled program: scalars, or None for steps that are skipped.
 
-    Which are None is part of the program, the values are not: another temperature or another k
-    compiles nothing anew. Without a temperature the most likely token is taken.
+    Which fields are None is compiled in, the values are not: another temperature or k does not
+    recompile. Without a temperature decoding is greedy.
     """
 
     temperature: jax.Array | None = None
@@ -92,14 +92,14 @@ def draw(
     position: jax.Array,
     levels: jax.Array,
 ) -> jax.Array:
-    """Draws one token a node. The repetition penalty comes before (see `penalize_repetition`).
+    """Draws one token per node, from logits with the repetition penalty (`penalize_repetition`).
 
     Args:
       sampling: see `SamplingValues`.
       logits: float32 [B, T, V].
       seed: uint32 scalar.
-      position: int32 [B, P], absolute positions of the tokens drawn on each level.
-      levels: int32 [B, T], the level of each node: its noise is that of `position[level]`.
+      position: int32 [B, P], absolute position of the tokens drawn at each level.
+      levels: int32 [B, T], the level of each node; its noise is that of `position[level]`.
 
     Returns:
       int32 [B, T].
@@ -114,38 +114,38 @@ def draw(
     return _argmax(logits + noise)
 
 
-def penalize_repetition(penalty: jax.Array, logits: jax.Array, known: jax.Array) -> jax.Array:
-    """Makes the tokens marked in `known`, bool [..., V] like the logits, less likely."""
+def penalize_repetition(penalty: jax.Array, logits: jax.Array, seen: jax.Array) -> jax.Array:
+    """Lowers the logits of the tokens set in `seen`, bool [..., V] like the logits."""
     lowered = jnp.where(logits < 0, logits * penalty, logits / penalty)
-    return jnp.where(known, lowered, logits)
+    return jnp.where(seen, lowered, logits)
 
 
-def mark(seen: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Marks tokens, int32 [..., n], in bool [..., V]; -1 is none."""
+def mark_seen(seen: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Sets `tokens`, int32 [..., n], in `seen`, bool [..., V]; -1 is ignored."""
     if seen.ndim > 1:
-        return jax.vmap(mark)(seen, tokens)
-    # An index beyond the end is dropped; -1 would be the last.
+        return jax.vmap(mark_seen)(seen, tokens)
+    # Indices beyond the end are dropped; -1 would index the last token.
     return seen.at[jnp.where(tokens < 0, seen.shape[0], tokens)].set(True, mode="drop")
 
 
 def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
-    """Sets what top-k, top-p and min-p leave out to -inf; logits are already divided by the
+    """Sets logits excluded by top-k, top-p or min-p to -inf; the logits are already divided by the
     temperature."""
     if sampling.top_k is not None:
-        logits = jnp.where(_among_first(logits, sampling.top_k), logits, -jnp.inf)
+        logits = jnp.where(_top_k_mask(logits, sampling.top_k), logits, -jnp.inf)
     if sampling.top_p is not None:
         probability = jax.nn.softmax(logits, axis=-1)
-        least = _nucleus_threshold(probability, sampling.top_p)
-        logits = jnp.where(probability >= least, logits, -jnp.inf)
+        threshold = _nucleus_threshold(probability, sampling.top_p)
+        logits = jnp.where(probability >= threshold, logits, -jnp.inf)
     if sampling.min_p is not None:
         probability = jax.nn.softmax(logits, axis=-1)
-        least = sampling.min_p * jnp.max(probability, axis=-1, keepdims=True)
-        logits = jnp.where(probability >= least, logits, -jnp.inf)
+        threshold = sampling.min_p * jnp.max(probability, axis=-1, keepdims=True)
+        logits = jnp.where(probability >= threshold, logits, -jnp.inf)
     return logits
 
 
 def _argmax(x: jax.Array) -> jax.Array:
-    """The first index of the last axis's maximum, int32.
+    """Argmax over the last axis, int32; the first index wins ties.
 
     Two plain reductions: XLA's CPU code for `jnp.argmax` takes four times as long.
     """
@@ -154,11 +154,11 @@ def _argmax(x: jax.Array) -> jax.Array:
     return jnp.min(jnp.where(x == top, index, x.shape[-1] - 1), axis=-1)
 
 
-def _among_first(logits: jax.Array, k: jax.Array) -> jax.Array:
-    """Which logits are at least the k-th largest: bool, of the same shape.
+def _top_k_mask(logits: jax.Array, k: jax.Array) -> jax.Array:
+    """Which logits are at least the k-th largest: bool, same shape.
 
-    The threshold is found bit by bit, in integers ordered as the floats are, so that k need not be
-    known to the compiler: 32 counts cost less than a sort of the vocabulary.
+    Finds the threshold bit by bit, in integers with the same order as the floats, so that k need
+    not be a compile-time constant: 32 counts cost less than sorting the vocabulary.
     """
     bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
     sign = jnp.uint32(1 << 31)
@@ -174,10 +174,10 @@ def _among_first(logits: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def _nucleus_threshold(probability: jax.Array, top_p: jax.Array) -> jax.Array:
-    """The largest value such that the tokens at least that likely sum to `top_p` or more.
+    """The largest threshold such that the tokens at least that likely sum to `top_p` or more.
 
-    A bisection over the bits of a float32, whose order is that of the non-negative numbers they
-    stand for: 30 masked sums cost less than a sort of the vocabulary.
+    Bisects over the bits of a float32, which have the same order as the non-negative numbers they
+    represent: 30 masked sums cost less than sorting the vocabulary.
     """
     low = jnp.zeros((*probability.shape[:-1], 1), jnp.int32)
     high = jnp.full_like(low, jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32) + 1)
@@ -195,7 +195,7 @@ def _nucleus_threshold(probability: jax.Array, top_p: jax.Array) -> jax.Array:
 
 
 def gumbel_noise(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """Gumbel noise float32 [B, P, V]; row b's depends on (seed, b, position) alone."""
+    """Gumbel noise float32 [B, P, V]; row b's depends only on (seed, b, position)."""
 
     def row(index, positions):
         key = jax.random.fold_in(jax.random.key(seed), index)

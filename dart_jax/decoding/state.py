@@ -1,4 +1,4 @@
-"""What a decode step is compiled for, and the state that it updates."""
+"""The static configuration of a decode step, and the state that it updates."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
 
-# "target": its parameters; "drafter": those of the model that drafts, if one does; "draft_ids":
-# int32 [Vd], a DART or EAGLE-3 drafter's vocabulary.
+# "target": the target's parameters; "drafter": the drafter's, if it has any; "draft_ids":
+# int32 [Vd], the target ids of a DART or EAGLE-3 drafter's vocabulary.
 DecodeParams = dict[str, Any]
 
 
@@ -27,12 +27,12 @@ class DecodeConfig:
 
     Attributes:
       target: the target's shapes.
-      drafter: what tells how drafts are made; None decodes plainly.
+      drafter: config of the drafting method; None for plain decoding.
       nodes: tree nodes without the root, N.
-      candidates: a DART drafter's most likely tokens handed to the search at each position, k.
-      eagle: how an EAGLE-3 drafter grows its trees.
-      acceptance: tokens that every verification emits, on average, in place of what the target
-        agrees with: to measure speed alone (see `accept.impose_tau`).
+      candidates: top-k tokens per drafted position that a DART drafter passes to the search, k.
+      eagle: depth and width of an EAGLE-3 drafter's trees.
+      imposed_tau: average number of tokens emitted per verification, regardless of the target's
+        draws, to measure speed only (see `accept.impose_tau`); None for real acceptance.
     """
 
     target: TargetConfig
@@ -40,11 +40,11 @@ class DecodeConfig:
     nodes: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
-    acceptance: float | None = None
+    imposed_tau: float | None = None
 
     @functools.cached_property
     def drafting(self) -> DraftingMethod | None:
-        """How drafts are made; None decodes plainly."""
+        """The drafting method; None for plain decoding."""
         if self.drafter is None or self.nodes == 0:
             return None
         return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle)
@@ -56,12 +56,12 @@ class DecodeConfig:
 
     @property
     def max_depth(self) -> int:
-        """Deepest level of a tree."""
+        """Maximum depth of a tree."""
         return 0 if self.drafting is None else self.drafting.depth
 
     @functools.cached_property
     def host_buffer(self) -> HostBuffer:
-        """The layout of what crosses to the host."""
+        """The layout of the host buffer."""
         path = self.max_depth + 1
         if self.drafting is None:
             return HostBuffer(positions=0, candidates=0, path=path)
@@ -69,13 +69,15 @@ class DecodeConfig:
 
     @property
     def prefill(self) -> DecodeConfig:
-        """The same for every tree that is deep enough, where the prefill depends on no more."""
+        """The config to compile the prefill for; equal for all trees of the same maximum depth if
+        the host searches, since the prefill depends on nothing else."""
         return dataclasses.replace(self, nodes=self.max_depth) if self.searches else self
 
     def capacity(self, max_length: int) -> int:
-        """Cache rows that sequences of up to `max_length` tokens need.
+        """Cache rows needed for sequences of up to `max_length` tokens.
 
-        A step writes a whole path behind the accepted rows; a multiple of 64 keeps shapes few.
+        A step writes a whole path after the accepted rows. Rounded up to a multiple of 64 to limit
+        the number of compiled shapes.
         """
         return -(-(max_length + self.max_depth + 1) // 64) * 64
 
@@ -84,7 +86,7 @@ class DecodeConfig:
     jax.tree_util.register_dataclass,
     data_fields=[
         "target_cache",
-        "memory",
+        "draft_state",
         "length",
         "context",
         "remaining",
@@ -98,23 +100,25 @@ class DecodeConfig:
 )
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-    """Everything that changes from step to step, and what a call chooses.
+    """Everything that changes from step to step, and the options of a call.
 
     Attributes:
-      target_cache: keys and values of all known tokens but the last, the root.
-      memory: what the way of drafting remembers, such as the drafter's cache; None for nothing.
+      target_cache: keys and values of all tokens of a sequence except the last, the root.
+      draft_state: state of the drafting method, such as the drafter's KV cache; None if it has
+        none.
       length: int32 [B], rows in the target's cache; also the root's position.
-      context: int32 [B, 4], the last tokens known, the root at the end; -1 where there are fewer.
+      context: int32 [B, 4], the last tokens of each sequence, ending with the root; -1 where there
+        are fewer.
       remaining: int32 [B], tokens still to be emitted; 0 for a finished row.
-      stop: int32 [n], ids that end a sequence; -1 is none.
+      stop: int32 [n], ids that end a sequence; -1 is padding.
       seed: uint32 scalar.
-      sampling: how the target draws.
-      seen: bool [B, V], tokens known so far; None without a repetition penalty.
-      trees: int32 [B, 3, N + 1], the next trees, where the device makes them; else None.
+      sampling: how the target samples.
+      seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
+      trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
     """
 
     target_cache: KVCache
-    memory: Any
+    draft_state: Any
     length: jax.Array
     context: jax.Array
     remaining: jax.Array
@@ -126,5 +130,5 @@ class DecodeState:
 
     @property
     def active(self) -> jax.Array:
-        """Bool [B]: rows that go on."""
+        """Bool [B]: unfinished rows."""
         return self.remaining > 0

@@ -1,9 +1,9 @@
 """The decode step: verify the tree -> accept -> compact the caches -> draft -> top-k.
 
 Pure functions over plain pytrees. `DecodeConfig` is static; the state is donated, so its caches are
-updated in place. Plain decoding is the same step with a tree that is only a root and no drafter.
-How drafts are made is left to `dart_jax.decoding.drafting`: some ways hand candidates to the host, whose
-search sends a tree back; others leave the next tree in the state.
+updated in place. Plain decoding is the same step with a root-only tree and no drafter. Drafting is
+left to the methods in `dart_jax.decoding.drafting`: some return candidates for the host, whose
+search builds the tree; others store the next tree in the state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from dart_jax.decoding.accept import accept, impose_tau
 from dart_jax.decoding.drafting import DraftInput
 from dart_jax.decoding.host_buffer import CONTEXT
-from dart_jax.decoding.sampling import SamplingValues, draw, mark, penalize_repetition
+from dart_jax.decoding.sampling import SamplingValues, draw, mark_seen, penalize_repetition
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import DraftTree, ancestor_mask, root_only, unpack
 from dart_jax.models.cache import KVCache, append, cache_from, wait_for
@@ -29,12 +29,12 @@ from dart_jax.models.pure import bind
 
 
 class Verified(NamedTuple):
-    """What the target makes of a tree.
+    """The target's output for a tree.
 
     Attributes:
       logits: float32 [B, N + 1, V].
-      features: [B, N + 1, 3D]; [B, N + 1, 0] of a target without.
-      rows: keys and values of the tree's rows, layer by layer.
+      features: [B, N + 1, 3D]; [B, N + 1, 0] if the target has no feature layers.
+      rows: keys and values of the tree's rows, per layer.
     """
 
     logits: jax.Array
@@ -43,20 +43,20 @@ class Verified(NamedTuple):
 
 
 class AcceptedPath(NamedTuple):
-    """The rows of an accepted path, P of them.
+    """The P rows of the accepted path, gathered by the indices in `accept.Acceptance`.
 
     Attributes:
-      tokens: int32 [B, P], the rows' own: the root, then what was drafted.
-      following: int32 [B, P], the target's tokens after them.
+      tokens: int32 [B, P], the rows' own tokens: the root, then drafted tokens.
+      next_tokens: int32 [B, P], the target's draw after each row.
       features: [B, P, 3D], the target's.
       positions: int32 [B, P].
-      count: int32 [B], how many of `following` are emitted.
-      drafted: int32 [B], how many of these had been drafted.
-      start: int32 [B], rows known before.
+      count: int32 [B], how many of `next_tokens` are emitted.
+      drafted: int32 [B], how many of the emitted tokens were drafted.
+      start: int32 [B], length of the target's cache before this path.
     """
 
     tokens: jax.Array
-    following: jax.Array
+    next_tokens: jax.Array
     features: jax.Array
     positions: jax.Array
     count: jax.Array
@@ -65,7 +65,10 @@ class AcceptedPath(NamedTuple):
 
 
 def exact_products(function: Callable[..., Any]) -> Callable[..., Any]:
-    """On recent GPUs a float32 product would otherwise be rounded to 19 bits."""
+    """Traces `function` with exact float32 matrix products.
+
+    By default recent GPUs round their inputs to 19 bits (TF32).
+    """
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
@@ -89,7 +92,7 @@ def prefill(
     *,
     capacity: int,
 ) -> tuple[DecodeState, jax.Array]:
-    """Reads the prompts, draws each row's first token and drafts from there.
+    """Runs the prompts, draws each row's first token and makes the first draft.
 
     Args:
       config: static.
@@ -99,11 +102,11 @@ def prefill(
       max_new_tokens: int32 [B].
       stop: int32 [n], see `DecodeState`.
       seed: uint32 scalar.
-      sampling: how the target draws.
+      sampling: how the target samples.
       capacity: cache rows, `config.capacity(...)`; static.
 
     Returns:
-      The state and the packed host_buffer, int32 [B, width].
+      The state and the host buffer, int32 [B, width].
     """
     b, t = tokens.shape
     chex.assert_type([tokens, length, max_new_tokens], jnp.int32)
@@ -118,7 +121,7 @@ def prefill(
     seen = None
     if sampling.repetition_penalty is not None:
         seen = jnp.zeros((b, config.target.vocab_size), bool)
-        seen = mark(seen, jnp.where(positions <= last, tokens, -1))
+        seen = mark_seen(seen, jnp.where(positions <= last, tokens, -1))
         logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
     first = draw(sampling, logits, seed, length[:, None], jnp.zeros_like(last))
 
@@ -126,7 +129,7 @@ def prefill(
     context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
     state = DecodeState(
         target_cache=cache_from(out.rows, capacity),
-        memory=None,
+        draft_state=None,
         length=length,
         context=context,
         remaining=max_new_tokens,
@@ -137,13 +140,13 @@ def prefill(
     )
     state, count = _emit(state, first, jnp.ones_like(length))
     # The drafter's row i joins the feature at i with the token at i + 1.
-    following = jnp.concatenate([tokens[:, 1:], first], axis=1)
-    following = jnp.where(positions == last, first, following)
-    known = DraftInput(
+    next_tokens = jnp.concatenate([tokens[:, 1:], first], axis=1)
+    next_tokens = jnp.where(positions == last, first, next_tokens)
+    inputs = DraftInput(
         target,
         params,
         tokens,
-        following,
+        next_tokens,
         out.features,
         positions,
         last=length - 1,
@@ -153,10 +156,10 @@ def prefill(
         sampling=sampling,
         seen=state.seen,
     )
-    state, ids, draft = _draft(config, state, known)
+    state, ids, logits = _draft(config, state, inputs)
     first = jnp.pad(first, ((0, 0), (0, config.max_depth)))
     none = jnp.zeros_like(count)
-    packed = config.host_buffer.pack(state.context, count, none, state.active, first, ids, draft)
+    packed = config.host_buffer.pack(state.context, count, none, state.active, first, ids, logits)
     return state, packed
 
 
@@ -165,30 +168,30 @@ def prefill(
 def step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None = None
 ) -> tuple[DecodeState, jax.Array]:
-    """One verification and the draft that follows it.
+    """Verifies one tree per row, then drafts.
 
     Args:
       config: static.
       params: see `DecodeParams`.
       state: donated.
-      trees: int32 [B, 3, N + 1] from the pruner; None where the state has them, and for plain
+      trees: int32 [B, 3, N + 1] from the pruner; None if the state has them, and for plain
         decoding.
 
     Returns:
-      The new state and the packed host_buffer, int32 [B, width].
+      The new state and the host buffer, int32 [B, width].
     """
     trees = state.trees if trees is None else trees
     verified = verify(config, params, state, trees)
-    state, won = accept_and_compact(config, state, trees, verified)
-    known = draft_input(config, params, state, won, state.target_cache[0][0].shape[2])
-    state, ids, draft = _draft(config, state, known)
-    return state, pack(config, state, won, ids, draft)
+    state, path = accept_and_compact(config, state, trees, verified)
+    inputs = draft_input(config, params, state, path, state.target_cache[0][0].shape[2])
+    state, ids, logits = _draft(config, state, inputs)
+    return state, pack(config, state, path, ids, logits)
 
 
 def verify(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Verified:
-    """The target over the rows of the trees, int32 [B, 3, N + 1]; None for roots alone."""
+    """Runs the target over the trees, int32 [B, 3, N + 1]; None for only the roots."""
     target = bind(config.target, params["target"])
     tree = _tree(config, state, trees)
     with jax.named_scope("verify"):
@@ -201,7 +204,7 @@ def verify(
 def accept_and_compact(
     config: DecodeConfig, state: DecodeState, trees: jax.Array | None, verified: Verified
 ) -> tuple[DecodeState, AcceptedPath]:
-    """The target's draws, the walk by them, and the path's rows behind the target's cache."""
+    """Draws the target's tokens, accepts a path, and appends its rows to the target's cache."""
     tree, depth, start = _tree(config, state, trees), config.max_depth, state.length
     mask = ancestor_mask(tree, depth)
     positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
@@ -211,39 +214,45 @@ def accept_and_compact(
             seen = _seen_at_nodes(state.seen, tree, mask)
             logits = penalize_repetition(state.sampling.repetition_penalty, logits, seen)
         drawn = draw(state.sampling, logits, state.seed, positions + 1, tree.depth)
-        if config.acceptance is None:
-            won = accept(tree, mask, drawn, depth)
+        if config.imposed_tau is None:
+            accepted = accept(tree, mask, drawn, depth)
         else:
             left, end = state.remaining, start + state.remaining
-            won = impose_tau(tree, drawn, depth, left, end, config.acceptance)
-    state, count = _emit(state, won.tokens, won.count)
+            accepted = impose_tau(tree, drawn, depth, left, end, config.imposed_tau)
+    state, count = _emit(state, accepted.tokens, accepted.count)
+    path = accepted.path
     with jax.named_scope("compact"):
-        cache = append(state.target_cache, verified.rows, won.path, wait_for(won.tokens, start))
+        length = wait_for(accepted.tokens, start)
+        cache = append(state.target_cache, verified.rows, path, length)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
     return state, AcceptedPath(
-        tokens=jnp.take_along_axis(tree.tokens, won.path, axis=1),
-        following=won.tokens,
-        features=jnp.take_along_axis(verified.features, won.path[:, :, None], axis=1),
+        tokens=jnp.take_along_axis(tree.tokens, path, axis=1),
+        next_tokens=accepted.tokens,
+        features=jnp.take_along_axis(verified.features, path[:, :, None], axis=1),
         positions=positions,
         count=count,
-        drafted=jnp.minimum(count, won.count - 1),
+        drafted=jnp.minimum(count, accepted.count - 1),
         start=start,
     )
 
 
 def draft_input(
-    config: DecodeConfig, params: DecodeParams, state: DecodeState, won: AcceptedPath, capacity: int
+    config: DecodeConfig,
+    params: DecodeParams,
+    state: DecodeState,
+    path: AcceptedPath,
+    capacity: int,
 ) -> DraftInput:
-    """What there is to draft from after a verification; `capacity` is that of the caches."""
+    """Builds the drafting method's input after a verification; `capacity` is the caches'."""
     return DraftInput(
         bind(config.target, params["target"]),
         params,
-        won.tokens,
-        won.following,
-        won.features,
-        won.positions,
-        last=jnp.maximum(won.count - 1, 0),
-        start=won.start,
+        path.tokens,
+        path.next_tokens,
+        path.features,
+        path.positions,
+        last=jnp.maximum(path.count - 1, 0),
+        start=path.start,
         capacity=capacity,
         seed=state.seed,
         sampling=state.sampling,
@@ -252,16 +261,16 @@ def draft_input(
 
 
 def pack(
-    config: DecodeConfig, state: DecodeState, won: AcceptedPath, ids: jax.Array, logits: jax.Array
+    config: DecodeConfig, state: DecodeState, path: AcceptedPath, ids: jax.Array, logits: jax.Array
 ) -> jax.Array:
-    """The host_buffer, int32 [B, width], with the candidates [B, d, k] for the host's search."""
+    """Packs the host buffer, int32 [B, width], with the candidates' ids and logits [B, d, k]."""
     return config.host_buffer.pack(
-        state.context, won.count, won.drafted, state.active, won.following, ids, logits
+        state.context, path.count, path.drafted, state.active, path.next_tokens, ids, logits
     )
 
 
 def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> DraftTree:
-    """Packed trees as they are verified; without any, the roots."""
+    """Unpacks the trees to verify; without any, returns the roots."""
     if trees is None:
         return root_only(state.context[:, -1])
     chex.assert_shape(trees, (state.length.shape[0], 3, config.nodes + 1))
@@ -270,24 +279,26 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
 
 
 def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[DecodeState, jax.Array]:
-    """Takes the won tokens [B, P] as known; ends a row at a stop id or at its budget.
+    """Appends the accepted tokens [B, P] to each sequence, and finishes rows that reach a stop id
+    or their token budget.
 
     Returns:
-      The state with new `context`, `seen` and `remaining`, and how many tokens each row emits.
+      The state with new `context`, `seen` and `remaining`, and the number of tokens that each row
+      emits.
     """
     count = jnp.minimum(count, state.remaining)
     place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     stop = jnp.isin(tokens, state.stop) & (place < count[:, None])
     ended = jnp.any(stop, axis=1)
     count = jnp.where(ended, jnp.argmax(stop, axis=1).astype(jnp.int32) + 1, count)
-    known = jnp.concatenate([state.context, tokens], axis=1)
+    extended = jnp.concatenate([state.context, tokens], axis=1)
     latest = count[:, None] + jnp.arange(CONTEXT, dtype=jnp.int32)[None]
     seen = state.seen
     if seen is not None:
-        seen = mark(seen, jnp.where(place < count[:, None], tokens, -1))
+        seen = mark_seen(seen, jnp.where(place < count[:, None], tokens, -1))
     state = dataclasses.replace(
         state,
-        context=jnp.take_along_axis(known, latest, axis=1),
+        context=jnp.take_along_axis(extended, latest, axis=1),
         remaining=jnp.where(ended, 0, state.remaining - count),
         seen=seen,
     )
@@ -295,26 +306,26 @@ def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[Deco
 
 
 def _draft(
-    config: DecodeConfig, state: DecodeState, known: DraftInput
+    config: DecodeConfig, state: DecodeState, inputs: DraftInput
 ) -> tuple[DecodeState, jax.Array, jax.Array]:
-    """Drafts behind the newest rows.
+    """Drafts after the newest rows.
 
     Returns:
-      The state with the new memory, and trees where the device makes them; the candidates for the
-      host's search, int32 ids and float32 logits [B, d, k].
+      The state with the new `draft_state`, and `trees` if they are built on the device; and the
+      candidates for the host's search, int32 ids and float32 logits [B, d, k].
     """
-    shape = (known.last.shape[0], config.host_buffer.positions, config.host_buffer.candidates)
+    shape = (inputs.last.shape[0], config.host_buffer.positions, config.host_buffer.candidates)
     candidates = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
     if config.drafting is not None:
         with jax.named_scope("draft"):
-            memory, draft = config.drafting(state.memory, known)
-        state = dataclasses.replace(state, memory=memory, trees=draft.trees)
-        candidates = draft.candidates or candidates
+            draft_state, proposal = config.drafting(state.draft_state, inputs)
+        state = dataclasses.replace(state, draft_state=draft_state, trees=proposal.trees)
+        candidates = proposal.candidates or candidates
     return state, *candidates
 
 
 def _seen_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Array:
-    """Tokens known at every node, its own and its ancestors' included: bool [B, N + 1, V]."""
+    """Tokens in the sequence up to each node, including the node's own: bool [B, N + 1, V]."""
     b, nodes = tree.tokens.shape
     paths = jnp.where(mask, tree.tokens[:, None], -1)
-    return mark(jnp.broadcast_to(seen[:, None], (b, nodes, seen.shape[1])), paths)
+    return mark_seen(jnp.broadcast_to(seen[:, None], (b, nodes, seen.shape[1])), paths)

@@ -1,14 +1,14 @@
 """Draft trees of static size.
 
-A tree has N nodes and a root, the last known token. Node 0 is the root; real nodes follow, parents
-first; unused places have depth 0. For example the tree
+A tree has a root, the last token of the sequence, and N nodes. Node 0 is the root; real nodes
+follow, parents first; unused slots have depth 0. For example, the tree
 
     the -+- cat --- sat        node     0    1    2    3    4
          +- dog                token    the  cat  dog  sat  -
                                parent   0    0    0    1    0
                                depth    0    1    1    2    0
 
-has this ancestor mask (row sees column), by which one forward pass scores every path at once:
+has this ancestor mask (row sees column), with which one forward pass scores all paths:
 
     the  1 . . . .
     cat  1 1 . . .
@@ -31,7 +31,7 @@ class DraftTree(NamedTuple):
     Attributes:
       tokens: target ids.
       parents: node indices; the root's is its own.
-      depth: distance from the root; 0 also marks an unused place.
+      depth: distance from the root; 0 for the root and for unused slots.
     """
 
     tokens: jax.Array
@@ -40,7 +40,7 @@ class DraftTree(NamedTuple):
 
     @property
     def real(self) -> jax.Array:
-        """Bool [B, N + 1]: nodes that were drafted; neither the root nor an unused place."""
+        """Bool [B, N + 1]: drafted nodes, excluding the root and unused slots."""
         return self.depth > 0
 
 
@@ -50,18 +50,18 @@ def unpack(packed: jax.Array) -> DraftTree:
 
 
 def root_only(tokens: jax.Array) -> DraftTree:
-    """The tree of plain decoding: int32 [B] -> N = 0."""
+    """Trees of plain decoding, N = 0, from root tokens int32 [B]."""
     zero = jnp.zeros_like(tokens)[:, None]
     return DraftTree(tokens[:, None], zero, zero)
 
 
 def chain(root: jax.Array, tokens: jax.Array, count: jax.Array) -> jax.Array:
-    """The packed trees in which every node has but one child: int32 [B, 3, N + 1].
+    """Packs chains, trees in which every node has one child: int32 [B, 3, N + 1].
 
     Args:
       root: int32 [B, 1].
       tokens: int32 [B, N], each the child of the one before.
-      count: int32 [B], how many of them are real.
+      count: int32 [B], how many of them are real nodes.
     """
     b, n = tokens.shape
     depth = jnp.broadcast_to(jnp.arange(1, n + 1, dtype=jnp.int32)[None], (b, n))
@@ -72,7 +72,7 @@ def chain(root: jax.Array, tokens: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def ancestor_mask(tree: DraftTree, max_depth: int) -> jax.Array:
-    """Which nodes each node descends from, itself included: bool [B, N + 1, N + 1].
+    """The mask of each node's ancestors, itself included: bool [B, N + 1, N + 1].
 
     Pointer jumping: after r rounds a row holds its nearest 2**r ancestors.
     """

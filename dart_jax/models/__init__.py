@@ -1,6 +1,6 @@
 """Networks: the target, the DART and EAGLE-3 drafters, and the layers and caches they share.
 
-Pure computation: nothing here knows of files, tokenizers, decode loops or training. Imports only
-`dart_jax.errors`. Start with `target.py`, then `drafter.py`; `pure.py` turns the modules into
+Pure computation, independent of files, tokenizers, decode loops and training. Imports only
+`dart_jax.errors`. Start with `target.py`, then `drafter.py`; `pure.py` converts the NNX modules to
 functions over dicts of arrays.
 """

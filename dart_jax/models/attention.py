@@ -1,7 +1,7 @@
-"""Grouped-query attention over keys and values that lie in several arrays.
+"""Grouped-query attention over keys and values stored in several arrays.
 
 Axis letters: B batch, T new rows, S keys, H query heads, K key/value heads, G = H / K query heads
-per key/value head, h head dim. Scores and softmax are float32 whatever the weights' dtype.
+per key/value head, h head dim. Scores and softmax are float32 for every dtype of the weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_SCORES = 2**30  # bytes
+_MAX_SCORE_BYTES = 2**30
 
 
 def split_heads(x: jax.Array, heads: int) -> jax.Array:
@@ -23,13 +23,13 @@ def split_heads(x: jax.Array, heads: int) -> jax.Array:
 
 
 class Segment(NamedTuple):
-    """One array of keys that a row of queries attends to.
+    """Keys and values from one array, with the queries that attend to them.
 
     Attributes:
       q: queries [B, H, T, h].
       k: keys [B, K, S, h].
       v: values [B, K, S, h].
-      mask: bool, broadcastable to [B, T, S]: what each row sees.
+      mask: bool, broadcastable to [B, T, S]; true where a row sees a key.
     """
 
     q: jax.Array
@@ -39,41 +39,41 @@ class Segment(NamedTuple):
 
 
 def attend(segments: Sequence[Segment]) -> jax.Array:
-    """Grouped-query attention whose one softmax runs over keys that lie in several arrays.
+    """Grouped-query attention with a single softmax over the keys of all segments.
 
-    So the cache and the new rows need not be copied together, and a segment may hold the same queries
-    at other rotary positions. Every row must see at least one key. Many rows are taken some at a
-    time, so that their scores stay below a gigabyte, and are computed again for a gradient.
+    This avoids concatenating the cache and the new rows, and a segment may hold the same queries
+    at other rotary positions. Every row must see at least one key. A large number of rows is
+    processed in chunks, so that the scores stay below 1 GiB; chunks are recomputed for gradients.
 
     Returns:
       [B, T, H * h] in the queries' dtype.
     """
     b, heads, t, _ = segments[0].q.shape
     keys = sum(segment.k.shape[2] for segment in segments)
-    rows = max(1, _SCORES // (4 * b * heads * keys))
+    rows = max(1, _MAX_SCORE_BYTES // (4 * b * heads * keys))
     if rows >= t:
         return _attend(segments)
 
-    def some(start: jax.Array | int, size: int) -> jax.Array:
+    def chunk(start: jax.Array | int, size: int) -> jax.Array:
         def cut(x: jax.Array, axis: int) -> jax.Array:
-            whole = x.shape[axis] == 1
-            return x if whole else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+            broadcast = x.shape[axis] == 1
+            return x if broadcast else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
         return _attend([Segment(cut(p.q, 2), p.k, p.v, cut(p.mask, 1)) for p in segments])
 
     full = t // rows
     starts = jnp.arange(full, dtype=jnp.int32) * rows
-    out = jax.lax.map(jax.checkpoint(functools.partial(some, size=rows)), starts)
+    out = jax.lax.map(jax.checkpoint(functools.partial(chunk, size=rows)), starts)
     out = out.swapaxes(0, 1).reshape(b, full * rows, -1)
     rest = t - full * rows
-    return jnp.concatenate([out, some(full * rows, rest)], axis=1) if rest else out
+    return jnp.concatenate([out, chunk(full * rows, rest)], axis=1) if rest else out
 
 
 def _attend(segments: Sequence[Segment]) -> jax.Array:
-    every = [scores(segment) for segment in segments]
-    top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in every])
+    all_scores = [scores(segment) for segment in segments]
+    top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in all_scores])
     top = jax.lax.stop_gradient(top)
-    weights = [jnp.exp(s - top) for s in every]
+    weights = [jnp.exp(s - top) for s in all_scores]
     total = functools.reduce(jnp.add, [w.sum(axis=-1, keepdims=True) for w in weights])
     out = functools.reduce(
         jnp.add, [weighted_values(w, segment) for w, segment in zip(weights, segments, strict=True)]
@@ -87,7 +87,7 @@ def scores(segment: Segment) -> jax.Array:
     """Scaled, masked scores, float32 [B, K, G, T, S]."""
     b, heads, t, h = segment.q.shape
     kv_heads = segment.k.shape[1]
-    # Queries that share a key head become rows of one matrix product.
+    # Fold the queries that share a key head into the rows of one matrix product.
     q = segment.q.reshape(b, kv_heads, heads // kv_heads * t, h)
     score = jnp.einsum("bkqh,bksh->bkqs", q, segment.k, preferred_element_type=jnp.float32)
     score = score.reshape(b, kv_heads, heads // kv_heads, t, -1) * h**-0.5

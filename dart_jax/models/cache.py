@@ -1,7 +1,7 @@
-"""Key/value caches of fixed capacity, with a length of their own per row.
+"""KV caches of fixed capacity, with a separate length per sequence.
 
-Rows beyond a sequence's length hold garbage; readers mask them and writers overwrite them. So
-rejecting drafted tokens costs nothing: only accepted rows are ever counted in the length.
+Rows beyond a sequence's length hold garbage; readers mask them and writers overwrite them.
+Rejecting drafted tokens is therefore free: only accepted rows are counted in the length.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ KVCache = tuple[tuple[jax.Array, jax.Array], ...]
 def init_cache(
     layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: DTypeLike
 ) -> KVCache:
-    """An empty cache of `capacity` rows."""
+    """Returns an empty cache of `capacity` rows."""
     shape = (batch, kv_heads, capacity, head_dim)
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers))
 
 
 def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -> KVCache:
-    """Writes chosen new rows behind each sequence: this is the compaction after a verification.
+    """Writes selected new rows after each sequence: the compaction after a verification.
 
     Args:
-      cache: donated by callers; capacity must reach `length + P`, else the write would shift.
-      rows: keys and values of the rows just computed, [B, K, T, h] per layer.
+      cache: donated by callers; its capacity must be at least `length + P`, since
+        `dynamic_update_slice` would otherwise shift the write.
+      rows: keys and values of the T rows just computed, [B, K, T, h] per layer.
       index: int32 [B, P], which of the T rows to keep, in order. A sequence that keeps fewer than
-        P repeats any valid row: the surplus lands beyond its new length.
+        P repeats any valid row: the surplus is written beyond its new length.
       length: int32 [B], rows already in the cache.
     """
-
     chex.assert_shape(length, index.shape[:1])
 
     def keep(new: jax.Array) -> jax.Array:
@@ -43,17 +43,18 @@ def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -
 
 
 def cache_from(rows: KVCache, capacity: int) -> KVCache:
-    """A cache of `capacity` rows that starts with the first ones, [B, K, T, h] per layer."""
+    """Returns a cache of `capacity` rows that starts with `rows`, [B, K, T, h] per layer."""
     k, _ = rows[0]
     empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
     return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
 
 
 def extend(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
-    """Writes all new rows behind each sequence.
+    """Writes all new rows after each sequence.
 
     Args:
-      cache: donated by callers; capacity must reach `length + T`, else the write would shift.
+      cache: donated by callers; its capacity must be at least `length + T`, since
+        `dynamic_update_slice` would otherwise shift the write.
       rows: keys and values of T new rows, [B, K, T, h] per layer.
       length: int32 [B], rows already in the cache.
     """
@@ -66,14 +67,14 @@ def extend(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
 
 
 def wait_for(result: jax.Array, length: jax.Array) -> jax.Array:
-    """`length`, known only once `result` is, some integers that are never negative.
+    """Returns `length` unchanged, but makes it depend on `result`, which must be integers >= 0.
 
-    XLA does not write to a cache in place unless something orders the write behind what reads it;
-    else it copies the cache, every step.
+    XLA writes to a cache in place only if the write is ordered after every read of the cache;
+    otherwise it copies the cache in every step.
     """
     return length + jnp.minimum(result.ravel()[0], 0)
 
 
 def length_mask(capacity: int, length: jax.Array) -> jax.Array:
-    """Mask [B, 1, S] of the cached rows that every new row of a sequence may attend to."""
+    """Returns the mask [B, 1, S] of valid cached rows, which all new rows may attend to."""
     return (jnp.arange(capacity, dtype=jnp.int32)[None] < length[:, None])[:, None]

@@ -1,4 +1,4 @@
-"""Configurations of targets, read from the Hugging Face `config.json` beside the weights.
+"""Target configs, read from the Hugging Face `config.json` next to the weights.
 
 All classes are frozen and hashable, so jitted functions take them as static arguments.
 """
@@ -20,7 +20,7 @@ from dart_jax.models.config_fields import (
 )
 from dart_jax.models.rope import Rope
 
-# Architectures of targets by `model_type`, with the RoPE base of a config that names none.
+# `model_type` -> target architecture, and the RoPE base if the config has none.
 _ARCHITECTURES: dict[str, tuple[str, float | None]] = {
     "qwen3": ("Qwen3ForCausalLM", None),
     "qwen3_moe": ("Qwen3MoeForCausalLM", None),
@@ -32,14 +32,14 @@ _ARCHITECTURES: dict[str, tuple[str, float | None]] = {
 
 @dataclasses.dataclass(frozen=True)
 class MoEConfig:
-    """The experts that take an MLP's place.
+    """Mixture-of-experts layers, which replace the MLP.
 
     Attributes:
       num_experts: E.
-      num_experts_per_tok: how many of them a token goes through.
+      num_experts_per_tok: experts per token.
       intermediate_size: width of one expert.
       norm_topk_prob: whether the chosen experts' weights are scaled to sum to 1.
-      dense_layers: layers that keep a plain MLP.
+      dense_layers: layers with a plain MLP.
     """
 
     num_experts: int
@@ -52,17 +52,17 @@ class MoEConfig:
         check_fields(self)
         if self.num_experts_per_tok > self.num_experts:
             raise UserError(
-                f"config.json sends a token to {self.num_experts_per_tok} of "
+                f"config.json routes a token to {self.num_experts_per_tok} of "
                 f"{self.num_experts} experts"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class TargetConfig:
-    """A decoder of the Llama family, in the names of its Hugging Face `config.json`.
+    """A decoder of the Llama family, with the field names of its Hugging Face `config.json`.
 
     Attributes:
-      sliding_window: positions that a row may look back; caches are kept within it.
+      sliding_window: positions a row may attend back; sequences never grow beyond it.
       moe: None for a dense model.
     """
 
@@ -87,29 +87,34 @@ class TargetConfig:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose input is captured for the drafter (docs/method.md, section 1): three; none
-        of a target too small to have three different ones."""
+        """The three layers whose input is captured for the drafter (docs/method.md, section 1);
+        empty if the target is too small to have three distinct ones."""
         layers = (2, self.num_hidden_layers // 2, self.num_hidden_layers - 3)
         return layers if self.num_hidden_layers >= 7 else ()
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are normed head by head."""
+        """Whether queries and keys are normalised per head."""
         return self.model_type in ("qwen3", "qwen3_moe")
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a sequence: as many as the positions and the sliding window hold."""
-        length = max(self.max_position_embeddings, self.rope.reach)
+        """Maximum sequence length, limited by the positions and the sliding window."""
+        length = max(self.max_position_embeddings, self.rope.max_positions)
         return min(length, self.sliding_window or length)
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer's MLP is a choice of experts."""
+        """Whether a layer has experts instead of a plain MLP."""
         return self.moe is not None and layer not in self.moe.dense_layers
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> TargetConfig:
-        """Reads a Hugging Face config; refuses by name what would change the maths."""
+        """Reads a Hugging Face config.
+
+        Raises:
+          UserError: a field is missing or wrong, or names an unsupported option that would change
+            the computation.
+        """
         kind = json.get("model_type")
         architectures = json.get("architectures") or []
         if not isinstance(kind, str) or kind not in _ARCHITECTURES:
@@ -138,14 +143,14 @@ class TargetConfig:
             fields.setdefault("sliding_window", 4096)
         elif kind != "mixtral":
             refuse(json, "use_sliding_window", (False, None))
-            fields["sliding_window"] = None  # which configs may name and not use
+            fields["sliding_window"] = None  # configs may set it without using it
         fields["moe"] = _moe(json) if kind in ("qwen3_moe", "mixtral") else None
-        # Their defaults differ between architectures.
+        # Required, because their defaults differ between architectures.
         require(json, ("rms_norm_eps", "max_position_embeddings"))
         return cls(**known_fields(cls, fields))
 
     def to_json(self) -> dict[str, Any]:
-        """The config as `transformers` reads it."""
+        """Returns the config in the form that `transformers` reads."""
         json = {
             "architectures": [_ARCHITECTURES[self.model_type][0]],
             "attention_bias": False,
@@ -174,7 +179,7 @@ class TargetConfig:
 
 
 def _moe(json: Mapping[str, Any]) -> MoEConfig:
-    """The experts of a Qwen3-MoE or Mixtral config."""
+    """Reads the experts of a Qwen3-MoE or Mixtral config."""
     fields: dict[str, Any] = dict(json)
     fields.setdefault("num_experts", json.get("num_local_experts"))
     mixtral = json["model_type"] == "mixtral"
@@ -192,7 +197,7 @@ def _moe(json: Mapping[str, Any]) -> MoEConfig:
 
 
 def _dense_layers(json: Mapping[str, Any]) -> tuple[int, ...]:
-    """Layers of a Qwen3-MoE model that have no experts."""
+    """Returns the layers of a Qwen3-MoE model without experts."""
     layers, step = json["num_hidden_layers"], json.get("decoder_sparse_step", 1)
     only = json.get("mlp_only_layers") or []
     for name, value in (("num_hidden_layers", layers), ("decoder_sparse_step", step)):

@@ -1,4 +1,4 @@
-"""Checks of the fields of a `config.json`, which targets and drafters share."""
+"""Checks of `config.json` fields, shared by targets and drafters."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from dart_jax.errors import UserError
 
 
 def check_fields(config: Any) -> None:
-    """Raises UserError for a field of a config dataclass whose type or range is wrong."""
+    """Raises UserError if a field of a config dataclass has a wrong type or range."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         least = 0 if field.name == "draft_length" else 1
         if field.type == "bool":
-            good, want = isinstance(value, bool), "true or false"
+            valid, expected = isinstance(value, bool), "true or false"
         elif field.type in ("int", "int | None"):
-            good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-            good = good or (value is None and field.type == "int | None")
-            want = f"an integer of at least {least}"
+            valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            valid = valid or (value is None and field.type == "int | None")
+            expected = f"an integer of at least {least}"
         elif field.type == "float":
-            good = isinstance(value, int | float) and not isinstance(value, bool)
-            good = good and 0 < value < float("inf")
-            want = "a positive number"
+            valid = isinstance(value, int | float) and not isinstance(value, bool)
+            valid = valid and 0 < value < float("inf")
+            expected = "a positive number"
         else:
             continue
-        if not good:
-            raise UserError(f"config.json has {field.name}={value!r}; it must be {want}")
+        if not valid:
+            raise UserError(f"config.json has {field.name}={value!r}; it must be {expected}")
 
 
 def check_attention(heads: int, kv_heads: int, head_dim: int) -> None:
+    """Raises UserError if the heads cannot form grouped-query attention with RoPE."""
     if heads % kv_heads:
         raise UserError(f"{heads} query heads cannot share {kv_heads} key/value heads evenly")
     if head_dim % 2:
@@ -38,12 +39,13 @@ def check_attention(heads: int, kv_heads: int, head_dim: int) -> None:
 
 
 def refuse(json: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> None:
+    """Raises UserError if a field is present with a value that is not supported."""
     if name in json and json[name] not in supported:
         raise UserError(f"config.json has {name}={json[name]!r}, which is not supported")
 
 
 def with_head_defaults(json: Mapping[str, Any], *, guess: bool) -> dict[str, Any]:
-    """Adds what Llama-like configs may leave out: key/value heads and the head's size."""
+    """Fills in what Llama-like configs may leave out: key/value heads and the head's size."""
     fields = dict(json)
     heads, size = json.get("num_attention_heads"), json.get("hidden_size")
     if guess and isinstance(heads, int) and isinstance(size, int) and heads > 0:
@@ -55,12 +57,14 @@ def with_head_defaults(json: Mapping[str, Any], *, guess: bool) -> dict[str, Any
 
 
 def known_fields(cls: type, json: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of dataclass `cls`; raises UserError if a required one is missing."""
     fields = dataclasses.fields(cls)
     require(json, [f.name for f in fields if f.default is dataclasses.MISSING])
     return {f.name: json[f.name] for f in fields if f.name in json}
 
 
 def require(json: Mapping[str, Any], names: Any) -> None:
+    """Raises UserError if one of the fields `names` is missing."""
     missing = [name for name in names if json.get(name, dataclasses.MISSING) is dataclasses.MISSING]
     if missing:
         raise UserError(f"config.json lacks {', '.join(missing)}")

@@ -1,9 +1,9 @@
-"""The DART drafter (docs/method.md, section 2): d positions from one forward of one layer.
+"""The DART drafter (docs/method.md, section 2): d positions in one forward pass of one layer.
 
-Row i joins the target's feature at position i with the embedding of the token at i + 1. Behind the
-row that is drafted from, its *anchor*, stand m mask rows; the anchor and its mask rows predict the
-d = m + 1 tokens that follow the anchor's own. (Unshifted, the paper's ablation, the mask rows alone
-predict, d = m.)
+Row i joins the target's feature at position i with the embedding of the token at i + 1. The m mask
+rows follow the *anchor*, the row that drafting starts from; anchor and mask rows predict the
+d = m + 1 tokens after the anchor's own. (Unshifted, an ablation of the paper, only the mask rows
+predict: d = m.)
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from dart_jax.models.rope import rotate
 
 
 class Drafter(DraftLayer):
-    """One decoder layer, or a few, over real rows and mask rows; the head is over the draft
+    """One or a few decoder layers over real rows and mask rows; the head is over the draft
     vocabulary.
 
-    `__call__` drafts behind the last row of a sequence; `train.objective.dart_blocks` drafts behind all.
+    `__call__` drafts after the last row of a sequence; `train.objective.dart_blocks` drafts after
+    every row.
     """
 
     def __init__(self, config: DrafterConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.config = config
         d = config.hidden_size
-        # Drawn before the layer: a seed's parameters stay what they were.
+        # Initialised before the layer, so that a seed keeps giving the same parameters.
         self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
         self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
         super().__init__(config, dtype=dtype, rngs=rngs)
@@ -48,14 +49,14 @@ class Drafter(DraftLayer):
         cache: KVCache | None = None,
         length: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
-        """Drafts d positions behind the last real row.
+        """Drafts the d positions after the last real row.
 
         Args:
           features: [B, T, 3D] target features of T new real rows.
           embeds: [B, T, D] target embeddings of the tokens *after* those rows.
           positions: int32 [B, T].
-          last: int32 [B], index of the anchor; rows behind it are padding and never seen.
-          cache: keys and values of earlier real rows, layer by layer; None for no prefix.
+          last: int32 [B], index of the anchor; rows after it are padding and never seen.
+          cache: keys and values of earlier real rows, per layer; None for no prefix.
           length: int32 [B], valid rows of the cache.
 
         Returns:
@@ -63,14 +64,14 @@ class Drafter(DraftLayer):
         """
         (b, t, _), m, at = features.shape, self.config.draft_length, last[:, None]
         steps = jnp.arange(1, m + 1, dtype=jnp.int32)[None]
-        places = jnp.take_along_axis(positions, at, axis=1) + steps
-        places = jnp.concatenate([positions, places], axis=1)
-        # Mask rows see the real rows up to the anchor, and each other in order.
+        mask_positions = jnp.take_along_axis(positions, at, axis=1) + steps
+        all_positions = jnp.concatenate([positions, mask_positions], axis=1)
+        # Mask rows see the real rows up to the anchor, and each other causally.
         order = jnp.arange(t + m, dtype=jnp.int32)
         row, column = order[None, :, None], order[None, None]
         seen = (column <= row) & ((column >= t) | (column <= at[:, :, None]) | (row < t))
 
-        # Until a layer has run, all mask rows are alike: one stands for them.
+        # Before the first layer all mask rows are identical: one row represents them.
         residual = self.fc(features)
         mask_rep = jnp.broadcast_to(self.mask_rep[...], (b, 1, 2 * self.config.hidden_size))
         inputs = jnp.concatenate([self.join(embeds, residual), mask_rep], axis=1)
@@ -79,19 +80,19 @@ class Drafter(DraftLayer):
         layers = [self, *self.layers]
         for i, layer in enumerate(layers):
             final = layer is layers[-1]
-            # How many rows each one behind the real rows stands for.
+            # How many mask rows each row after the real rows represents.
             masks = m if i == 0 else 1
             k, v = (_repeat_from(y, t, masks, axis=2) for y in layer.keys(inputs))
-            k = rotate(k, places, self.config.rope)
+            k = rotate(k, all_positions, self.config.rope)
             rows.append((k[:, :, :t], v[:, :, :t]))
-            here, row_places, row_seen, real = inputs, places, seen, t
+            queried, q_positions, q_seen, real = inputs, all_positions, seen, t
             if final:
-                x, here, real = _drafting(x, at, t), _drafting(inputs, at, t), 1
-                row_places = _drafting(places[..., None], at, t)[..., 0]
-                row_seen = _drafting(seen, at, t)
-            q = _repeat_from(layer.queries(here), real, masks, axis=2)
-            q = rotate(q, row_places, self.config.rope)
-            segments = [Segment(q, k, v, row_seen)]
+                x, queried, real = _drafting_rows(x, at, t), _drafting_rows(inputs, at, t), 1
+                q_positions = _drafting_rows(all_positions[..., None], at, t)[..., 0]
+                q_seen = _drafting_rows(seen, at, t)
+            q = _repeat_from(layer.queries(queried), real, masks, axis=2)
+            q = rotate(q, q_positions, self.config.rope)
+            segments = [Segment(q, k, v, q_seen)]
             if cache is not None and length is not None:
                 k_old, v_old = cache[i]
                 segments.append(Segment(q, k_old, v_old, length_mask(k_old.shape[2], length)))
@@ -101,18 +102,18 @@ class Drafter(DraftLayer):
         return self.logits(x if self.config.shifted else x[:, 1:]), tuple(rows)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """[..., D] after the last layer -> float32 [..., Vd]."""
+        """[..., D] after the last layer -> float32 logits [..., Vd]."""
         # The reference applies the same final norm twice.
         return self.head(self.norm(self.norm(x)))
 
 
-def _drafting(rows: jax.Array, at: jax.Array, real: int) -> jax.Array:
-    """Of rows [B, T + .., C] the anchor's and the mask rows."""
+def _drafting_rows(rows: jax.Array, at: jax.Array, real: int) -> jax.Array:
+    """Selects the anchor and the mask rows of rows [B, T + .., C]."""
     return jnp.concatenate([take_rows(rows, at), rows[:, real:]], axis=1)
 
 
 def _repeat_from(x: jax.Array, start: int, times: int, axis: int) -> jax.Array:
-    """Repeats each row behind the first `start` ones."""
+    """Repeats each row after the first `start` ones."""
     if times == 1:
         return x
     kept, repeated = jnp.split(x, [start], axis=axis)

@@ -1,12 +1,13 @@
-"""Configurations of DART and EAGLE-3 drafters, read from the `config.json` beside the weights."""
+"""DART and EAGLE-3 drafter configs, read from the `config.json` next to the weights."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from dart_jax.errors import UserError
+from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_fields import (
     check_attention,
     check_fields,
@@ -22,7 +23,7 @@ _EAGLE3 = "LlamaForCausalLMEagle3"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftLayerConfig:
-    """What DART and EAGLE-3 drafters have in common, in the names of their `config.json`."""
+    """Fields that DART and EAGLE-3 drafters share, named as in their `config.json`."""
 
     vocab_size: int
     draft_vocab_size: int
@@ -33,12 +34,38 @@ class DraftLayerConfig:
     head_dim: int
     target_hidden_size: int
     rms_norm_eps: float = 1e-6
-    rope: Rope = Rope(1e4)  # what a Llama config without one means
+    rope: Rope = Rope(1e4)  # the default of Llama configs
     max_position_embeddings: int = 40960
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_attention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    @classmethod
+    def for_target(
+        cls, target: TargetConfig, draft_vocab_size: int | None = None, **fields: Any
+    ) -> Self:
+        """The config of a drafter whose layers have the shapes of the target's.
+
+        Args:
+          target: the target's config.
+          draft_vocab_size: None for the target's whole vocabulary.
+          **fields: the subclass's own fields.
+        """
+        return cls(
+            vocab_size=target.vocab_size,
+            draft_vocab_size=draft_vocab_size or target.vocab_size,
+            hidden_size=target.hidden_size,
+            intermediate_size=target.intermediate_size,
+            num_attention_heads=target.num_attention_heads,
+            num_key_value_heads=target.num_key_value_heads,
+            head_dim=target.head_dim,
+            target_hidden_size=target.hidden_size,
+            rms_norm_eps=target.rms_norm_eps,
+            rope=target.rope,
+            max_position_embeddings=target.max_position_embeddings,
+            **fields,
+        )
 
     @classmethod
     def _read(cls, json: Mapping[str, Any]) -> Any:
@@ -73,9 +100,11 @@ class DrafterConfig(DraftLayerConfig):
 
     Attributes:
       draft_length: mask rows, m.
-      num_hidden_layers: decoder layers; the method's drafters, which the reference reads, have one.
-      shifted: whether the last real row predicts too, and each mask row one token further on. The
-        paper compares with drafters whose mask rows alone predict; the reference cannot read them.
+      num_hidden_layers: decoder layers; published drafters have one, and the reference reads only
+        those.
+      shifted: whether the anchor predicts too, so that each mask row predicts one token further.
+        The paper's ablation compares with unshifted drafters, where only the mask rows predict;
+        the reference cannot read them.
     """
 
     draft_length: int
@@ -89,27 +118,32 @@ class DrafterConfig(DraftLayerConfig):
 
     @property
     def num_positions(self) -> int:
-        """Positions drafted in one forward, d: the mask rows' and, if shifted, the last real
-        row's."""
+        """Drafted positions per forward pass, d: one per mask row and, if shifted, one for the
+        anchor."""
         return self.draft_length + self.shifted
 
     def shortened(self, positions: int) -> DrafterConfig:
-        """The same drafter, of the same parameters, for its first so many positions: no row sees
-        the mask rows behind it."""
+        """Returns the config of the same drafter, with the same parameters, for its first
+        `positions` drafted positions. Possible because no row sees the mask rows after it."""
         return dataclasses.replace(self, draft_length=positions - self.shifted)
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> DrafterConfig:
-        """Reads the reference's config; refuses by name what would change the maths."""
+        """Reads the reference's config.
+
+        Raises:
+          UserError: it is not a DART drafter's, a field is missing or wrong, or names an
+            unsupported option that would change the computation.
+        """
         if "draft_length" not in json:
             raise UserError("drafter config.json has no draft_length: it is not a DART drafter")
         return cls._read(json)
 
     def to_json(self) -> dict[str, Any]:
-        """The config as the reference reads it."""
+        """Returns the config in the form that the reference reads."""
         json = self._write(_DART)
         if self.shifted:
-            del json["shifted"]  # as published
+            del json["shifted"]  # published configs have no such field
         return json
 
 
@@ -118,18 +152,22 @@ class Eagle3Config(DraftLayerConfig):
     """An EAGLE-3 drafter (docs/method.md, section 7).
 
     Attributes:
-      aux_layers: layers of the target whose outputs it reads; None where its config is silent,
-        which means those of the reference.
+      aux_layers: target layers whose outputs it reads; None if its config does not name them,
+        which means the reference's layers.
     """
 
     aux_layers: tuple[int, ...] | None = None
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Eagle3Config:
-        """Reads the reference's config; refuses by name what would change the maths.
+        """Reads the reference's config.
 
-        The method's own checkpoints go by the architecture `LlamaForCausalLM`, and only their
-        draft vocabulary tells them from a target.
+        The authors' checkpoints have the architecture `LlamaForCausalLM`; only their draft
+        vocabulary distinguishes them from a target.
+
+        Raises:
+          UserError: it is not an EAGLE-3 drafter's, a field is missing or wrong, or names an
+            unsupported option that would change the computation.
         """
         if _EAGLE3 not in (json.get("architectures") or []) and "draft_vocab_size" not in json:
             raise UserError(
@@ -147,7 +185,7 @@ class Eagle3Config(DraftLayerConfig):
         return cls._read({**json, "aux_layers": None if layers is None else tuple(layers)})
 
     def to_json(self) -> dict[str, Any]:
-        """The config as the reference reads it."""
+        """Returns the config in the form that the reference reads."""
         json = self._write(_EAGLE3)
         json["num_hidden_layers"] = 1
         layers = json.pop("aux_layers")
@@ -157,16 +195,16 @@ class Eagle3Config(DraftLayerConfig):
 
 
 def is_drafter(json: Mapping[str, Any]) -> bool:
-    """Whether this is a DART or EAGLE-3 drafter's config, by its fields."""
+    """Whether this looks like the config of a DART or EAGLE-3 drafter, judging by its fields."""
     named = {_DART, _EAGLE3} & set(json.get("architectures") or [])
     return bool(named) or "draft_length" in json or "draft_vocab_size" in json
 
 
 def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
-    """Reads the config of either kind of drafter.
+    """Reads the config of a DART or EAGLE-3 drafter.
 
     Raises:
-      UserError: it is of neither kind, or something in it is not supported.
+      UserError: it is neither, or something in it is not supported.
     """
     if "draft_length" in json:
         return DrafterConfig.from_json(json)

@@ -18,16 +18,16 @@ from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.layers import Linear
 from dart_jax.models.rope import rotate
 
-# What a forward over T rows attends to: keys and values [B, K, S, h], and which of them each row
-# sees, a mask broadcastable to [B, T, S].
+# Keys and values [B, K, S, h] that T rows attend to, and a mask broadcastable to [B, T, S], true
+# where a row sees a key.
 Seen = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Eagle3Drafter(DraftLayer):
     """One decoder layer; the head is over the draft vocabulary.
 
-    A row joins what is known about a position with the embedding of the token after it. Where that
-    token follows known ones it is the target's projected feature, behind a drafted token the
+    A row joins the hidden state of a position with the embedding of the token after it. After a
+    real token the hidden state is the target's projected feature; after a drafted token it is the
     layer's own output.
     """
 
@@ -51,7 +51,7 @@ class Eagle3Drafter(DraftLayer):
           hidden: [B, T, D], the residual stream: `fc(features)`, or the parents' output.
           inputs: [B, T, 2D], `join` of the tokens' embeddings and `hidden`.
           positions: int32 [B, T].
-          seen: what the rows attend to, themselves included.
+          seen: the keys and values that the rows attend to, including their own.
 
         Returns:
           [B, T, D], before the final norm.
@@ -60,9 +60,9 @@ class Eagle3Drafter(DraftLayer):
         return self.finish(hidden, [Segment(q, *rows) for rows in seen])
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Of the token that follows each row's: [B, T, D] -> float32 [B, T, Vd]."""
+        """Log-probabilities of the token after each row's: [B, T, D] -> float32 [B, T, Vd]."""
         return jax.nn.log_softmax(self.logits(hidden), axis=-1)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """[..., D] after the layer -> float32 [..., Vd]."""
+        """[..., D] after the layer -> float32 logits [..., Vd]."""
         return self.head(self.norm(hidden))

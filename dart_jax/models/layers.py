@@ -1,6 +1,6 @@
-"""The layers that the target and the drafters share: linear, RMS norm, gated MLP.
+"""Layers shared by the target and the drafters: linear, RMS norm, gated MLP.
 
-Norms run in float32 whatever the weights' dtype.
+Norms are computed in float32 for every dtype of the weights.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-# A nested dict of arrays, one for every `nnx.Param` of a module.
+# A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
-
 
 INIT = nnx.initializers.normal(0.02)
 

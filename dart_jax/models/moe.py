@@ -1,8 +1,8 @@
-"""A choice of experts in an MLP's place: exact, no token is dropped.
+"""Mixture-of-experts layer: exact, no token is dropped.
 
-Two implementations give the same sums. `loop_over_experts` reads only the weights of experts that
-some row goes through, and is the fastest on CPU at every number of rows; `grouped` sorts the rows
-by expert and hands them to `jax.lax.ragged_dot`, which accelerators have kernels for.
+Two implementations compute the same sums. `loop_over_experts` reads only the weights of experts
+that some row is routed to, and is fastest on CPU for every number of rows; `grouped` sorts the rows
+by expert and calls `jax.lax.ragged_dot`, for which accelerators have kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Experts(nnx.Module):
 
 
 class MoE(nnx.Module):
-    """Sends every row through its most likely experts and adds what they give by its weight."""
+    """Routes every row to its most likely experts and sums their outputs by router weight."""
 
     def __init__(self, d: int, config: MoEConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
@@ -48,7 +48,7 @@ class MoE(nnx.Module):
         return out.reshape(x.shape)
 
     def route(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Rows [T, D] -> weights [T, k] of their dtype and experts int32 [T, k]."""
+        """Rows [T, D] -> weights [T, k] in the rows' dtype, and experts int32 [T, k]."""
         probability = jax.nn.softmax(self.router(rows).astype(jnp.float32), axis=-1)
         weights, experts = jax.lax.top_k(probability, self.config.num_experts_per_tok)
         if self.config.norm_topk_prob:
@@ -64,12 +64,12 @@ def loop_over_experts(
     up: jax.Array,
     down: jax.Array,
 ) -> jax.Array:
-    """One expert after the other takes all rows; experts that no row chose are skipped.
+    """Runs all rows through each expert in turn; skips experts that no row chose.
 
     Args:
       rows: [T, D].
       weights: [T, k].
-      experts: int32 [T, k], which experts a row goes through; they differ.
+      experts: int32 [T, k], each row's experts, all distinct.
       gate: kernels [E, D, F].
       up: kernels [E, D, F].
       down: kernels [E, F, D].
@@ -95,7 +95,7 @@ def grouped(
     up: jax.Array,
     down: jax.Array,
 ) -> jax.Array:
-    """The same with a copy of every row for each of its experts, sorted by expert."""
+    """Same as `loop_over_experts`, with one copy of every row per expert, sorted by expert."""
     k = experts.shape[1]
     chosen = experts.reshape(-1)
     order = jnp.argsort(chosen)

@@ -1,7 +1,7 @@
-"""From NNX modules to pure functions over plain dicts of arrays, and back.
+"""Converts between NNX modules and pure functions over plain dicts of arrays.
 
-Dispatching a jitted function over a dict costs microseconds where `nnx.jit` over a module costs
-milliseconds, so modules exist only while tracing.
+Dispatching a jitted function over a dict takes microseconds, `nnx.jit` over a module takes
+milliseconds; so modules exist only while tracing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _split(config: TargetConfig | DraftLayerConfig) -> tuple[nnx.GraphDef, nnx.S
 
 
 def abstract_params(config: TargetConfig | DraftLayerConfig) -> Params:
-    """The nested dict of `jax.ShapeDtypeStruct` that the model's parameters must match."""
+    """Returns the nested dict of `jax.ShapeDtypeStruct` that the model's parameters must match."""
     return nnx.to_pure_dict(_split(config)[1])
 
 
 def init_params(
     config: TargetConfig | DraftLayerConfig, seed: int, dtype: DTypeLike = jnp.float32
 ) -> Params:
-    """Random parameters as a nested dict of arrays."""
+    """Returns random parameters as a nested dict of arrays."""
 
     @jax.jit
     def init(key):
@@ -49,5 +49,5 @@ def init_params(
 
 
 def bind(config: TargetConfig | DraftLayerConfig, params: Params) -> Any:
-    """The module over these parameters; call it while tracing, never in a hot loop."""
+    """Returns the module with these parameters; call this while tracing, never in a hot loop."""
     return nnx.merge(_split(config)[0], params)

@@ -1,7 +1,7 @@
-"""Rotary position embeddings and the ways their frequencies are scaled for longer texts.
+"""Rotary position embeddings (RoPE) and the scaling of their frequencies for longer contexts.
 
-The kinds and formulas are those of Hugging Face configs: `linear`, `dynamic` (NTK), `llama3`
-(Llama 3.1) and `yarn` (arXiv 2309.00071).
+Kinds of scaling and formulas are those of Hugging Face configs: `linear`, `dynamic` (NTK),
+`llama3` (Llama 3.1) and `yarn` (arXiv 2309.00071).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from dart_jax.errors import UserError
 
-# What a kind is described by besides `rope_theta`; those with a default may be left out.
+# Parameters of each kind besides `rope_theta`; those with a default may be left out.
 _FIELDS: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": None},
@@ -44,12 +44,12 @@ _OPTIONAL = ("attention_factor", "mscale", "mscale_all_dim")
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """How fast each pair of a head's numbers turns with the position.
+    """The rotation frequencies of a head's dimension pairs.
 
     Attributes:
       theta: base of the geometric frequencies.
-      kind: of scaling; `default` is none. `dynamic` changes frequencies only beyond the model's
-        `max_position_embeddings`, further than which nothing is decoded here.
+      kind: kind of scaling; `default` is none. `dynamic` changes the frequencies only beyond the
+        model's `max_position_embeddings`, where nothing is decoded here.
       scaling: the kind's parameters by name, in the order of `_FIELDS`.
     """
 
@@ -72,14 +72,14 @@ class Rope:
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any], default_theta: float | None = None) -> Rope:
-        """Reads a Hugging Face config, where transformers 4 or where 5 puts it.
+        """Reads a Hugging Face config in the layout of transformers 4 or 5.
 
         Args:
           json: the config.
-          default_theta: what a config without `rope_theta` means; None: it must have one.
+          default_theta: `rope_theta` of a config that has none; None if it is required.
 
         Raises:
-          UserError: an unknown kind, or a parameter that is missing, unknown or out of range.
+          UserError: the kind is unknown, or a parameter is missing, unknown or out of range.
         """
         given = json.get("rope_scaling") or json.get("rope_parameters") or {}
         if not isinstance(given, dict):
@@ -98,7 +98,8 @@ class Rope:
             raise UserError("RoPE over a part of the head (partial_rotary_factor) is not supported")
         fields = _FIELDS[kind]
         if "original_max_position_embeddings" in fields:
-            # As transformers: first the one beside the parameters, last the model's own length.
+            # As in transformers: first the config's top level, then the scaling parameters, then
+            # the model's own length.
             name = "original_max_position_embeddings"
             given[name] = json.get(name, given.get(name, json.get("max_position_embeddings")))
         unknown = sorted(given.keys() - fields.keys())
@@ -116,12 +117,12 @@ class Rope:
         return cls(theta, kind, tuple(values.items()))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of a config, as transformers 4 and 5 and the reference read them."""
+        """Returns the config fields that transformers 4 and 5 and the reference read."""
         scaling = None if self.kind == "default" else {"rope_type": self.kind, **dict(self.scaling)}
         return {"rope_theta": self.theta, "rope_scaling": scaling}
 
     def frequencies(self, head_dim: int) -> np.ndarray:
-        """Radians a position, float32 [h / 2]."""
+        """Radians per position, float32 [h / 2]."""
         exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         plain = np.float32(1) / np.float32(self.theta) ** exponent
         scaling = dict(self.scaling)
@@ -136,24 +137,24 @@ class Rope:
 
     @property
     def amplitude(self) -> float:
-        """What sines and cosines are multiplied by; 1 but for `yarn`."""
+        """Factor on sines and cosines; 1 except for `yarn`."""
         if self.kind != "yarn":
             return 1.0
         scaling = dict(self.scaling)
         if "attention_factor" in scaling:
             return scaling["attention_factor"]
 
-        def grown(mscale: float = 1.0) -> float:
+        def magnitude(mscale: float = 1.0) -> float:
             factor = scaling["factor"]
             return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
         if "mscale" in scaling and "mscale_all_dim" in scaling:
-            return grown(scaling["mscale"]) / grown(scaling["mscale_all_dim"])
-        return grown()
+            return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
+        return magnitude()
 
     @property
-    def reach(self) -> int:
-        """Positions that scaling by `yarn` reaches; 0 for the other kinds."""
+    def max_positions(self) -> int:
+        """Number of positions that `yarn` extends the model to; 0 for the other kinds."""
         if self.kind != "yarn":
             return 0
         scaling = dict(self.scaling)
@@ -161,7 +162,7 @@ class Rope:
 
 
 def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
-    """Rotates the two halves of each head by the row's position, in float32.
+    """Rotates each head's halves, as pairs, by angles proportional to the position, in float32.
 
     Args:
       x: [B, heads, T, h].
@@ -188,25 +189,25 @@ def _llama3(
     high_freq_factor: float,
     original_max_position_embeddings: int,
 ) -> np.ndarray:
-    """Long waves are slowed by `factor`, short ones kept, those between interpolated."""
+    """Divides low frequencies by `factor`, keeps high ones, and interpolates between them."""
     turns = original_max_position_embeddings * plain / (2 * math.pi)
     smooth = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
     return ((1 - smooth) * plain / factor + smooth * plain).astype(np.float32)
 
 
 def _yarn_kept(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> np.ndarray:
-    """How much of each unscaled frequency is kept, from 1 for short waves to 0 for long ones."""
+    """Share of each unscaled frequency to keep, from 1 for high frequencies to 0 for low ones."""
 
-    def place(turns: float) -> float:
-        """Which pair turns so often over the original length."""
+    def pair_of(turns: float) -> float:
+        """Returns the (fractional) pair that makes `turns` rotations over the original length."""
         length = scaling["original_max_position_embeddings"]
         return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first, last = place(scaling["beta_fast"]), place(scaling["beta_slow"])
+    first, last = pair_of(scaling["beta_fast"]), pair_of(scaling["beta_slow"])
     if scaling["truncate"]:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     if first == last:
-        last += 0.001  # as transformers does, so that nothing divides by 0
+        last += 0.001  # as in transformers, to avoid a division by 0
     pairs = np.arange(head_dim // 2, dtype=np.float32)
     return (1 - np.clip((pairs - first) / (last - first), 0, 1)).astype(np.float32)

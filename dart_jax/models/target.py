@@ -1,7 +1,7 @@
-"""The target: a decoder of the Llama family (grouped queries, RoPE, SwiGLU or experts).
+"""The target: a decoder of the Llama family (grouped-query attention, RoPE, SwiGLU or experts).
 
-One forward serves training, prefill, plain decoding and tree verification: they differ only in the
-rows, their positions and the mask.
+The same forward pass serves training, prefill, plain decoding and tree verification; they differ
+only in the rows, their positions and the mask.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dart_jax.models.layers import INIT, Linear, Params, RMSNorm, SwiGLU
 from dart_jax.models.moe import MoE
 from dart_jax.models.rope import rotate
 
-# What a layer sees of the cache: keys, values and `length_mask` mask; empty without a prefix.
+# Keys, values and `length_mask` of the cached rows that a layer attends to; empty without a prefix.
 CachedRows = list[tuple[jax.Array, jax.Array, jax.Array]]
 
 
 class TargetOutput(NamedTuple):
-    """What a forward over T new rows yields.
+    """Output of a forward pass over T new rows.
 
     Attributes:
-      hidden: [B, T, D], after the final norm; `Target.logits` takes it from here.
+      hidden: [B, T, D], after the final norm; the input of `Target.logits`.
       features: [B, T, 3D], the residual stream that enters the three feature layers.
       rows: keys and values of the new rows, to be appended to the cache.
     """
@@ -40,7 +40,7 @@ class TargetOutput(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Self-attention; Qwen3 norms queries and keys, head by head, before RoPE."""
+    """Self-attention; Qwen3 normalises queries and keys per head before RoPE."""
 
     def __init__(self, config: TargetConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         d, h = config.hidden_size, config.head_dim
@@ -116,7 +116,7 @@ class Target(nnx.Module):
         cache: KVCache | None = None,
         length: jax.Array | None = None,
     ) -> TargetOutput:
-        """Runs T new rows behind a cached prefix, without writing to the cache.
+        """Runs T new rows after a cached prefix, without writing to the cache.
 
         Args:
           tokens: int32 [B, T].
@@ -158,10 +158,10 @@ class Target(nnx.Module):
 
 
 def untie(config: TargetConfig, params: Params) -> tuple[TargetConfig, Params]:
-    """Gives a tied head a kernel [D, V] of its own.
+    """Gives a tied head its own kernel [D, V]; returns an untied model unchanged.
 
-    On CPU the product with a transposed table [V, D] takes three times as long for the few rows of
-    a tree; the copy costs V * D weights. An untied model comes back as it is.
+    On CPU the product with the transposed table [V, D] takes three times as long for the few rows
+    of a tree; the copy costs V * D weights.
     """
     if not config.tie_word_embeddings:
         return config, params

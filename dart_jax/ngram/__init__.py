@@ -1,4 +1,8 @@
-"""The n-gram model: counted from token sequences, kept in one file, queried by the tree search."""
+"""The n-gram model: counted from token sequences, stored in one file, queried by the tree search.
+
+May import `dart_jax.text`. Start with `model.py`; `builder.py` writes the file, `runs.py` counts
+corpora larger than memory, `__main__.py` is the command line.
+"""
 
 from dart_jax.ngram.builder import NgramBuilder
 from dart_jax.ngram.model import NgramModel

@@ -1,4 +1,4 @@
-"""Looks into n-gram files, converts them, and measures them.
+"""Inspects, converts and benchmarks n-gram files.
 
 python -m dart_jax.ngram info model.dng
 """
@@ -31,26 +31,26 @@ from dart_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class InfoConfig:
-    """Print what a file holds."""
+    """Print a summary of a file."""
 
     file: Annotated[Path, tyro.conf.Positional] = DEMO / "ngram.dng"
     """N-gram file."""
     check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Read every list as well: finds what checksums cannot, a file that was made wrong."""
+    """Also read every list, which finds invalid files whose checksums match."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryConfig:
-    """Print what followed a context, and how often."""
+    """Print what followed a context, with counts."""
 
     context: Annotated[str, tyro.conf.Positional]
-    """Text; its last `order - 1` tokens count."""
+    """Text; its last `order - 1` tokens are used."""
     file: Path = DEMO / "ngram.dng"
     """N-gram file."""
     tokenizer: Path = DEMO / "target"
-    """Directory with the tokenizer.json that the file was counted with, or that file."""
+    """Directory with the tokenizer.json that the file was counted with, or that file itself."""
     top: int = 20
-    """Continuations to print."""
+    """Number of continuations to print."""
 
 
 def info(config: InfoConfig, console: Console) -> None:
@@ -68,10 +68,11 @@ def info(config: InfoConfig, console: Console) -> None:
         f"counted from {header['tokens']:,} tokens of a vocabulary of {model.vocab_size:,}"
     )
     console.print("counts: " + (f"rounded to {precision} bits" if precision else "exact"))
-    known = model.fingerprint != UNKNOWN
-    console.print(f"tokenizer: {model.fingerprint.hex() if known else 'unknown'}", highlight=False)
+    has_tokenizer = model.fingerprint != UNKNOWN
+    tokenizer = model.fingerprint.hex() if has_tokenizer else "unknown"
+    console.print(f"tokenizer: {tokenizer}", highlight=False)
     console.print(table)
-    ratio = f", {size / sum(model.sizes):.2f} an n-gram" if any(model.sizes) else ""
+    ratio = f", {size / sum(model.sizes):.2f} per n-gram" if any(model.sizes) else ""
     console.print(f"{size:,} bytes{ratio}; checksums match")
     if config.check:
         try:
@@ -82,7 +83,7 @@ def info(config: InfoConfig, console: Console) -> None:
 
 
 def query(config: QueryConfig, console: Console) -> None:
-    """Prints the continuations of a context, the likeliest first."""
+    """Prints the continuations of a context, the most likely first."""
     model = NgramModel.load(config.file)
     tokenizer = open_tokenizer(config.tokenizer)
     check_tokenizer(model, tokenizer, str(config.file))
@@ -91,19 +92,19 @@ def query(config: QueryConfig, console: Console) -> None:
     def text(*ids: int) -> str:
         return repr(tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    known = model.continuations(np.array(context, np.int32))
-    if not known:
-        console.print(f"nothing is known of {text(*context[-1:])}", markup=False)
+    seen = model.continuations(np.array(context, np.int32))
+    if not seen:
+        console.print(f"{text(*context[-1:])} was never seen", markup=False)
         return
-    tokens = known[0].token  # whatever followed a longer context followed the shortest as well
+    tokens = seen[0].token  # whatever followed a longer context followed the shortest as well
     shares = model.probabilities(context, tokens)
-    title = "after " + ", ".join(f"{text(*found.context)} ({found.count:,}x)" for found in known)
+    title = "after " + ", ".join(f"{text(*found.context)} ({found.count:,}x)" for found in seen)
     table = Table("token", "id", "probability", box=box.SIMPLE)
-    for found in known:
+    for found in seen:
         table.add_column(f"after {text(*found.context)}", justify="right")
     for place in np.argsort(-shares, kind="stable")[: config.top]:
         token = int(tokens[place])
-        counts = [_count(found.token, found.counts, token) for found in known]
+        counts = [_count(found.token, found.counts, token) for found in seen]
         table.add_row(text(token), str(token), f"{shares[place]:.4f}", *counts)
     console.print(title, table, sep="\n", markup=False)
     if len(tokens) > config.top:
@@ -117,7 +118,7 @@ def _count(tokens: np.ndarray, counts: np.ndarray, token: int) -> str:
 
 
 def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a directory, or of its tokenizer.json.
+    """Loads the tokenizer of a directory, or of its tokenizer.json.
 
     Raises:
       UserError: it is missing or damaged.

@@ -1,4 +1,4 @@
-"""Sorted window counts in, an n-gram file out."""
+"""Builds n-gram files from sorted window counts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dart_jax.ngram.windows import WindowLayout
 
 
 def check_lossy(order: int, min_counts: Sequence[int], precision: int | None) -> None:
-    """Checks what an n-gram file may lose.
+    """Checks the options of a lossy n-gram file.
 
     Args:
-      order: of the model.
-      min_counts: [order] or empty, from 0 up, ascending.
+      order: the model's order.
+      min_counts: [order] or empty; at least 0 and not descending.
       precision: 2..16, or None.
 
     Raises:
@@ -30,7 +30,7 @@ def check_lossy(order: int, min_counts: Sequence[int], precision: int | None) ->
     counts = list(min_counts)
     if counts and (len(counts) != order or min(counts) < 0 or counts != sorted(counts)):
         raise UserError(
-            f"--min-counts takes {order} numbers from 0 up that do not descend, "
+            f"--min-counts takes {order} numbers of at least 0 that do not descend, "
             f"got {' '.join(map(str, counts))}"
         )
     if precision is not None and not 2 <= precision <= 16:
@@ -38,17 +38,17 @@ def check_lossy(order: int, min_counts: Sequence[int], precision: int | None) ->
 
 
 class NgramBuilder:
-    """Takes the distinct windows of a corpus in ascending order and writes the n-gram file.
+    """Writes an n-gram file from the distinct windows of a corpus, added in ascending order.
 
     Attributes:
-      layout: how the windows are written.
+      layout: how the windows are encoded.
     """
 
     def __init__(self, layout: WindowLayout, scratch: str | os.PathLike[str] | None = None):
-        """Begins an empty model.
+        """Starts an empty model.
 
         Args:
-          layout: of the windows to come.
+          layout: how the windows are encoded.
           scratch: existing directory for temporary files, so that memory does not grow with the
             model; the caller removes it. None keeps everything in memory.
         """
@@ -58,10 +58,10 @@ class NgramBuilder:
         )
 
     def add(self, words: NDArray[np.uint64], counts: NDArray[np.integer]) -> None:
-        """Takes the next windows.
+        """Adds the next windows.
 
         Args:
-          words: uint64 [n, W], strictly ascending, and all beyond those given before.
+          words: uint64 [n, W], strictly ascending, and greater than all windows added before.
           counts: integers [n], how often each occurs, at least 0.
 
         Raises:
@@ -77,17 +77,17 @@ class NgramBuilder:
         min_counts: Sequence[int] | None = None,
         precision: int | None = None,
     ) -> None:
-        """Writes the file, which appears whole or not at all. Nothing can be added afterwards.
+        """Writes the file atomically. Nothing can be added afterwards.
 
         Args:
-          path: of the file.
+          path: the file to write.
           fingerprint: 32 bytes, `tokenizer_fingerprint` of the tokenizer; zeros if unknown.
           min_counts: [order], ascending: n-grams of n tokens counted less than `min_counts[n - 1]`
             are dropped.
-          precision: significant bits kept of a count, 2..16; None keeps counts exact.
+          precision: significant bits per count, 2..16; None keeps counts exact.
 
         Raises:
-          UserError: as `check_lossy`; a longer n-gram lacks the shorter ones in it; or the disk is
+          UserError: as `check_lossy`; an n-gram's shorter suffixes are missing; or the disk is
             full.
         """
         check_lossy(self.layout.order, min_counts or (), precision)
@@ -102,10 +102,10 @@ class NgramBuilder:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """`atomic_path`, with what can go wrong told in one line.
+    """As `atomic_path`, with errors reported as UserErrors of one line.
 
     Raises:
-      UserError: the n-grams cannot make a file, or it cannot be written.
+      UserError: the n-grams are not valid, or the file cannot be written.
     """
     if Path(path).is_dir():
         raise UserError(f"{path} is a directory; name a file")

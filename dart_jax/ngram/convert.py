@@ -1,4 +1,4 @@
-"""The command that turns other n-gram files into ours, or ours into smaller ones."""
+"""The `convert` command: converts tries of the reference, and makes n-gram files smaller."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from dart_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig:
-    """Turn a trie of the reference (small.trie, full.trie) into an n-gram file, or make an n-gram
-    file smaller by dropping what is rare and rounding counts."""
+    """Convert a trie of the reference (small.trie, full.trie) to an n-gram file, or make an n-gram
+    file smaller by dropping rare n-grams and rounding counts."""
 
     source: Annotated[Path, tyro.conf.Positional]
     """Trie, or n-gram file."""
     out: Annotated[Path, tyro.conf.Positional]
     """N-gram file to write."""
     tokenizer: Path | None = None
-    """Directory with the tokenizer.json that a trie was counted with; the file then remembers it.
-    Without, give --vocab-size."""
+    """Directory with the tokenizer.json that a trie was counted with; the file then records its
+    fingerprint. Without it, give --vocab-size."""
     vocab_size: int | None = None
-    """Tokens of that tokenizer."""
+    """Number of tokens of that tokenizer."""
     min_counts: tuple[int, ...] = ()
-    """For 1, 2, .. order tokens: n-grams seen less often are dropped."""
+    """Minimum counts for n-grams of 1, 2, .. order tokens; rarer ones are dropped."""
     precision: int | None = None
-    """Significant bits kept of a count, 2 to 16; all without it."""
+    """Significant bits per count, 2 to 16; by default counts are exact."""
     memory: str = "4GB"
-    """To work in, when converting a trie."""
+    """Memory to use when converting a trie."""
     scratch: Path | None = None
-    """Directory for temporary files of up to one and a half times the trie; by default beside the
-    output."""
+    """Directory for temporary files of up to one and a half times the trie; by default next to
+    the output."""
 
 
 def convert(config: ConvertConfig, console: Console) -> None:
@@ -72,7 +72,7 @@ def convert(config: ConvertConfig, console: Console) -> None:
             if not 1 <= vocab_size <= _core.MAX_VOCABULARY:
                 raise UserError(f"--vocab-size must be 1 to {_core.MAX_VOCABULARY}")
         else:
-            raise UserError("a trie does not tell its tokenizer: give --tokenizer or --vocab-size")
+            raise UserError("a trie does not name its tokenizer: give --tokenizer or --vocab-size")
         convert_reference(
             config.source,
             config.out,
@@ -87,5 +87,5 @@ def convert(config: ConvertConfig, console: Console) -> None:
     after = config.out.stat().st_size
     console.print(
         f"{config.out}: {sum(sizes):,} n-grams, {after:,} bytes "
-        f"({after / max(1, sum(sizes)):.2f} an n-gram); {config.source} has {before:,} bytes"
+        f"({after / max(1, sum(sizes)):.2f} per n-gram); {config.source} has {before:,} bytes"
     )

@@ -12,22 +12,22 @@ def check_tokenizer(
 ) -> None:
     """Checks that an n-gram model was counted with this tokenizer.
 
-    A model without a fingerprint, one converted from the reference's format say, passes if its
-    vocabulary is no larger than `vocab_size`: the tokenizer's, unless a target's is given, which
+    A model without a fingerprint, such as one converted from the reference's format, passes if its
+    vocabulary is no larger than `vocab_size`. By default that is the tokenizer's size; a target
     often has more embeddings than its tokenizer has tokens.
 
     Raises:
       UserError: it was counted with another tokenizer.
     """
-    known = vocab_size or vocabulary_size(tokenizer)
+    limit = vocab_size or vocabulary_size(tokenizer)
     if ngram.fingerprint == UNKNOWN:
-        if ngram.vocab_size > known:
+        if ngram.vocab_size > limit:
             raise UserError(
                 f"the n-gram model {name} was made for a vocabulary of {ngram.vocab_size} tokens, "
-                f"here it is {known}; convert or count one with this tokenizer"
+                f"here it is {limit}; convert or count one with this tokenizer"
             )
     elif ngram.fingerprint != tokenizer_fingerprint(tokenizer):
         raise UserError(
-            f"the n-gram model {name} was counted with another tokenizer; give the one it was "
-            "counted with, or count one with this"
+            f"the n-gram model {name} was counted with another tokenizer; pass the one it was "
+            "counted with, or count one with this tokenizer"
         )

@@ -1,4 +1,4 @@
-"""The n-gram model, read in place from its file."""
+"""The n-gram model, read from its file in place."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dart_jax.ngram.windows import WindowLayout
 class Level(NamedTuple):
     """All n-grams of one length, in lexicographic order of their tokens.
 
-    The children of an n-gram `i`, which are the longer n-grams that it is a prefix of, are
-    `child_begin[i]:child_begin[i + 1]` of the next level.
+    The children of n-gram `i`, its extensions by one token, are `child_begin[i]:child_begin[i + 1]`
+    of the next level.
     """
 
     token: NDArray[np.int32]  # last token of each n-gram
@@ -37,23 +37,23 @@ class Continuations(NamedTuple):
     context: tuple[int, ...]
     count: int  # of the context
     token: NDArray[np.int32]  # [n], ascending
-    counts: NDArray[np.int64]  # [n], of the context with the token behind it
+    counts: NDArray[np.int64]  # [n], of the context extended by each token
 
 
 class NgramModel:
     """Counts of all n-grams of 1 to `order` tokens of a corpus. Immutable.
 
     Attributes:
-      core: what the tree search takes.
-      file: uint8 [n], the bytes of the file, usually mapped into memory and so shared with every
-        other process that reads it.
+      core: the C++ model, for the tree search.
+      file: uint8 [n], the bytes of the file, usually memory-mapped and so shared with all other
+        processes that read it.
     """
 
     def __init__(self, file: NDArray[np.uint8], *, checksums: bool = True):
         """Reads the bytes of an n-gram file, which must not change.
 
         Raises:
-          ValueError: they are not those of a whole, undamaged n-gram file.
+          ValueError: they are not a complete, undamaged n-gram file.
         """
         self.file = file
         self.core = _core.NgramModel(file, checksums=checksums)
@@ -70,14 +70,14 @@ class NgramModel:
     ) -> Self:
         """Counts the n-grams of token sequences; no n-gram spans two of them.
 
-        Everything happens in memory, but for the file, which is made in the system's directory for
-        temporary ones; `train.ngram` counts a corpus of any size.
+        Works in memory, except for a file in the system's temporary directory; use `train.ngram` to
+        count a corpus of any size.
 
         Args:
           documents: token sequences.
           order: length of the longest n-grams, 1..5.
-          vocab_size: tokens are below it; None takes the smallest that fits.
-          fingerprint: see `fingerprint`.
+          vocab_size: tokens are below it; None uses the smallest that fits.
+          fingerprint: `tokenizer_fingerprint` of the tokenizer; zeros if unknown.
 
         Raises:
           ValueError: tokens that are not integers in the vocabulary, or an order out of range.
@@ -102,13 +102,13 @@ class NgramModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, checksums: bool = True) -> Self:
-        """Maps a file that `NgramBuilder.write` or `save` wrote.
+        """Memory-maps a file written by `NgramBuilder.write` or `save`.
 
         Args:
-          path: of the file. It must not be changed while the model is in use; replacing it, as
-            `save` and `write` do, is no change.
-          checksums: read all of the file once, to find damage and to have it in memory before the
-            first search needs it.
+          path: the file. It must not be modified while the model is in use; replacing it, as `save`
+            and `write` do, is safe.
+          checksums: read the whole file once, to detect damage and to have it in memory before the
+            first search.
 
         Raises:
           UserError: the file is missing, damaged or another kind of file.
@@ -125,13 +125,13 @@ class NgramModel:
             raise UserError(f"cannot read n-gram model {path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, which appears whole or not at all."""
+        """Writes the file atomically."""
         with writing(path) as part:
             self.file.tofile(part)
 
     @property
     def order(self) -> int:
-        """The length of the longest n-grams; one token less is the longest context."""
+        """The length of the longest n-grams; the longest context has one token less."""
         return self.header["order"]
 
     @property
@@ -146,7 +146,7 @@ class NgramModel:
 
     @property
     def exact(self) -> bool:
-        """Whether every n-gram is there with its exact count."""
+        """Whether no n-gram was dropped and all counts are exact."""
         return not self.header["precision"] and not any(self.header["dropped"])
 
     @property
@@ -156,31 +156,31 @@ class NgramModel:
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """All n-grams, decoded into arrays: some 12 bytes an n-gram.
+        """All n-grams, decoded into arrays of about 12 bytes per n-gram.
 
         Raises:
-          ValueError: the file is damaged in a way that its checksums do not tell.
+          ValueError: the file is invalid although its checksums match.
         """
         return tuple(Level(*level) for level in self.core.levels())
 
     def check(self) -> None:
-        """Reads every list, to find what checksums cannot: a file that was made wrong.
+        """Reads every list, to detect invalid files whose checksums match.
 
-        Searching such a file is safe, but gives nonsense.
+        Searching such a file is safe, but the results are meaningless.
 
         Raises:
-          ValueError: the file contradicts itself.
+          ValueError: the file is inconsistent.
         """
         self.core.check()
 
     def probabilities(self, context: ArrayLike, candidates: ArrayLike) -> NDArray[np.float32]:
-        """Each candidate's count after the context, divided by the context's own count.
+        """Returns each candidate's count after the context, divided by the context's own count.
 
-        Decided, for each candidate by itself, by the longest suffix of the context, of at most
-        `order - 1` tokens, that the candidate was seen after; 0 where there is none.
+        Each candidate uses the longest suffix of the context, of at most `order - 1` tokens, that
+        it was seen after; 0 if there is none.
 
         Args:
-          context: integers [n], any n; -1 is a token that no n-gram has.
+          context: integers [n], any n; -1 is a token that no n-gram contains.
           candidates: integers [k].
 
         Returns:
@@ -189,9 +189,9 @@ class NgramModel:
         return self.core.probabilities(_token_array(context), _token_array(candidates))
 
     def continuations(self, context: ArrayLike) -> list[Continuations]:
-        """All that followed the suffixes of a context, integers [n], the shortest suffix first.
+        """Returns what followed each suffix of a context, integers [n], the shortest suffix first.
 
-        At most `order - 1` of them; those that were never seen are left out.
+        There are at most `order - 1` suffixes; suffixes that were never seen are left out.
         """
         tokens = _token_array(context)
         return [
@@ -206,10 +206,10 @@ class NgramModel:
         min_counts: Sequence[int] = (),
         precision: int | None = None,
     ) -> None:
-        """Writes a smaller model, as `NgramBuilder.write` does with these arguments.
+        """Writes a smaller model, as `NgramBuilder.write` with these arguments.
 
         Raises:
-          UserError: as there, or this model is not exact: what it lost would not show.
+          UserError: as there, or this model is not exact: its own losses would not be recorded.
         """
         check_lossy(self.order, min_counts, precision)
         if not self.exact:
@@ -228,13 +228,13 @@ class NgramModel:
 
 
 def is_ngram_file(path: Path) -> bool:
-    """Whether a file begins as ours do."""
+    """Whether a file begins with the magic bytes of n-gram files."""
     with path.open("rb") as file:
         return file.read(len(_core.MAGIC)) == _core.MAGIC
 
 
 def _map(descriptor: int, size: int, populate: bool) -> NDArray[np.uint8]:
-    """The bytes of a file, shared with all that map it."""
+    """Memory-maps a file, shared with all processes that map it."""
     if populate and sys.platform == "linux":
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ)
@@ -244,7 +244,7 @@ def _map(descriptor: int, size: int, populate: bool) -> NDArray[np.uint8]:
 
 
 def _token_array(tokens: ArrayLike) -> NDArray[np.int32]:
-    """The tokens as int32 [n], checked rather than wrapped where they do not fit."""
+    """Converts tokens to int32 [n]; raises ValueError for values that do not fit."""
     array = np.asarray(tokens)
     if array.size == 0:
         return np.empty(0, np.int32)

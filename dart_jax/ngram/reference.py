@@ -1,8 +1,8 @@
-"""The n-gram tries of the reference implementation, turned into n-gram files.
+"""Converts n-gram tries of the reference implementation to n-gram files.
 
-A trie of 1.3 billion nodes is far larger than memory, and its nodes come in any order. So they go
-into a database on disk: the paths of the inner nodes, level by level from the root, then all
-windows, sorted. Nothing here grows with the trie except files.
+A trie of 1.3 billion nodes is far larger than memory, and its nodes are in any order. A database on
+disk therefore finds the paths of the inner nodes, level by level from the root, and then sorts all
+windows. Only files grow with the size of the trie.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _HEADER_BYTES = 16
 _READ_BYTES = 1 << 24
 _SLICE_ROWS = 1 << 20
 
-# Memory, in bytes: of this process without the database, and the least that a thread of the
-# database works well with.
+# Memory in bytes: of this process without the database, and the minimum per database thread.
 _OWN = 200 * 10**6
 _THREAD = 50 * 10**6
 
@@ -48,23 +47,23 @@ def convert_reference(
     scratch: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> None:
-    """Writes the n-grams of a trie (`small.trie`, `full.trie`) to an n-gram file.
+    """Converts a trie (`small.trie`, `full.trie`) to an n-gram file.
 
     Args:
       source: the trie.
-      out: the file to write, which appears whole or not at all.
-      vocab_size: tokens of the tokenizer that the trie was counted with.
+      out: the file to write, atomically.
+      vocab_size: number of tokens of the tokenizer that the trie was counted with.
       fingerprint: 32 bytes, `tokenizer_fingerprint` of that tokenizer; zeros if unknown.
       min_counts: see `NgramBuilder.write`.
       precision: see `NgramBuilder.write`.
-      memory: bytes that the process may take, at least 250 MB.
-      scratch: directory for temporary files, which take up to one and a half times the size of the
-        trie; None: beside `out`.
+      memory: bytes that the process may use, at least 250 MB.
+      scratch: directory for temporary files of up to one and a half times the size of the trie;
+        None: next to `out`.
       progress: show a progress bar.
 
     Raises:
       UserError: the trie is missing, damaged or of an order other than 2 to 5, its tokens are
-        outside the vocabulary, or memory or disk do not suffice.
+        outside the vocabulary, or there is too little memory or disk space.
     """
     scratch = Path(out).parent if scratch is None else Path(scratch)
     try:
@@ -101,18 +100,18 @@ def reference_windows(
     bar: Progress | None = None,
     check: Callable[[int], None] = lambda order: None,
 ) -> Iterator[tuple[WindowLayout, Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]]]:
-    """The windows of a trie in ascending order, as `NgramBuilder.add` takes them.
+    """Yields the windows of a trie in ascending order, for `NgramBuilder.add`.
 
     Args:
       source: the trie.
-      vocab_size: tokens of its tokenizer.
-      memory: bytes that the process may take.
-      directory: for the database; everything put there is for the caller to remove.
+      vocab_size: number of tokens of its tokenizer.
+      memory: bytes that the process may use.
+      directory: for the database; the caller removes its content.
       bar: shows the progress.
-      check: of what is to be made of an order, before the work begins.
+      check: called with the trie's order before the work begins; may raise.
 
     Yields:
-      Their layout, and slices of words, uint64 [n, W], with counts, int64 [n].
+      The layout, and an iterator of slices: words, uint64 [n, W], and counts, int64 [n].
 
     Raises:
       UserError: see `convert_reference`.
@@ -141,7 +140,7 @@ def reference_windows(
                 trie.sort_windows()
                 yield layout, trie.windows()
     except RuntimeError as error:
-        if str(error) == "Query interrupted":  # the database's word for ctrl-C
+        if str(error) == "Query interrupted":  # the database's error for Ctrl-C
             raise KeyboardInterrupt from error
         raise
     except _Damaged as error:
@@ -155,25 +154,25 @@ def reference_windows(
 
 
 class _Damaged(Exception):
-    """What is wrong with a trie, to be told behind its name."""
+    """A problem of a trie; the message continues the file's name."""
 
 
 class _Trie:
-    """A trie's nodes in a database, on their way to sorted windows.
+    """A trie's nodes in a database, which converts them to sorted windows.
 
-    Tables, as they come into being:
-      leaves: parent, token, count of each node without children.
-      inner_nodes: id, parent, token, count of the others, but for the root.
-      paths: id, depth, words w0, w1, .. and rest of each inner node and the root. The words are its
-        tokens' as `WindowLayout` writes them; the rest is how often the corpus ended behind it:
-        its count less those of its children.
+    Tables, in the order of their creation:
+      leaves: parent, token and count of each node without children.
+      inner_nodes: id, parent, token and count of the other nodes, except for the root.
+      paths: id, depth, words w0, w1, .. and rest of each inner node and the root. The words encode
+        its tokens as in `WindowLayout`; the rest is how often the corpus ended after it: its count
+        minus those of its children.
       windows: words and count, sorted.
     """
 
     def __init__(self, database: duckdb.DuckDBPyConnection, layout: WindowLayout, bar: Progress):
         self.database, self.layout, self.bar = database, layout, bar
         self.words = [f"w{w}" for w in range(layout.words)]
-        # [i, w] is what a token + 1 of 1 at place i of a window adds to its word w.
+        # [i, w]: what the code 1 (token + 1) at index i of a window adds to its word w.
         units = layout.pack(np.where(np.eye(layout.order, dtype=bool), 0, -1)).tolist()
         self.extended = ", ".join(
             f"paths.w{w} + (token + 1)::ubigint * (case depth "
@@ -183,7 +182,7 @@ class _Trie:
         )
 
     def load(self, file: io.FileIO, parser: _core.ReferenceTrieParser) -> None:
-        """Reads all nodes."""
+        """Loads all nodes into the tables leaves and inner_nodes."""
         sql = self.database.execute
         tables = ("leaves", "inner_nodes")
         sql("create table leaves(parent ubigint, token integer, count integer)")
@@ -194,7 +193,7 @@ class _Trie:
         chunk = np.frombuffer(buffer, np.uint8)
         total = os.fstat(file.fileno()).st_size
         task = self.bar.add_task("reading", total=total, completed=_HEADER_BYTES)
-        with _damage_told():
+        with _damage_reported():
             while size := file.readinto(buffer):
                 for table, nodes in zip(tables, parser.feed(chunk[:size]), strict=True):
                     if len(nodes["token"]):
@@ -205,7 +204,7 @@ class _Trie:
         sql("set preserve_insertion_order = true")
 
     def find_paths(self) -> None:
-        """From the root downwards: ids say nothing of depth."""
+        """Fills the table paths from the root downwards, since ids do not imply the depth."""
         sql = self.database.execute
         with _stage(self.bar, "adding up"):
             sql("""
@@ -259,7 +258,7 @@ class _Trie:
             )
 
     def sort_windows(self) -> None:
-        """Every leaf is a window, and so is an inner node that the corpus ended behind."""
+        """Fills the table windows: all leaves, and all inner nodes after which the corpus ended."""
         with _stage(self.bar, "sorting"):
             words = ", ".join(self.words)
             self.database.execute(f"""
@@ -274,7 +273,7 @@ class _Trie:
             self.database.execute("drop table paths")
 
     def windows(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
-        """What `sort_windows` made, in slices."""
+        """Yields the sorted windows in slices."""
         rows = self._number("select count(*) from windows")
         task = self.bar.add_task("packing", total=rows)
         for begin in range(0, rows, _SLICE_ROWS):
@@ -300,12 +299,12 @@ def _open(source: str | os.PathLike[str]) -> io.FileIO:
 
 def _parser(file: io.FileIO, vocab_size: int) -> _core.ReferenceTrieParser:
     header = np.frombuffer(file.read(_HEADER_BYTES), np.uint8)
-    with _damage_told():
+    with _damage_reported():
         return _core.ReferenceTrieParser(header, os.fstat(file.fileno()).st_size, vocab_size)
 
 
 @contextlib.contextmanager
-def _damage_told() -> Iterator[None]:
+def _damage_reported() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
@@ -325,7 +324,7 @@ def _progress_bar(show: bool) -> Progress:
 
 @contextlib.contextmanager
 def _stage(bar: Progress, name: str) -> Iterator[None]:
-    """A part of the work that cannot tell how far it has got."""
+    """Shows a stage of the work that has no measurable progress."""
     task = bar.add_task(name, total=None)
     yield
     bar.update(task, total=1, completed=1)

@@ -1,9 +1,9 @@
-"""Counts windows that do not fit into memory: sorted runs, then a merge by ranges of the windows.
+"""Counts windows that do not fit into memory: sorted runs, merged by ranges of windows.
 
-A run is a Parquet file: unsigned columns `w0`, `w1`, .. (the words of a window) and `n` (how often
-it occurs), in ascending order of windows, each window once. DuckDB groups, sorts and spills. All
-functions here that write a file need nothing but their arguments, so that any process can run them,
-and the file appears whole or not at all.
+A run is a Parquet file: unsigned columns `w0`, `w1`, .. (the words of a window) and `n` (count), in
+ascending order of windows, each window once. DuckDB groups, sorts and spills. All functions here
+that write a file depend only on their arguments, so that any process can run them, and write it
+atomically.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from dart_jax.ngram.windows import WindowLayout
 
 MAX_WORD = 2**64 - 1
-SLICE = 64  # bytes of memory for each token whose windows are made at a time
-ROW_GROUP = 2**14  # rows; their least and greatest windows tell how a run's windows are spread
+SLICE = 64  # bytes of memory per token of a slice
+ROW_GROUP = 2**14  # rows; the smallest and largest windows of row groups show their distribution
 
 
 class Stats(NamedTuple):
-    """What went into a run.
+    """Statistics of a run's input.
 
     Attributes:
-      documents: how many.
-      tokens: how many, ends of documents included.
-      note: the writer's own.
+      documents: number of documents.
+      tokens: number of tokens, ends of documents included.
+      note: free for the writer of the run.
     """
 
     documents: int
@@ -42,7 +42,7 @@ class Stats(NamedTuple):
 
 
 def run_path(directory: Path, number: int) -> Path:
-    """Of a unit's run."""
+    """Returns the path of a unit's run."""
     return directory / f"run-{number:06d}.parquet"
 
 
@@ -56,11 +56,11 @@ def write_run(
     """Counts the windows of encoded documents.
 
     Args:
-      batches: tokens [n] and offsets [documents + 1], as `WindowLayout.windows` takes them.
-      layout: of the windows.
-      path: of the run.
+      batches: tokens [n] and offsets [documents + 1], as in `WindowLayout.windows`.
+      layout: how the windows are encoded.
+      path: the run to write.
       memory: bytes for grouping and sorting.
-      note: kept with the run; numbers and spaces.
+      note: stored with the run; numbers and spaces only.
     """
     stats = Stats(0, 0, note)
     slices: list[Path] = []
@@ -81,9 +81,9 @@ def write_run(
 def merge_runs(
     runs: Sequence[Path], layout: WindowLayout, low: int, high: int, path: Path, memory: int
 ) -> Path:
-    """Adds up the windows of some runs whose first word w0 has `low <= w0 <= high`."""
+    """Adds up the windows of runs whose first word w0 has `low <= w0 <= high`."""
     with _database(path.parent, memory) as (database, scratch):
-        # Piece by piece, so that none has to be spilled: for that DuckDB would need more memory.
+        # Merge in pieces that fit in memory: spilling would need more memory in DuckDB.
         pieces = []
         for begin, end in split(runs, rows_in(memory, layout), low, high):
             pieces.append(scratch / f"piece-{len(pieces)}.parquet")
@@ -98,12 +98,12 @@ def merge_runs(
 
 
 def rows_in(memory: int, layout: WindowLayout) -> int:
-    """Rows of runs that can be added up in so many bytes."""
+    """Returns how many rows of runs can be added up in `memory` bytes."""
     return max(1, memory // (64 * (layout.words + 1)))
 
 
 def read_run(path: Path, layout: WindowLayout) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Windows uint64 [n, W] and counts int64 [n] of a run."""
+    """Reads the windows uint64 [n, W] and counts int64 [n] of a run."""
     with duckdb.connect(config=_CONFIG) as database:
         columns = database.execute(f"select * from read_parquet({_list([path])})").fetchnumpy()
     words = [np.asarray(columns[name], np.uint64) for name in _words(layout)]
@@ -111,16 +111,16 @@ def read_run(path: Path, layout: WindowLayout) -> tuple[NDArray[np.uint64], NDAr
 
 
 def read_stats(directory: Path) -> dict[int, Stats]:
-    """What is noted in the runs of a directory, by the units' numbers."""
+    """Reads the statistics stored in the runs of a directory, by unit number."""
     runs = sorted(directory.glob("run-*.parquet"))
     if not runs:
         return {}
     with duckdb.connect(config=_CONFIG) as database:
-        noted = database.execute(
+        stored = database.execute(
             f"select file_name, value from parquet_kv_metadata({_list(runs)}) where key = 'unit'"
         ).fetchall()
     stats = {}
-    for name, value in noted:
+    for name, value in stored:
         documents, tokens, note = value.decode().split(" ", maxsplit=2)
         number = int(Path(name).stem.removeprefix("run-"))
         stats[number] = Stats(int(documents), int(tokens), note)
@@ -130,10 +130,10 @@ def read_stats(directory: Path) -> dict[int, Stats]:
 def split(
     runs: Sequence[Path], rows: int, low: int = 0, high: int = MAX_WORD
 ) -> list[tuple[int, int]]:
-    """Ranges of first words that hold about `rows` rows of the runs each, together `low` to `high`.
+    """Splits `low` to `high` into ranges of first words with about `rows` rows of the runs each.
 
     Returns:
-      (low, high) of every range, both inclusive, in ascending order.
+      (low, high) of each range, both inclusive, in ascending order.
     """
     with duckdb.connect(config=_CONFIG) as database:
         groups = database.execute(
@@ -143,18 +143,18 @@ def split(
         ).fetchnumpy()
     if len(groups["n"]) == 0:
         return [(low, high)]
-    # Each row group as if half of its rows lay at either end.
+    # Approximate each row group by half of its rows at either end.
     words = np.concatenate([groups["low"], groups["high"]]).astype(np.uint64)
     order = np.argsort(words)
     before = np.cumsum(np.tile(groups["n"], 2)[order]) / 2
     ranges = max(1, round(before[-1] / rows))
-    wanted = np.searchsorted(before, before[-1] * np.arange(1, ranges) / ranges)
-    # Not numpy's integers: DuckDB is told in decimal.
-    inner = [int(word) for word in np.unique(words[order][wanted]) if low < word <= high]
+    bounds = np.searchsorted(before, before[-1] * np.arange(1, ranges) / ranges)
+    # Python integers, because DuckDB queries are formatted in decimal.
+    inner = [int(word) for word in np.unique(words[order][bounds]) if low < word <= high]
     return list(zip([low, *inner], [*(word - 1 for word in inner), high], strict=True))
 
 
-# Nothing is ever fetched; the machine's cores are taken by processes.
+# Extensions are never downloaded; the cores are used by parallel processes.
 _CONFIG = {
     "threads": 1,
     "autoinstall_known_extensions": False,
@@ -164,7 +164,7 @@ _CONFIG = {
 
 @contextlib.contextmanager
 def _database(directory: Path, memory: int) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
-    """A database that holds `memory` bytes and spills the rest; and where it does."""
+    """Opens a database with `memory` bytes that spills the rest; yields it and its directory."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="tmp-") as scratch:
         limits = {"memory_limit": f"{memory}B", "temp_directory": scratch}
         with duckdb.connect(config=_CONFIG | limits) as database:
@@ -174,7 +174,7 @@ def _database(directory: Path, memory: int) -> Iterator[tuple[duckdb.DuckDBPyCon
 def _counted(
     database: duckdb.DuckDBPyConnection, layout: WindowLayout, words: NDArray[np.uint64]
 ) -> str:
-    """A query for the distinct ones of windows uint64 [n, W], ascending, and their counts."""
+    """Returns a query for the distinct windows of uint64 [n, W], ascending, with their counts."""
     names = ", ".join(_words(layout))
     if layout.words == 1:  # numpy sorts single words 2.5 times as fast as DuckDB groups them
         ordered = words[:, 0]
@@ -191,7 +191,7 @@ def _counted(
 
 
 def _sum(runs: Sequence[Path], layout: WindowLayout, where: str = "") -> str:
-    """A query for the windows of runs, added up."""
+    """Returns a query that adds up the windows of runs."""
     return (
         f"select {', '.join(_words(layout))}, sum(n)::bigint n from read_parquet({_list(runs)}) "
         f"{where} group by all order by all"
@@ -201,7 +201,7 @@ def _sum(runs: Sequence[Path], layout: WindowLayout, where: str = "") -> str:
 def _write(
     database: duckdb.DuckDBPyConnection, query: str, path: Path, stats: Stats | None = None
 ) -> None:
-    """Writes the query's rows to a file, with a note."""
+    """Writes the query's rows to a file, with the statistics as metadata."""
     options = f"format parquet, parquet_version v2, row_group_size {ROW_GROUP}"
     if stats is not None:
         note = f"{stats.documents} {stats.tokens} {stats.note}"
@@ -210,7 +210,7 @@ def _write(
 
 
 def _keep(whole: Path, path: Path) -> None:
-    """Gives a file its place, for good."""
+    """Moves a finished file to its path, durably."""
     with whole.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(whole, path)
@@ -219,7 +219,7 @@ def _keep(whole: Path, path: Path) -> None:
 def _slices(
     batches: Iterable[tuple[NDArray[np.integer], NDArray[np.integer]]], size: int
 ) -> Iterator[tuple[NDArray[np.integer], NDArray[np.integer]]]:
-    """The same documents in batches of about `size` tokens, a document never cut."""
+    """Regroups documents into batches of about `size` tokens, without splitting a document."""
     tokens: list[NDArray] = []
     lengths: list[NDArray] = []
     held = 0
@@ -244,7 +244,7 @@ def _words(layout: WindowLayout) -> list[str]:
 
 
 def _list(paths: Iterable[Path]) -> str:
-    """Files for DuckDB, no letter of whose names means anything."""
+    """Formats a list of files for DuckDB, with all special characters of their names escaped."""
     return "[" + ", ".join(_quoted(glob.escape(str(path))) for path in paths) + "]"
 
 

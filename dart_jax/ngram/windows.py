@@ -1,14 +1,13 @@
-"""Windows: what a corpus is counted by.
+"""Windows: the unit in which a corpus is counted.
 
-Every position of a document starts a window of `order` tokens; near the document's end it is
-shorter. The counts of all distinct windows determine the counts of all n-grams: an n-gram occurs as
-often as the windows that begin with it.
+A window of `order` tokens starts at every position of a document; near the end of the document it
+is shorter. The counts of all distinct windows determine the counts of all n-grams: an n-gram occurs
+as often as the windows that begin with it.
 
-A window travels as one row of unsigned 64-bit words, so that an engine which knows nothing of
-n-grams can sort and add them up: tokens are written as token + 1 in as many bits as the vocabulary
-needs, 0 fills what is missing at the end, the first token stands highest, and every word holds as
-many whole tokens as fit. Rows in ascending order are windows in lexicographic order, a shorter
-window before those it is a prefix of.
+A window is encoded as a row of unsigned 64-bit words, so that a general-purpose engine can sort and
+add up windows. Each token is stored as token + 1 in as many bits as the vocabulary needs, 0 pads
+short windows, the first token is in the highest bits, and each word holds as many whole tokens as
+fit. Rows in ascending order are windows in lexicographic order, prefixes before longer windows.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dart_jax import _core
 
 @dataclasses.dataclass(frozen=True)
 class WindowLayout:
-    """How windows of up to `order` tokens below `vocab_size` are written.
+    """The encoding of windows of up to `order` tokens below `vocab_size`.
 
     Raises:
       ValueError: order not in 1..5, or vocab_size not in 1..2**24.
@@ -42,21 +41,21 @@ class WindowLayout:
 
     @property
     def token_bits(self) -> int:
-        """Bits that hold any token + 1."""
+        """Bits per token, enough for any token + 1."""
         return self.vocab_size.bit_length()
 
     @property
     def per_word(self) -> int:
-        """Tokens in one word."""
+        """Tokens per word."""
         return min(self.order, 64 // self.token_bits)
 
     @property
     def words(self) -> int:
-        """Words in one window, W."""
+        """Words per window, W."""
         return -(-self.order // self.per_word)
 
     def pack(self, windows: NDArray[np.integer]) -> NDArray[np.uint64]:
-        """Windows int [n, order], -1 where a window has ended -> uint64 [n, W]."""
+        """Encodes windows int [n, order], -1 after the end of a window, as uint64 [n, W]."""
         words = np.zeros((len(windows), self.words), np.uint64)
         for i in range(self.order):
             words[:, i // self.per_word] |= _code(windows[:, i]) << self._shift(i)
@@ -71,10 +70,10 @@ class WindowLayout:
     def windows(
         self, tokens: NDArray[np.integer], offsets: NDArray[np.integer]
     ) -> NDArray[np.uint64]:
-        """All windows of some documents, one per token, in the documents' order.
+        """Returns all windows of documents, one per token, in order.
 
         Args:
-          tokens: integers [n], the documents one after the other.
+          tokens: integers [n], the concatenated documents.
           offsets: integers [documents + 1]; document i is `tokens[offsets[i]:offsets[i + 1]]`.
 
         Returns:
@@ -91,8 +90,8 @@ class WindowLayout:
         words = np.zeros((len(tokens), self.words), np.uint64)
         for i in range(self.order):
             words[:, i // self.per_word] |= codes[i : i + len(tokens)] << self._shift(i)
-        # So far windows reach into the next document: those that begin `left` tokens before its
-        # end lose what is behind.
+        # So far, windows reach into the next document: truncate those that begin `left` tokens
+        # before the end of theirs.
         begin, end = np.asarray(offsets)[:-1], np.asarray(offsets)[1:]
         for left in range(1, self.order):
             short = (end - left)[end - left >= begin]
@@ -101,7 +100,7 @@ class WindowLayout:
         return words
 
     def _first(self, n: int) -> list[np.uint64]:
-        """Masks, one a word, of a window's first n tokens."""
+        """Returns masks, one per word, of a window's first n tokens."""
         ones = (1 << self.token_bits) - 1
         masks = [0] * self.words
         for i in range(n):
@@ -109,7 +108,7 @@ class WindowLayout:
         return [np.uint64(mask) for mask in masks]
 
     def _shift(self, i: int) -> np.uint64:
-        """Where token i stands in its word."""
+        """The bit position of token i in its word."""
         return np.uint64((self.per_word - 1 - i % self.per_word) * self.token_bits)
 
 

@@ -1,5 +1,5 @@
-"""What the command-line programs of `dart_jax`, `train` and `eval` share.
+"""Shared by the command-line programs of `dart_jax`, `train` and `eval`.
 
-Which model they load, how they write reports and figures, how they show progress. May import the
-whole library. Start with `model_choice.py`.
+Options that select a model, reports, figures, progress bars and provenance. May import the whole
+library. Start with `model_choice.py`.
 """

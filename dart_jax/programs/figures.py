@@ -1,4 +1,4 @@
-"""Figures: their colours, and writing them to files."""
+"""Figures: colours, and writing to files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from dart_jax.files import atomic_path, writing
 
-# Told apart by everyone, in grey too.
+# Distinguishable with colour blindness and in greyscale.
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches; needs matplotlib, but no screen."""
+    """Returns an empty figure of the given size in inches; needs matplotlib but no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -22,6 +22,6 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a drawing in the format that its name ends with."""
+    """Writes a figure in the format given by the path's suffix."""
     with writing("a drawing", path.parent), atomic_path(path) as part:
         figure.savefig(part, dpi=150, format=path.suffix[1:])

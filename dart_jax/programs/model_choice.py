@@ -1,4 +1,4 @@
-"""Which model a program of this package takes."""
+"""Command-line options that select a model."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from dart_jax.model import DEMO, DartModel
 
 @dataclasses.dataclass(frozen=True)
 class ModelChoice:
-    """By default the demo model; its parts go with its own target alone."""
+    """The model to use: by default the demo model, whose parts fit only its own target."""
 
     target: str | None = None
     """Directory or hub repository of the target, with its tokenizer; by default the demo model's,
     which continues Python code."""
     drafter: str | None = None
-    """Directory or hub repository of a DART or EAGLE-3 drafter, or of a small model of the target's
-    vocabulary; the last two draft without an n-gram model. By default the demo model's, and none
-    for another --target."""
+    """Directory or hub repository of a DART or EAGLE-3 drafter, or of a small model with the
+    target's vocabulary; the last two draft without an n-gram model. By default the demo model's,
+    and none for another --target."""
     ngram: str | None = None
-    """N-gram file, ours or a .trie of the reference, or owner/name/file of the hub; without a
-    drafter it drafts alone. By default the demo model's, and none for another --target."""
+    """N-gram file (.dng, or .trie of the reference), or owner/name/file on the hub; without a
+    drafter, only the n-gram model drafts. By default the demo model's, and none for another
+    --target."""
     no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Search by the drafter alone, where the demo model has an n-gram model."""
+    """Search with the drafter only, without the demo model's n-gram model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
+    """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     revision: str | None = None
     """Branch, tag or commit of the target's repository."""
 
@@ -37,16 +38,16 @@ class ModelChoice:
             raise UserError("--no-ngram and --ngram exclude each other; pass one of them")
 
     def part(self, given: str | None, name: str) -> str | None:
-        """Of the model's parts, the path given, else the demo model's if its target is meant."""
+        """Returns the given path or, for the demo target, by default that of the demo's part."""
         return str(DEMO / name) if given is None and self.target is None else given
 
     @property
     def ngram_model(self) -> str | None:
-        """The n-gram model to take, if any."""
+        """The n-gram model to use, if any."""
         return None if self.no_ngram else self.part(self.ngram, "ngram.dng")
 
     def load(self) -> DartModel:
-        """Reads the model; raises UserError as `DartModel.from_pretrained`."""
+        """Loads the model; raises UserError as `DartModel.from_pretrained`."""
         return DartModel.from_pretrained(
             self.target or DEMO / "target",
             self.part(self.drafter, "drafter"),

@@ -1,4 +1,4 @@
-"""Reports that programs write: checked before the work begins, and written atomically."""
+"""Output files of programs: checked before the work begins, and written atomically."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DRAWN = (".png", ".pdf", ".svg")
 
 
 def check_outputs(*texts: Path | None, drawing: Path | None = None, option: str = "--plot") -> None:
-    """Raises UserError before anything is measured if the reports could not be written.
+    """Raises UserError, before anything is measured, if an output could not be written.
 
     Args:
-      texts: files of the reports that are asked for.
-      drawing: file of a drawing, if one is asked for.
-      option: that names the drawing, for errors.
+      texts: files of the requested reports.
+      drawing: file of the requested figure, if any.
+      option: the option that names the figure, for error messages.
     """
     for path in filter(None, (*texts, drawing)):
         try:
@@ -36,12 +36,12 @@ def check_outputs(*texts: Path | None, drawing: Path | None = None, option: str 
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a report atomically."""
+    """Writes a JSON report atomically."""
     with writing("a report", path.parent):
         write_atomically(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a report for people atomically."""
+    """Writes a text report atomically."""
     with writing("a report", path.parent):
         write_atomically(path, text.encode())

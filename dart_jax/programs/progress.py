@@ -14,7 +14,7 @@ from rich.progress import (
 
 
 def progress_bars() -> Progress:
-    """On stderr: what is done, how much of it, and a note."""
+    """Returns progress bars on stderr: description, percentage, remaining time and a note."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -26,7 +26,7 @@ def progress_bars() -> Progress:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Of long work: what is done, how much of it and for how long; gone when it ends."""
+    """Returns a progress bar with counts and elapsed time, which disappears at the end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""Where figures come from: device, versions, and the commit of the checkout."""
+"""Provenance of measurements: device, versions, and the commit of the checkout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 
 
 def environment() -> dict[str, str]:
-    """What a reader needs to know about where the figures come from."""
+    """Returns device, processor, platform and package versions, for reports."""
     packages = ("dart-jax", "jax", "jaxlib", "flax", "numpy")
     return {
         "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
@@ -25,28 +25,28 @@ def environment() -> dict[str, str]:
 
 
 def _cpu() -> str:
-    """The processor's name and the cores that this process may use."""
-    told, cores = _line(Path("/proc/cpuinfo"), "model name"), os.cpu_count()
-    name = told.partition(":")[2].strip() or platform.processor() or platform.machine()
+    """Returns the processor's name and the number of cores that this process may use."""
+    line, cores = _line(Path("/proc/cpuinfo"), "model name"), os.cpu_count()
+    name = line.partition(":")[2].strip() or platform.processor() or platform.machine()
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     return f"{name} ({cores} cores)"
 
 
 def _accelerator() -> dict[str, str]:
-    """What JAX tells of the libraries behind a device, such as CUDA's version, and the driver of
-    NVIDIA's; nothing on a CPU."""
+    """Returns the platform version that JAX reports, such as CUDA's, and the NVIDIA driver's
+    version; empty on a CPU."""
     if jax.default_backend() == "cpu":
         return {}
-    told = {"platform": " ".join(jax.devices()[0].client.platform_version.split())}
+    found = {"platform": " ".join(jax.devices()[0].client.platform_version.split())}
     driver = _line(Path("/proc/driver/nvidia/version"), "NVRM version:")
     if driver:
-        told["driver"] = " ".join(driver.partition(":")[2].split())
-    return told
+        found["driver"] = " ".join(driver.partition(":")[2].split())
+    return found
 
 
 def _line(path: Path, begin: str) -> str:
-    """A file's first line that begins so; empty where there is none."""
+    """Returns a file's first line with this beginning; empty if there is none."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -55,8 +55,8 @@ def _line(path: Path, begin: str) -> str:
 
 
 def revision() -> str | None:
-    """The git commit of the checkout that the program runs from, `-dirty` where files differ from
-    it; None outside of one."""
+    """Returns the git commit of the checkout that the program runs from, with `-dirty` if files are
+    modified; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
     try:
         done = subprocess.run([*command, "--dirty"], capture_output=True, text=True, timeout=10)

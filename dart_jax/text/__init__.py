@@ -1,4 +1,4 @@
-"""Text and token ids: tokenizers, their fingerprints, and text that grows token by token.
+"""Text and token ids: tokenizers, their fingerprints, and incremental decoding to text.
 
 Imports only `dart_jax.errors`. Start with `tokenizer.py`.
 """

@@ -1,4 +1,4 @@
-"""The fingerprint of a tokenizer: two vocabularies are the same if their fingerprints are."""
+"""Fingerprints of tokenizers: equal fingerprints mean equal vocabularies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import struct
 from typing import Protocol
 
-# Stands in an n-gram file where the tokenizer is not known.
+# The fingerprint in n-gram files whose tokenizer is unknown.
 UNKNOWN = bytes(32)
 
 
@@ -14,20 +14,20 @@ class Vocabulary(Protocol):
     """A `tokenizers.Tokenizer` or a tokenizer of transformers."""
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token and its id, added tokens included."""
+        """Returns every token and its id, added tokens included."""
         ...
 
 
 def vocabulary_size(tokenizer: Vocabulary) -> int:
-    """The least number that all ids are below: with gaps, more than there are tokens."""
+    """Returns the highest id + 1, which exceeds the number of tokens if there are gaps."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
-    """32 bytes that agree exactly where the vocabularies do: every id means the same token.
+    """Returns 32 bytes that are equal exactly if the vocabularies are: every id is the same token.
 
-    SHA-256 over all tokens in ascending order of their ids, each as id (8 bytes), length in bytes
-    (8 bytes), both little-endian, and UTF-8.
+    SHA-256 over all tokens in ascending order of id, each as its id (8 bytes), its length in bytes
+    (8 bytes), both little-endian, and its UTF-8 bytes.
     """
     digest = hashlib.sha256()
     for id, token in sorted((id, token) for token, id in tokenizer.get_vocab().items()):

@@ -1,4 +1,4 @@
-"""Text of tokens as they come, and where it stops."""
+"""Incremental decoding of tokens to text, with stop strings."""
 
 from __future__ import annotations
 
@@ -7,47 +7,46 @@ from collections.abc import Sequence
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 
-# The beginning of a character is at most three bytes, and a token at least one: what may still be
-# completed lies in these tokens. They also keep the next from being decoded as the first, which
-# some decoders treat otherwise.
+# An incomplete character has at most three bytes and a token at least one byte, so an incomplete
+# character spans at most these last tokens. They also keep the next token from being decoded as the
+# first one of a text, which some decoders treat differently.
 _CONTEXT = 3
 
 _REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Decodes one sequence token by token; all pieces joined are what `decode` gives for all ids.
+    """Decodes one sequence token by token; the concatenated pieces equal `decode` of all ids.
 
-    A piece is given out as soon as nothing that may follow can change it. So half a character is
-    held back, and so is all of a run of byte tokens (`<0xE2>`): where one of them turns out not to
-    be UTF-8, every one of them becomes U+FFFD. A stop string ends the text with the token that
-    completes it in what is decoded so far, a byte token too. The work for a token does not grow
-    with the text.
+    A piece is returned as soon as no later token can change it. Incomplete characters are therefore
+    held back, as are runs of byte tokens (`<0xE2>`): if a run is not valid UTF-8, each of its
+    tokens becomes U+FFFD. A stop string ends the text at the token that completes it in the text
+    decoded so far, even a byte token. The work per token does not grow with the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] | str = ()):
-        """Begins an empty text.
+        """Starts an empty text.
 
         Args:
           tokenizer: special tokens are skipped.
-          stop: strings that end the text, wherever they begin.
+          stop: strings that end the text; they may begin within a token.
 
         Raises:
           UserError: a stop string is empty.
         """
         self._tokenizer = tokenizer
-        self._context: list[int] = []  # the last ids that show
-        self._given = 0  # characters of their text that were given out
-        self._run: list[int] = []  # byte tokens behind the context
+        self._context: list[int] = []  # the last ids, special ones excluded
+        self._returned = 0  # characters of their text that were returned
+        self._run: list[int] = []  # byte tokens after the context
         self._stops = _StopStrings((stop,) if isinstance(stop, str) else stop)
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was completed: the text ends before it, and no more is taken."""
+        """Whether a stop string was completed: the text ends before it, more tokens are ignored."""
         return self._stops.found
 
     def push(self, token_id: int) -> str:
-        """Takes the next token; returns the text that is now certain, often none."""
+        """Adds the next token; returns the text that is now final, often none."""
         token = self._tokenizer.backend.id_to_token(token_id)
         if self.stopped or not token or token_id in self._tokenizer.special_ids:
             return ""
@@ -59,32 +58,32 @@ class TextStream:
         return ""
 
     def finish(self) -> str:
-        """The rest of the text."""
+        """Returns the rest of the text."""
         if self.stopped:
             return ""
         return self._stops.push(self._decode(final=True)) + self._stops.finish()
 
     def _run_text(self) -> str:
-        """What the run adds if nothing more of it follows; nothing while it is no UTF-8."""
+        """The text of the run if it ends here; empty if it is not valid UTF-8."""
         tokens = [self._tokenizer.backend.id_to_token(id) or "" for id in self._run]
         try:
             bytes(int(token[3:5], 16) for token in tokens).decode()
         except UnicodeDecodeError:
             return ""
-        return self._tokenizer.decode(self._context + self._run)[self._given :]
+        return self._tokenizer.decode(self._context + self._run)[self._returned :]
 
     def _decode(self, final: bool) -> str:
-        """Moves the run into the context; returns the text not given out yet."""
+        """Moves the run into the context; returns the text not returned yet."""
         ids, self._run = self._context + self._run, []
         text = self._tokenizer.decode(ids)
         # Only the last character can still change, and only if it may be part of one.
-        certain = len(text) - (text.endswith(_REPLACEMENT) and not final)
-        piece = text[self._given : certain]
-        held = len(text) - certain
+        final_length = len(text) - (text.endswith(_REPLACEMENT) and not final)
+        piece = text[self._returned : final_length]
+        held = len(text) - final_length
         self._context = ids[-_CONTEXT:]
         if len(ids) > _CONTEXT:
             text = self._tokenizer.decode(self._context)
-        self._given = len(text) - held
+        self._returned = len(text) - held
         return piece
 
 
@@ -93,9 +92,9 @@ def _is_byte(token: str) -> bool:
 
 
 class _StopStrings:
-    """Lets text through up to the first stop string that is completed.
+    """Passes text through up to the first completed stop string.
 
-    Of several that are completed by the same character, the longest counts.
+    If one character completes several, the longest counts.
     """
 
     def __init__(self, stops: Sequence[str]):
@@ -103,13 +102,13 @@ class _StopStrings:
             raise UserError("a stop string must not be empty; leave it out")
         self.found = False
         self._stops = stops
-        self._held = ""  # the longest end of the text that a stop string may begin with
+        self._held = ""  # the longest end of the text that may begin a stop string
 
     def __bool__(self) -> bool:
         return bool(self._stops)
 
     def found_in(self, text: str) -> bool:
-        """Whether `text`, coming next, would complete a stop string."""
+        """Whether `text` as the next text would complete a stop string."""
         return any(stop in self._held + text for stop in self._stops)
 
     def push(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""A target's tokenizer: text and chats to ids, and back."""
+"""The target's tokenizer: encodes text and chats, decodes ids."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from dart_jax.text.fingerprint import vocabulary_size
 
 FILE = "tokenizer.json"
 
-# What transformers can make a tokenizer from; without any of these it may make up an empty one.
+# Files that transformers can build a tokenizer from; without any of them it may build an empty one.
 _VOCABULARIES = ("*.model", "vocab*", "*.tiktoken", "tekken.json")
 
 
 class Tokenizer:
-    """Encodes and decodes with a `tokenizer.json` as it stands.
+    """Encodes and decodes exactly as its `tokenizer.json` says.
 
     transformers, which may rebuild that file differently, is imported only for chat templates and
     for directories without the file.
 
     Attributes:
-      backend: without padding and truncation.
-      directory: where the rest lies, such as the chat template; None if there is no more.
+      backend: the tokenizer, without padding and truncation.
+      directory: holds the other files, such as the chat template; None if there is none.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, directory: Path | None = None):
-        """Takes a tokenizer; padding and truncation are switched off."""
+        """Wraps a tokenizer and switches off its padding and truncation."""
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -39,7 +39,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Reads a target's directory, or a `tokenizer.json` alone, without a chat template.
+        """Reads a target's directory, or only a `tokenizer.json`, without a chat template.
 
         Raises:
           UserError: there is no tokenizer, or it is damaged.
@@ -55,22 +55,22 @@ class Tokenizer:
             raise UserError(f"no file {path / FILE}; a target needs its tokenizer")
         wrapped = _wrap(path)
         tokenizer = cls(wrapped.backend_tokenizer, path)
-        tokenizer.__dict__["wrapped"] = wrapped  # not to be read again
+        tokenizer.__dict__["wrapped"] = wrapped  # so that it is not read again
         return tokenizer
 
     @cached_property
     def wrapped(self) -> Any:
-        """The `transformers.PreTrainedTokenizerBase` of the directory, which knows its chat
-        template; None without directory.
+        """The directory's `transformers.PreTrainedTokenizerBase`, with its chat template; None
+        without a directory.
 
         Raises:
-          UserError: a file beside `tokenizer.json` is damaged.
+          UserError: a file next to `tokenizer.json` is damaged.
         """
         return None if self.directory is None else _wrap(self.directory)
 
     @cached_property
     def vocab_size(self) -> int:
-        """Beyond the highest id."""
+        """The highest id + 1."""
         return vocabulary_size(self.backend)
 
     @cached_property
@@ -80,11 +80,11 @@ class Tokenizer:
         return frozenset(id for id, token in added.items() if token.special)
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token and its id, added tokens included."""
+        """Returns every token and its id, added tokens included."""
         return self.backend.get_vocab()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens that belong around one.
+        """Encodes a text, with the special tokens that the tokenizer adds around it.
 
         Raises:
           UserError: the text is not valid Unicode.
@@ -94,14 +94,14 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
     ) -> list[int]:
-        """The ids of a chat in the target's template, up to where the assistant's answer begins.
+        """Encodes a chat with the target's template, up to where the assistant's answer begins.
 
         Args:
           messages: each with a `role` and a `content`.
-          template_kwargs: for the template, such as `enable_thinking=False` or `tools`.
+          template_kwargs: options of the template, such as `enable_thinking=False` or `tools`.
 
         Raises:
-          UserError: there is no template, or it refuses the messages, or they are not messages.
+          UserError: there is no template, it rejects the messages, or they are not messages.
         """
         _check_messages(messages)
         if not self.chat_template:
@@ -116,19 +116,19 @@ class Tokenizer:
             raise UserError(
                 f"the chat template of {self.directory} refuses the messages: {_line(error)}"
             ) from error
-        # The template has written the special tokens.
+        # The template already contains the special tokens.
         return self._encode(str(text), add_special_tokens=False)
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
-        """The template as it is written, or several by name; None if there is none."""
+        """The template's source, or several by name; None if there is none."""
         return None if self.wrapped is None else self.wrapped.chat_template
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids. Bytes that are no UTF-8 become U+FFFD; ids of no token are left out.
+        """Decodes ids. Bytes that are not UTF-8 become U+FFFD; ids without a token are skipped.
 
-        Spaces are kept as they are, whatever `clean_up_tokenization_spaces` says: transformers too
-        ignores it for BPE.
+        Spaces are kept, whatever `clean_up_tokenization_spaces` says: for BPE, transformers ignores
+        it as well.
         """
         return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
 
@@ -170,7 +170,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
 
 def _wrap(directory: Path) -> Any:
-    """transformers' tokenizer, made from a vocabulary where there is no `FILE`."""
+    """Loads the tokenizer of transformers; without `FILE`, it is built from a vocabulary."""
     import transformers
 
     whole = (directory / FILE).is_file()
@@ -178,21 +178,21 @@ def _wrap(directory: Path) -> Any:
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        # Without the last, a tokenizer's own code would be asked for at the terminal.
+        # Otherwise transformers would ask at the terminal whether to run the tokenizer's own code.
         options = {} if whole else {"trust_remote_code": False}
         wrapped = kind.from_pretrained(str(directory), local_files_only=True, **options)
     except Exception as error:  # the library raises no narrower class
         reason = _line(error).rstrip(": ")
         if whole:
-            raise UserError(f"cannot read the files beside {directory / FILE}: {reason}") from None
+            raise UserError(f"cannot read the files next to {directory / FILE}: {reason}") from None
         raise UserError(
-            f"no file {directory / FILE}, and none can be made from what is there ({reason}); pass "
-            "a directory with one"
+            f"no file {directory / FILE}, and none can be built from its other files ({reason}); "
+            "pass a directory with one"
         ) from None
     finally:
         transformers.logging.set_verbosity(verbosity)
     if not wrapped.is_fast:
-        raise UserError(f"no file {directory / FILE}, and none can be made from what is there")
+        raise UserError(f"no file {directory / FILE}, and none can be built from its other files")
     return wrapped
 
 

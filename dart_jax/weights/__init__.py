@@ -1,4 +1,4 @@
-"""Weights and other files of models: read, written, found on the Hugging Face hub, and cached.
+"""Model files: checkpoints, downloads from the Hugging Face hub, and the user's cache.
 
 May import `dart_jax.models`, `dart_jax.ngram` and `dart_jax.text`. Start with `checkpoint.py`.
 """

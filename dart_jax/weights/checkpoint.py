@@ -1,9 +1,9 @@
 """Checkpoints in the layouts of Hugging Face (target) and of the reference (drafter).
 
 A directory holds `config.json` and the weights: `model.safetensors`, or shards of it with an index,
-or, as some EAGLE-3 drafters are published, `pytorch_model.bin`. Tensors are read one by one, each
-into its place in a buffer of the parameter's final shape and dtype, which goes to the device as
-soon as it is full: no more than that and one tensor is in the host's memory.
+or, as some EAGLE-3 drafters are published, `pytorch_model.bin`. Tensors are read one by one into
+host buffers of the parameters' final shapes and dtypes. A buffer moves to the device as soon as it
+is full, so host memory holds little more than one parameter and one tensor.
 """
 
 from __future__ import annotations
@@ -37,21 +37,29 @@ from dart_jax.weights.tensor_files import (
 
 MAX_SHARD_SIZE = 5_000_000_000
 _STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
-_MOST_PROBLEMS = 8
+_MAX_PROBLEMS = 8
 
 
 def read_target_config(directory: Path) -> TargetConfig:
-    """Of a Hugging Face directory; raises UserError if it is missing or not supported."""
+    """Reads the config of a Hugging Face directory.
+
+    Raises:
+      UserError: it is missing or not supported.
+    """
     return TargetConfig.from_json(read_json(directory / "config.json"))
 
 
 def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
-    """Of a drafter's directory; raises UserError if it is missing or not supported."""
+    """Reads the config of a drafter's directory.
+
+    Raises:
+      UserError: it is missing or not supported.
+    """
     return drafter_config(read_json(directory / "config.json"))
 
 
 def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | TargetConfig:
-    """Of a drafter's directory, or of a small model's that can draft token by token.
+    """Reads the config of a drafter, or of a small model that can draft token by token.
 
     Raises:
       UserError: it is missing or not supported.
@@ -71,15 +79,15 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
 def load_target(
     directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
 ) -> tuple[TargetConfig, Params]:
-    """Reads a Hugging Face directory.
+    """Reads the config and weights of a Hugging Face directory.
 
     Args:
-      directory: of the checkpoint.
-      dtype: float32 or bfloat16, to which weights are converted.
+      directory: the checkpoint.
+      dtype: float32 or bfloat16; weights are converted to it.
 
     Raises:
-      UserError: the directory, its config or its weights are missing, damaged or do not fit one
-        another; all that does not fit is in one message.
+      UserError: the directory, its config or its weights are missing or damaged, or do not match.
+        One message reports all mismatches.
     """
     directory = Path(directory)
     dtype = weights_dtype(dtype)
@@ -88,7 +96,7 @@ def load_target(
     if config.tie_word_embeddings:
         files.tensors.pop("lm_head.weight", None)
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
-        del files.tensors[name]  # old files keep what follows from the config
+        del files.tensors[name]  # old files store what the config determines
     return config, _load(files, config, dtype)
 
 
@@ -99,29 +107,29 @@ def save_target(
     eos: tuple[int, ...] = (),
     max_shard_size: int = MAX_SHARD_SIZE,
 ) -> None:
-    """Writes a directory that `transformers` loads. Each file is replaced atomically.
+    """Writes a directory that `transformers` can load. Each file is replaced atomically.
 
     Args:
-      directory: made where it is missing.
+      directory: created if it is missing.
       config: the shapes.
-      params: their dtype becomes the file's.
+      params: the weights, stored in their own dtype.
       eos: ids that end a sequence, written to both configs.
       max_shard_size: bytes; larger models are written as shards, with an index as the last file.
     """
     directory = Path(directory)
-    # Written out even where there is none: transformers has defaults, which are other tokens.
+    # Written even if there are none: the defaults of transformers are other tokens.
     special = {"eos_token_id": list(eos) or None, "bos_token_id": None, "pad_token_id": None}
     generation = directory / "generation_config.json"
     if eos:
         text = json.dumps({"eos_token_id": list(eos)}) + "\n"
         write_atomically(generation, text.encode())
     else:
-        generation.unlink(missing_ok=True)  # of what was here before
+        generation.unlink(missing_ok=True)  # of an earlier checkpoint
     _save(directory, config, special, params, {}, max_shard_size)
 
 
 def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Ids that end a sequence: of `generation_config.json`, else of `config.json`."""
+    """Reads the ids that end a sequence, from `generation_config.json`, else from `config.json`."""
     for name in ("generation_config.json", "config.json"):
         path = Path(directory) / name
         eos = read_json(path).get("eos_token_id") if path.is_file() else None
@@ -138,13 +146,14 @@ def load_drafter(
     dtype: DTypeLike = jnp.float32,
     embedding: jax.Array | None = None,
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
-    """Reads a DART or EAGLE-3 drafter of the reference's layout.
+    """Reads a DART or EAGLE-3 drafter in the reference's layout.
 
     Args:
-      directory: of the checkpoint.
-      dtype: float32 or bfloat16, to which weights are converted.
-      embedding: [V, D], the target's, which drafters use. Some EAGLE-3 files hold an embedding; it
-        must be this one, rounded to the file's dtype, and is refused where none is given.
+      directory: the checkpoint.
+      dtype: float32 or bfloat16; weights are converted to it.
+      embedding: [V, D], the target's embedding, which drafters share. Some EAGLE-3 files contain
+        an embedding; it must equal this one, up to rounding to the file's dtype. Such files are
+        rejected if no embedding is given.
 
     Returns:
       The config, the parameters and the draft vocabulary: int32 [Vd], target id of each draft id.
@@ -171,7 +180,7 @@ def save_drafter(
     ids: np.ndarray,
     max_shard_size: int = MAX_SHARD_SIZE,
 ) -> None:
-    """Writes a directory that the reference loads. Each file is replaced atomically."""
+    """Writes a directory that the reference can load. Each file is replaced atomically."""
     d2t = ids.astype(np.int64) - np.arange(len(ids))
     t2d = np.isin(np.arange(config.vocab_size), ids)
     extra = {"d2t": d2t, "t2d": t2d}
@@ -188,13 +197,13 @@ def check_features(target: TargetConfig) -> None:
 
 
 def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | TargetConfig) -> None:
-    """Raises UserError unless the drafter was made for a target of these shapes, or is a model of
-    its kind with its vocabulary."""
+    """Raises UserError unless the drafter was trained for a target of these shapes, or is a
+    language model with the target's vocabulary."""
     if isinstance(drafter, TargetConfig):
         if drafter.vocab_size != target.vocab_size:
             raise UserError(
                 f"the draft model has {drafter.vocab_size} tokens and the target "
-                f"{target.vocab_size}; pass one of the same tokenizer"
+                f"{target.vocab_size}; pass one with the same tokenizer"
             )
         return
     check_features(target)
@@ -217,23 +226,23 @@ def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | Targ
 
 
 def weights_dtype(dtype: DTypeLike) -> np.dtype:
-    """The dtype of weights that is asked for; raises UserError if weights cannot have it.
+    """Resolves the requested dtype of weights; raises UserError if weights cannot have it.
 
-    "auto" is float32 on CPU, which has no fast path for bfloat16, else bfloat16.
+    "auto" is float32 on CPU, which has no fast path for bfloat16, otherwise bfloat16.
     """
     if dtype == "auto":
         dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     try:
-        known = jnp.dtype(dtype)
+        resolved = jnp.dtype(dtype)
     except TypeError:
-        known = None
-    if known not in (np.float32, ml_dtypes.bfloat16):
+        resolved = None
+    if resolved not in (np.float32, ml_dtypes.bfloat16):
         raise UserError(f"weights can be float32 or bfloat16, not {dtype!r}")
-    return known
+    return resolved
 
 
 def _load(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Params:
-    """Brings the files' tensors to the device; reports all that is wrong at once."""
+    """Loads the files' tensors onto the device; reports all problems at once."""
     entries = layout(config, files.tensors)
     _check(files, entries)
     abstract = abstract_params(config)
@@ -249,7 +258,7 @@ def _load(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Params:
             _fill(buffers[path], piece, part)
             left[path] -= 1
             if not left[path]:
-                # Waited for: copies under way would add up in the host's memory.
+                # Block: pending copies would accumulate in host memory.
                 loaded[path] = jax.device_put(buffers.pop(path)).block_until_ready()
     return jax.tree.unflatten(jax.tree.structure(abstract), [loaded[path] for path in shapes])
 
@@ -265,19 +274,19 @@ def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:
             continue
         want = entries[name].shape
         if tensor.shape != want:
-            problems.append(f"{name} has shape {tensor.shape}, the config asks for {want}")
+            problems.append(f"{name} has shape {tensor.shape}, the config requires {want}")
         elif tensor.dtype.name not in _STORED_DTYPES:
             problems.append(
                 f"{name} has dtype {tensor.dtype}, not one of {', '.join(_STORED_DTYPES)}"
             )
     if problems:
-        more = len(problems) - _MOST_PROBLEMS
-        told = "; ".join(problems[:_MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise UserError(f"{files.path} does not fit its config: {told}")
+        more = len(problems) - _MAX_PROBLEMS
+        listed = "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise UserError(f"{files.path} does not fit its config: {listed}")
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array that begins where XLA wants it: on CPU it is then used without a copy."""
+    """An empty array aligned for XLA, so that on CPU it is used without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -285,14 +294,14 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _fill(parameter: np.ndarray, piece: Piece, stored: np.ndarray) -> None:
-    """Converts a stored tensor into its place."""
+    """Copies a stored tensor into its part of a parameter, converting the dtype."""
     to = piece.of(parameter)
-    with np.errstate(all="ignore"):  # infinities and NaN are converted like all else
+    with np.errstate(all="ignore"):  # infinities and NaN are converted as well
         if not piece.transposed:
             np.copyto(to, stored, casting="unsafe")
             return
-        # Tiles stay in the processor's cache while they are scattered: several times as fast as
-        # all at once. As bits: NumPy is slower with types that are not its own.
+        # Transpose in tiles that stay in the processor's cache: several times as fast as all at
+        # once. Copy as bits: NumPy is slower with dtypes that are not its own.
         bits = np.dtype(f"u{parameter.dtype.itemsize}")
         for at in np.ndindex(stored.shape[:-2]):
             rows, columns = stored[at], to[at].view(bits)
@@ -319,12 +328,12 @@ def _save(
     json_config = {**config.to_json(), **fields, "torch_dtype": float_dtype}
     text = json.dumps(json_config, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
-    # Last: where the weights are, everything is.
+    # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)
 
 
 def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
-    """A tensor as it is written; what is written holds one piece each."""
+    """The tensor to write for an entry; written tensors have one piece each."""
     (piece,) = entry.pieces
     parameter = params[piece.path]
 
@@ -337,7 +346,7 @@ def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
 
 
 def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:
-    """Takes the draft vocabulary out of the files."""
+    """Removes the draft vocabulary from the files' tensors and returns its target ids."""
     size = config.draft_vocab_size
     files.tensors.pop("t2d", None)
     stored = files.tensors.pop("d2t", None)
@@ -357,7 +366,7 @@ def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.n
 
 
 def _check_embedding(path: Path, own: Tensor, embedding: jax.Array | None) -> None:
-    """Refuses a drafter whose embedding is not the target's: it would draft from the wrong one."""
+    """Raises UserError if a drafter's own embedding is not the target's."""
     if embedding is None:
         raise UserError(
             f"{path} holds an embedding (embed_tokens.weight); load it together with its target, "
@@ -365,7 +374,7 @@ def _check_embedding(path: Path, own: Tensor, embedding: jax.Array | None) -> No
         )
     ours = np.asarray(embedding)
     with np.errstate(all="ignore"):
-        # Each side may have been rounded to its own dtype: compare what both have in common.
+        # Each side may have been rounded to its own dtype: compare after rounding to both.
         same = (
             own.shape == ours.shape
             and own.dtype.name in _STORED_DTYPES

@@ -1,7 +1,4 @@
-"""Models by name: local paths as they are, others from the Hugging Face hub through its cache.
-
-Data sets of the hub as well.
-"""
+"""Resolves names of models and data sets to local paths, downloading from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS)
 DRAFTER = ("config.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 
-# The same weights once more: in folders (`original/`), and as the models' authors keep them.
+# Duplicates of the weights: in folders (`original/`), and in the authors' own layout.
 _DUPLICATES = ["*/*", "consolidated*"]
 _NGRAM_FILES = (".dng", ".trie")
 
@@ -41,26 +38,26 @@ def resolve(
     token: str | bool | None = None,
     patterns: Sequence[str],
 ) -> Path:
-    """The directory of a model: a local one, or `owner/name` of the hub, downloaded if need be.
+    """Returns the directory of a model, local or `owner/name` on the hub, downloaded if needed.
 
-    The hub's own settings hold: its cache, HF_HOME, HF_HUB_OFFLINE, HF_TOKEN. Without a network
-    the cache is enough.
+    The hub's own settings apply: its cache, HF_HOME, HF_HUB_OFFLINE, HF_TOKEN. Cached models need
+    no network.
 
     Args:
-      name: a directory, or a repository where there is no such directory.
+      name: a directory or, if there is no such directory, a repository.
       revision: branch, tag or commit of the repository.
-      token: of the hub; None takes the one logged in with.
-      patterns: of the files wanted, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Of weights that are
-        there as safetensors no `.bin` is fetched, and nothing in folders.
+      token: the hub's; None uses the one of `hf auth login`.
+      patterns: files to download, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Files in folders are
+        never downloaded, and `.bin` files only if there are no safetensors.
 
     Raises:
-      UserError: there is neither, or it cannot be downloaded; says why.
+      UserError: neither exists, or it cannot be downloaded; the message says why.
     """
     path = _path(name)
     if path.is_dir():
         return path
     if path.exists():
-        raise UserError(f"{name} is a file; pass the directory that it lies in")
+        raise UserError(f"{name} is a file; pass the directory that contains it")
     repository = _repository(name, "directory")
     import huggingface_hub
 
@@ -88,10 +85,10 @@ def resolve_file(
     revision: str | None = None,
     token: str | bool | None = None,
 ) -> Path:
-    """An n-gram file: a local one, or one of the hub, downloaded if need be.
+    """Returns the path of an n-gram file, local or on the hub, downloaded if needed.
 
     Args:
-      name: a file; `owner/name/path/in/repository`; or a directory or `owner/name` that holds
+      name: a file; `owner/name/path/in/repository`; or a directory or `owner/name` that contains
         exactly one `.dng` or `.trie` file.
       revision: see `resolve`.
       token: see `resolve`.
@@ -116,14 +113,14 @@ def resolve_file(
 
 
 def resolve_data(name: str) -> list[Path]:
-    """Files of a data set of the hub, downloaded if need be, sorted.
+    """Returns the sorted files of a data set on the hub, downloaded if needed.
 
     Args:
-      name: `owner/name` for all of it, or `owner/name/path` of a file, a directory or a glob in it.
+      name: `owner/name`, or `owner/name/path` of a file, a directory or a glob in it.
 
     Raises:
-      UserError: there is no such data set or nothing of that name in it, or it cannot be
-        downloaded; says why.
+      UserError: there is no such data set, it does not contain the path, or it cannot be
+        downloaded; the message says why.
     """
     repository = _repository(name, "data set")
     import huggingface_hub
@@ -144,13 +141,13 @@ def _fits(name: str, patterns: list[str]) -> bool:
 
 
 def _path(name: str | os.PathLike[str]) -> Path:
-    if not os.fspath(name):  # which pathlib takes for the current directory
+    if not os.fspath(name):  # pathlib would treat it as the current directory
         raise UserError("the name of a model is empty; pass a path or owner/name")
     return Path(name).expanduser()
 
 
 def _repository(name: str | os.PathLike[str], kind: str) -> str:
-    """The `owner/name` that a name begins with."""
+    """Returns the `owner/name` that a name begins with."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -161,17 +158,17 @@ def _repository(name: str | os.PathLike[str], kind: str) -> str:
         if enough and all(parts) and parts[0] not in (".", "..", "~"):
             validate_repo_id(repository)
             return repository
-    of_hub = "owner/name" if kind == "directory" else "owner/name or owner/name/file"
+    on_hub = "owner/name" if kind == "directory" else "owner/name or owner/name/file"
     if kind == "data set":
         raise UserError(f"no data set {name!r}; pass hub:owner/name or hub:owner/name/path")
     raise UserError(
-        f"no {kind} {name}; pass one that exists, or {of_hub} of a repository of the Hugging Face "
+        f"no {kind} {name}; pass one that exists, or {on_hub} of a repository on the Hugging Face "
         "hub"
     )
 
 
 def _only(where: str, files: list[str]) -> str:
-    """The one n-gram file."""
+    """Returns the only n-gram file among the files."""
     choices = sorted(file for file in files if file.endswith(_NGRAM_FILES))
     if not choices:
         raise UserError(f"{where} holds no n-gram file ({' or '.join(_NGRAM_FILES)}); name another")
@@ -182,19 +179,19 @@ def _only(where: str, files: list[str]) -> str:
 
 
 def _files(repository: str, revision: str | None, token: str | bool | None) -> list[str]:
-    """What a repository holds; where it cannot be asked, what was downloaded of it."""
+    """Lists a repository's files; without a network, those that are in the cache."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        # Unlike `list_repo_files`, this does not try again for half a minute.
+        # Unlike `list_repo_files`, this does not retry for half a minute.
         found = huggingface_hub.HfApi().model_info(repository, revision=revision, token=token)
         return [file.rfilename for file in found.siblings or ()]
     except HfHubHTTPError:
         raise
-    except Exception as error:  # each HTTP library has its own for lacking a network
+    except Exception as error:  # each HTTP library has its own exception for a missing network
         try:
-            # A pattern that no file fits.
+            # A pattern that matches no file.
             snapshot = huggingface_hub.snapshot_download(
                 repository, revision=revision, allow_patterns="/", local_files_only=True
             )
@@ -208,9 +205,9 @@ def _files(repository: str, revision: str | None, token: str | bool | None) -> l
 def _one_line(
     local: str, repository: str, revision: str | None, *, page: str | None = None
 ) -> Iterator[None]:
-    """Around downloads: whatever goes wrong is told in one line that says what to do.
+    """Reports any failed download as a UserError of one line that says what to do.
 
-    `page` is where the hub shows the repository, if not under its name.
+    `page` is the path of the repository's page on the hub, if it is not its name.
     """
     try:
         yield

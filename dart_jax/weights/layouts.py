@@ -1,9 +1,9 @@
-"""Which tensor of a file goes where: one table per architecture.
+"""Maps parameters to the tensors of checkpoint files: one table per architecture.
 
-On the left stands a parameter's path, on the right the tensor's name; `{i}` is the layer, `{e}` the
-expert. Kernels lie transposed in files ([out, in]), and each expert's by itself. The fused tables
-are those of `transformers`' own modules, which it can write too: all experts in one tensor, and
-gates and up-projections behind one another in its output axis.
+The left side is a parameter's path, the right side the tensor's name; `{i}` is the layer, `{e}` the
+expert. Files store kernels transposed ([out, in]) and each expert separately. The fused table
+matches the modules of `transformers`, which can write this layout as well: all experts in one
+tensor, and gate and up projections concatenated along its output axis.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _DRAFTER = {
     "mlp.down_proj.kernel": "midlayer.mlp.down_proj.weight",
     "norm.scale": "norm.weight",
     "lm_head.kernel": "lm_head.weight",
-    # Layers behind the first are ours; the reference has none.
+    # Layers after the first exist only in dart_jax, not in the reference.
     "layers.{i}.input_layernorm.scale": "layers.{i}.input_layernorm.weight",
     "layers.{i}.q_proj.kernel": "layers.{i}.self_attn.q_proj.weight",
     "layers.{i}.k_proj.kernel": "layers.{i}.self_attn.k_proj.weight",
@@ -84,13 +84,13 @@ _DRAFTER = {
 
 
 class Piece(NamedTuple):
-    """A parameter, or one expert's part of it, that a stored tensor fills.
+    """A parameter, or one expert's part of it, that is filled from a stored tensor.
 
     Attributes:
-      path: of the parameter.
-      shape: of the piece as it is stored.
-      expert: whose part it is; None if it is the whole parameter.
-      transposed: whether the last two axes change places.
+      path: the parameter's path.
+      shape: the shape of the piece as stored.
+      expert: the index of the expert; None if the piece is the whole parameter.
+      transposed: whether the last two axes are swapped.
     """
 
     path: ParamPath
@@ -99,26 +99,26 @@ class Piece(NamedTuple):
     transposed: bool
 
     def of(self, parameter: np.ndarray) -> np.ndarray:
-        """The view of a parameter that the piece is, with the axes of the stored tensor."""
+        """The piece as a view of its parameter, with the axes of the stored tensor."""
         part = parameter if self.expert is None else parameter[self.expert]
         return part.swapaxes(-1, -2) if self.transposed else part
 
 
 class Entry(NamedTuple):
-    """A stored tensor: its pieces lie behind one another in its last axis but one."""
+    """A stored tensor: its pieces are concatenated along the second-to-last axis."""
 
     pieces: tuple[Piece, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the stored tensor."""
+        """The shape of the stored tensor."""
         first = self.pieces[0].shape
         if len(self.pieces) == 1:
             return first
         return (*first[:-2], sum(piece.shape[-2] for piece in self.pieces), first[-1])
 
     def split(self, tensor: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
-        """Each piece with its part of the stored tensor."""
+        """Yields each piece with its part of the stored tensor."""
         start = 0
         for piece in self.pieces:
             if len(self.pieces) == 1:
@@ -130,11 +130,11 @@ class Entry(NamedTuple):
 
 
 def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
-    """What a file of this model holds, by name.
+    """Returns the entries of a file of this model, by tensor name.
 
     Args:
-      config: of the model.
-      stored: names in a file to be read, which tell whether its experts are fused.
+      config: the model's config.
+      stored: names in the file to read, which determine whether its experts are fused.
     """
     table = _DRAFTER
     if isinstance(config, TargetConfig):
@@ -158,6 +158,6 @@ def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
 
 
 def leaves(params: Any) -> Iterator[tuple[ParamPath, Any]]:
-    """The leaves of nested parameters with their paths."""
+    """Yields the leaves of nested parameters with their paths."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         yield tuple(key.key for key in path), leaf

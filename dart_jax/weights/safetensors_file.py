@@ -1,4 +1,4 @@
-"""Reads one safetensors file, a tensor at a time."""
+"""Reads one safetensors file, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _DTYPES = {
 
 
 class Tensor(NamedTuple):
-    """A tensor that is not in memory.
+    """A tensor that is not loaded yet.
 
     Attributes:
-      shape: its axes.
-      dtype: NumPy's, or that of `ml_dtypes`.
-      read: brings a copy of it into memory; UserError if it lies in a damaged file.
+      shape: its shape.
+      dtype: its dtype, NumPy's or from `ml_dtypes`.
+      read: loads a copy of it into memory; raises UserError if the file is damaged.
     """
 
     shape: tuple[int, ...]
@@ -41,14 +41,14 @@ class Tensor(NamedTuple):
 
 
 def open_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, in the order in which they lie there.
+    """Returns the tensors of a file by name, in file order.
 
     Raises:
-      UserError: the file is damaged or incomplete, or holds a dtype that is not read here.
+      UserError: the file is damaged or incomplete, or contains an unsupported dtype.
     """
     try:
-        # Plain reads: the pages of a mapped file would count as this process's memory, and reading
-        # one that was cut off meanwhile would end the process.
+        # Plain reads: the pages of a mapped file would count as memory of this process, and reading
+        # a mapped file that was truncated meanwhile would kill the process.
         file = safe_open(path, framework="numpy", backend="pread")
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
@@ -73,6 +73,6 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def damaged(path: Path, why: object) -> UserError:
-    """What is raised for a file that cannot be read."""
-    told = " ".join(str(why).split())
-    return UserError(f"cannot read {path}: {told}; the file is damaged or incomplete")
+    """Returns the error to raise for a file that cannot be read."""
+    reason = " ".join(str(why).split())
+    return UserError(f"cannot read {path}: {reason}; the file is damaged or incomplete")

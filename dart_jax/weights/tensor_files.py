@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's directory: in one file, or in shards that an index names."""
+"""The tensors of a checkpoint directory: in one file, or in shards listed in an index."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
 
 class TensorFiles(NamedTuple):
-    """What lies in a directory.
+    """The tensors of a directory.
 
     Attributes:
-      path: the file of weights, or the index of its shards.
-      tensors: by name, in the order of the index and, in a shard, of the file.
-      problems: shards that are missing, and names that two shards hold.
-      lost: names that the index promises in missing shards.
+      path: the file of weights, or the index of the shards.
+      tensors: by name, in the order of the index and, within a shard, of the file.
+      problems: missing shards, and names that occur in two shards.
+      lost: names that the index lists in missing shards.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class TensorFiles(NamedTuple):
 
 
 def open_tensors(directory: Path) -> TensorFiles:
-    """Reads the headers of all files of weights; of several layouts it takes safetensors.
+    """Reads the headers of all files of weights; prefers safetensors to PyTorch files.
 
     Raises:
       UserError: there are none, or one is damaged.
@@ -58,22 +58,22 @@ def open_tensors(directory: Path) -> TensorFiles:
 def read_tensors(
     tensors: Mapping[str, Tensor], names: Iterable[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads those of `names` one by one, file after file; only the last one is kept in memory."""
-    wanted = set(names)
+    """Reads the tensors in `names` one by one, in file order; keeps only the last one in memory."""
+    required = set(names)
     for name, tensor in tensors.items():
-        if name in wanted:
+        if name in required:
             yield name, tensor.read()
 
 
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:
-    """Replaces a directory's weights, by one file or by shards with an index.
+    """Replaces a directory's weights with one file, or with shards and an index.
 
-    Each file is written atomically, and the one that is looked for first, last. Weights of another
-    layout that were there before are removed.
+    Each file is written atomically; the one that readers open first is written last. Existing
+    weights in another layout are removed.
 
     Args:
-      directory: made where it is missing.
-      tensors: by name; those of one file are in memory together.
+      directory: created if it is missing.
+      tensors: by name; the tensors of one file are in memory together.
       max_shard_size: in bytes; a single tensor may be larger.
     """
     sizes = {name: math.prod(t.shape) * t.dtype.itemsize for name, t in tensors.items()}
@@ -97,10 +97,10 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a file that holds a JSON object.
+    """Reads a file that contains a JSON object.
 
     Raises:
-      UserError: it is missing or damaged, or holds something else.
+      UserError: it is missing or damaged, or contains something else.
     """
     if not path.parent.is_dir():
         raise UserError(
@@ -122,13 +122,13 @@ def _index(weights: Path) -> Path:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Which file holds each tensor, as an index tells."""
+    """Reads from an index which file holds each tensor."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UserError(f"cannot read {index}: it has no weight_map")
     for file in names.values():
         if not isinstance(file, str) or Path(file).name != file:
-            raise UserError(f"{index} names {file!r}, which is no file beside it")
+            raise UserError(f"{index} names {file!r}, which is not a file next to it")
     return names
 
 
@@ -151,14 +151,14 @@ def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) ->
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a file that PyTorch programs read."""
-    # Of arrays that are not contiguous, the library would write other numbers.
+    """Writes a file that PyTorch programs can read."""
+    # The library would write wrong values for arrays that are not contiguous.
     arrays = {name: np.ascontiguousarray(tensor.read()) for name, tensor in tensors.items()}
     save_file(arrays, path, metadata={"format": "pt"})
 
 
 def _plan(sizes: Mapping[str, int], max_shard_size: int) -> list[list[str]]:
-    """Which names go into which shard, in their order."""
+    """Assigns names to shards, in order."""
     shards: list[list[str]] = [[]]
     size = 0
     for name, bytes_ in sizes.items():
@@ -171,7 +171,7 @@ def _plan(sizes: Mapping[str, int], max_shard_size: int) -> list[list[str]]:
 
 
 def _written_before(directory: Path) -> set[Path]:
-    """Shards of the index that is there, if it can be read."""
+    """Returns the shards of the existing index, if it can be read."""
     index = _index(directory / WEIGHTS)
     try:
         files = _weight_map(index).values()

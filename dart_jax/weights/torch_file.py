@@ -1,7 +1,7 @@
 """Reads weights from the zip files of `torch.save`, without PyTorch and without running code.
 
-Such a file is a pickle, which could call any function, beside the raw bytes of the tensors. Here it
-may only make tensors and dictionaries; whatever else it names is refused.
+Such a file contains a pickle, which could call any function, and the raw bytes of the tensors. This
+reader allows it to build only tensors and dictionaries and rejects everything else.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _DTYPES = {
 
 
 def open_torch(path: Path) -> dict[str, Tensor]:
-    """The tensors of a state dictionary by name.
+    """Returns the tensors of a state dictionary by name.
 
     Raises:
-      UserError: the file is damaged, is no zip file, or holds anything but a dictionary of tensors.
+      UserError: the file is damaged, not a zip file, or not a dictionary of tensors.
     """
     if not zipfile.is_zipfile(path):
         raise UserError(
@@ -64,7 +64,7 @@ def open_torch(path: Path) -> dict[str, Tensor]:
 
 
 class _Storage(NamedTuple):
-    """Raw numbers: the entry `data/{key}` of the archive."""
+    """Raw data: the entry `data/{key}` of the archive."""
 
     dtype: np.dtype
     key: str
@@ -72,7 +72,7 @@ class _Storage(NamedTuple):
 
 
 class _View(NamedTuple):
-    """A tensor: how it lies in its storage, in numbers, not bytes."""
+    """A tensor: its layout in its storage, in elements, not bytes."""
 
     storage: _Storage
     offset: int
@@ -81,7 +81,7 @@ class _View(NamedTuple):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the few names that weights need."""
+    """Resolves only the few names that weights need."""
 
     def __init__(self, data: bytes, path: Path):
         super().__init__(io.BytesIO(data))
@@ -89,18 +89,18 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _DTYPES:
-            return name  # a string: nothing in a pickle can call or change it
-        known: dict[tuple[str, str], Callable[..., Any]] = {
+            return name  # a string: a pickle can neither call nor change it
+        allowed: dict[tuple[str, str], Callable[..., Any]] = {
             ("collections", "OrderedDict"): collections.OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
             ("torch._utils", "_rebuild_parameter"): self._parameter,
         }
-        if (module, name) not in known:
+        if (module, name) not in allowed:
             raise UserError(
-                f"{self._path}: it asks for {module}.{name}, which weights have no need of; "
-                "take model.safetensors, or a file you trust"
+                f"{self._path}: it refers to {module}.{name}, which weights do not need; "
+                "use model.safetensors, or a file that you trust"
             )
-        return known[module, name]
+        return allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, storage, key, _, size = pid
@@ -108,7 +108,7 @@ class _Unpickler(pickle.Unpickler):
             raise ValueError(f"it refers to a {kind!r}")
         return _Storage(_DTYPES[storage], str(key), int(size))
 
-    # Bound methods: unlike functions, a pickle cannot set their attributes.
+    # Bound methods, because a pickle could set attributes of functions.
     def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _View:
         return _View(storage, offset, tuple(shape), tuple(strides))
 
@@ -119,9 +119,9 @@ class _Unpickler(pickle.Unpickler):
 def _stored(
     path: Path, folder: str, entries: Mapping[str, zipfile.ZipInfo], name: object, view: object
 ) -> Tensor:
-    """Checks that a tensor lies within its storage, and the storage is what the archive holds."""
+    """Checks that a tensor lies within its storage and that the storage matches the archive."""
     if not isinstance(view, _View) or not isinstance(view.storage, _Storage):
-        raise ValueError(f"{name!r} is no tensor")
+        raise ValueError(f"{name!r} is not a tensor")
     storage, offset, shape, strides = view
     numbers = (offset, *shape, *strides)
     if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):

@@ -1,4 +1,4 @@
-"""What is kept between runs: compiled programs and converted n-gram models, a directory a user."""
+"""The user's cache: compiled programs and converted n-gram models, kept between runs."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from dart_jax.weights import hub
 
 _logger = logging.getLogger(__name__)
 
-# Programs that compile faster are hardly faster to read.
-_WORTH_KEEPING = 0.3  # seconds
-_COMPILED_BYTES = 2 * 2**30  # at most; what was not used for the longest time goes first
+# Programs that compile faster than this would hardly load faster from the cache.
+_MIN_COMPILE_TIME = 0.3  # seconds
+_COMPILED_BYTES = 2 * 2**30  # at most; the least recently used programs are evicted first
 
 
 def user_cache() -> Path:
-    """The directory: `~/.cache/dart_jax` on Linux, below XDG_CACHE_HOME if that is set."""
+    """Returns the cache directory: `~/.cache/dart_jax` on Linux, or below XDG_CACHE_HOME if set."""
     return platformdirs.user_cache_path("dart_jax", appauthor=False)
 
 
 def enable_compilation_cache() -> None:
-    """Makes JAX keep what it compiles, for later processes.
+    """Makes JAX cache compiled programs for later processes.
 
-    Changes nothing where a cache is configured or switched off already, by JAX's own settings
-    (`jax_compilation_cache_dir`, `jax_enable_compilation_cache`). Where the directory cannot be
-    written one line of warning says so, and nothing is kept. Many processes may share the cache,
-    and machines too: JAX tells processors apart.
+    Has no effect if JAX's own settings (`jax_compilation_cache_dir`,
+    `jax_enable_compilation_cache`) already configure or disable a cache. If the directory cannot be
+    written, logs a warning of one line and caches nothing. Processes and machines may share the
+    cache: JAX distinguishes processors.
     """
-    config: Any = jax.config  # its types do not know all settings
+    config: Any = jax.config  # its type stubs lack some settings
     if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:
         return
     directory = user_cache() / "compiled"
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever writes it runs code
-        _remove_torn(directory)
+        # Private: whoever can write to it can run code.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_incomplete(directory)
     except OSError as error:
         reason = error.strerror or error
         _logger.warning("compiled programs are not kept: cannot write %s (%s)", directory, reason)
@@ -55,25 +56,25 @@ def enable_compilation_cache() -> None:
     config.update("jax_compilation_cache_dir", str(directory))
     if config.jax_compilation_cache_max_size == -1:
         config.update("jax_compilation_cache_max_size", _COMPILED_BYTES)
-    seconds = min(config.jax_persistent_cache_min_compile_time_secs, _WORTH_KEEPING)
+    seconds = min(config.jax_persistent_cache_min_compile_time_secs, _MIN_COMPILE_TIME)
     config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
 def converted_trie(path: Path, tokenizer: Vocabulary) -> Path:
-    """The n-gram file of a reference's trie, converted once and then kept.
+    """Returns the n-gram file for a trie of the reference; converts it once and caches the result.
 
-    Processes that want the same trie wait for the one that converts it.
+    Processes that need the same trie wait for the one that converts it.
 
     Args:
-      path: of the trie.
-      tokenizer: the one that it was counted with. Targets may have more embeddings than that has
-        tokens; the trie's ids are the tokenizer's.
+      path: the trie.
+      tokenizer: the one that it was counted with. Its size counts, not the target's, which may have
+        more embeddings: the trie's ids are the tokenizer's.
 
     Raises:
       UserError: as `convert_reference`, or the cache cannot be written.
     """
     fingerprint = tokenizer_fingerprint(tokenizer)
-    path = path.resolve()  # in the hub's cache, named by its content
+    path = path.resolve()  # in the hub's cache, the name is a hash of the content
     stat = path.stat()
     identity = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode() + fingerprint
     name = hashlib.sha256(identity).hexdigest()[:24]
@@ -86,7 +87,7 @@ def converted_trie(path: Path, tokenizer: Vocabulary) -> Path:
         with filelock.FileLock(directory / f"{name}.lock"):
             if out.is_file():
                 return out
-            shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(work, ignore_errors=True)  # left by a process that was killed
             print(f"converting {path.name} once, into {out}", file=sys.stderr)
             try:
                 convert_reference(
@@ -100,8 +101,8 @@ def converted_trie(path: Path, tokenizer: Vocabulary) -> Path:
                 shutil.rmtree(work, ignore_errors=True)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"cannot convert {path} in {directory}: {error}; free some space, or convert it with "
-            "`python -m dart_jax.ngram convert` to where there is some"
+            f"cannot convert {path} in {directory}: {error}; free some space, or convert it to "
+            "another disk with `python -m dart_jax.ngram convert`"
         ) from error
     return out
 
@@ -114,17 +115,17 @@ def load_ngram(
     revision: str | None = None,
     token: str | bool | None = None,
 ) -> NgramModel:
-    """An n-gram model, or a reference's trie, from a file or from the hub.
+    """Loads an n-gram model, or a trie of the reference, from a file or from the hub.
 
     Args:
       name: see `hub.resolve_file`.
       tokenizer: the target's.
-      vocab_size: the target's, which may be larger than the tokenizer's.
+      vocab_size: the target's vocabulary size, which may exceed the tokenizer's.
       revision: see `hub.resolve`.
       token: see `hub.resolve`.
 
     Raises:
-      UserError: there is none, it is damaged, or it was made with another tokenizer.
+      UserError: there is no such file, it is damaged, or it was made with another tokenizer.
     """
     path = hub.resolve_file(name, revision=revision, token=token)
     if not is_ngram_file(path):
@@ -134,10 +135,10 @@ def load_ngram(
     return ngram
 
 
-def _remove_torn(directory: Path) -> None:
-    """Removes what a killed process left behind of an entry, which JAX would stumble over for ever.
+def _remove_incomplete(directory: Path) -> None:
+    """Removes cache entries that a killed process left incomplete, on which JAX would always fail.
 
-    JAX writes an entry's time after the entry itself, and holds this lock meanwhile.
+    JAX writes an entry's access time after the entry itself and holds this lock meanwhile.
     """
     with filelock.FileLock(directory / ".lockfile", timeout=10):
         for entry in directory.glob("*-cache"):

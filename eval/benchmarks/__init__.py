@@ -1,4 +1,4 @@
-"""Benchmarks: which there are, their questions, and the prompts made from them.
+"""Benchmarks, their questions, and the prompts made from these.
 
 May import `dart_jax`. Start with `registry.py`.
 """

@@ -1,8 +1,8 @@
-"""Prompts: the demo benchmark, and the published ones as the model is asked them.
+"""Prompts of the demo benchmark and of the published benchmarks.
 
-The demo benchmark is of functions of library modules that no training step has seen. The rule is
-fixed: per group, modules in the listed order give their next documented function in turn, signature
-and docstring as it stands in the source, until enough are found that are short enough.
+The demo benchmark consists of functions of library modules that are held out of training. The rule
+is fixed: for each group, its modules in the listed order provide their next documented function in
+turn (signature and docstring, exactly as in the source) until there are enough short ones.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, short_prompts, stdlib
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.questions import Question, tokens
+from eval.benchmarks.questions import Question, prompt_tokens
 
-# Modules of the training text, for warming up and choosing the tree size.
+# Modules of the training text, for warm-up and for choosing the tree.
 WARM_UP = ("argparse.py", "pathlib.py", "logging/handlers.py", "tarfile.py")
 
 
@@ -33,21 +33,21 @@ class Prompt:
 
 
 def demo_prompts(tokenizer: Tokenizer, per_group: int, max_tokens: int) -> list[Prompt]:
-    """`per_group` prompts for each group of held-out modules, or fewer if there are no more."""
+    """Returns `per_group` prompts, or fewer, for each group of held-out modules."""
     return [
         prompt
         for group in HELD_OUT
-        for prompt in _take(group, held_out_files(group), tokenizer, per_group, max_tokens)
+        for prompt in _first_prompts(group, held_out_files(group), tokenizer, per_group, max_tokens)
     ]
 
 
 def warm_up_prompts(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[Prompt]:
-    """`count` prompts, or fewer, by the same rule from modules that the benchmark never reports."""
+    """Returns `count` prompts, or fewer, by the same rule from modules of the training text."""
     files = [path for name in WARM_UP if (path := stdlib() / name).is_file()]
-    return _take("warm-up", files, tokenizer, count, max_tokens)
+    return _first_prompts("warm-up", files, tokenizer, count, max_tokens)
 
 
-def asked(
+def question_prompts(
     questions: Sequence[Question],
     tokenizer: Tokenizer,
     answer: Callable[[list[np.ndarray]], list[np.ndarray]],
@@ -55,41 +55,44 @@ def asked(
     thinking: bool,
     batch: int,
 ) -> list[Prompt]:
-    """Every turn of every question as a prompt, so that all methods are asked the same.
+    """Returns every turn of every question as a prompt, so that all methods get the same prompts.
 
     Args:
-      questions: of a benchmark.
+      questions: questions of a benchmark.
       tokenizer: the target's.
-      answer: token prompts -> the tokens that plain decoding gives for them; the answers to a
-        question's turns stand in the prompts of its later ones.
-      thinking: let a chat template's model think.
+      answer: token prompts -> tokens that plain decoding generates for them; the answers to
+        earlier turns are part of the prompts of later ones.
+      thinking: enable thinking in the chat template.
       batch: prompts answered together.
     """
     prompts: list[tuple[int, Prompt]] = []
     answers: list[list[str]] = [[] for _ in questions]
     for turn in range(max(len(question.turns) for question in questions)):
-        open_ = [n for n, question in enumerate(questions) if turn < len(question.turns)]
-        made = {n: tokens(questions[n], answers[n], tokenizer, thinking) for n in open_}
+        open_questions = [n for n, question in enumerate(questions) if turn < len(question.turns)]
+        encoded = {
+            n: prompt_tokens(questions[n], answers[n], tokenizer, thinking) for n in open_questions
+        }
         prompts.extend(
-            (n, Prompt(questions[n].group, questions[n].turns[turn], made[n])) for n in open_
+            (n, Prompt(questions[n].group, questions[n].turns[turn], encoded[n]))
+            for n in open_questions
         )
-        followed = [n for n in open_ if turn + 1 < len(questions[n].turns)]
-        for start in range(0, len(followed), batch):
-            some = followed[start : start + batch]
-            for n, new in zip(some, answer([made[n] for n in some]), strict=True):
+        continued = [n for n in open_questions if turn + 1 < len(questions[n].turns)]
+        for start in range(0, len(continued), batch):
+            some = continued[start : start + batch]
+            for n, new in zip(some, answer([encoded[n] for n in some]), strict=True):
                 answers[n].append(tokenizer.decode(new.tolist()))
     return [prompt for _, prompt in sorted(prompts, key=lambda pair: pair[0])]
 
 
 def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Prompts that are decoded together, in their order; only the last batch may not be full.
+    """Splits prompts into batches, in order; only the last one may be smaller.
 
-    A batch may hold prompts of several groups, so that those of small groups fill one too.
+    A batch may mix prompts of several groups, so that small groups do not leave batches unfilled.
     """
     return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
 
 
-def _take(
+def _first_prompts(
     group: str,
     files: list[Path],
     tokenizer: Tokenizer,

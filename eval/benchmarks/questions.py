@@ -1,16 +1,16 @@
-"""Questions of benchmarks: what the user says, turn by turn, from records of many forms.
+"""Questions of benchmarks: the user's turns, read from records of many formats.
 
-Every record is taken by the first of these that its fields fit:
+Every record is read by the first of these formats that its fields match:
 
-    {"turns": ["..", ".."]}                            MT-bench as FastChat and EAGLE keep it
+    {"turns": ["..", ".."]}                            MT-bench of FastChat and EAGLE
     {"prompt": ["..", ".."]}                           MT-bench on the Hugging Face hub
     {"prompt": "..", "entry_point": ".."}              HumanEval
-    {"text": "..", "test_list": ["..", ..]}            MBPP; `prompt` where it is sanitized
-    {"question_content": "..", "starter_code": ".."}   LiveCodeBench; there may be no code
-    {"instruction": "..", "input": ".."}               Alpaca, CodeAlpaca; there may be no input
+    {"text": "..", "test_list": ["..", ..]}            MBPP; `prompt` in its sanitized form
+    {"question_content": "..", "starter_code": ".."}   LiveCodeBench; the code is optional
+    {"instruction": "..", "input": ".."}               Alpaca, CodeAlpaca; the input is optional
     {"problem": ".."}                                  MATH-500
     {"question": ".."}                                 GSM8K
-    {"prompt": ".."}                                   any other, taken as it is
+    {"prompt": ".."}                                   any other, used unchanged
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dart_jax.data.records import Record, kind
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 
-# All that is read of a record; the rest, such as the tests of LiveCodeBench, may be large.
+# The fields that are read; others, such as the tests of LiveCodeBench, may be large.
 FIELDS = (
     "turns",
     "prompt",
@@ -57,10 +57,10 @@ class Question:
 
     Attributes:
       bench: the benchmark's name.
-      group: the category where the benchmark has some, else its title.
-      turns: what the user says, in turn; the model answers each.
+      group: its category if the benchmark has categories, otherwise the benchmark's title.
+      turns: the user's turns; the model answers each.
       where: file and line, for errors.
-      raw: the text to go on from, for models without a chat template; None: what the user says.
+      raw: text to continue, for models without a chat template; None: the turns.
     """
 
     bench: str
@@ -71,24 +71,24 @@ class Question:
 
 
 def read_question(record: Record, bench: str, title: str, by_category: bool = False) -> Question:
-    """What a record asks.
+    """Reads the question of a record.
 
     Args:
-      record: of one of the forms above.
+      record: a record in one of the formats above.
       bench: the benchmark's name.
       title: the group of a record without a category.
       by_category: whether categories are groups.
 
     Raises:
-      UserError: it fits none of the forms, or only almost; says where.
+      UserError: the record matches none of the formats, or a field is invalid; says where.
     """
     value = record.value
     try:
         if not isinstance(value, dict):
             raise UserError(f"a record must be an object, not {kind(value)}")
-        # Parquet fills the fields that a record lacks.
+        # Parquet fills missing fields with None.
         fields = {name: field for name, field in value.items() if field is not None}
-        turns, raw = _asked(fields)
+        turns, raw = _turns(fields)
     except UserError as error:
         raise UserError(f"{record.where}: {error}") from None
     category = fields.get("category") if by_category else None
@@ -96,36 +96,36 @@ def read_question(record: Record, bench: str, title: str, by_category: bool = Fa
     return Question(bench, group, turns, record.where, raw)
 
 
-def tokens(
+def prompt_tokens(
     question: Question, answers: Sequence[str], tokenizer: Tokenizer, thinking: bool
 ) -> np.ndarray:
-    """The prompt of a turn, int32 [P]: in the tokenizer's chat template, or plain where none is.
+    """Returns the prompt of a turn, int32 [P]: in the chat template, or plain if there is none.
 
     Args:
-      question: what is asked.
-      answers: to the turns before, so their number says which turn it is.
+      question: the question.
+      answers: the answers to the turns before; their number determines the turn.
       tokenizer: the target's.
-      thinking: the template's `enable_thinking`; nothing to a template that does not know it.
+      thinking: the template's `enable_thinking`; ignored by templates without it.
 
     Raises:
-      UserError: the template refuses the messages.
+      UserError: the template rejects the messages.
     """
     turn = len(answers)
     if turn >= len(question.turns):
-        raise ValueError(f"{turn} answers leave none of {len(question.turns)} turns to ask")
-    said = [text for pair in zip(question.turns, answers, strict=False) for text in pair]
-    said.append(question.turns[turn])
+        raise ValueError(f"{turn} answers leave none of {len(question.turns)} turns")
+    texts = [text for pair in zip(question.turns, answers, strict=False) for text in pair]
+    texts.append(question.turns[turn])
     if tokenizer.chat_template:
         roles = ("user", "assistant")
-        messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(said)]
+        messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
         ids = tokenizer.encode_chat(messages, enable_thinking=thinking)
     else:
-        ids = tokenizer.encode("\n\n".join(said) if question.raw is None else question.raw)
+        ids = tokenizer.encode("\n\n".join(texts) if question.raw is None else question.raw)
     return np.array(ids, np.int32)
 
 
-def _asked(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
-    """The turns, and the text to go on from: only HumanEval's prompts are made for that."""
+def _turns(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
+    """Returns the turns, and the text to continue, which only HumanEval has."""
     match record:
         case {"turns": _}:
             return _texts(record, "turns"), None
@@ -150,8 +150,8 @@ def _asked(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
         case _:
             fields = ", ".join(map(str, list(record)[:8])) or "none"
             raise UserError(
-                f"no question of a form that is known; it has the fields {fields}; `turns` or "
-                "`prompt` would do"
+                f"no question in a known format; it has the fields {fields}; use `turns` or "
+                "`prompt`"
             )
     return (turn,), None
 
@@ -207,6 +207,6 @@ def _checked(text: Any, name: str, blank: bool = False) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # JSON can hold these, but no tokenizer takes them.
+        # JSON can hold these, but no tokenizer accepts them.
         raise UserError(f"{name} holds half of a surrogate pair; replace it") from None
     return text

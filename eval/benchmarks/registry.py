@@ -1,7 +1,7 @@
-"""The benchmarks that speculative decoding is measured on, by name.
+"""The benchmarks, by name.
 
-Their files are looked for in a directory, or come from the Hugging Face hub. Any file of questions
-is a benchmark as well; `questions` says which forms its records may have.
+Their files are read from a directory or from the Hugging Face hub. Any file of questions is a
+benchmark too; `questions` lists the formats of its records.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from eval.benchmarks.questions import FIELDS, Question, read_question
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """Where questions are found, and what they are called.
+    """Name and source of a benchmark.
 
     Attributes:
-      name: on the command line and in results.
-      title: as the paper's table has it.
-      files: names that are looked for in a directory, of which the first one there is taken; of a
-        user's own file, its path.
-      hub: `owner/name/path` of a data set; None if its authors have none on the hub.
-      by_category: whether its categories are reported apart.
+      name: its name on the command line and in results.
+      title: its title in the paper's table.
+      files: file names to look for in a directory, the first one found is used; for a user's own
+        file, its path.
+      hub: `owner/name/path` of a data set; None if its authors publish none on the hub.
+      by_category: whether its categories are reported separately.
     """
 
     name: str
@@ -77,34 +77,34 @@ _ALL = (
 )
 BENCHMARKS = {benchmark.name: benchmark for benchmark in _ALL}
 
-# Those of the paper, in its table's order.
+# The paper's benchmarks, in the order of its table.
 PAPER = tuple(BENCHMARKS)[:7]
 
-# Of Spec-Bench, the only one that its authors keep elsewhere.
+# For Spec-Bench, the only one that is not on the hub.
 _BY_HAND = (
     "put question.jsonl of github.com/hemingkx/Spec-Bench into --data-dir as spec_bench.jsonl"
 )
 
 
 class MissingFile(UserError):
-    """A benchmark's questions are not where they should be."""
+    """The file of a benchmark is missing."""
 
 
 def load_all(
     text: str, data_dir: Path | None, limit: int
 ) -> tuple[dict[str, list[Question]], list[str]]:
-    """The first questions of several benchmarks; of `all`, those that are found.
+    """Loads the first questions of several benchmarks; of `all`, of those that are found.
 
     Args:
-      text: names and files between commas.
+      text: comma-separated names and files.
       data_dir: as for `load`.
-      limit: questions of each at most.
+      limit: maximum number of questions of each.
 
     Returns:
-      By name or file, as `load`; and why benchmarks were left out, where all were asked for.
+      Name or file -> questions; and why benchmarks of `all` were left out.
 
     Raises:
-      UserError: as `parse_names` and `load`, or nothing is found.
+      UserError: as `parse_names` and `load`, or no benchmark is found.
     """
     found: dict[str, list[Question]] = {}
     left_out = []
@@ -116,24 +116,26 @@ def load_all(
                 raise
             left_out.append(f"{name}: {error}")
     if not found:
-        raise UserError(f"none of {text!r} is found, the first since {left_out[0]}")
+        raise UserError(f"no benchmark of {text!r} is found; {left_out[0]}")
     return found, left_out
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Names and files between commas -> each once, as `load` takes them; `all` is every name.
+    """Splits comma-separated names and files into arguments for `load`, without duplicates.
+
+    `all` stands for every name.
 
     Raises:
-      UserError: one is neither a name nor a file, or two would be called the same.
+      UserError: one is neither a name nor a file, or two have the same name.
     """
     found: dict[str, str] = {}
     for name in _split(text):
         for each in BENCHMARKS if name == "all" else (name,):
-            called = find(each).name
-            other = found.setdefault(called, each)
+            bench = find(each).name
+            other = found.setdefault(bench, each)
             if not _same(each, other):
                 raise UserError(
-                    f"{other} and {each} would both be called {called}; rename a file, or pass one"
+                    f"{other} and {each} would both be called {bench}; rename a file, or pass one"
                 )
     if not found:
         raise UserError(f"no benchmark; pass all, a file, or some of {', '.join(BENCHMARKS)}")
@@ -141,10 +143,10 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def find(name: str) -> Benchmark:
-    """A benchmark by its name, or by the path of its file.
+    """Returns a benchmark by its name, or by the path of its file.
 
     Raises:
-      UserError: there is neither.
+      UserError: there is no such benchmark or file.
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]
@@ -160,16 +162,16 @@ def find(name: str) -> Benchmark:
 
 
 def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Question]:
-    """The questions of a benchmark, in its file's order.
+    """Loads the questions of a benchmark, in the order of its file.
 
     Args:
       name: one of `BENCHMARKS`, or the path of a file.
-      data_dir: where the files of the named ones lie; None takes those of the hub.
-      limit: questions at most, the first ones; nothing behind them is read.
+      data_dir: directory of the named benchmarks' files; None downloads them from the hub.
+      limit: maximum number of questions; nothing after them is read.
 
     Raises:
       MissingFile: there is no such file.
-      UserError: it cannot be read or used; says where.
+      UserError: the file cannot be read or used; says where.
     """
     if limit is not None and limit < 1:
         raise UserError(f"at least one question of a benchmark is needed, not {limit}")
@@ -212,8 +214,8 @@ def _from_hub(benchmark: Benchmark) -> tuple[Path, ...]:
     try:
         return find_files((HUB + benchmark.hub,))
     except UserError as error:
-        told = f"{error}; a local {benchmark.files[0]} is read with --data-dir"
-        raise MissingFile(told) from error
+        message = f"{error}; to read a local {benchmark.files[0]}, pass --data-dir"
+        raise MissingFile(message) from error
 
 
 def _split(text: str) -> list[str]:
@@ -221,7 +223,7 @@ def _split(text: str) -> list[str]:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two names are of the same benchmark."""
+    """Whether two names or paths mean the same benchmark."""
     if one in BENCHMARKS or other in BENCHMARKS:
         return one == other
     return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()

@@ -1,4 +1,4 @@
-"""One shape at one context: state like a real one, and the times of all stages."""
+"""One shape at one context length: realistic state, and the times of all stages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.ngram import NgramModel
 from eval.latency import stages
-from eval.latency.clock import Measured, Stage, Timing, calls_in, measure, measure_host
-from eval.latency.cost import Cost, Counted
+from eval.latency.clock import Stage, Times, Timing, calls_in, measure, measure_host
+from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, parameters, random_params, target_of
 
-# Longer prompts are not read: their rows are random numbers.
+# Longer contexts are not prefilled: their rows are random numbers.
 LONGEST_PREFILL = 1024
-_ENDLESS = 2**30  # tokens still to be emitted
+_UNLIMITED = 2**30  # token budget
 _NO_STOP = (-1,) * 8
 _SEED = 0
 
@@ -38,30 +38,30 @@ class Row:
     """A stage and its times.
 
     Attributes:
-      stage: its name.
-      nodes: of the tree, N; None where it does not depend on them.
-      measured: the times.
-      cost: what it must move and compute on the device; None for the host's work.
+      stage: name of the stage.
+      nodes: nodes of the tree, N; None if the stage does not depend on them.
+      times: its times.
+      cost: its least work on the device; None for work on the host.
     """
 
     stage: str
     nodes: int | None
-    measured: Measured
+    times: Times
     cost: Cost | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One shape at one context.
+    """One shape at one context length.
 
     Attributes:
-      shape: its name.
-      context: tokens known.
-      capacity: rows of the caches; the programs read them all, and mask what is not known.
-      batch: rows decoded together.
-      prefilled: whether a prompt was read; else the caches hold random numbers.
+      shape: name of the shape.
+      context: cached tokens.
+      capacity: rows of the caches; the programs read them all and mask unused ones.
+      batch: sequences decoded together.
+      prefilled: whether a prompt was prefilled; otherwise the caches hold random numbers.
       ngram: whether the search had an n-gram model.
-      rows: in the order of a step.
+      rows: the stages, in the order of a step.
     """
 
     shape: str
@@ -73,13 +73,13 @@ class Case:
     rows: list[Row]
 
     def find(self, stage: str, nodes: int | None = None) -> Row:
-        """The row of a stage with these nodes; else the one that does not depend on them."""
+        """Returns the row of a stage with these nodes, otherwise its row for all nodes."""
         rows = {row.nodes: row for row in self.rows if row.stage == stage}
         return rows[nodes] if nodes in rows else rows[None]
 
     @property
     def nodes(self) -> list[int]:
-        """The trees measured."""
+        """The measured tree sizes."""
         return [row.nodes for row in self.rows if row.stage == "step" and row.nodes is not None]
 
 
@@ -88,11 +88,11 @@ class Model:
     """A shape with random weights.
 
     Attributes:
-      name: of the shape.
-      target: on CPU with a head of its own, as a model that is loaded gets one.
+      name: name of the shape.
+      target: the target; on CPU its head is untied, as when a model is loaded.
       drafter: a DART drafter.
-      params: on the device.
-      ngram: for the search; None without.
+      params: the parameters, on the device.
+      ngram: n-gram model of the search; None without.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Model:
 
     @classmethod
     def random(cls, name: str, dtype: Any) -> Model:
-        """Makes the weights on the device."""
+        """Creates the weights on the device."""
         target, drafter = configs(name)
         params: DecodeParams = {
             "target": random_params(target, 0, dtype),
@@ -115,12 +115,12 @@ class Model:
 
     @property
     def dtype(self) -> Any:
-        """Of the weights."""
+        """dtype of the weights."""
         return self.params["target"]["embed_tokens"].dtype
 
 
 def configs(name: str) -> tuple[TargetConfig, DrafterConfig]:
-    """What a shape runs as on this device."""
+    """Returns the configurations of a shape on this device."""
     target = target_of(name)
     drafter = drafter_of(target)
     if jax.default_backend() == "cpu":
@@ -129,18 +129,18 @@ def configs(name: str) -> tuple[TargetConfig, DrafterConfig]:
 
 
 def needed_memory(name: str, dtype: Any, batch: int, context: int, nodes: int) -> int:
-    """Bytes of weights, caches and the largest intermediate results, about."""
+    """Returns the approximate bytes of weights, caches and the largest intermediate results."""
     target, drafter = configs(name)
     size = jnp.dtype(dtype).itemsize
-    counted = Counted(target, drafter, batch, context, size, 1)
+    costs = CostModel(target, drafter, batch, context, size, 1)
     weights = size * (parameters(target) + parameters(drafter))
-    caches = batch * (context + 64) * (counted.cached_row + counted.drafter_row)
+    caches = batch * (context + 64) * (costs.cached_row + costs.drafter_row)
     logits = 3 * 4 * batch * (nodes + 1) * target.vocab_size
     rows = max(context, nodes + 1) if context <= LONGEST_PREFILL else nodes + 1
-    # Scores of attention are taken some at a time, below a gigabyte.
+    # Attention scores are computed in blocks of less than a gigabyte.
     scores = min(2**30, 4 * batch * target.num_attention_heads * rows * (context + 64))
-    making = 6 * target.vocab_size * target.hidden_size  # random bits of the largest matrix
-    return weights + caches + max(logits + 3 * scores, making)
+    creation = 6 * target.vocab_size * target.hidden_size  # random bits of the largest matrix
+    return weights + caches + max(logits + 3 * scores, creation)
 
 
 def run_case(
@@ -149,137 +149,140 @@ def run_case(
     context: int,
     nodes: tuple[int, ...],
     timing: Timing,
-    say: Callable[[str], None] = lambda _: None,
-    late: Callable[[], bool] = lambda: False,
+    notify: Callable[[str], None] = lambda _: None,
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> Case:
     """Measures all stages for trees of each size.
 
     Args:
-      model: the shape.
-      batch: rows decoded together.
-      context: tokens known.
-      nodes: sizes of trees, N.
-      timing: how.
-      say: is told what is measured next.
-      late: whether to leave the trees behind the first out.
+      model: the shape's model.
+      batch: sequences decoded together.
+      context: cached tokens.
+      nodes: tree sizes, N.
+      timing: how to measure.
+      notify: called with the name of what is measured next.
+      out_of_time: whether to skip trees after the first.
     """
-    work = _Work(model, batch, context, max(nodes), timing, say)
-    rows = [work.plain()]
+    runner = _Runner(model, batch, context, max(nodes), timing, notify)
+    rows = [runner.plain()]
     for count in nodes:
-        if count == nodes[0] or not late():
-            rows += work.tree(count)
-    read, ngram = context <= LONGEST_PREFILL, model.ngram is not None
-    return Case(model.name, context, work.capacity, batch, read, ngram, rows)
+        if count == nodes[0] or not out_of_time():
+            rows += runner.tree(count)
+    prefilled, ngram = context <= LONGEST_PREFILL, model.ngram is not None
+    return Case(model.name, context, runner.capacity, batch, prefilled, ngram, rows)
 
 
-class _Work:
-    """The state of a case, which goes from stage to stage."""
+class _Runner:
+    """Measures the stages of a case; holds the state that is passed from stage to stage."""
 
-    def __init__(self, model: Model, batch: int, context: int, most: int, timing: Timing, say: Any):
-        self.model, self.timing, self.say = model, timing, say
-        config = DecodeConfig(model.target, model.drafter, most)
+    def __init__(
+        self, model: Model, batch: int, context: int, max_nodes: int, timing: Timing, notify: Any
+    ):
+        self.model, self.timing, self.notify = model, timing, notify
+        config = DecodeConfig(model.target, model.drafter, max_nodes)
         size = jnp.dtype(model.dtype).itemsize
         candidates = config.host_buffer.candidates
-        self.cost = Counted(model.target, model.drafter, batch, context, size, candidates)
+        self.cost = CostModel(model.target, model.drafter, batch, context, size, candidates)
         self.capacity = config.capacity(context)
-        say("state")
-        make = prefilled if context <= LONGEST_PREFILL else random_state
+        notify("state")
+        make = prefilled_state if context <= LONGEST_PREFILL else random_state
         state, self.candidates = make(config, model.params, batch, context, self.capacity)
         self.small = stages.without_caches(state)
-        self.cache, self.memory = state.target_cache, state.memory
-        self.calls = 1  # of a figure of the target's part: as many as its last times suggest
-        self.paths: set[int] = set()  # lengths for which the draft is measured
+        self.cache, self.draft_state = state.target_cache, state.draft_state
+        self.calls = 1  # per measurement of verify, adapted to its last times
+        self.paths: set[int] = set()  # path lengths for which the draft was measured
 
     def plain(self) -> Row:
-        """A step of plain decoding."""
-        self.say("plain step")
+        """Measures a step of plain decoding."""
+        self.notify("plain step")
         config = DecodeConfig(self.model.target)
         function = partial(stages.step_stage, config)
         stage = Stage(function, self.model.params, (self.small, None), (self.cache, None))
-        measured, (self.cache, _), _ = measure(stage, self.timing)
-        self.calls = measured.calls
-        return Row("plain", None, measured, self.cost.plain())
+        times, (self.cache, _), _ = measure(stage, self.timing)
+        self.calls = times.calls
+        return Row("plain", None, times, self.cost.plain())
 
     def tree(self, nodes: int) -> Iterator[Row]:
-        """All stages of a step with trees of one size."""
+        """Measures all stages of a step with trees of one size."""
         model, timing, cost = self.model, self.timing, self.cost
         config = DecodeConfig(model.target, model.drafter, nodes)
         path, rows = config.max_depth + 1, nodes + 1
         context, *drafts = self.candidates
         drafts = (array[:, : config.host_buffer.positions] for array in drafts)
-        packed = hand_over(config.host_buffer, context, *drafts)
+        packed = pack_host_buffer(config.host_buffer, context, *drafts)
         pruner = Pruner(config.host_buffer, nodes, ngram=model.ngram)
         trees = jnp.asarray(pruner(packed))
-        given = (self.small, trees)
+        inputs = (self.small, trees)
 
-        self.say(f"{nodes} nodes: verify")
+        self.notify(f"{nodes} nodes: verify")
         fixed = (model.params, self.cache)
         function = partial(stages.verify_stage, config)
-        measured, _, verified = measure(Stage(function, fixed, given, calls=self.calls), timing)
-        yield Row("verify", nodes, measured, cost.verify(rows))
+        times, _, verified = measure(Stage(function, fixed, inputs, calls=self.calls), timing)
+        yield Row("verify", nodes, times, cost.verify(rows))
         del fixed
-        self.calls = calls_in(timing.seconds, measured.seconds)
+        self.calls = calls_in(timing.seconds, times.seconds)
 
-        self.say(f"{nodes} nodes: accept")
+        self.notify(f"{nodes} nodes: accept")
         function = partial(stages.accept_stage, config)
-        stage = Stage(function, (), (*given, verified), self.cache)
-        measured, self.cache, won = measure(stage, timing)
-        yield Row("accept", nodes, measured, cost.accept(rows, path))
+        stage = Stage(function, (), (*inputs, verified), self.cache)
+        times, self.cache, accepted = measure(stage, timing)
+        yield Row("accept", nodes, times, cost.accept(rows, path))
         del stage, verified
 
         if path not in self.paths:
-            whole = path > model.drafter.num_positions  # as of all larger trees
-            yield from self._draft(config, won, None if whole else nodes)
+            full = path > model.drafter.num_positions  # the same for all larger trees
+            yield from self._draft(config, accepted, None if full else nodes)
             self.paths.add(path)
 
-        self.say(f"{nodes} nodes: step")
+        self.notify(f"{nodes} nodes: step")
         function = partial(stages.step_stage, config)
-        moved = (self.cache, self.memory)
-        stage = Stage(function, model.params, given, moved)
-        measured, (self.cache, self.memory), last = measure(stage, timing)
-        yield Row("step", nodes, measured, cost.step(rows, path))
+        donated = (self.cache, self.draft_state)
+        stage = Stage(function, model.params, inputs, donated)
+        times, (self.cache, self.draft_state), output = measure(stage, timing)
+        yield Row("step", nodes, times, cost.step(rows, path))
 
-        self.say(f"{nodes} nodes: hand-over and search")
-        fresh = jax.jit(lambda x: x + 1)  # an array is copied to the host but once
-        measured = measure_host(np.asarray, timing, lambda: jax.block_until_ready(fresh(last)))
-        yield Row("to host", nodes, measured, None)
+        self.notify(f"{nodes} nodes: host copy and search")
+        fresh = jax.jit(lambda x: x + 1)  # an array's copy on the host is cached
+        times = measure_host(np.asarray, timing, lambda: jax.block_until_ready(fresh(output)))
+        yield Row("to host", nodes, times, None)
         yield Row("search", nodes, measure_host(lambda _: pruner(packed), timing), None)
-        sent = np.asarray(trees)
-        yield Row("to device", nodes, measure_host(lambda _: jax.device_put(sent), timing), None)
+        on_host = np.asarray(trees)
+        times = measure_host(lambda _: jax.device_put(on_host), timing)
+        yield Row("to device", nodes, times, None)
 
-        # All three in one, as the fused loop has it.
+        # All three in one callback, as in the fused loop.
         inside = partial(stages.search_stage, config, pruner.native)
         stage = Stage(inside, jnp.int32(pruner.handle), jnp.asarray(packed))
-        measured, _, _ = measure(stage, timing)
-        yield Row("inside", nodes, measured, None)
+        times, _, _ = measure(stage, timing)
+        yield Row("inside", nodes, times, None)
 
-    def _draft(self, config: DecodeConfig, won: Any, nodes: int | None) -> Iterator[Row]:
-        """The stages that depend on the path's length alone."""
+    def _draft(self, config: DecodeConfig, accepted: Any, nodes: int | None) -> Iterator[Row]:
+        """Measures the stages that depend only on the path length."""
         params, timing, cost = self.model.params, self.timing, self.cost
         path = config.max_depth + 1
-        self.say("draft")
-        stage = Stage(partial(stages.draft_stage, config), (params, self.memory), won)
-        measured, _, (logits, rows) = measure(stage, timing)
-        yield Row("draft", nodes, measured, cost.draft(path))
-        self.say("top-k")
+        self.notify("draft")
+        stage = Stage(partial(stages.draft_stage, config), (params, self.draft_state), accepted)
+        times, _, (logits, rows) = measure(stage, timing)
+        yield Row("draft", nodes, times, cost.draft(path))
+        self.notify("top-k")
         stage = Stage(partial(stages.topk_stage, config), params["draft_ids"], logits)
-        measured, _, candidates = measure(stage, timing)
-        yield Row("top-k", nodes, measured, cost.topk(path))
-        self.say("pack")
-        given = (*won, rows, candidates)
-        stage = Stage(partial(stages.pack_stage, config), (), given, self.memory)
-        measured, self.memory, _ = measure(stage, timing)
-        yield Row("pack", nodes, measured, cost.pack(path))
+        times, _, candidates = measure(stage, timing)
+        yield Row("top-k", nodes, times, cost.topk(path))
+        self.notify("pack")
+        inputs = (*accepted, rows, candidates)
+        stage = Stage(partial(stages.pack_stage, config), (), inputs, self.draft_state)
+        times, self.draft_state, _ = measure(stage, timing)
+        yield Row("pack", nodes, times, cost.pack(path))
 
 
 # Context int32 [B, 4], ids int32 [B, d, k] and float32 logits [B, d, k].
 Candidates = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def prefilled(
+def prefilled_state(
     config: DecodeConfig, params: DecodeParams, batch: int, context: int, capacity: int
 ) -> tuple[DecodeState, Candidates]:
-    """What the prefill of random prompts leaves, and the candidates it hands over."""
+    """Returns the state and the candidates after the prefill of random prompts."""
     rng = np.random.default_rng(_SEED)
     tokens = rng.integers(0, config.target.vocab_size, (batch, context), np.int32)
     state, packed = prefill(
@@ -287,7 +290,7 @@ def prefilled(
         params,
         jnp.asarray(tokens),
         jnp.full((batch,), context, jnp.int32),
-        jnp.full((batch,), _ENDLESS, jnp.int32),
+        jnp.full((batch,), _UNLIMITED, jnp.int32),
         jnp.asarray(_NO_STOP, jnp.int32),
         jnp.uint32(_SEED),
         Sampling().values(),
@@ -299,7 +302,7 @@ def prefilled(
 def random_state(
     config: DecodeConfig, params: DecodeParams, batch: int, context: int, capacity: int
 ) -> tuple[DecodeState, Candidates]:
-    """The same with random numbers in the caches, for contexts that take long to read."""
+    """As `prefilled_state`, with random numbers in the caches, for contexts too long to prefill."""
     target, drafter = config.target, config.drafter
     assert isinstance(drafter, DrafterConfig)
     dtype, rng = params["target"]["embed_tokens"].dtype, np.random.default_rng(_SEED)
@@ -307,17 +310,17 @@ def random_state(
     def cache(layers: int, heads: int, size: int, seed: int) -> KVCache:
         keys = jax.random.split(jax.random.key(seed, impl="rbg"), 2 * layers)
         shape = (batch, heads, capacity, size)
-        made = [_random_rows(key, shape, dtype) for key in keys]
-        return tuple(zip(made[::2], made[1::2], strict=True))
+        arrays = [_random_rows(key, shape, dtype) for key in keys]
+        return tuple(zip(arrays[::2], arrays[1::2], strict=True))
 
     t, d = target, drafter
     last = rng.integers(0, t.vocab_size, (batch, CONTEXT), np.int32)
     state = DecodeState(
         target_cache=cache(t.num_hidden_layers, t.num_key_value_heads, t.head_dim, 0),
-        memory=cache(1, d.num_key_value_heads, d.head_dim, 1),
+        draft_state=cache(1, d.num_key_value_heads, d.head_dim, 1),
         length=jnp.full((batch,), context, jnp.int32),
         context=jnp.asarray(last),
-        remaining=jnp.full((batch,), _ENDLESS, jnp.int32),
+        remaining=jnp.full((batch,), _UNLIMITED, jnp.int32),
         stop=jnp.asarray(_NO_STOP, jnp.int32),
         seed=jnp.uint32(_SEED),
         sampling=Sampling().values(),
@@ -333,11 +336,11 @@ def _random_rows(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Arra
     return jax.random.normal(key, shape, dtype)
 
 
-def hand_over(
+def pack_host_buffer(
     host_buffer: HostBuffer, context: np.ndarray, ids: np.ndarray, logits: np.ndarray
 ) -> np.ndarray:
-    """What a step with these candidates hands to the host, int32 [B, width]."""
+    """Returns the host buffer of a step with these candidates, int32 [B, width]."""
     rows = len(context)
-    won = np.zeros((rows, 2 + host_buffer.path), np.int32)
+    emitted = np.zeros((rows, 2 + host_buffer.path), np.int32)
     bits = np.ascontiguousarray(logits, np.float32).view(np.int32).reshape(rows, -1)
-    return np.concatenate([won, context, ids.reshape(rows, -1), bits], axis=1)
+    return np.concatenate([emitted, context, ids.reshape(rows, -1), bits], axis=1)

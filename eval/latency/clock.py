@@ -1,8 +1,8 @@
-"""How long one call of a program takes, without and with what it takes to dispatch it.
+"""Times one call of a program, without and with its dispatch.
 
-The device's time comes from many calls inside one jitted loop, divided by their number. What a
-stage is given is changed a little by what the call before left, so that the compiler can move
-nothing out of the loop.
+The device time comes from many calls inside one jitted loop, divided by their number. Each call's
+inputs depend on the previous call's outputs, so that the compiler cannot hoist anything out of the
+loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_MOST_CALLS = 1024
+_MAX_CALLS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Timing:
     """How to measure.
 
     Attributes:
-      repeats: figures of each kind.
-      seconds: that the calls of one figure take together, about.
+      repeats: measurements of each kind.
+      seconds: approximate time of all calls of one measurement.
     """
 
     repeats: int = 5
@@ -35,13 +35,13 @@ class Timing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """Times of one call, in seconds, one figure a repeat.
+class Times:
+    """Times of one call, in seconds, one value per repeat.
 
     Attributes:
-      device: of a call among many in one program; empty for what the host does.
-      wall: of a call that is dispatched alone and waited for; empty if that was not timed.
-      calls: of a figure of `device`.
+      device: time of a call among many in one program; empty for work on the host.
+      wall: time of a single call, dispatched and waited for; empty if that was not timed.
+      calls: number of calls per value of `device`.
     """
 
     device: list[float]
@@ -50,128 +50,132 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """The median: the device's, or the host's where it did the work."""
+        """The median of `device`, or of `wall` for work on the host."""
         return statistics.median(self.device or self.wall)
 
     @property
-    def alone(self) -> float:
-        """The median of a call that is dispatched alone, where that was timed; else `seconds`."""
+    def single_call(self) -> float:
+        """The median of `wall` if single calls were timed, otherwise `seconds`."""
         return statistics.median(self.wall or self.device)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The lower and upper one of the same figures."""
-        figures = self.device or self.wall
-        if len(figures) == 1:
-            return figures[0], figures[0]
-        lower, _, upper = statistics.quantiles(figures, n=4, method="inclusive")
+        """The lower and upper quartile of the same values."""
+        values = self.device or self.wall
+        if len(values) == 1:
+            return values[0], values[0]
+        lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
         return lower, upper
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of a step, as a pure function: fixed, inputs, moved -> moved, outputs.
+    """A part of a step, as a pure function: fixed, inputs, donated -> donated, outputs.
 
     Attributes:
-      function: of three pytrees of arrays.
-      fixed: such as weights; only read.
-      inputs: what the loop changes, and with it all that depends on it.
-      moved: such as caches; donated, and returned by the function at the same shapes.
-      calls: of a figure, where a call alone is not to be timed, which would take another program.
+      function: a function of three pytrees of arrays.
+      fixed: read-only arrays, such as weights.
+      inputs: arrays that the timing loop perturbs, so that nothing depending on them is hoisted.
+      donated: arrays such as caches, which the function returns with the same shapes.
+      calls: number of calls per measurement, if single calls are not to be timed, which compiles a
+        second program.
     """
 
     function: Callable[[Any, Any, Any], tuple[Any, Any]]
     fixed: Any
     inputs: Any
-    moved: Any = ()
+    donated: Any = ()
     calls: int | None = None
 
 
-def measure(stage: Stage, timing: Timing) -> tuple[Measured, Any, Any]:
+def measure(stage: Stage, timing: Timing) -> tuple[Times, Any, Any]:
     """Times a stage; first calls, which compile, are not counted.
 
     Returns:
-      The times; `moved` as the last call left it, since what the stage held was donated; and that
-      call's outputs.
+      The times; `donated` as the last call returned it, since the stage's own was donated; and the
+      last call's outputs.
     """
-    moved, outputs = stage.moved, None
+    donated, outputs = stage.donated, None
 
-    def alone() -> float:
-        nonlocal moved, outputs
-        outputs = None  # not to hold them twice
-        began = time.perf_counter()
-        made = _once(stage.function, stage.fixed, stage.inputs, moved)
-        moved, outputs = jax.block_until_ready(made)
-        return time.perf_counter() - began
+    def single_call() -> float:
+        nonlocal donated, outputs
+        outputs = None  # free them before the call
+        start = time.perf_counter()
+        result = _single_call(stage.function, stage.fixed, stage.inputs, donated)
+        donated, outputs = jax.block_until_ready(result)
+        return time.perf_counter() - start
 
-    def many(calls: int) -> float:
-        nonlocal moved, outputs
-        outputs = None  # not to hold them twice
-        began = time.perf_counter()
-        made = _calls(stage.function, calls, stage.fixed, stage.inputs, moved)
-        moved, outputs = jax.block_until_ready(made)
-        return (time.perf_counter() - began) / calls
+    def looped_calls(calls: int) -> float:
+        nonlocal donated, outputs
+        outputs = None  # free them before the call
+        start = time.perf_counter()
+        result = _looped_calls(stage.function, calls, stage.fixed, stage.inputs, donated)
+        donated, outputs = jax.block_until_ready(result)
+        return (time.perf_counter() - start) / calls
 
     calls = stage.calls
     if calls is None:
-        alone()
-        calls = calls_in(timing.seconds, min(alone(), alone()))
-    many(calls)
+        single_call()
+        calls = calls_in(timing.seconds, min(single_call(), single_call()))
+    looped_calls(calls)
     device, wall = [], []
     for _ in range(timing.repeats):
-        device.append(many(calls))
+        device.append(looped_calls(calls))
         if stage.calls is None:
-            wall.append(statistics.median(alone() for _ in range(3)))
-    return Measured(device, wall, calls), moved, outputs
+            wall.append(statistics.median(single_call() for _ in range(3)))
+    return Times(device, wall, calls), donated, outputs
 
 
 def measure_host(
     work: Callable[[Any], Any], timing: Timing, prepare: Callable[[], Any] = lambda: None
-) -> Measured:
-    """Times what the host does, call by call; what `prepare` makes for each is not timed."""
+) -> Times:
+    """Times work on the host, call by call; `prepare`, which makes its input, is not timed."""
 
     def once() -> float:
-        given = prepare()
-        began = time.perf_counter()
-        jax.block_until_ready(work(given))
-        return time.perf_counter() - began
+        argument = prepare()
+        start = time.perf_counter()
+        jax.block_until_ready(work(argument))
+        return time.perf_counter() - start
 
     once()
     calls = calls_in(timing.seconds, min(once(), once()))
     wall = [statistics.median(once() for _ in range(calls)) for _ in range(timing.repeats)]
-    return Measured([], wall, calls)
+    return Times([], wall, calls)
 
 
-def calls_in(seconds: float, one: float) -> int:
-    """Calls that take so long together: a power of two, so that programs stay few."""
-    return 1 << math.ceil(math.log2(min(max(seconds / one, 2), _MOST_CALLS)))
+def calls_in(seconds: float, per_call: float) -> int:
+    """Returns how many calls take about `seconds`: a power of two, so that few programs compile."""
+    return 1 << math.ceil(math.log2(min(max(seconds / per_call, 2), _MAX_CALLS)))
 
 
-@partial(jax.jit, static_argnames=("function",), donate_argnames=("moved",))
-def _once(function: Any, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    return function(fixed, inputs, moved)
+@partial(jax.jit, static_argnames=("function",), donate_argnames=("donated",))
+def _single_call(function: Any, fixed: Any, inputs: Any, donated: Any) -> tuple[Any, Any]:
+    return function(fixed, inputs, donated)
 
 
-@partial(jax.jit, static_argnames=("function", "calls"), donate_argnames=("moved",))
-def _calls(function: Any, calls: int, fixed: Any, inputs: Any, moved: Any) -> tuple[Any, Any]:
-    """So many calls in a row: what is moved, and the last one's outputs. Of a number known to the
-    compiler: a GPU need not ask the host after every one."""
-    _, shapes = jax.eval_shape(function, fixed, inputs, moved)
+@partial(jax.jit, static_argnames=("function", "calls"), donate_argnames=("donated",))
+def _looped_calls(
+    function: Any, calls: int, fixed: Any, inputs: Any, donated: Any
+) -> tuple[Any, Any]:
+    """Makes `calls` calls in a row; returns the last one's results. Their number is static, so that
+    a GPU need not ask the host after every call."""
+    _, shapes = jax.eval_shape(function, fixed, inputs, donated)
     outputs = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
     def body(_, carry):
-        inputs, moved, outputs, zero = carry
-        inputs = jax.tree.map(partial(_nudge, zero), inputs)
-        moved, outputs = function(fixed, inputs, moved)
-        return inputs, moved, outputs, _zero(outputs)
+        inputs, donated, outputs, zero = carry
+        inputs = jax.tree.map(partial(_perturb, zero), inputs)
+        donated, outputs = function(fixed, inputs, donated)
+        return inputs, donated, outputs, _opaque_zero(outputs)
 
-    carry = (inputs, moved, outputs, jnp.zeros((), jnp.bool))
-    _, moved, outputs, _ = jax.lax.fori_loop(0, calls, body, carry)
-    return moved, outputs
+    carry = (inputs, donated, outputs, jnp.zeros((), jnp.bool))
+    _, donated, outputs, _ = jax.lax.fori_loop(0, calls, body, carry)
+    return donated, outputs
 
 
-def _zero(outputs: Any) -> jax.Array:
-    """False, as the compiler cannot know: the first output is never NaN, nor the largest int32."""
+def _opaque_zero(outputs: Any) -> jax.Array:
+    """Returns False in a way the compiler cannot see through: the first output is never NaN, nor
+    the largest int32."""
     leaf = jax.tree.leaves(outputs)[0]
     first = leaf[(0,) * leaf.ndim]
     if jnp.issubdtype(first.dtype, jnp.floating):
@@ -179,8 +183,8 @@ def _zero(outputs: Any) -> jax.Array:
     return first == jnp.iinfo(first.dtype).max
 
 
-def _nudge(zero: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The same array: its first element gets `zero` added, in place."""
+def _perturb(zero: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Returns `leaf` with `zero` added to its first element, in place."""
     if leaf.dtype not in (jnp.int32, jnp.float32, jnp.bfloat16):
         return leaf
     return leaf.at[(0,) * leaf.ndim].add(zero.astype(leaf.dtype))

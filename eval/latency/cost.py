@@ -1,12 +1,11 @@
-"""What the stages of a step must at least move and compute, from shapes alone.
+"""The least that the stages of a step must move and compute, from shapes only.
 
-Bytes are what crosses the device's memory once: weights, the cache's known rows, what a stage is
-given and what it leaves. Operations are those of matrix products, two a multiplication and
-addition. Masked rows of the cache, which the programs here do read, are not counted: they are not
-needed.
+Bytes are those that cross the device's memory once: weights, used rows of the caches, inputs and
+outputs of a stage. Operations are those of matmuls, two per multiply-add. Masked rows of the
+caches, which the programs here do read, are not counted, since they are not needed.
 
-Axis letters as in `dart_jax.models.layers`; T is the rows verified, N + 1, P the rows of a path, C the
-tokens known (the cache's rows).
+Axis letters as in `dart_jax.models.layers`; T is the verified rows, N + 1, P the rows of a path, C
+the cached tokens (used rows of the caches).
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ _INT = _FLOAT = 4  # bytes of ids and of logits
 
 
 class Cost(NamedTuple):
-    """What a program must do.
+    """The least work of a program.
 
     Attributes:
-      bytes: read and written.
-      operations: of matrix products.
+      bytes: bytes read and written.
+      operations: operations of matmuls.
     """
 
     bytes: int
     operations: int
 
     def limit(self, bandwidth: float, rate: float) -> float:
-        """Seconds on a device with so many bytes and operations a second."""
+        """Returns the seconds at `bandwidth` bytes and `rate` operations per second."""
         return max(self.bytes / bandwidth, self.operations / rate)
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted:
-    """One shape in one setting.
+class CostModel:
+    """Costs of the stages for one shape in one setting.
 
     Attributes:
-      target: dense.
-      drafter: of one layer.
-      batch: B.
-      context: tokens known, C.
-      itemsize: bytes of a weight or an activation.
-      candidates: a position, k.
+      target: a dense target.
+      drafter: a drafter of one layer.
+      batch: batch size, B.
+      context: cached tokens, C.
+      itemsize: bytes per weight or activation.
+      candidates: candidates per drafted position, k.
     """
 
     target: TargetConfig
@@ -59,7 +58,7 @@ class Counted:
 
     def __post_init__(self) -> None:
         if self.target.moe is not None or self.drafter.num_hidden_layers > 1:
-            raise UserError("only dense targets and drafters of one layer are counted")
+            raise UserError("only dense targets and drafters of one layer are supported")
 
     @property
     def cached_row(self) -> int:
@@ -70,7 +69,7 @@ class Counted:
 
     @property
     def drafter_row(self) -> int:
-        """The same in the drafter's cache."""
+        """Bytes of one token's keys and values in the drafter's cache."""
         return self.itemsize * 2 * self.drafter.num_key_value_heads * self.drafter.head_dim
 
     @property
@@ -80,8 +79,8 @@ class Counted:
 
     @property
     def target_weights(self) -> int:
-        """Weights that every forward of the target reads: all but the embeddings, the head with
-        them if it is theirs."""
+        """Number of weights that every forward of the target reads: all except the embeddings; a
+        tied head is read as the head."""
         t = self.target
         d, h = t.hidden_size, t.head_dim
         norms = 2 * d + (2 * h if t.qk_norm else 0)
@@ -89,21 +88,21 @@ class Counted:
 
     @property
     def drafter_weights(self) -> int:
-        """Weights that every forward of the drafter reads: all."""
+        """Number of weights that every forward of the drafter reads: all."""
         d = self.drafter
-        norms = 6 * d.hidden_size  # four norms and the mask rows' vector, which is two wide
-        return 3 * d.target_hidden_size * d.hidden_size + self._draft_layer + norms + self._head
+        norms = 6 * d.hidden_size  # four norms and the mask rows' vector, which is twice as wide
+        return 3 * d.target_hidden_size * d.hidden_size + self._drafter_layer + norms + self._head
 
     @property
     def _layer(self) -> int:
-        """Weights of the matrices of one layer of the target."""
+        """Number of matrix weights per layer of the target."""
         t = self.target
         heads = 2 * t.num_attention_heads + 2 * t.num_key_value_heads
         return t.hidden_size * (t.head_dim * heads + 3 * t.intermediate_size)
 
     @property
-    def _draft_layer(self) -> int:
-        """Weights of the matrices of the drafter's layer, whose inputs are twice as wide."""
+    def _drafter_layer(self) -> int:
+        """Number of matrix weights of the drafter's layer, whose input is twice as wide."""
         d = self.drafter
         heads = 3 * d.num_attention_heads + 4 * d.num_key_value_heads
         return d.hidden_size * (d.head_dim * heads + 3 * d.intermediate_size)
@@ -112,41 +111,41 @@ class Counted:
     def _head(self) -> int:
         return self.drafter.hidden_size * self.drafter.draft_vocab_size
 
-    def _logits(self, path: int) -> int:
-        """Bytes of the drafted positions' logits, of the whole batch: one for every level of a tree
-        whose paths have P rows, the root's among them."""
+    def _draft_logits(self, path: int) -> int:
+        """Bytes of the batch's draft logits: one drafted position per level of a tree whose paths
+        have P rows, root included."""
         return self.batch * (path - 1) * _FLOAT * self.drafter.draft_vocab_size
 
-    def _handed(self, path: int) -> int:
-        """Bytes of the candidates: ids and logits, of the whole batch."""
+    def _candidates(self, path: int) -> int:
+        """Bytes of the batch's candidates: ids and logits."""
         return self.batch * (path - 1) * self.candidates * (_INT + _FLOAT)
 
     def verify(self, rows: int) -> Cost:
-        """The target over T rows: logits, features and new rows for the cache."""
+        """Returns the cost of the target over T rows: logits, features and new cache rows."""
         t, b = self.target, self.batch
         weights = self.itemsize * (self.target_weights + b * rows * t.hidden_size)
         cache = b * self.cached_row * (self.context + rows)
-        left = b * rows * (_FLOAT * t.vocab_size + self.features)
+        outputs = b * rows * (_FLOAT * t.vocab_size + self.features)
         products = t.num_hidden_layers * self._layer + t.hidden_size * t.vocab_size
         width = t.num_hidden_layers * t.num_attention_heads * t.head_dim
         attention = 2 * width * (self.context + rows)
-        return Cost(weights + cache + left, 2 * b * rows * (products + attention))
+        return Cost(weights + cache + outputs, 2 * b * rows * (products + attention))
 
     def accept(self, rows: int, path: int) -> Cost:
-        """The draws, the walk, and P of the T rows put behind the cache."""
+        """Returns the cost of sampling, accepting, and appending P of the T rows to the cache."""
         trees = 3 * _INT * rows
         kept = 2 * path * (self.cached_row + self.features)
         return Cost(self.batch * (rows * _FLOAT * self.target.vocab_size + trees + kept), 0)
 
     def draft(self, path: int) -> Cost:
-        """The drafter over P real rows and its mask rows."""
+        """Returns the cost of the drafter over P real rows and its mask rows."""
         d, b = self.drafter.shortened(path - 1), self.batch
         size, heads = d.hidden_size, d.head_dim * d.num_attention_heads
         keys, masks = 2 * d.head_dim * d.num_key_value_heads, d.draft_length
         embeddings = self.itemsize * b * path * size
         rows = b * (path * self.features + self.drafter_row * (self.context + path))
-        moved = self.itemsize * self.drafter_weights + embeddings + rows + self._logits(path)
-        # Mask rows are alike until the layer has run: one stands for all.
+        moved = self.itemsize * self.drafter_weights + embeddings + rows + self._draft_logits(path)
+        # Mask rows are the same until attention: one is computed for all.
         products = path * 3 * d.target_hidden_size * size + (path + 1) * 2 * size * keys
         products += 2 * 2 * size * heads
         products += (1 + masks) * (heads * size + 3 * size * d.intermediate_size)
@@ -155,25 +154,25 @@ class Counted:
         return Cost(moved, 2 * b * products)
 
     def topk(self, path: int) -> Cost:
-        """The likeliest k of every drafted position."""
-        return Cost(self._logits(path) + self._handed(path), 0)
+        """Returns the cost of choosing the top k candidates of every drafted position."""
+        return Cost(self._draft_logits(path) + self._candidates(path), 0)
 
     def pack(self, path: int) -> Cost:
-        """P rows put behind the drafter's cache, and the array that goes to the host."""
-        return Cost(2 * self.batch * path * self.drafter_row + 2 * self._handed(path), 0)
+        """Returns the cost of appending P rows to the drafter's cache, and of the host buffer."""
+        return Cost(2 * self.batch * path * self.drafter_row + 2 * self._candidates(path), 0)
 
     def step(self, rows: int, path: int) -> Cost:
-        """The whole step: what one stage leaves for the next need not cross the memory."""
+        """Returns the cost of the whole step; intermediate results need not cross the memory."""
         verify, draft = self.verify(rows), self.draft(path)
         t = self.target
-        between = self.batch * rows * (_FLOAT * t.vocab_size + self.features)
+        intermediate = self.batch * rows * (_FLOAT * t.vocab_size + self.features)
         rejected = self.batch * (rows - path) * self.cached_row
-        moved = verify.bytes - between - rejected
-        moved += draft.bytes - self.batch * path * self.features - self._logits(path)
-        return Cost(moved + self._handed(path), verify.operations + draft.operations)
+        moved = verify.bytes - intermediate - rejected
+        moved += draft.bytes - self.batch * path * self.features - self._draft_logits(path)
+        return Cost(moved + self._candidates(path), verify.operations + draft.operations)
 
     def plain(self) -> Cost:
-        """A step of plain decoding: a row, whose keys and values are kept."""
+        """Returns the cost of a plain step: one row, whose keys and values are cached."""
         verify = self.verify(1)
-        left = self.batch * (_FLOAT * self.target.vocab_size + self.features)
-        return Cost(verify.bytes - left, verify.operations)
+        intermediate = self.batch * (_FLOAT * self.target.vocab_size + self.features)
+        return Cost(verify.bytes - intermediate, verify.operations)

@@ -1,4 +1,4 @@
-"""What follows from the times: what a tree costs, the speed-up at a given tau, what stands out."""
+"""Results derived from the times: cost of trees, speed-up at a given tau, and outliers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from eval.latency.hardware import Hardware
 HOST = ("to host", "search", "to device")
 PARTS = ("verify", "accept", "draft", "top-k", "pack")
 
-# Beyond these something stands out.
-_STEP = 1.3  # of the limit
-_BEATEN = 0.8
-_VERIFY = 1.2  # of a plain step
-_ROWS = 60  # up to which the above is asked for
-_HANDOVER = 3e-4  # seconds
+# Bounds beyond which a time is an outlier.
+_MAX_STEP = 1.3  # times the limit
+_MIN_STEP = 0.8  # times the limit
+_MAX_VERIFY = 1.2  # times a plain step
+_VERIFY_NODES = 60  # largest tree that _MAX_VERIFY applies to
+_MAX_HOST_COPIES = 3e-4  # seconds
 
 
 class Tree(NamedTuple):
-    """What trees of one size cost.
+    """Cost of trees of one size.
 
     Attributes:
-      nodes: N.
-      verify: the target's part over a plain step.
-      step: the whole step on the device over a plain step.
-      parts: seconds of the device's stages, measured one by one.
-      total: seconds of the step as one program, dispatched by itself as a loop on the host must,
-        hand-over and search.
-      speedup: over plain decoding, by tau.
+      nodes: number of nodes, N.
+      verify: time of verification over time of a plain step.
+      step: time of the whole step on the device over time of a plain step.
+      parts: seconds of the stages on the device, measured separately and summed.
+      total: seconds of the step as a single dispatched call, as in a host loop, plus the host
+        copies and the search.
+      speedup: tau -> speed-up over plain decoding.
     """
 
     nodes: int
@@ -46,12 +46,13 @@ class Tree(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Derived:
-    """Of one case.
+    """Derived results of one case.
 
     Attributes:
-      trees: in the order measured.
-      best: N of the fastest, with its tau where taus by nodes are given, else at any one tau.
-      best_speedup: where taus by nodes are given.
+      trees: the trees, in the order measured.
+      best: N of the fastest tree, at its own tau if taus by nodes are given, otherwise at the same
+        tau for all.
+      best_speedup: its speed-up, if taus by nodes are given.
     """
 
     trees: list[Tree]
@@ -62,20 +63,18 @@ class Derived:
 def derive(
     case: Case, taus: Sequence[float], tau_by_nodes: Mapping[int, float] | None = None
 ) -> Derived:
-    """Speed-ups that the times allow.
+    """Derives speed-ups from the times.
 
     Args:
       case: the times.
-      taus: tokens per verification, bonus included.
-      tau_by_nodes: the tau that trees of N nodes reach.
+      taus: tokens per verification, bonus token included.
+      tau_by_nodes: N -> the tau of trees of N nodes.
     """
-    plain = case.find("plain").measured.seconds
+    plain = case.find("plain").times.seconds
     trees = []
     for nodes in case.nodes:
-        seconds = {
-            name: case.find(name, nodes).measured.seconds for name in ("step", *PARTS, *HOST)
-        }
-        total = case.find("step", nodes).measured.alone + sum(seconds[name] for name in HOST)
+        seconds = {name: case.find(name, nodes).times.seconds for name in ("step", *PARTS, *HOST)}
+        total = case.find("step", nodes).times.single_call + sum(seconds[name] for name in HOST)
         trees.append(
             Tree(
                 nodes,
@@ -98,10 +97,10 @@ def derive(
 
 
 def read_tau_by_nodes(path: Path, nodes: Sequence[int]) -> dict[int, float]:
-    """A JSON object such as {"8": 3.1, "60": 3.9}.
+    """Reads a JSON object such as {"8": 3.1, "60": 3.9}.
 
     Raises:
-      UserError: it is none, or tells of none of these nodes.
+      UserError: the file cannot be read, is invalid, or has no tau for any of `nodes`.
     """
     try:
         content = json.loads(path.read_text())
@@ -118,38 +117,38 @@ def read_tau_by_nodes(path: Path, nodes: Sequence[int]) -> dict[int, float]:
     if not all(1 <= tau <= count + 1 for count, tau in taus.items()):
         raise UserError(f"{path}: a tree of N nodes has a tau of 1..N + 1")
     if not taus.keys() & set(nodes):
-        told = ", ".join(map(str, taus)) or "none"
-        raise UserError(f"{path} tells the tau of {told} nodes, and none of these is in --nodes")
+        sizes = ", ".join(map(str, taus)) or "no"
+        raise UserError(f"{path} has taus for {sizes} nodes, none of which are in --nodes")
     return taus
 
 
-def flags(case: Case, derived: Derived, hardware: Hardware) -> list[str]:
-    """What stands out, in words."""
+def outliers(case: Case, derived: Derived, hardware: Hardware) -> list[str]:
+    """Describes the times that are beyond their bounds."""
     found = []
     name = f"{case.shape}, context {case.context}"
     for nodes in (None, *case.nodes):
         row = case.find("plain" if nodes is None else "step", nodes)
         assert row.cost is not None
-        ratio = row.measured.seconds / row.cost.limit(hardware.bandwidth, hardware.rate)
+        ratio = row.times.seconds / row.cost.limit(hardware.bandwidth, hardware.rate)
         what = "a plain step" if nodes is None else f"the step with {nodes} nodes"
-        if ratio < _BEATEN:
+        if ratio < _MIN_STEP:
             found.append(
-                f"{name}: {what} takes {ratio:.2f}x its limit: weights stay in the processor's "
-                "caches, or the device was busy when its limits were measured"
+                f"{name}: {what} takes {ratio:.2f}x its limit: the weights fit into the "
+                "processor's caches, or the device was busy when its limits were measured"
             )
-        if ratio > _STEP:
-            found.append(f"{name}: {what} takes {ratio:.2f}x its limit (wanted: {_STEP}x)")
-    largest = max((t for t in derived.trees if t.nodes <= _ROWS), default=None)
-    if largest is not None and largest.verify > _VERIFY:
+        if ratio > _MAX_STEP:
+            found.append(f"{name}: {what} takes {ratio:.2f}x its limit (goal: {_MAX_STEP}x)")
+    largest = max((t for t in derived.trees if t.nodes <= _VERIFY_NODES), default=None)
+    if largest is not None and largest.verify > _MAX_VERIFY:
         found.append(
             f"{name}: verifying {largest.nodes} nodes takes {largest.verify:.2f}x a plain step "
-            f"(wanted: {_VERIFY}x)"
+            f"(goal: {_MAX_VERIFY}x)"
         )
     for nodes in case.nodes:
-        both = sum(case.find(way, nodes).measured.seconds for way in ("to host", "to device"))
-        if both > _HANDOVER:
+        both = sum(case.find(copy, nodes).times.seconds for copy in ("to host", "to device"))
+        if both > _MAX_HOST_COPIES:
             found.append(
-                f"{name}: hand-over with {nodes} nodes takes {1e3 * both:.2f} ms "
-                f"(wanted: {1e3 * _HANDOVER:.1f} ms)"
+                f"{name}: host copies with {nodes} nodes take {1e3 * both:.2f} ms "
+                f"(goal: {1e3 * _MAX_HOST_COPIES:.1f} ms)"
             )
     return found

@@ -1,4 +1,4 @@
-"""What the device can do, measured: bytes a second of a copy, operations a second of a product."""
+"""Measures the device's limits: bytes per second of a copy, operations per second of a matmul."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-_LARGEST = {"cpu": 2**28}  # bytes that are copied; must not fit into caches
-_COPIED = 2**30  # elsewhere
-_IN_A_ROW = 4
+_COPIED = {"cpu": 2**28}  # bytes to copy, by backend; must not fit into caches
+_COPIED_DEFAULT = 2**30
+_CALLS_PER_RUN = 4
 _RUNS = 5
 _SIZES = (512, 1024, 2048, 4096, 8192)
-_ENOUGH = 0.05  # seconds; a product that takes so long is large enough
+_ENOUGH = 0.05  # seconds; a matmul that takes longer is large enough
 
 
 class Hardware(NamedTuple):
     """The device's limits.
 
     Attributes:
-      bandwidth: bytes a second, read and written, of a large copy: the fastest of some, as the
-        device may be shared.
-      rate: operations a second of a large square product, two a multiplication and addition.
-      dtype: of that product.
+      bandwidth: bytes per second, read and written, of a large copy; the fastest of several, as
+        the device may be shared.
+      rate: operations per second of a large square matmul, two per multiply-add.
+      dtype: dtype of that matmul.
       copied: bytes of the array that was copied.
-      size: of the fastest product's matrices.
-      memory: bytes that arrays may take, in all.
+      size: size of the matrices in the fastest matmul.
+      memory: bytes available for arrays, in total.
     """
 
     bandwidth: float
@@ -44,17 +44,17 @@ def measure(dtype: Any, *, copied: int | None = None) -> Hardware:
     """Measures the first device.
 
     Args:
-      dtype: of the product.
-      copied: bytes to copy; None for as many as no cache holds.
+      dtype: dtype of the matmul.
+      copied: bytes to copy; None for more than any cache holds.
     """
     memory = device_memory()
-    copied = copied or min(_LARGEST.get(jax.default_backend(), _COPIED), memory // 16)
-    product, size = _rate(dtype)
-    return Hardware(_bandwidth(copied), product, jnp.dtype(dtype).name, copied, size, memory)
+    copied = copied or min(_COPIED.get(jax.default_backend(), _COPIED_DEFAULT), memory // 16)
+    rate, size = _rate(dtype)
+    return Hardware(_bandwidth(copied), rate, jnp.dtype(dtype).name, copied, size, memory)
 
 
 def device_memory() -> int:
-    """Bytes that arrays may take on the first device; on CPU what the machine has left."""
+    """Returns the bytes available for arrays on the first device; on CPU, the free memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
@@ -62,52 +62,54 @@ def device_memory() -> int:
 
 
 def _bandwidth(copied: int) -> float:
-    """Of a copy from one array into another, and within one: the faster."""
+    """Returns the bandwidth of a copy into another array, or in place, whichever is faster."""
     source, other = (jnp.full((copied // 4,), value, jnp.float32) for value in (0, 1))
 
-    # Written over what is there: the pages of new memory would have to be made first. Unused, the
-    # array written over must be kept among the arguments, or it is not written over.
-    @partial(jax.jit, donate_argnames=("over",), keep_unused=True)
-    def copy(source: jax.Array, over: jax.Array) -> jax.Array:
-        del over
+    # Overwrites `other`: the pages of new memory would have to be mapped first. `keep_unused`, or
+    # the unused donated argument would be dropped and not overwritten.
+    @partial(jax.jit, donate_argnames=("other",), keep_unused=True)
+    def copy(source: jax.Array, other: jax.Array) -> jax.Array:
+        del other
         return source + 1
 
     @partial(jax.jit, donate_argnames=("source",))
-    def within(source: jax.Array) -> jax.Array:
+    def in_place(source: jax.Array) -> jax.Array:
         return source + 1
 
-    def copies() -> jax.Array:
+    def copy_run() -> jax.Array:
         nonlocal source, other
-        for _ in range(_IN_A_ROW):
+        for _ in range(_CALLS_PER_RUN):
             source, other = copy(source, other), source
         return source
 
-    def changes() -> jax.Array:
+    def in_place_run() -> jax.Array:
         nonlocal source
-        for _ in range(_IN_A_ROW):
-            source = within(source)
+        for _ in range(_CALLS_PER_RUN):
+            source = in_place(source)
         return source
 
-    seconds = min(_fastest(work, _RUNS) for work in (copies, changes))
-    return 2 * 4 * (copied // 4) * _IN_A_ROW / seconds
+    seconds = min(_fastest(work, _RUNS) for work in (copy_run, in_place_run))
+    return 2 * 4 * (copied // 4) * _CALLS_PER_RUN / seconds
 
 
 def _rate(dtype: Any) -> tuple[float, int]:
-    """The fastest product's operations a second, and its size."""
+    """Returns the operations per second of the fastest matmul, and its size."""
     best = (0.0, 0)
     for size in _SIZES:
         matrix = jnp.ones((size, size), dtype)
         # Exact float32, as in the decode step.
-        product = jax.jit(lambda x, y: jnp.matmul(x, y, precision="highest"))
-        seconds = _fastest(lambda m=matrix, p=product: [p(m, m) for _ in range(_IN_A_ROW)], _RUNS)
-        best = max(best, (_IN_A_ROW * 2 * size**3 / seconds, size))
-        if seconds > _ENOUGH * _IN_A_ROW:
+        matmul = jax.jit(lambda x, y: jnp.matmul(x, y, precision="highest"))
+        seconds = _fastest(
+            lambda m=matrix, f=matmul: [f(m, m) for _ in range(_CALLS_PER_RUN)], _RUNS
+        )
+        best = max(best, (_CALLS_PER_RUN * 2 * size**3 / seconds, size))
+        if seconds > _ENOUGH * _CALLS_PER_RUN:
             break
     return best
 
 
 def _fastest(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest of some runs; a first one is not measured."""
+    """Returns the seconds of the fastest run; a first one, which compiles, is not measured."""
     jax.block_until_ready(work())
     seconds = []
     for _ in range(repeats):

@@ -1,10 +1,10 @@
-"""How long a step takes, stage by stage, and how near that is to what the device can do.
+"""Times every stage of a decode step, and compares it with the device's limit.
 
     python -m eval.latency
     python -m eval.latency --shapes qwen3-8b --context 1024 --nodes 16 60
 
-Random weights at true shapes: nothing is downloaded. Without arguments it measures the demo's shape
-on a CPU, and those of Qwen3 on a GPU.
+Uses random weights in real shapes, so nothing is downloaded. Without arguments it measures the
+demo's shape on a CPU, and those of Qwen3 on a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.latency import hardware
 from eval.latency.case import Case, Model, Row, needed_memory, run_case
 from eval.latency.clock import Timing
-from eval.latency.derived import derive, flags, read_tau_by_nodes
+from eval.latency.derived import derive, outliers, read_tau_by_nodes
 from eval.latency.hardware import Hardware
 from eval.latency.report import CLOCK, Result, draw, hardware_line, stage_grid, tree_grid
 from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
@@ -41,30 +41,32 @@ class LatencyConfig:
     """What to measure."""
 
     shapes: tuple[str, ...] = ()
-    """Of which models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny. By default
-    demo on a CPU, Qwen3's elsewhere."""
+    """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny. By default
+    demo on a CPU, otherwise all of Qwen3."""
     context: tuple[int, ...] = ()
-    """Tokens known, 128 to 32768 for instance; by default 128 and 1024 on a CPU, else 2048 and
+    """Cached tokens, such as 128 to 32768; by default 128 and 1024 on a CPU, otherwise 2048 and
     8192."""
     nodes: tuple[int, ...] = ()
-    """Nodes of the trees, without the root; by default 8, 16 and 60 on a CPU, else 16 and 60."""
+    """Nodes of the trees, without the root; by default 8, 16 and 60 on a CPU, otherwise 16 and
+    60."""
     batch_size: int = 1
     """Sequences decoded together."""
     repeats: int = 5
-    """Figures of every stage."""
+    """Measurements of every stage."""
     seconds: float = 0.1
-    """That the calls of one figure take, about."""
+    """Approximate time of all calls of one measurement."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; auto is float32 on CPU, else bfloat16."""
+    """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     tau: tuple[float, ...] = (2.5, 3.0, 3.6, 4.0)
-    """Tokens per verification, bonus included, at which to tell the speed-up."""
+    """Tokens per verification, bonus token included, for which to report the speed-up."""
     tau_by_nodes: Path | None = None
-    """JSON file with the tau that trees of N nodes reach, such as {"8": 3.1, "60": 3.9}: tells the
+    """JSON file with the tau of trees of N nodes, such as {"8": 3.1, "60": 3.9}; used to find the
     best N."""
     minutes: float | None = None
-    """Begin nothing new after so many; by default 8 without --shapes, else no limit."""
+    """Start no new measurement after this many minutes; by default 8 without --shapes, otherwise no
+    limit."""
     json: Path | None = None
-    """Write everything measured to this file."""
+    """Write all measurements to this file."""
     markdown: Path | None = None
     """Write the tables to this file."""
     plot: Path | None = None
@@ -87,7 +89,7 @@ class LatencyConfig:
             raise UserError("--minutes must be a positive number")
 
     def filled(self) -> LatencyConfig:
-        """With what is left to the device; shapes in small letters, the smallest trees first."""
+        """Returns the options with the device's defaults, lower-case shapes and sorted nodes."""
         cpu = jax.default_backend() == "cpu"
         minutes = self.minutes or (None if self.shapes else 8.0)
         return dataclasses.replace(
@@ -101,7 +103,7 @@ class LatencyConfig:
 
 
 class Latency:
-    """One measurement: the cases, and why others were left out."""
+    """One measurement: the results of all cases, and why others were left out."""
 
     def __init__(
         self,
@@ -114,11 +116,11 @@ class Latency:
         self.dtype = weights_dtype(config.dtype)
         self.results: list[Result] = []
         self.left_out: list[str] = []
-        self.end = time.monotonic() + 60 * (config.minutes or float("inf"))
+        self.deadline = time.monotonic() + 60 * (config.minutes or float("inf"))
 
-    def late(self) -> bool:
-        """Whether the time is over."""
-        return time.monotonic() > self.end
+    def out_of_time(self) -> bool:
+        """Whether the time limit is reached."""
+        return time.monotonic() > self.deadline
 
     def run(self) -> None:
         """Measures every shape at the first context, then at the next."""
@@ -129,38 +131,44 @@ class Latency:
             task = progress.add_task("", total=stages * len(cases))
             for at, (name, context) in enumerate(cases):
                 progress.update(task, completed=at * stages)
-                self._measure(name, context, _teller(progress, task, f"{name}, {context}"))
+                self._measure(name, context, _notifier(progress, task, f"{name}, {context}"))
 
-    def _measure(self, name: str, context: int, say: Callable[[str], None]) -> None:
+    def _measure(self, name: str, context: int, notify: Callable[[str], None]) -> None:
         config = self.config
         reason = self._reason(name, context)
         if reason is None:
-            say("weights")
+            notify("weights")
             try:
                 model = Model.random(name, self.dtype)
                 timing = Timing(config.repeats, config.seconds)
                 case = run_case(
-                    model, config.batch_size, context, config.nodes, timing, say, self.late
+                    model,
+                    config.batch_size,
+                    context,
+                    config.nodes,
+                    timing,
+                    notify,
+                    self.out_of_time,
                 )
                 self._report(case)
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
                 reason = "the device ran out of memory"
-            jax.clear_caches()  # programs take memory mappings, of which there are only so many
+            jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         if reason is not None:
             self.left_out.append(f"{name}, context {context}: left out, {reason}")
             self.console.print(self.left_out[-1], highlight=False, soft_wrap=True)
 
     def _reason(self, name: str, context: int) -> str | None:
-        """Why not to measure a shape at a context; None if nothing speaks against it."""
-        if self.late():
-            return f"since {self.config.minutes:g} minutes are over"
+        """Returns why a shape cannot be measured at a context; None if it can."""
+        if self.out_of_time():
+            return f"since the limit of {self.config.minutes:g} minutes is reached"
         longest = target_of(name).max_length
         if context + drafter_of(target_of(name)).num_positions + 1 > longest:
-            return f"it is beyond the {longest} positions with the room that a step needs"
-        most, batch = max(self.config.nodes), self.config.batch_size
-        needed = needed_memory(name, self.dtype, batch, context, most)
+            return f"it leaves no room for a step within {longest} positions"
+        nodes, batch = max(self.config.nodes), self.config.batch_size
+        needed = needed_memory(name, self.dtype, batch, context, nodes)
         if needed > self.hardware.memory:
             free = self.hardware.memory / 1e9
             return f"it needs about {needed / 1e9:.1f} GB, and the device has {free:.1f} GB"
@@ -169,27 +177,29 @@ class Latency:
     def _report(self, case: Case) -> None:
         for nodes in self.config.nodes:
             if nodes not in case.nodes:
-                told = f"{case.shape}, context {case.context}, {nodes} nodes: left out"
-                self.left_out.append(f"{told}, since {self.config.minutes:g} minutes are over")
+                self.left_out.append(
+                    f"{case.shape}, context {case.context}, {nodes} nodes: left out, since the "
+                    f"limit of {self.config.minutes:g} minutes is reached"
+                )
         result = Result(case, derive(case, self.config.tau, self.taus))
         self.results.append(result)
         self.console.print(stage_grid(case, self.hardware).table())
         self.console.print(tree_grid(*result, self.config.tau).table())
 
-    def flags(self) -> list[str]:
-        """What stands out in all cases."""
-        return [flag for result in self.results for flag in flags(*result, self.hardware)]
+    def outliers(self) -> list[str]:
+        """Describes the outliers of all cases."""
+        return [line for result in self.results for line in outliers(*result, self.hardware)]
 
 
-def _teller(progress: Progress, task: Any, name: str) -> Callable[[str], None]:
-    def say(stage: str) -> None:
+def _notifier(progress: Progress, task: Any, name: str) -> Callable[[str], None]:
+    def notify(stage: str) -> None:
         progress.update(task, description=f"{name}: {stage}", advance=1)
 
-    return say
+    return notify
 
 
 def run(config: LatencyConfig, console: Console) -> Latency:
-    """Measures and reports.
+    """Measures, prints and writes the reports.
 
     Raises:
       UserError: a report cannot be written, or nothing could be measured.
@@ -197,9 +207,9 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     config = config.filled()
     check_outputs(config.json, config.markdown, drawing=config.plot)
     taus = read_tau_by_nodes(config.tau_by_nodes, config.nodes) if config.tau_by_nodes else None
-    told = ", ".join(f"{k} {v}" for k, v in environment().items())
-    console.print(told)
-    with console.status("the device's limits"):
+    machine = ", ".join(f"{k} {v}" for k, v in environment().items())
+    console.print(machine)
+    with console.status("measuring the device's limits"):
         limits = hardware.measure(weights_dtype(config.dtype))
     console.print(hardware_line(limits), highlight=False, soft_wrap=True)
     latency = Latency(config, console, limits, taus)
@@ -207,12 +217,12 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     if not latency.results:
         raise UserError("nothing was measured: " + "; ".join(latency.left_out))
     console.print(CLOCK, highlight=False)
-    for line in latency.flags():
-        console.print(f"stands out: {line}", highlight=False, soft_wrap=True)
+    for line in latency.outliers():
+        console.print(f"outlier: {line}", highlight=False, soft_wrap=True)
     if config.json:
         write_json(config.json, _as_json(latency))
     if config.markdown:
-        write_text(config.markdown, _as_markdown(latency, told))
+        write_text(config.markdown, _as_markdown(latency, machine))
     if config.plot:
         draw(latency.results, limits, config.plot)
     return latency
@@ -239,7 +249,7 @@ def _as_json(latency: Latency) -> dict[str, Any]:
             for case, derived in latency.results
         ],
         "left_out": latency.left_out,
-        "stands_out": latency.flags(),
+        "stands_out": latency.outliers(),
     }
 
 
@@ -247,35 +257,35 @@ _FIELDS = ("shape", "context", "capacity", "batch", "prefilled", "ngram")
 
 
 def _row_as_json(row: Row, hardware: Hardware) -> dict[str, Any]:
-    measured, limit = row.measured, None
+    times, limit = row.times, None
     if row.cost is not None:
         limit = row.cost.limit(hardware.bandwidth, hardware.rate)
     return {
         "stage": row.stage,
         "nodes": row.nodes,
-        "seconds": measured.seconds,
-        "quartiles": measured.quartiles,
-        **dataclasses.asdict(measured),
+        "seconds": times.seconds,
+        "quartiles": times.quartiles,
+        **dataclasses.asdict(times),
         "bytes": None if row.cost is None else row.cost.bytes,
         "operations": None if row.cost is None else row.cost.operations,
         "limit": limit,
-        "ratio": None if limit is None else measured.seconds / limit,
+        "ratio": None if limit is None else times.seconds / limit,
     }
 
 
-def _as_markdown(latency: Latency, told: str) -> str:
-    lines = [f"{datetime.date.today()}; {told}.", "", hardware_line(latency.hardware) + ".", ""]
+def _as_markdown(latency: Latency, machine: str) -> str:
+    lines = [f"{datetime.date.today()}; {machine}.", "", hardware_line(latency.hardware) + ".", ""]
     for result in latency.results:
         lines.append(stage_grid(result.case, latency.hardware).markdown())
         lines.append(tree_grid(*result, latency.config.tau).markdown())
     lines += [CLOCK, ""]
-    lines += [f"- Stands out: {line}." for line in latency.flags()]
+    lines += [f"- Outlier: {line}." for line in latency.outliers()]
     lines += [f"- {line}." for line in latency.left_out]
     return "\n".join(lines) + "\n"
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Command line. Exit status 2: bad input, reported in one line."""
     with one_line_errors():
         config = tyro.cli(LatencyConfig, args=args, description=__doc__)
         enable_compilation_cache()

@@ -1,4 +1,4 @@
-"""What a person sees of the times: tables, as text and as Markdown, and a figure."""
+"""The report: tables, as text and as Markdown, and a figure."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from eval.latency.hardware import Hardware
 from eval.latency.shapes import parameters, target_of
 
 CLOCK = (
-    "device: many calls inside one jitted loop, divided by their number; of to host, search and "
-    "to device: wall time of a call. inside: these three as the fused loop has them, a call out of "
-    "the program. Median (quartiles) of the repeats. wall: a single call, "
+    "device: time of many calls inside one jitted loop, divided by their number; for to host, "
+    "search and to device: wall time of a call. inside: these three as one callback from the "
+    "program, as in the fused loop. Median (quartiles) of the repeats. wall: a single call, "
     "dispatched and waited for. limit: the larger of bytes over the measured copy bandwidth and "
-    "operations over the measured matrix rate."
+    "operations over the measured matmul rate."
 )
 
-_SIDE_BY_SIDE = 4  # cases; of more, the two drawings stand one above the other
+_SIDE_BY_SIDE = 4  # with more cases, the two plots are stacked
 _STAGES = "in ms; ratio: device over limit"
 _TREES = (
-    "verify, step: the target's part and the whole step, over a plain step; parts: the stages' "
-    "sum, ms; total: step (wall), hand-over and search, ms; then speed-ups"
+    "verify, step: time over a plain step's; parts: sum of the device stages, ms; "
+    "total: step (wall), host copies and search, ms; then speed-ups"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A table for either kind of reader; the first column is text, the others are numbers."""
+    """A table for the terminal or Markdown; the first column is text, the others are numbers."""
 
     title: str
     columns: list[str]
@@ -43,18 +43,18 @@ class Grid:
     caption: str = ""
 
     def table(self) -> Table:
-        """For the terminal."""
-        made = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
-        made.pad_edge, made.collapse_padding = False, True  # to fit into 80 columns
-        made.caption, made.caption_justify = self.caption or None, "left"
+        """Returns the table for the terminal."""
+        table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
+        table.pad_edge, table.collapse_padding = False, True  # to fit into 80 columns
+        table.caption, table.caption_justify = self.caption or None, "left"
         for i, column in enumerate(self.columns):
-            made.add_column(column, justify="right" if i else "left", no_wrap=True)
+            table.add_column(column, justify="right" if i else "left", no_wrap=True)
         for row in self.rows:
-            made.add_row(*row)
-        return made
+            table.add_row(*row)
+        return table
 
     def markdown(self) -> str:
-        """For a document."""
+        """Returns the table in Markdown."""
         head = [self.columns, ["---"] + ["---:"] * (len(self.columns) - 1)]
         lines = ["| " + " | ".join(row) + " |" for row in [*head, *self.rows]]
         caption = ["", self.caption.replace("\n", "; ")] if self.caption else []
@@ -83,31 +83,31 @@ def heading(case: Case) -> str:
 
 
 def stage_grid(case: Case, hardware: Hardware) -> Grid:
-    """A row a stage."""
+    """Returns a table with a row per stage."""
     columns = ["stage", "nodes", "device", "quartiles", "wall", "MB", "Gop", "limit"]
     rows = [_stage_cells(row, hardware) for row in case.rows]
     return Grid(heading(case), [*columns, "ratio"], rows, _STAGES)
 
 
 def _stage_cells(row: Row, hardware: Hardware) -> list[str]:
-    measured, cost = row.measured, row.cost
-    lower, upper = measured.quartiles
+    times, cost = row.times, row.cost
+    lower, upper = times.quartiles
     cells = [
         row.stage,
         "" if row.nodes is None else str(row.nodes),
-        _ms(measured.seconds),
+        _ms(times.seconds),
         f"{_ms(lower)}-{_ms(upper)}",
-        _ms(statistics.median(measured.wall)) if measured.wall else "-",
+        _ms(statistics.median(times.wall)) if times.wall else "-",
     ]
     if cost is None:
         return [*cells, "-", "-", "-", "-"]
     limit = cost.limit(hardware.bandwidth, hardware.rate)
-    ratio = _ratio(measured.seconds / limit)
+    ratio = _ratio(times.seconds / limit)
     return [*cells, _number(cost.bytes / 1e6), _number(cost.operations / 1e9), _ms(limit), ratio]
 
 
 def tree_grid(case: Case, derived: Derived, taus: Sequence[float]) -> Grid:
-    """What trees cost and what they would gain, a row a size."""
+    """Returns a table of costs and speed-ups, with a row per tree size."""
     columns = ["nodes", "verify", "step", "parts", "total"]
     columns += [f"tau {tau:g}" for tau in taus]
     rows = [
@@ -123,21 +123,21 @@ def tree_grid(case: Case, derived: Derived, taus: Sequence[float]) -> Grid:
     ]
     best = f"{_TREES}\nbest: {derived.best} nodes"
     if derived.best_speedup is None:
-        best += ", if tau were the same for all"
+        best += ", at the same tau for all"
     else:
-        best += f", {derived.best_speedup:.2f}x at the tau given for them"
+        best += f", {derived.best_speedup:.2f}x at its given tau"
     return Grid(f"{case.shape}, context {case.context}: speed-up at given tau", columns, rows, best)
 
 
 class Result(NamedTuple):
-    """A case and what follows from it."""
+    """A case and its derived results."""
 
     case: Case
     derived: Derived
 
 
 def draw(results: Sequence[Result], hardware: Hardware, path: Path) -> None:
-    """Where a step's time goes beside its limit, and what verifying costs against N."""
+    """Draws the stages of a step next to its limit, and the cost of verification by N."""
     count = len(results)
     if count <= _SIDE_BY_SIDE:
         wide = max(3.5, 1.2 * count)
@@ -156,12 +156,12 @@ def _draw_bars(axes: Any, results: Sequence[Result], hardware: Hardware) -> None
     names = []
     for at, (case, _) in enumerate(results):
         nodes = min(case.nodes, key=lambda n: abs(n - 60))
-        plain = case.find("plain").measured.seconds
+        plain = case.find("plain").times.seconds
         bottom = 0.0
         for stage, colour in zip((*PARTS, "host"), COLOURS, strict=False):
             parts = HOST if stage == "host" else (stage,)
-            height = sum(case.find(part, nodes).measured.seconds for part in parts) / plain
-            label = "hand-over, search" if stage == "host" else stage
+            height = sum(case.find(part, nodes).times.seconds for part in parts) / plain
+            label = "host copies, search" if stage == "host" else stage
             shown = None if at else label
             axes.bar(at - width / 2, height, width, bottom=bottom, color=colour, label=shown)
             bottom += height
@@ -178,7 +178,7 @@ def _draw_bars(axes: Any, results: Sequence[Result], hardware: Hardware) -> None
     axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
     axes.set_xticks(range(len(names)), names, fontsize="small")
     axes.set_xlim(-0.6, len(names) - 0.4)
-    axes.set(ylabel="in plain steps", title="A step's stages, and its limit")
+    axes.set(ylabel="in plain steps", title="Stages of a step, and its limit")
     axes.margins(y=0.12)
     _legend(axes)
 
@@ -203,19 +203,19 @@ def _draw_lines(axes: Any, results: Sequence[Result]) -> None:
     axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set(xlabel="nodes", ylabel="in plain steps", title="Verifying a tree (the target's part)")
+    axes.set(xlabel="nodes", ylabel="in plain steps", title="Verification by tree size")
     _legend(axes)
 
 
 def _legend(axes: Any) -> None:
-    """Beside the drawing, the topmost first."""
+    """Adds a legend next to the plot, topmost entry first."""
     handles, labels = axes.get_legend_handles_labels()
     place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"}
     axes.legend(handles[::-1], labels[::-1], frameon=False, **place)
 
 
 def _ms(seconds: float) -> str:
-    """Milliseconds, to the microsecond at most."""
+    """Formats seconds as milliseconds, with at most three decimals."""
     return _number(1e3 * seconds)
 
 
@@ -224,6 +224,6 @@ def _ratio(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, but no more than three behind the point."""
+    """Formats three significant digits, with at most three decimals."""
     decimals = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:,.{decimals}f}"

@@ -1,7 +1,7 @@
-"""Targets by name, in shape alone, and random weights for them.
+"""Shapes of targets, by name, and random weights for them.
 
-The numbers are those of the published `config.json` files. The drafter's layer is shaped as the
-target's, as `train.objective.drafter_shape` makes it.
+The numbers are from the published `config.json` files. The drafter's layer has the target's shape,
+as in `train.objective.drafter_shape`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from dart_jax.models.layers import Params
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import read_target_config
-from train.objective.drafter_shape import DrafterShape
 
-# As normal initialisation of linear layers: activations stay finite.
+# The usual initialisation of linear layers, which keeps activations finite.
 _STD = 0.02
+
+# Mask rows of the paper's drafters, which draft 8 positions.
+_DRAFT_LENGTH = 7
 
 
 def _qwen3(hidden: int, mlp: int, layers: int, heads: int, *, tied: bool) -> TargetConfig:
@@ -80,30 +82,28 @@ QWEN3 = tuple(name for name in _SHAPES if name.startswith("qwen3"))
 
 @functools.cache
 def target_of(name: str) -> TargetConfig:
-    """The target of that name, in any case of letters; `demo` is the one of the package.
+    """Returns the target of this name, in upper or lower case; `demo` is the bundled one.
 
     Raises:
-      UserError: there is none.
+      UserError: there is no shape of this name.
     """
     name = name.lower()
     if name == "demo":
         return read_target_config(DEMO / "target")
     if name not in _SHAPES:
-        raise UserError(f"no shape is called {name!r}; there are {', '.join(NAMES)}")
+        raise UserError(f"no shape {name!r}; pass one of {', '.join(NAMES)}")
     return _SHAPES[name]
 
 
 def drafter_of(target: TargetConfig) -> DrafterConfig:
-    """The DART drafter that would be trained for a target."""
-    config = DrafterShape().config(target)
-    assert isinstance(config, DrafterConfig)
-    return config
+    """Returns the DART drafter that would be trained for a target."""
+    return DrafterConfig.for_target(target, draft_length=_DRAFT_LENGTH)
 
 
 @functools.cache
 def parameters(config: TargetConfig | DrafterConfig) -> int:
-    """How many there are; nothing is allocated. A dense target's layers are counted but once, since
-    they are all alike."""
+    """Returns the number of parameters; allocates nothing. Only one layer of a dense target is
+    counted, since all are the same."""
     if isinstance(config, DrafterConfig) or config.moe is not None:
         return _count(config)
     one, two = (_count(dataclasses.replace(config, num_hidden_layers=n)) for n in (1, 2))
@@ -115,16 +115,16 @@ def _count(config: TargetConfig | DrafterConfig) -> int:
 
 
 def random_params(config: TargetConfig | DrafterConfig, seed: int, dtype: Any) -> Params:
-    """Random parameters, made on the device one by one in their dtype; scales of norms are 1."""
+    """Returns random parameters, created on the device one by one; the scales of norms are 1."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
-    made = [
+    params = [
         jnp.ones(leaf.shape, dtype)
         if path[-1].key == "scale"
         else _normal(key, leaf.shape, jnp.dtype(dtype))
         for (path, leaf), key in zip(leaves, keys, strict=True)
     ]
-    return jax.tree.unflatten(tree, made)
+    return jax.tree.unflatten(tree, params)
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype"))

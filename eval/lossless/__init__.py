@@ -1,4 +1,4 @@
-"""`python -m eval.lossless`: whether the output with drafts is that of plain decoding.
+"""`python -m eval.lossless`: checks that drafting leaves the output unchanged.
 
 May import `dart_jax`, `eval.benchmarks` and `eval.methods`. Start with `program.py`.
 """

@@ -1,4 +1,4 @@
-"""Decodes every setting with and without drafts, and compares."""
+"""Compares drafting with plain decoding in every setting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from eval.methods.tree_size import LEVEL_DECAYS, SIZES, Tree
 
 
 class Lossless:
-    """One check: model, prompts and progress bar."""
+    """One check: its models, prompts and progress bar."""
 
     def __init__(self, config: LosslessConfig, console: Console):
         self.config = config
@@ -48,26 +48,26 @@ class Lossless:
 
     @property
     def methods(self) -> list[str]:
-        """Ways of drafting."""
+        """Names of the drafting methods."""
         return [name for name in self.models if name != PLAIN]
 
     def decoder(
         self, name: str, sampling: Sampling, nodes: int, loop: Loop, length: int
     ) -> Decoder:
-        """One way to decode. Deep trees put most to the test."""
+        """Returns a decoder. Its trees are deep ones, which test the most."""
         tree = Tree(nodes, max(LEVEL_DECAYS))
         return decoder(self.models[name], tree, max_length=length, sampling=sampling, loop=loop)
 
     def trees(self) -> list[tuple[str, int, Loop]]:
-        """Methods, nodes and loops."""
-        every = product(self.methods, self.sizes, self.config.loops)
-        fitting: list[tuple[str, int, Loop]] = [
-            (name, min(nodes, max(METHODS[name].sizes)), loop) for name, nodes, loop in every
+        """Returns method, nodes and loop of every comparison."""
+        combinations = product(self.methods, self.sizes, self.config.loops)
+        trees: list[tuple[str, int, Loop]] = [
+            (name, min(nodes, max(METHODS[name].sizes)), loop) for name, nodes, loop in combinations
         ]
-        return list(dict.fromkeys(fitting))
+        return list(dict.fromkeys(trees))
 
     def compare(self) -> Iterator[Outcome]:
-        """Every setting in turn."""
+        """Yields the outcome of every setting, in turn."""
         config = self.config
         trees = self.trees()
         groups = list(product(config.samplings, config.batch_sizes))
@@ -81,8 +81,8 @@ class Lossless:
                 for method, nodes, loop in trees:
                     how = f"{name}, {METHODS[method].title}, {nodes} nodes, {loop} loop"
                     progress.update(task, description=how)
-                    made = self._decode(method, sampling, size, nodes, loop)
-                    yield self._outcome(method, sampling, size, nodes, loop, plain, made)
+                    drafted = self._decode(method, sampling, size, nodes, loop)
+                    yield self._outcome(method, sampling, size, nodes, loop, plain, drafted)
                     progress.advance(task)
             progress.remove_task(task)
 
@@ -97,7 +97,7 @@ class Lossless:
         return [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)]
 
     def _seed(self, n: int) -> int:
-        """Every batch has its own."""
+        """Returns the seed of batch n."""
         return (self.config.seed + n) % 2**32
 
     def _outcome(
@@ -110,7 +110,7 @@ class Lossless:
         plain: list[Generation],
         drafted: list[Generation],
     ) -> Outcome:
-        found = [
+        rows = [
             examine(
                 self.prober,
                 sampling,
@@ -130,23 +130,23 @@ class Lossless:
             batch_size=size,
             nodes=nodes,
             loop=loop,
-            prompts=len(found),
-            tokens=sum(len(tokens) for made in plain for tokens in made.tokens),
-            steps=sum(int(made.steps.sum()) for made in drafted),
-            divergences=[divergence for divergence in found if divergence],
+            prompts=len(rows),
+            tokens=sum(len(tokens) for generation in plain for tokens in generation.tokens),
+            steps=sum(int(generation.steps.sum()) for generation in drafted),
+            divergences=[divergence for divergence in rows if divergence],
         )
 
     def _starts(self) -> list[np.ndarray]:
-        """Beginnings of prompts that the target is surest how to continue.
+        """Returns the prompt prefixes that the target continues with most confidence.
 
-        Otherwise hardly a text would be seen often enough to be tested.
+        With others, hardly any text would be sampled often enough to be tested.
         """
         starts = [prompt[:START_TOKENS] for prompt in self.prompts]
         starts.sort(key=lambda start: -softmax(self.prober(start).logits).max())
         return starts[:STARTS]
 
     def fit(self) -> dict[Sampling, Fit]:
-        """The distribution test of every sampling that draws."""
+        """Runs the distribution test for all sampling parameters but greedy ones."""
         config = self.config
         samplings = [sampling for sampling in config.samplings if sampling.temperature]
         starts = self._starts()

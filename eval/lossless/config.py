@@ -15,12 +15,12 @@ from dart_jax.errors import UserError
 from eval.lossless import report as report
 from eval.methods.registry import MethodChoice
 
-# Prompts are functions of up to so many tokens, of which the first are taken: all of one length, or
-# nearly, so that there are few programs to compile.
+# Prompts are the first PROMPT_TOKENS tokens of functions of at most FUNCTION_TOKENS tokens. They
+# have nearly the same length, so that few programs are compiled.
 FUNCTION_TOKENS = 128
 PROMPT_TOKENS = 32
 
-# The distribution test: sequences drawn together, tokens of a prompt, tokens drawn, prompts.
+# The distribution test: sequences per batch, tokens per prompt, tokens sampled, number of prompts.
 SAMPLES_AT_ONCE = 64
 START_TOKENS = 16
 SAMPLE_TOKENS = 5
@@ -32,33 +32,33 @@ class LosslessConfig(MethodChoice):
     """What to check, and how thoroughly."""
 
     prompts: int = 2
-    """Prompts of each of the four groups."""
+    """Prompts per group, of four groups."""
     max_new_tokens: int = 32
     """Tokens to generate for each prompt."""
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
-    """0 takes the most likely token; others are checked without and with the filters below."""
+    """Sampling temperatures; 0 is greedy, others are checked without and with the filters below."""
     top_k: int = 50
-    """Draw from the k most likely tokens; 0 for all."""
+    """Sample from the k most likely tokens; 0 for all."""
     top_p: float = 0.9
-    """Draw from the smallest set of tokens with this much probability."""
+    """Sample from the smallest set of tokens with at least this probability."""
     min_p: float = 0.0
-    """Leave out tokens less likely than this fraction of the most likely one."""
+    """Drop tokens less likely than this fraction of the most likely one."""
     repetition_penalty: float = 1.0
-    """Above 1, tokens that the text holds become less likely; at every temperature."""
+    """Above 1, tokens already in the sequence become less likely; at every temperature."""
     batch_sizes: tuple[int, ...] = (1, 8)
     """Prompts decoded together."""
     tree_nodes: tuple[int, ...] = (8, 60)
-    """Nodes of the draft trees; no more than eval.speedup would give the method."""
+    """Nodes of the draft trees, at most the largest size that eval.speedup tries for the method."""
     grid: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """All tree sizes that eval.speedup chooses from, instead of --tree-nodes."""
     loops: tuple[Loop, ...] = ("fused", "host")
-    """fused: the generation is one program; host: step and search in turn."""
+    """fused: the whole generation is one jitted program; host: step and search alternate."""
     samples: int = 1024
-    """Sequences drawn for each distribution test, of the first method; 0 leaves the tests out."""
+    """Sequences sampled for each distribution test, with the first method; 0 skips the tests."""
     seed: int = 0
-    """Of the target's draws."""
+    """Seed of sampling."""
     json: Path | None = None
-    """Write everything found to this file."""
+    """Write all results to this file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,11 +84,11 @@ class LosslessConfig(MethodChoice):
 
     @property
     def samplings(self) -> tuple[Sampling, ...]:
-        """How the target draws, in turn: every temperature without and with filters."""
+        """The sampling parameters: every temperature without and with filters."""
         penalty = self.repetition_penalty
-        made = []
+        samplings = []
         for temperature in self.temperatures:
-            made.append(Sampling(temperature, repetition_penalty=penalty))
+            samplings.append(Sampling(temperature, repetition_penalty=penalty))
             if temperature:
-                made.append(Sampling(temperature, self.top_k, self.top_p, self.min_p, penalty))
-        return tuple(dict.fromkeys(made))
+                samplings.append(Sampling(temperature, self.top_k, self.top_p, self.min_p, penalty))
+        return tuple(dict.fromkeys(samplings))

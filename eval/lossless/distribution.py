@@ -1,8 +1,8 @@
-"""Whether what DART draws has the target's distribution: a chi-square test.
+"""A chi-square test of whether sampled tokens follow the target's distribution.
 
-Equality with plain decoding would not notice a mistake that both share, such as a wrong temperature
-or noise that is not what it should be. Here the expected counts come from one forward over the
-whole text and a literal float64 sampler (`eval.lossless.literal_sampling`).
+Comparing with plain decoding does not reveal an error that both share, such as a wrong temperature
+or wrong noise. Here the expected counts come from one forward over the whole text and a literal
+float64 sampler (`eval.lossless.literal_sampling`).
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from dart_jax.decoding.sampling import Sampling
 from eval.lossless.literal_sampling import edge, scale, scale_rounding, softmax
 from eval.lossless.rounding import Prober
 
-# A position is tested if that many samples came through it.
+# A position is tested if it has at least this many samples.
 ENOUGH = 100
 
-# Tokens expected less often are counted together.
+# Tokens with a smaller expected count are pooled.
 LEAST_EXPECTED = 5.0
 
-# The test fails below this.
+# The test fails if p is smaller.
 SIGNIFICANT = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """One test.
+    """Result of one test.
 
     Attributes:
-      samples: sequences drawn.
+      samples: sequences sampled.
       positions: texts whose continuations are tested together.
-      draws: tokens drawn at the positions tested.
-      drafted: how many of them the drafter had proposed.
-      at_edge: how many were not counted because rounding decides whether top-k, top-p or min-p
-        cut them; those of the others are compared among themselves.
-      forbidden: how many are cut for certain.
+      draws: tokens sampled at the tested positions.
+      drafted: how many of these the drafter had proposed.
+      at_edge: how many of these were not counted, because rounding decides whether top-k, top-p or
+        min-p cuts them; the distribution is that of the other tokens.
+      forbidden: how many of these the filters cut whatever the rounding.
       chi2: sum of squared deviations over their variances.
       dof: degrees of freedom.
-      rounding: the largest of the positions.
-      implausible: texts whose logits depend on the way they are computed by more than the dtype
+      rounding: the largest rounding error of all positions.
+      implausible: texts whose logits differ between implementations by more than the dtype
         explains.
     """
 
@@ -61,7 +61,7 @@ class Fit:
 
     @property
     def p(self) -> float:
-        """How probable so large a `chi2` is."""
+        """The probability of a `chi2` at least as large."""
         return chi2_tail(self.chi2, self.dof)
 
     @property
@@ -71,22 +71,22 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the draws may be the target's."""
+        """Whether the samples are consistent with the target's distribution."""
         return not self.forbidden and not self.implausible and self.p >= SIGNIFICANT
 
 
 class Samples:
-    """Sequences drawn, as a tree of texts and what followed them."""
+    """Sampled sequences: text -> counts of the next tokens."""
 
     def __init__(self) -> None:
         self.count = 0
         self._next: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         self._drafted: Counter[tuple[int, ...]] = Counter()
 
-    def add(self, prompt: np.ndarray, made: Generation) -> None:
-        """Takes a batch of one prompt. The first new token, the prefill's, is not tested."""
+    def add(self, prompt: np.ndarray, generation: Generation) -> None:
+        """Adds a batch sampled from one prompt. The first new token (prefill) is not tested."""
         start = tuple(map(int, prompt))
-        for tokens, drafted in zip(made.tokens, made.drafted, strict=True):
+        for tokens, drafted in zip(generation.tokens, generation.drafted, strict=True):
             self.count += 1
             row = tokens.tolist()
             for i in range(1, len(row)):
@@ -95,7 +95,7 @@ class Samples:
                 self._drafted[text] += int(drafted[i])
 
     def fit(self, prober: Prober, sampling: Sampling) -> Fit:
-        """Tests all texts seen often enough."""
+        """Tests all texts that have enough samples."""
         total = Fit(self.count, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0)
         for text, counts in self._next.items():
             if counts.total() < ENOUGH:
@@ -122,13 +122,13 @@ class Samples:
 
 
 def chi_square(seen: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom.
+    """Returns Pearson's statistic and its degrees of freedom.
 
     Args:
-      seen: int [V], counts.
-      probability: float64 [V], what they are drawn from.
-      eps: relative error of the probabilities, taken for a standard deviation that adds to the
-        counts' own. Nothing in float32; in bfloat16 it keeps rounding from looking like a wrong
+      seen: int [V], observed counts.
+      probability: float64 [V], expected distribution.
+      eps: relative error of the probabilities, added to the variance of the counts as a standard
+        deviation. Negligible in float32; in bfloat16 it prevents rounding from looking like a wrong
         distribution.
     """
     if not seen.sum():
@@ -149,9 +149,9 @@ def chi_square(seen: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> t
 
 
 def chi2_tail(chi2: float, dof: int) -> float:
-    """The probability of at least `chi2` with `dof` degrees of freedom; 1 without any.
+    """Returns the probability of at least `chi2` with `dof` degrees of freedom; 1 if `dof` is 0.
 
-    Q(a + 1, x) = Q(a, x) + x**a exp(-x) / Gamma(a + 1), up from Q(0, x) = 0 or Q(1/2, x).
+    Q(a + 1, x) = Q(a, x) + x**a exp(-x) / Gamma(a + 1), starting from Q(0, x) = 0 or Q(1/2, x).
     """
     if dof == 0 or chi2 <= 0:
         return 1.0

@@ -1,4 +1,4 @@
-"""Where two outputs part: a tie within rounding, or two different distributions."""
+"""The first difference of two outputs: a tie within rounding, or two different distributions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from dart_jax.decoding.sampling import Sampling, gumbel_noise
 from eval.lossless.literal_sampling import kept, may_win, scale, scale_rounding
 from eval.lossless.rounding import Prober
 
-# Stands for a token where an output had already ended.
+# The token id of an output that had already ended.
 ENDED = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """The first new token in which a row differs.
+    """The first new token at which a row differs.
 
     Attributes:
-      prompt: number of the prompt.
-      row: its place in the batch.
-      new_token: which new token it is, from 0.
-      plain: token id of plain decoding; -1 where it had ended.
-      dart: the same of DART.
-      margin: how far the two tokens' exact scores lie apart: logits when greedy, else logits over
-        temperature with the draw's noise.
-      top2: how far the target's two best logits lie apart.
-      rounding: how far off a score may be by the way it is computed.
-      at_cut: one of the two tokens is cut by top-k, top-p or min-p, exactly computed.
-      tie: either token could have won within rounding.
+      prompt: index of the prompt.
+      row: its row in the batch.
+      new_token: index of the new token.
+      plain: token id of plain decoding; -1 if it had ended.
+      dart: token id of the drafting method; -1 if it had ended.
+      margin: difference of the two tokens' exact scores: logits if greedy, otherwise logits over
+        temperature plus noise.
+      top2: difference of the target's two largest logits.
+      rounding: rounding error of a score.
+      at_cut: whether, computed exactly, top-k, top-p or min-p cuts one of the two tokens.
+      tie: whether rounding can make either token the sampled one.
     """
 
     prompt: int
@@ -46,14 +46,14 @@ class Divergence:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The result in words."""
         if not self.tie:
             return "DIVERGES"
         return "tie at a cut" if self.at_cut else "tie"
 
 
 def first_difference(plain: np.ndarray, dart: np.ndarray) -> int | None:
-    """Index of the first new token in which two rows differ; None if they do not."""
+    """Returns the index of the first new token at which two rows differ; None if they are equal."""
     shorter = min(len(plain), len(dart))
     different = np.flatnonzero(plain[:shorter] != dart[:shorter])
     if len(different):
@@ -75,17 +75,17 @@ def examine(
     """Compares one row.
 
     Args:
-      prober: of the target.
-      sampling: how the target draws.
-      seed: of the draws.
-      prompt: number of the prompt.
-      row: its place in the batch, which the noise depends on.
+      prober: computes the target's logits.
+      sampling: sampling parameters.
+      seed: seed of sampling.
+      prompt: index of the prompt.
+      row: its row in the batch, which the noise depends on.
       text: int [n], the prompt.
       plain: int [m], new tokens of plain decoding.
-      dart: int [m'], new tokens of DART.
+      dart: int [m'], new tokens of the drafting method.
 
     Returns:
-      None where the rows are the same.
+      The first difference; None if the rows are equal.
     """
     at = first_difference(plain, dart)
     if at is None:
@@ -98,7 +98,7 @@ def examine(
     scaled = scale(probe.logits, sampling, before)
     noise = np.zeros_like(scaled)
     if sampling.temperature:
-        noise = noise_of(seed, row, len(before), len(scaled))
+        noise = noise_at(seed, row, len(before), len(scaled))
     score, ended = scaled + noise, ENDED in pair
     return Divergence(
         prompt=prompt,
@@ -110,14 +110,14 @@ def examine(
         top2=float(first - second),
         rounding=eps,
         at_cut=not ended and not kept(scaled, sampling)[pair].all(),
-        # No rounding makes a sequence end or go on after the same tokens.
+        # Rounding cannot decide whether a sequence ends after the same tokens.
         tie=probe.plausible
         and not ended
         and all(may_win(scaled, noise, sampling, token, eps) for token in pair),
     )
 
 
-def noise_of(seed: int, row: int, position: int, vocab: int) -> np.ndarray:
-    """The noise of one draw, float64 [V]: what `sampling.draw` adds there."""
+def noise_at(seed: int, row: int, position: int, vocab: int) -> np.ndarray:
+    """Returns the noise that `sampling.draw` adds at one position, float64 [V]."""
     positions = jnp.full((row + 1, 1), position, jnp.int32)
     return np.asarray(gumbel_noise(jnp.uint32(seed), positions, vocab)[row, 0], np.float64)

@@ -1,8 +1,7 @@
-"""What a sampler must do, written down once more: float64, sorts, nothing of `dart_jax.decoding.sampling`.
+"""An independent float64 sampler: sorts, and nothing from `dart_jax.decoding.sampling`.
 
-Logits are known up to rounding. So besides what a filter does to them, there is what it could do
-if each were off by at most `eps`; logits here are already divided by the temperature, and `eps`
-with them.
+Logits are exact only up to rounding. So besides what a filter does to them, there is what it could
+do if each were off by at most `eps`. Here logits and `eps` are already divided by the temperature.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import numpy as np
 from dart_jax.decoding.sampling import Sampling
 
 
-def scale(logits: np.ndarray, sampling: Sampling, known: np.ndarray) -> np.ndarray:
-    """Logits [V] after repetition penalty and temperature, float64 [V].
+def scale(logits: np.ndarray, sampling: Sampling, context: np.ndarray) -> np.ndarray:
+    """Returns the logits after repetition penalty and temperature, float64 [V].
 
     Args:
-      logits: of one position.
-      sampling: how the target draws; at temperature 0 nothing is divided.
-      known: int [n], the tokens before the position.
+      logits: [V], logits of one position.
+      sampling: sampling parameters; at temperature 0 the logits are not divided.
+      context: int [n], the tokens before the position.
     """
     scaled = logits.astype(np.float64)
     if sampling.repetition_penalty != 1:
-        before = np.unique(known)
+        before = np.unique(context)
         at = scaled[before]
         penalty = sampling.repetition_penalty
         scaled[before] = np.where(at < 0, at * penalty, at / penalty)
@@ -32,15 +31,15 @@ def scale(logits: np.ndarray, sampling: Sampling, known: np.ndarray) -> np.ndarr
 
 
 def scale_rounding(rounding: float, sampling: Sampling) -> float:
-    """How far off `scale` may be where logits are off by up to `rounding`."""
+    """Returns the largest error of `scale` if logits are off by at most `rounding`."""
     penalty = max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)
     return rounding * penalty / (sampling.temperature or 1.0)
 
 
 def kept(scaled: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Which tokens top-k, top-p and min-p leave, in this order: bool [V].
+    """Returns which tokens remain after top-k, top-p and min-p, in this order: bool [V].
 
-    Tokens tied with the last one kept are kept too.
+    Tokens tied with the last kept one are kept too.
     """
     left = scaled.copy()
     if sampling.temperature == 0:
@@ -60,26 +59,26 @@ def kept(scaled: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def may_be_kept(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -> bool:
-    """Whether the filters could leave a token: it and all below lifted, all above lowered."""
+    """Whether the filters could keep a token: raise it and all below, lower all above."""
     level = scaled[token] + eps
     above = scaled > level + eps
-    moved = np.where(above, scaled - eps, np.minimum(scaled + eps, level))
-    return bool(kept(moved, sampling)[token])
+    shifted = np.where(above, scaled - eps, np.minimum(scaled + eps, level))
+    return bool(kept(shifted, sampling)[token])
 
 
 def may_be_cut(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -> bool:
-    """Whether the filters could cut a token: it and all below lowered, all others lifted."""
+    """Whether the filters could cut a token: lower it and all below, raise all others."""
     level = scaled[token] - eps
-    moved = np.where(scaled >= level - eps, scaled + eps, scaled - eps)
-    moved[token] = level
-    return not kept(moved, sampling)[token]
+    shifted = np.where(scaled >= level - eps, scaled + eps, scaled - eps)
+    shifted[token] = level
+    return not kept(shifted, sampling)[token]
 
 
 def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that are left however the logits are rounded, and those that may be: bool [V] each."""
+    """Returns which tokens are kept whatever the rounding, and which may be kept: bool [V] each."""
     order = np.argsort(-scaled, kind="stable")
     places = range(len(order))
-    # Where a token may be cut, so may every less likely one.
+    # If a token may be cut, so may every less likely one.
     cut = bisect_left(places, True, key=lambda i: may_be_cut(scaled, sampling, order[i], eps))
     gone = bisect_left(places, True, key=lambda i: not may_be_kept(scaled, sampling, order[i], eps))
     always, maybe = np.zeros((2, len(order)), bool)
@@ -91,9 +90,9 @@ def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray
 def may_win(
     scaled: np.ndarray, noise: np.ndarray, sampling: Sampling, token: int, eps: float
 ) -> bool:
-    """Whether a token could be the one drawn, given the draw's noise.
+    """Whether a token could be the sampled one, given the noise.
 
-    It must be kept, and every token that leads it by more than rounding must be cut.
+    It must be kept, and every token ahead of it by more than the rounding error must be cut.
     """
     score = scaled + noise
     rivals = np.flatnonzero((score > score[token] + 2 * eps) & kept(scaled, sampling))
@@ -103,6 +102,6 @@ def may_win(
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    """Of a vector."""
+    """Returns the softmax of a vector."""
     weights = np.exp(x - x.max())
     return weights / weights.sum()

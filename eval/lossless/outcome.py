@@ -1,4 +1,4 @@
-"""How one setting compares with plain decoding."""
+"""Result of comparing one setting with plain decoding."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from eval.lossless.divergence import Divergence
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One setting against plain decoding.
+    """One setting compared with plain decoding.
 
     Attributes:
-      method: the way of drafting.
-      sampling: how the target draws.
+      method: drafting method.
+      sampling: sampling parameters.
       batch_size: prompts decoded together.
-      nodes: of the draft trees.
+      nodes: nodes of the draft trees.
       loop: see `LosslessConfig`.
-      prompts: prompts decoded.
-      tokens: tokens that plain decoding gave for them.
-      steps: verifications.
-      divergences: the first difference of every prompt whose outputs are not the same.
+      prompts: number of prompts.
+      tokens: tokens that plain decoding generated for them.
+      steps: number of verifications.
+      divergences: the first difference of every prompt whose outputs differ.
     """
 
     method: str

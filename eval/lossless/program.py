@@ -1,12 +1,13 @@
-"""Whether the output of drafting is the target's own: token for token, and in distribution.
+"""Checks that drafting leaves the target's output unchanged, token for token and in distribution.
 
     python -m eval.lossless
     python -m eval.lossless --method all
 
-Decodes the same prompts plainly and with drafts, with the same seeds, in every combination of
-temperature, filters, batch size, tree size and loop asked for. Every first difference is looked
-into: a tie within rounding, or two different distributions. Then many short samples are compared
-with the target's exact probabilities. Exit status 1 if anything but rounding differs.
+Decodes the same prompts with and without drafts, with the same seeds, in every combination of
+temperature, filters, batch size, tree size and loop. The first difference of two outputs is
+examined: it is either a tie within rounding or two different distributions. Then many short samples
+are compared with the target's exact probabilities. Exit status 1 if anything differs beyond
+rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from eval.methods.registry import METHODS
 
 
 def run(config: LosslessConfig, console: Console) -> bool:
-    """Checks and reports; returns whether nothing but rounding differs."""
+    """Checks, prints and writes the report; returns whether nothing differs beyond rounding."""
     check_outputs(config.json)
     lossless = Lossless(config, console)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
@@ -71,13 +72,13 @@ def run(config: LosslessConfig, console: Console) -> bool:
 
 def _derived(outcome: Outcome) -> dict[str, Any]:
     divergences = [
-        dataclasses.asdict(found) | {"verdict": found.verdict} for found in outcome.divergences
+        dataclasses.asdict(each) | {"verdict": each.verdict} for each in outcome.divergences
     ]
     return {"tau": outcome.tau, "divergences": divergences}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line. Exit status 1: not lossless; 2: bad input, told in one line."""
+    """Command line. Exit status 1: not lossless; 2: bad input, reported in one line."""
     with one_line_errors():
         config = tyro.cli(LosslessConfig, args=args, description=__doc__)
         if not run(config, Console()):

@@ -1,4 +1,4 @@
-"""What a person sees of `eval.lossless`."""
+"""The tables and the verdict of `eval.lossless`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from eval.lossless.divergence import ENDED
 from eval.lossless.outcome import Outcome
 from eval.methods.registry import METHODS
 
-# Most divergences printed; all are in the JSON.
+# Maximum number of divergences printed; all are in the JSON.
 SHOWN = 20
 
 
 def describe(sampling: Sampling) -> str:
-    """Such as `T 0.7 k 50 p 0.9`: temperature, top-k, top-p; `min` min-p, `rep` the penalty."""
+    """Returns a label such as `T 0.7 k 50 p 0.9 min 0.1 rep 1.3`: temperature, top-k, top-p, min-p
+    and repetition penalty."""
     parts = [f"T {sampling.temperature:g}"]
     if sampling.temperature:
         parts += [f"k {sampling.top_k}"] * (sampling.top_k > 0)
@@ -31,12 +32,12 @@ def describe(sampling: Sampling) -> str:
 
 
 def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """A row for every sampling and batch size, over all trees and loops."""
+    """Returns a row per sampling and batch size, over all trees and loops."""
     columns = ("tokens", "identical", "diverge", "ties", "tau")
     table = _table(title, "batch", *columns)
     table.caption = (
-        "diverge: outputs that differ; ties: of these, where rounding decides\n"
-        "tau: tokens per verification, bonus included, least and most of the trees"
+        "diverge: outputs that differ; ties: those where rounding decides\n"
+        "tau: tokens per verification, bonus included, minimum and maximum over the trees"
     )
     rows = groupby(outcomes, key=lambda outcome: (outcome.sampling, outcome.batch_size))
     for (sampling, batch_size), members in rows:
@@ -57,16 +58,16 @@ def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table:
-    """Where outputs part, worst first."""
+    """Returns the first differences, worst first."""
     table = _table("Divergences", "plain", "drafted", "margin", "top-2", "error", "", first="where")
     found = [(outcome, each) for outcome in outcomes for each in outcome.divergences]
     table.caption = (
-        "margin: of the tokens' exact scores: logits, or logits / T plus noise\n"
-        "top-2: of the target's two best logits\n"
-        "error: of a score, by the way it is computed; within twice that is a tie"
+        "margin: difference of the tokens' exact scores: logits, or logits / T plus noise\n"
+        "top-2: difference of the target's two largest logits\n"
+        "error: rounding error of a score; a margin within twice that is a tie"
     )
     if len(found) > SHOWN:
-        table.caption += f"\n{len(found) - SHOWN} more, which --json lists"
+        table.caption += f"\n{len(found) - SHOWN} more are listed by --json"
     found.sort(key=lambda pair: (pair[1].tie, -pair[1].margin))
     for outcome, each in found[:SHOWN]:
         table.add_row(
@@ -85,14 +86,14 @@ def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table
 
 
 def fit_table(fits: Mapping[Sampling, Fit]) -> Table:
-    """The chi-square tests."""
+    """Returns the results of the chi-square tests."""
     columns = ("texts", "draws", "drafted", "edge", "chi2", "dof", "p")
-    table = _table("Next tokens against the target's exact probabilities", *columns)
+    table = _table("Sampled tokens against the target's exact probabilities", *columns)
     samples = max(fit.samples for fit in fits.values())
     table.caption = (
-        f"{samples:,} samples each; texts: seen often enough to be tested\n"
-        "drafted: of the draws, the drafter had proposed\n"
-        "edge: of the draws, not counted, since rounding decides whether they are cut"
+        f"{samples:,} samples each; texts: those with enough samples to be tested\n"
+        "drafted: draws that the drafter had proposed\n"
+        "edge: draws not counted, since rounding decides whether they are cut"
     )
     for sampling, fit in fits.items():
         table.add_row(
@@ -109,30 +110,30 @@ def fit_table(fits: Mapping[Sampling, Fit]) -> Table:
 
 
 def verdict(outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]) -> tuple[bool, str]:
-    """Whether all is well, and one line that says so."""
+    """Returns whether the check passed, and a line that says so."""
     found = [divergence for outcome in outcomes for divergence in outcome.divergences]
     worse = sum(not divergence.tie for divergence in found)
     wrong = [f"{describe(how)} ({_why(fit)})" for how, fit in fits.items() if not fit.fits]
     untested = [describe(how) for how, fit in fits.items() if not fit.tested]
     tested = [fit.p for fit in fits.values() if fit.tested]
     tokens = sum(outcome.tokens for outcome in outcomes)
-    told = [f"{tokens:,} tokens in {len(outcomes)} settings"]
-    told.append(f"{worse} divergences beyond rounding, {len(found) - worse} ties within it")
+    parts = [f"{tokens:,} tokens in {len(outcomes)} settings"]
+    parts.append(f"{worse} divergences beyond rounding, {len(found) - worse} ties within it")
     if wrong:
-        told.append(f"wrong distribution at {', '.join(wrong)}")
+        parts.append(f"wrong distribution at {', '.join(wrong)}")
     elif tested:
-        told.append(f"the target's distribution (smallest p {min(tested):.2g})")
+        parts.append(f"the target's distribution (smallest p {min(tested):.2g})")
     if untested:
-        told.append(f"too few samples at {', '.join(untested)}")
+        parts.append(f"too few samples at {', '.join(untested)}")
     passed = not worse and not wrong
-    return passed, f"{'Lossless' if passed else 'NOT LOSSLESS'}: {'; '.join(told)}."
+    return passed, f"{'Lossless' if passed else 'NOT LOSSLESS'}: {'; '.join(parts)}."
 
 
 def _why(fit: Fit) -> str:
     if fit.forbidden:
-        return f"{fit.forbidden} tokens that are cut"
+        return f"{fit.forbidden} tokens that the filters cut"
     if fit.implausible:
-        return f"logits differ by {fit.rounding:.2g} by the way they are computed"
+        return f"logits differ between implementations by {fit.rounding:.2g}"
     return f"p {fit.p:.1g} < {SIGNIFICANT:g}"
 
 

@@ -1,8 +1,8 @@
-"""How far a target's logits depend on the way they are computed.
+"""The rounding error of a target's logits.
 
-The same forward over other numbers of rows sums in another order. Nothing here uses the tree, the
-caches' writing or the acceptance that are under test: masks are laid out by hand, and what is
-cached comes from one forward over the whole text.
+The same forward over a different number of rows sums in a different order. Nothing here uses the
+code under test (tree, cache updates, acceptance): masks are built by hand, and cached rows come
+from one forward over the whole text.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from dart_jax.models.layers import Params
 from dart_jax.models.pure import bind
 from dart_jax.models.target import Target, TargetOutput
 
-# The most that is taken for rounding, in units of the dtype's resolution at the largest logit: some
-# ten times what the demo shows. Ways that differ by more do not compute the same. Sums are float32
-# in both, so bfloat16 loses fewer of its units.
+# Differences up to this count as rounding, in units of the dtype's resolution at the largest logit:
+# some ten times what the demo shows. Larger ones mean that the computations are not equivalent.
+# Sums are float32 for both dtypes, so bfloat16 loses fewer of its units.
 PLAUSIBLE = {"float32": 64.0, "bfloat16": 4.0}
 
 
 class Probe(NamedTuple):
-    """The logits that follow a text.
+    """The logits after a text.
 
     Attributes:
       logits: float32 [V], computed in float32 in one forward over the whole text.
-      rounding: the largest difference to them, over the vocabulary, of the model's own dtype in
-        one forward, with all but the last token cached, and as a node of a tree.
-      plausible: whether the dtype explains as much.
+      rounding: the largest difference from them, over the vocabulary, of logits in the model's
+        dtype computed in one forward, with all but the last token cached, and as a tree node.
+      plausible: whether the dtype explains `rounding`.
     """
 
     logits: np.ndarray
@@ -42,51 +42,51 @@ class Probe(NamedTuple):
 
 
 class Prober:
-    """Computes a model's logits in several ways."""
+    """Computes a model's logits in several equivalent ways."""
 
     def __init__(self, model: DartModel, nodes: int):
-        """Probes trees of `nodes` nodes."""
+        """`nodes` is the size of the trees to imitate."""
         self._config, self._params = model.target, model.params["target"]
         self._exact = jax.tree.map(lambda x: x.astype(jnp.float32), self._params)
         self._dtype = jax.tree.leaves(self._params)[0].dtype
         self._plausible = PLAUSIBLE.get(self._dtype.name, PLAUSIBLE["bfloat16"])
         self._nodes = nodes
-        self._known: dict[tuple[int, ...], Probe] = {}
+        self._probes: dict[tuple[int, ...], Probe] = {}
 
     def __call__(self, text: np.ndarray) -> Probe:
-        """What follows `text`, int [n], n >= 1."""
+        """Returns the logits after `text`, int [n], n >= 1."""
         key = tuple(map(int, text))
-        if key not in self._known:
-            self._known[key] = self._probe(np.array(key, np.int32))
-        return self._known[key]
+        if key not in self._probes:
+            self._probes[key] = self._probe(np.array(key, np.int32))
+        return self._probes[key]
 
     def _probe(self, text: np.ndarray) -> Probe:
         padded = np.zeros((1, max(32, 1 << (len(text) - 1).bit_length())), np.int32)
         padded[0, : len(text)] = text
         tokens, length = jnp.asarray(padded), jnp.int32(len(text))
-        exact = np.asarray(_in_one(self._config, self._exact, tokens, length))
-        ways = [_in_one(self._config, self._params, tokens, length)]
+        exact = np.asarray(_full_forward(self._config, self._exact, tokens, length))
+        variants = [_full_forward(self._config, self._params, tokens, length)]
         for path, rows in ((1, 1), (min(len(text), 8, self._nodes + 1), self._nodes + 1)):
-            behind = partial(_behind_cache, self._config, rows, self._params)
-            ways.append(behind(tokens, length, jnp.int32(path)))
-        rounding = max(float(np.abs(np.asarray(way) - exact).max()) for way in ways)
+            cached = partial(_cached_forward, self._config, rows, self._params)
+            variants.append(cached(tokens, length, jnp.int32(path)))
+        rounding = max(float(np.abs(np.asarray(logits) - exact).max()) for logits in variants)
         resolution = float(jnp.finfo(self._dtype).eps) * float(np.abs(exact).max())
         return Probe(exact, rounding, rounding <= self._plausible * resolution)
 
 
 @partial(jax.jit, static_argnames=("config",))
-def _in_one(
+def _full_forward(
     config: TargetConfig, params: Params, tokens: jax.Array, length: jax.Array
 ) -> jax.Array:
-    """Text [1, T] of `length` tokens, padded on the right -> float32 [V]."""
+    """Returns the logits after a text [1, T] of `length` tokens, right-padded: float32 [V]."""
     with jax.default_matmul_precision("highest"):
         target = bind(config, params)
-        hidden = _whole(target, tokens).hidden
+        hidden = _forward(target, tokens).hidden
         return target.logits(jnp.take(hidden[0], length[None] - 1, axis=0))[0]
 
 
 @partial(jax.jit, static_argnames=("config", "rows"))
-def _behind_cache(
+def _cached_forward(
     config: TargetConfig,
     rows: int,
     params: Params,
@@ -94,10 +94,10 @@ def _behind_cache(
     length: jax.Array,
     path: jax.Array,
 ) -> jax.Array:
-    """The same with the last `path` tokens as a path among `rows` new rows."""
+    """As `_full_forward`, with the last `path` tokens as a path among `rows` new rows."""
     with jax.default_matmul_precision("highest"):
         target = bind(config, params)
-        cache = _whole(target, tokens).rows
+        cache = _forward(target, tokens).rows
         start = (length - path)[None]
         row = jnp.arange(rows, dtype=jnp.int32)
         level = jnp.where(row < path, row, 0)
@@ -108,7 +108,7 @@ def _behind_cache(
         return target.logits(jnp.take(out.hidden[0], path[None] - 1, axis=0))[0]
 
 
-def _whole(target: Target, tokens: jax.Array) -> TargetOutput:
+def _forward(target: Target, tokens: jax.Array) -> TargetOutput:
     size = tokens.shape[1]
     positions = jnp.arange(size, dtype=jnp.int32)[None]
     return target(tokens, positions, jnp.tril(jnp.ones((1, size, size), bool)))

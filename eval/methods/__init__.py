@@ -1,4 +1,4 @@
-"""The decoding methods that programs compare, the trees they choose from, and their timing.
+"""The decoding methods that the programs compare, their draft trees and their timing.
 
 May import `dart_jax` and `eval.benchmarks`. Start with `registry.py`.
 """

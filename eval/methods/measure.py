@@ -1,12 +1,11 @@
-"""Running several ways of decoding side by side, and what their runs come to.
+"""Runs decoding methods in turn on the same prompts, and summarises the runs.
 
-Figures are named as the field names them (docs/evaluation.md):
+Metrics (docs/evaluation.md):
 
-    speed-up       seconds a token of plain decoding over the method's: of the sums over all
-                   prompts, and as the mean of the batches' own ratios, which at batch 1 are the
-                   prompts'
-    tau            tokens emitted per verification, bonus token included: pooled over all
-                   verifications, and as the mean of the requests' own
+    speed-up       seconds per token of plain decoding over the method's: once from the sums over
+                   all prompts, once as the mean of the ratios per batch (per prompt at batch 1)
+    tau            tokens emitted per verification, bonus token included: once pooled over all
+                   verifications, once as the mean over requests
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ class Run:
     """One batch of prompts, decoded once by every method with the same seed.
 
     Attributes:
-      group: the prompts'; None where they are of several.
-      made: by method.
+      group: group of the prompts; None if they belong to several.
+      generations: method -> its generation.
     """
 
     group: str | None
-    made: Mapping[str, Generation]
+    generations: Mapping[str, Generation]
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What one method's runs come to, beside another's.
+    """Results of one method, compared with a baseline.
 
     Attributes:
       prompts: prompts measured in each repeat.
-      rates: tokens per second, of summed tokens and summed seconds, one figure a repeat.
-      speedups: over the other method by those sums, one figure a repeat.
-      speedup_means: means of the ratios of single runs (batches), one figure a repeat.
-      tau: pooled over all verifications; nan of plain decoding's single tokens without any.
-      tau_by_request: mean over the prompts' own.
-      identical: prompts whose tokens are the other's in every repeat.
-      lengths: how often so many drafted tokens were accepted, from 0 up.
-      shares: where the time went, by stage, adding up to 1.
-      step_seconds: of a verification, or a plain step, of a batch: time without prefill, over all
-        repeats; nan without any.
+      rates: tokens per second, from summed tokens and summed seconds; one value per repeat.
+      speedups: ratios of these rates to the baseline's; one value per repeat.
+      speedup_means: means of the ratios per run (batch); one value per repeat.
+      tau: pooled over all verifications; nan if there are none.
+      tau_by_request: mean of tau per prompt.
+      identical: prompts whose tokens equal the baseline's in every repeat.
+      lengths: lengths[n] is the number of verifications that accepted n drafted tokens.
+      shares: stage -> its share of the time; they add up to 1.
+      step_seconds: time without prefill per verification (or plain step) of a batch, over all
+        repeats; nan if there are none.
     """
 
     prompts: int
@@ -69,12 +68,12 @@ class Summary:
 
     @property
     def speedup(self) -> float:
-        """Median over repeats of the ratio of sums."""
+        """Median of `speedups`."""
         return statistics.median(self.speedups)
 
     @property
     def speedup_mean(self) -> float:
-        """Median over repeats of the mean of ratios."""
+        """Median of `speedup_means`."""
         return statistics.median(self.speedup_means)
 
     @property
@@ -84,12 +83,12 @@ class Summary:
 
     @cached_property
     def acceptance(self) -> list[float]:
-        """By position from 1: how often it is accepted where those before it are."""
+        """For each drafted position, how often it is accepted if those before it are."""
         reached = np.cumsum(self.lengths[::-1])[::-1].tolist()
-        return [after / before for before, after in pairwise(reached) if before]
+        return [this / before for before, this in pairwise(reached) if before]
 
     def as_json(self) -> dict[str, object]:
-        """All of it."""
+        """Returns all fields and derived values."""
         return {
             **dataclasses.asdict(self),
             "speedup": self.speedup,
@@ -108,10 +107,10 @@ def measure(
     seed: int,
     advance: Callable[[], None] = lambda: None,
 ) -> list[list[Run]]:
-    """Decodes every batch by every method, in turn, after one unmeasured pass that compiles.
+    """Decodes every batch with every method, in turn, after one unmeasured pass that compiles.
 
     Returns:
-      Per repeat, one run a batch.
+      For each repeat, one run per batch.
     """
     results: list[list[Run]] = []
     names = list(decoders)
@@ -119,75 +118,83 @@ def measure(
         runs = []
         for n, batch in enumerate(batches):
             tokens = [prompt.tokens for prompt in batch]
-            # Which goes first changes from run to run, so that none always has the warm cache.
+            # Rotate which method goes first, so that none always has the warm cache.
             first = (repeat + n) % len(names)
-            made = {
+            generations = {
                 name: decoders[name](tokens, max_new_tokens, seed)
                 for name in (*names[first:], *names[:first])
             }
             groups = {prompt.group for prompt in batch}
             group = groups.pop() if len(groups) == 1 else None
-            runs.append(Run(group, {name: made[name] for name in names}))
+            runs.append(Run(group, {name: generations[name] for name in names}))
             advance()
         if repeat >= 0:
             results.append(runs)
     return results
 
 
-def summarize(repeats: Sequence[Sequence[Run]], method: str, beside: str) -> Summary:
-    """Pools a method's runs over prompts, and keeps repeats apart.
+def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> Summary:
+    """Pools a method's runs over prompts, separately for each repeat.
 
     Args:
-      repeats: as `measure` returns them.
-      method: which.
-      beside: the method that it is compared with.
+      repeats: as returned by `measure`.
+      method: the method to summarise.
+      baseline: the method that it is compared with.
     """
-    first = [run.made[method] for run in repeats[0]]
+    first = [run.generations[method] for run in repeats[0]]
     spent: Counter[str] = Counter()
     for runs in repeats:
         for run in runs:
-            spent.update(run.made[method].seconds)
+            spent.update(run.generations[method].seconds)
     total = sum(spent.values())
-    steps = sum(int(made.steps.sum()) for made in first)
-    # Rows of a batch take a step together, until the last one is finished.
-    together = sum(int(run.made[method].steps.max()) for runs in repeats for run in runs)
-    won = sum(len(tokens) - 1 for made in first for tokens in made.tokens)
-    taus = np.concatenate([made.tau for made in first])
-    found = Counter(
-        length for made in first for drafted in made.drafted for length in accepted(drafted)
+    steps = sum(int(generation.steps.sum()) for generation in first)
+    # All rows of a batch step together, until the last one is finished.
+    batch_steps = sum(int(run.generations[method].steps.max()) for runs in repeats for run in runs)
+    emitted = sum(len(tokens) - 1 for generation in first for tokens in generation.tokens)
+    taus = np.concatenate([generation.tau for generation in first])
+    lengths = Counter(
+        length
+        for generation in first
+        for drafted in generation.drafted
+        for length in accepted_lengths(drafted)
     )
     return Summary(
-        prompts=sum(len(made.tokens) for made in first),
-        rates=[rate(run.made[method] for run in runs) for runs in repeats],
+        prompts=sum(len(generation.tokens) for generation in first),
+        rates=[rate(run.generations[method] for run in runs) for runs in repeats],
         speedups=[
-            rate(run.made[method] for run in runs) / rate(run.made[beside] for run in runs)
+            rate(run.generations[method] for run in runs)
+            / rate(run.generations[baseline] for run in runs)
             for runs in repeats
         ],
         speedup_means=[
-            statistics.mean(rate([run.made[method]]) / rate([run.made[beside]]) for run in runs)
+            statistics.mean(
+                rate([run.generations[method]]) / rate([run.generations[baseline]]) for run in runs
+            )
             for runs in repeats
         ],
-        tau=won / steps if steps else float("nan"),
+        tau=emitted / steps if steps else float("nan"),
         tau_by_request=float(np.nanmean(taus)) if steps else float("nan"),
         identical=sum(
-            min(_identical(runs[n], method, beside) for runs in repeats) for n in range(len(first))
+            min(_identical(runs[n], method, baseline) for runs in repeats)
+            for n in range(len(first))
         ),
-        lengths=[found[length] for length in range(max(found, default=0) + 1)],
+        lengths=[lengths[n] for n in range(max(lengths, default=0) + 1)],
         shares={stage: seconds / total for stage, seconds in spent.items()},
-        step_seconds=(total - spent["prefill"]) / together if together else float("nan"),
+        step_seconds=(total - spent["prefill"]) / batch_steps if batch_steps else float("nan"),
     )
 
 
-def accepted(drafted: np.ndarray) -> list[int]:
-    """How many drafted tokens each verification accepted.
+def accepted_lengths(drafted: np.ndarray) -> list[int]:
+    """Returns the number of drafted tokens that each verification accepted.
 
     Args:
-      drafted: bool [n], a generation's: the first token is the prefill's, and every verification
-        but a cut-off last one ends on a token of the target.
+      drafted: bool [n], which tokens of a generation were drafted. The first token comes from the
+        prefill; every verification ends with a token of the target, except for a truncated last
+        one.
     """
     lengths, length = [], 0
-    for own in (~drafted[1:]).tolist():
-        if own:
+    for from_target in (~drafted[1:]).tolist():
+        if from_target:
             lengths.append(length)
             length = 0
         else:
@@ -196,13 +203,13 @@ def accepted(drafted: np.ndarray) -> list[int]:
 
 
 def rate(generations: Iterable[Generation]) -> float:
-    """Tokens per second over several generations, prefill included."""
-    made = list(generations)
-    tokens = sum(len(row) for generation in made for row in generation.tokens)
-    return tokens / sum(sum(generation.seconds.values()) for generation in made)
+    """Returns the tokens per second over several generations, prefill included."""
+    generations = list(generations)
+    tokens = sum(len(row) for generation in generations for row in generation.tokens)
+    return tokens / sum(sum(generation.seconds.values()) for generation in generations)
 
 
-def _identical(run: Run, method: str, beside: str) -> int:
-    """Prompts whose outputs agree token for token."""
-    pairs = zip(run.made[method].tokens, run.made[beside].tokens, strict=True)
+def _identical(run: Run, method: str, baseline: str) -> int:
+    """Returns the number of prompts whose outputs are the same, token for token."""
+    pairs = zip(run.generations[method].tokens, run.generations[baseline].tokens, strict=True)
     return sum(np.array_equal(a, b) for a, b in pairs)

@@ -1,6 +1,6 @@
-"""The ways of decoding that are compared, by name.
+"""The decoding methods, by name.
 
-A new one is a file in `dart_jax.decoding.drafting` and an entry here.
+To add one, add a file in `dart_jax.decoding.drafting` and an entry here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ PLAIN = "plain"
 
 
 class MissingPart(UserError):
-    """What a method needs was not given."""
+    """A part that a method needs is missing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodChoice(ModelChoice):
-    """Which methods, and what they need beside the target, its drafter and the n-gram model."""
+    """The methods, and their parts besides the target, the DART drafter and the n-gram model."""
 
     method: str = "dart"
-    """Between commas: dart, dart_no_ngram, eagle3, sps (a small draft model), pld (prompt lookup),
-    ngram (the n-gram model alone); all takes those whose parts are there. Plain decoding always
-    runs beside them."""
+    """Comma-separated: dart, dart_no_ngram, eagle3, sps (a small draft model), pld (prompt lookup),
+    ngram (only the n-gram model); all uses every method whose parts are available. Plain decoding
+    always runs too."""
     eagle3: str | None = None
     """Directory or hub repository of an EAGLE-3 drafter; the demo model has one."""
     draft_model: str | None = None
@@ -46,31 +46,31 @@ class MethodChoice(ModelChoice):
 
     @property
     def methods(self) -> dict[str, bool]:
-        """The methods asked for, plain decoding first, and whether each was named; raises UserError
-        if there is none of a name."""
+        """The requested methods, plain decoding first -> whether each was requested by name; raises
+        UserError for an unknown name."""
         names = [name.strip() for name in self.method.split(",") if name.strip()]
         for name in names:
             if name not in (*METHODS, "all"):
                 raise UserError(f"no method {name!r}; pass all, or some of {', '.join(METHODS)}")
-        every = (each for name in names for each in (METHODS if name == "all" else [name]))
-        found = dict.fromkeys((PLAIN, *every))
-        if len(found) == 1:
+        expanded = (each for name in names for each in (METHODS if name == "all" else [name]))
+        methods = dict.fromkeys((PLAIN, *expanded))
+        if len(methods) == 1:
             raise UserError(f"no method; pass all, or some of {', '.join(METHODS)}")
-        return {name: name in names for name in found}
+        return {name: name in names for name in methods}
 
     def with_part(self, base: DartModel, given: str | None, name: str) -> DartModel:
-        """With the drafter given; without one, the demo model's of this name, or the main one."""
+        """Returns `base` with the given drafter, else the demo's of this name, else unchanged."""
         part = self.part(given, name)
         return base if part is None else base.with_drafter(part)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
-        """The methods' models, which share one target.
+        """Returns the models of all methods, which share one target.
 
         Returns:
-          By name, plain decoding first; and why methods were left out, where all were asked for.
+          Method -> model, plain decoding first; and why methods of `all` were left out.
 
         Raises:
-          UserError: something is missing that was asked for by name, or cannot be used.
+          UserError: a method requested by name lacks a part, or a part cannot be used.
         """
         models, left_out = {}, []
         for name, named in self.methods.items():
@@ -95,7 +95,7 @@ def _dart(base: DartModel, choice: MethodChoice) -> DartModel:
 
 def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
     if base.ngram is None:
-        raise MissingPart("dart_no_ngram is what dart is where there is no n-gram model")
+        raise MissingPart("dart_no_ngram is the same as dart without an n-gram model; pass --ngram")
     return dataclasses.replace(_dart(base, choice), ngram=None)
 
 
@@ -109,7 +109,9 @@ def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel:
 def _sps(base: DartModel, choice: MethodChoice) -> DartModel:
     model = choice.with_part(base, choice.draft_model, "draft_model")
     if not isinstance(model.drafter, TargetConfig):
-        raise MissingPart("sps needs a small model of the target's vocabulary as --draft-model")
+        raise MissingPart(
+            "sps needs a small model with the target's vocabulary; pass it as --draft-model"
+        )
     return model
 
 
@@ -125,13 +127,13 @@ def _ngram(base: DartModel, choice: MethodChoice) -> DartModel:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One way of decoding.
+    """One decoding method.
 
     Attributes:
-      title: in tables.
-      model: the model it decodes with, made of the one with the main drafter.
-      sizes: nodes of its trees, to choose from.
-      decays: exponents of the search's level weight, to choose from; none without that search.
+      title: its title in tables.
+      model: makes the model it decodes with from the one with the DART drafter.
+      sizes: numbers of nodes to choose its trees from.
+      decays: level decays to choose from; (None,) if the method has no tree search.
     """
 
     title: str
@@ -140,7 +142,7 @@ class Method:
     decays: Sequence[float | None] = (None,)
 
     def trees(self, nodes: int | None, decay: float | None) -> list[Tree]:
-        """What to choose from; `nodes` and `decay` where they are given."""
+        """Returns the trees to choose from; `nodes` and `decay` fix these if given."""
         sizes = self.sizes if nodes is None or self.sizes == (0,) else (nodes,)
         decays = self.decays if decay is None or self.decays == (None,) else (decay,)
         return [Tree(size, each) for size in sizes for each in decays]
@@ -166,19 +168,19 @@ def decoder(
     loop: Loop = "fused",
     acceptance: float | None = None,
 ) -> Decoder:
-    """A method's decoder with trees of one kind.
+    """Returns the decoder of a method.
 
     Args:
-      model: of the method.
-      tree: what was chosen for it.
-      max_length: cache rows.
-      sampling: how the target draws.
-      loop: see `Decoder`; plain decoding is always one program on the device.
-      acceptance: tokens that every verification emits, in place of what the target agrees with;
-        nothing else ends a sequence then, whatever is drawn. Trees must be deep enough.
+      model: the method's model.
+      tree: its draft tree.
+      max_length: rows of the KV cache.
+      sampling: sampling parameters.
+      loop: see `Decoder`; plain decoding always uses the fused loop.
+      acceptance: imposed tau: tokens that every verification emits, whatever the target samples;
+        stop tokens are then ignored. Trees must be deep enough.
     """
     search = None if tree.level_decay is None else SearchConfig(level_decay=tree.level_decay)
-    made = model.decoder(
+    result = model.decoder(
         nodes=tree.nodes,
         max_length=max_length,
         sampling=sampling,
@@ -187,5 +189,6 @@ def decoder(
         loop=loop if tree.nodes else "fused",
     )
     if acceptance is None or not tree.nodes:
-        return made
-    return dataclasses.replace(made, config=dataclasses.replace(made.config, acceptance=acceptance))
+        return result
+    config = dataclasses.replace(result.config, imposed_tau=acceptance)
+    return dataclasses.replace(result, config=config)

@@ -1,4 +1,4 @@
-"""Choosing the draft tree from measured cost."""
+"""Chooses the fastest draft tree by timing several."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dart_jax.decoding.decoder import Decoder
 from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import rate
 
-# To choose from: on a CPU a small tree wins, on a GPU a large one.
+# Numbers of nodes to choose from: small trees are fastest on a CPU, large ones on a GPU.
 SIZES = (2, 4, 8, 16, 32, 60)
 
-# Exponents of the search's level weight: the paper's, tuned for 59 nodes, and a larger one, which
-# makes small trees deeper.
+# Level decays to choose from: the paper's, tuned for 59 nodes, and a larger one, which makes small
+# trees deeper.
 LEVEL_DECAYS = (0.7, 2.5)
 
-# Timed passes a tree.
+# Timed passes per tree.
 REPEATS = 3
 
 
 class Tree(NamedTuple):
-    """What can be chosen of a draft tree.
+    """Parameters of a draft tree.
 
     Attributes:
-      nodes: without the root; 0 is plain decoding.
-      level_decay: exponent of the search's level weight; None without such a search.
+      nodes: number of nodes without the root; 0 is plain decoding.
+      level_decay: exponent of the tree search's level weight; None without a tree search.
     """
 
     nodes: int
@@ -46,15 +46,15 @@ def fastest(
     seed: int,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[Tree, float]:
-    """Times trees on warm-up prompts, in turn, so that a slow moment of the machine is no one's.
+    """Times trees on warm-up prompts, in turn, so that a slow moment of the machine affects all.
 
     Args:
-      make: a decoder for a tree.
-      trees: what to choose from.
-      batches: prompts decoded together; none of those that are reported, where there are others.
-      max_new_tokens: per prompt.
-      seed: of the target's draws.
-      advance: called after every pass, of `1 + REPEATS` a tree; the first compiles.
+      make: returns the decoder for a tree.
+      trees: the trees to choose from.
+      batches: warm-up prompts, batch by batch; preferably none of the reported ones.
+      max_new_tokens: tokens to generate for each prompt.
+      seed: seed of sampling.
+      advance: called after every pass; there are `1 + REPEATS` per tree, and the first compiles.
 
     Returns:
       Median tokens per second of each tree, the fastest first.
@@ -70,5 +70,5 @@ def fastest(
                 )
             )
             advance()
-    medians = {tree: statistics.median(found[1:]) for tree, found in rates.items()}
+    medians = {tree: statistics.median(values[1:]) for tree, values in rates.items()}
     return dict(sorted(medians.items(), key=lambda item: -item[1]))

@@ -1,6 +1,7 @@
 """`python -m eval.speedup`: tokens per second of plain decoding and of the drafting methods.
 
-May import `dart_jax`, `eval.benchmarks`, `eval.methods` and `eval.latency`. Start with `program.py`.
+May import `dart_jax`, `eval.benchmarks`, `eval.methods` and `eval.latency`. Start with
+`program.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`SpeedupConfig` and `run`, for use from Python."""
+    """Imports `SpeedupConfig` and `run` on first use."""
     if name in ("SpeedupConfig", "run"):
         from eval.speedup import program
 

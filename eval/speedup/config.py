@@ -1,4 +1,4 @@
-"""What `eval.speedup` is asked for."""
+"""Options of `eval.speedup`."""
 
 from __future__ import annotations
 
@@ -24,59 +24,60 @@ from eval.methods.registry import PLAIN, MethodChoice
 
 DEMO = "demo"
 
-# Prompts that trees are chosen on, where a batch has no more.
+# Warm-up prompts for choosing trees; more if the batch is larger.
 _WARM_UP = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeedupConfig(MethodChoice):
-    """What to measure, and on what."""
+    """What to measure, and on which prompts."""
 
     bench: str = DEMO
-    """Between commas: alpaca, code_alpaca, humaneval, livecodebench, math500, mbpp, mt_bench (the
-    paper's), gsm8k, spec_bench, files of questions, or all of the named ones that are found; demo
-    asks for library functions."""
+    """Comma-separated: alpaca, code_alpaca, humaneval, livecodebench, math500, mbpp, mt_bench (the
+    paper's), gsm8k, spec_bench, or paths of question files; all uses every named benchmark that is
+    found; demo completes functions of Python library modules."""
     data_dir: Path | None = None
-    """Where the benchmarks' files lie; by default they come from the Hugging Face hub."""
+    """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
     thinking: bool = False
-    """Let the chat template's model think."""
+    """Enable thinking in the chat template."""
     temperature: tuple[float, ...] = (0.0,)
-    """0 takes the most likely token. Each is measured in turn."""
+    """Sampling temperatures, each measured in turn; 0 is greedy."""
     top_k: int = 0
-    """Draw from the k most likely tokens; 0 for all."""
+    """Sample from the k most likely tokens; 0 for all."""
     top_p: float = 1.0
-    """Draw from the smallest set of tokens with this much probability."""
+    """Sample from the smallest set of tokens with at least this probability."""
     batch_size: tuple[int, ...] = (1,)
-    """Prompts decoded together, of one benchmark. Each is measured in turn."""
+    """Prompts of one benchmark decoded together; each size is measured in turn."""
     max_new_tokens: int = 128
     """Tokens to generate for each prompt."""
     max_length: int | None = None
-    """Cache rows: prompt and new tokens together; by default what each benchmark's longest prompt
-    needs."""
+    """Rows of the KV cache, for prompt and new tokens together; by default enough for each
+    benchmark's longest prompt."""
     prompts: int = 8
-    """Questions of each benchmark, or functions of each of the demo's four groups."""
+    """Questions per benchmark, or functions per group of the demo's four groups."""
     tree_nodes: Literal["auto"] | int = "auto"
-    """Nodes of the draft trees; auto takes the fastest on warm-up prompts, for each method."""
+    """Nodes of the draft trees; auto uses the fastest size on warm-up prompts, for each method."""
     level_decay: Literal["auto"] | float = "auto"
-    """Exponent of the search's level weight, 0.7 in the paper; auto takes the faster of 0.7 and
-    2.5 on warm-up prompts, with --acceptance 0.7."""
+    """Exponent of the tree search's level weight, 0.7 in the paper; auto uses the faster of 0.7 and
+    2.5 on warm-up prompts, or 0.7 with --acceptance."""
     acceptance: float | None = None
-    """Tokens that every verification of a draft emits, whatever the target thinks of it; nothing
-    ends a text early. Speed apart from the drafter's quality; needs --tree-nodes."""
+    """Impose this tau: every verification emits this many tokens on average, whatever the target
+    predicts, and stop tokens are ignored. Measures speed independently of the drafter's quality;
+    needs --tree-nodes."""
     shape: str | None = None
-    """In place of --target, random weights in a shape that eval.latency knows, such as qwen3-8b,
-    with the demo's tokenizer and without an n-gram model. Needs --acceptance."""
+    """Instead of --target, random weights in a shape of eval.latency, such as qwen3-8b, with the
+    demo's tokenizer and no n-gram model. Needs --acceptance."""
     loop: Loop = "fused"
-    """fused: the generation is one jitted program that calls the search; host: step and search in
-    turn, as when streaming."""
+    """fused: the whole generation is one jitted program that calls the tree search; host: step and
+    search alternate on the host, as when streaming."""
     repeats: int = 3
-    """Measured passes over all prompts."""
+    """Measured passes over all prompts, after one that compiles."""
     seed: int = 0
-    """Of the target's draws; all methods get the same."""
+    """Seed of sampling; the same for all methods."""
     sweep: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Also measure DART with every tree size, with and without n-gram model, and both loops."""
+    """Also measure DART with every tree size, with and without n-gram model, and in both loops."""
     json: Path | None = None
-    """Write everything measured to this file."""
+    """Write all measurements to this file."""
     markdown: Path | None = None
     """Write the tables to this file."""
     plot: Path | None = None
@@ -108,47 +109,50 @@ class SpeedupConfig(MethodChoice):
     def _check_combinations(self) -> None:
         if self.acceptance is not None and self.tree_nodes == "auto":
             raise UserError(
-                "--acceptance needs --tree-nodes: at one tau for all, the cheapest tree would be "
-                "chosen"
+                "--acceptance needs --tree-nodes: if all trees have the same tau, the cheapest is "
+                "always chosen"
             )
         if self.acceptance is not None and self.sweep:
-            raise UserError("--sweep compares trees, which one --acceptance for all makes alike")
+            raise UserError(
+                "--sweep compares trees by tau, which --acceptance makes the same for all"
+            )
         if self.shape is None:
             return
         target_of(self.shape)
         if self.acceptance is None:
-            raise UserError("--shape has random weights, which accept nothing; pass --acceptance")
+            raise UserError("--shape has random weights, which accept no drafts; pass --acceptance")
         if any(part is not None for part in (self.target, self.drafter, self.ngram)):
             raise UserError("--shape brings its own target and drafter, and no n-gram model")
 
     def part(self, given: str | None, name: str) -> str | None:
-        """Of the model's parts, the path given; of random weights the demo has none."""
+        """Returns the path of a part of the model; --shape has no default parts."""
         return given if self.shape is not None else super().part(given, name)
 
     def load(self) -> DartModel:
-        """Reads the model, or makes the random weights of a shape.
+        """Loads the model, or creates the random weights of `shape`.
 
         Raises:
-          UserError: as `DartModel.from_pretrained`, or the tokenizer has too many tokens.
+          UserError: as `DartModel.from_pretrained`, or the demo's vocabulary is larger than the
+            shape's.
         """
         if self.shape is None:
             return super().load()
         tokenizer, size = Tokenizer.load(DEMO_MODEL / "target"), target_of(self.shape).vocab_size
         if tokenizer.vocab_size > size:
             raise UserError(
-                f"--shape {self.shape} has but {size} tokens, the demo's tokenizer "
+                f"--shape {self.shape} has only {size} tokens, the demo's tokenizer "
                 f"{tokenizer.vocab_size}; pass a larger shape"
             )
         enable_compilation_cache()
-        made = Model.random(self.shape.lower(), weights_dtype(self.dtype))
-        return DartModel(made.target, made.drafter, made.params, None, tokenizer, ())
+        model = Model.random(self.shape.lower(), weights_dtype(self.dtype))
+        return DartModel(model.target, model.drafter, model.params, None, tokenizer, ())
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
-        """As `MethodChoice.models`; of all methods, those whose trees are deep enough for the tau
-        that is imposed.
+        """As `MethodChoice.models`, without methods whose trees are too shallow for --acceptance.
 
         Raises:
-          UserError: as there, or the trees of a method asked for by name are too shallow, or all.
+          UserError: as `MethodChoice.models`, or the trees of a method requested by name, or of all
+            methods, are too shallow.
         """
         models, left_out = super().models(base)
         if self.acceptance is None or self.tree_nodes == "auto":
@@ -158,13 +162,13 @@ class SpeedupConfig(MethodChoice):
             depth = DecodeConfig(model.target, model.drafter, self.tree_nodes).max_depth
             if self.acceptance <= depth + 1:
                 continue
-            told = (
+            reason = (
                 f"{name}: its trees of {self.tree_nodes} nodes and depth {depth} emit at most "
-                f"{depth + 1} tokens a verification; lower --acceptance {self.acceptance:g}"
+                f"{depth + 1} tokens per verification; lower --acceptance {self.acceptance:g}"
             )
             if self.methods[name]:
-                raise UserError(told)
-            left_out.append(told)
+                raise UserError(reason)
+            left_out.append(reason)
             del models[name]
         if len(models) == 1:
             raise UserError(f"no method is left: {left_out[-1]}")
@@ -172,15 +176,15 @@ class SpeedupConfig(MethodChoice):
 
     @property
     def samplings(self) -> list[Sampling]:
-        """How the target draws, in turn; raises UserError if a value is out of range."""
+        """The sampling parameters, one per temperature; raises UserError if one is out of range."""
         return [Sampling(each, self.top_k, self.top_p) for each in self.temperature]
 
     @staticmethod
-    def warm_up(batch_size: int) -> int:
-        """How many prompts trees are chosen on: a full batch, and not too few."""
+    def warm_up_count(batch_size: int) -> int:
+        """Number of warm-up prompts for choosing trees: at least one full batch."""
         return max(_WARM_UP, batch_size)
 
     @property
-    def spare(self) -> int:
-        """Warm-up prompts that the largest batch needs."""
-        return self.warm_up(max(self.batch_size))
+    def max_warm_up_count(self) -> int:
+        """Number of warm-up prompts for the largest batch size."""
+        return self.warm_up_count(max(self.batch_size))

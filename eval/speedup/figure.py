@@ -1,4 +1,4 @@
-"""What a person looks at first: a measurement's figure."""
+"""Draws the figure of a measurement."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from eval.speedup.tables import STAGES
 
 
 def write(path: Path, settings: Sequence[Setting]) -> None:
-    """Draws speed-ups, acceptance by position, where the time went, tau against what a step costs,
-    and, where there are several batch sizes, the speed-up against them; needs matplotlib."""
+    """Draws speed-ups, acceptance by position, time by stage, tau against step cost and, if several
+    batch sizes were measured, speed-up by batch size. Needs matplotlib."""
     sizes = {setting.batch_size for setting in settings}
     first = [
         setting
@@ -41,7 +41,7 @@ def write(path: Path, settings: Sequence[Setting]) -> None:
 
 
 def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """Bars per benchmark; of a single one, per group of its prompts."""
+    """Bars per benchmark, or per group of prompts if there is only one."""
     if len(settings) > 1:
         groups = {setting.title: setting.all for setting in settings}
     else:
@@ -55,14 +55,14 @@ def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -
             for place, row in zip(places, rows, strict=True):
                 axis.annotate(f"tau {row.tau:.2f}", (place, row.speedup), ha="center", va="bottom")
     axis.axhline(1, color="black", linewidth=0.8)
-    turned = {"rotation": 30, "ha": "right"} if len(groups) > 5 else {}
-    axis.set_xticks(range(len(groups)), list(groups), **turned)
+    rotated = {"rotation": 30, "ha": "right"} if len(groups) > 5 else {}
+    axis.set_xticks(range(len(groups)), list(groups), **rotated)
     axis.set(ylabel="speed-up over plain decoding", title="Speed-up")
     axis.margins(y=0.15)
 
 
 def _acceptance(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """How often a position is reached, averaged over the benchmarks."""
+    """Fraction of verifications that accept each drafted position, averaged over the benchmarks."""
     for name, colour in colours.items():
         curves = [setting.all[name].lengths for setting in settings]
         longest = max(map(len, curves))
@@ -81,7 +81,7 @@ def _acceptance(axis: Any, settings: Sequence[Setting], colours: dict[str, str])
 
 
 def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """Where each method's time went, averaged over the benchmarks."""
+    """Share of each stage in each method's time, averaged over the benchmarks."""
     bottom = [0.0] * len(colours)
     titles = [METHODS[name].title for name in colours]
     shown = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677", "#ccbb44"), strict=True)
@@ -95,36 +95,38 @@ def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
         bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
     if len(titles) > 3:
         axis.set_xticks(range(len(titles)), titles, rotation=30, ha="right")
-    axis.set(ylabel="% of the time", title="Where the time went")
+    axis.set(ylabel="% of the time", title="Time by stage")
     axis.legend(loc="lower left", bbox_to_anchor=(1, 0), fontsize="small")
 
 
 def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """What a step gives against what it costs: lines of equal speed-up, but for the prefill."""
+    """Tau against step cost, with lines of equal speed-up; prefill is not included."""
     points = {
         name: [(setting.step_costs[name], setting.all[name].tau) for setting in settings]
         for name in colours
     }
-    most = 1.15 * max(cost for some in points.values() for cost, _ in some)
-    highest = 1.15 * max(tau for some in points.values() for _, tau in some)
+    max_cost = 1.15 * max(cost for some in points.values() for cost, _ in some)
+    max_tau = 1.15 * max(tau for some in points.values() for _, tau in some)
     for speedup in (1, 1.5, 2, 3, 4):
-        end = min(most, highest / speedup)  # where the line leaves the panel
+        end = min(max_cost, max_tau / speedup)  # where the line leaves the panel
         axis.plot([0, end], [0, speedup * end], color="#bbbbbb", linewidth=0.8, zorder=0)
-        style = {"ha": "left", "va": "center"} if end == most else {"ha": "center", "va": "bottom"}
+        style = (
+            {"ha": "left", "va": "center"} if end == max_cost else {"ha": "center", "va": "bottom"}
+        )
         axis.annotate(f"{speedup}x", (end, speedup * end), color="#888888", **style)
     for name, some in points.items():
         axis.plot(*zip(*some, strict=True), "o", color=colours[name])
     axis.set(
-        xlim=(0, most),
-        ylim=(0, highest),
-        xlabel="cost of a step, in plain decoding's steps; without prefill",
+        xlim=(0, max_cost),
+        ylim=(0, max_tau),
+        xlabel="time per step / time per plain step, without prefill",
         ylabel="tau",
     )
-    axis.set_title("What a step gives and costs", pad=14)
+    axis.set_title("Tau against step cost", pad=14)
 
 
 def _batches(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """The speed-up against the batch size, of the first benchmark and temperature."""
+    """Speed-up by batch size, for the first benchmark and temperature."""
     some = [
         setting
         for setting in settings

@@ -1,4 +1,4 @@
-"""Measures plain decoding and the drafting methods, setting by setting."""
+"""Measures plain decoding and the drafting methods in every setting."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from eval.methods.measure import Run, Summary, measure, summarize
 from eval.methods.registry import METHODS, PLAIN, decoder
 from eval.methods.tree_size import LEVEL_DECAYS, REPEATS, SIZES, Tree, fastest
 from eval.speedup.config import DEMO, SpeedupConfig
-from eval.speedup.selection import Bench, asked_bench, demo_bench
 from eval.speedup.setting import Setting
 from eval.speedup.tables import tree_table
+from eval.speedup.workload import Workload, benchmark_workload, demo_workload
 
 
 class Speedup:
-    """One measurement: models, prompts and progress bar."""
+    """One measurement: its models, workloads and progress bar."""
 
     def __init__(self, config: SpeedupConfig, console: Console):
         self.config = config
@@ -32,53 +32,53 @@ class Speedup:
         questions: dict[str, list[Question]] = {}
         missing: list[str] = []
         if config.bench != DEMO:
-            # Before the model: a file that is missing or damaged is told at once.
-            most = config.prompts + config.spare
-            questions, missing = load_all(config.bench, config.data_dir, most)
+            # Before loading the model, so that missing or damaged files are reported at once.
+            count = config.prompts + config.max_warm_up_count
+            questions, missing = load_all(config.bench, config.data_dir, count)
         base = config.load()
         self.models, self.left_out = config.models(base)
         self.left_out += missing
         if config.bench == DEMO:
-            self.benches = [demo_bench(config, base, console)]
+            self.workloads = [demo_workload(config, base, console)]
         else:
-            with console.status("the answers that later turns stand behind"):
-                self.benches = [
-                    asked_bench(config, base, console, name, some)
+            with console.status("generating the answers that later turns follow"):
+                self.workloads = [
+                    benchmark_workload(config, base, console, name, some)
                     for name, some in questions.items()
                 ]
 
     @property
     def dtype(self) -> str:
-        """Of the target's weights."""
+        """dtype of the target's weights."""
         return str(self.models[PLAIN].params["target"]["embed_tokens"].dtype)
 
-    def decoder(self, name: str, tree: Tree, bench: Bench, sampling: Sampling) -> Decoder:
-        """A method's decoder."""
+    def decoder(self, name: str, tree: Tree, workload: Workload, sampling: Sampling) -> Decoder:
+        """Returns the decoder of a method."""
         return decoder(
             self.models[name],
             tree,
-            max_length=bench.max_length,
+            max_length=workload.max_length,
             sampling=sampling,
             loop=self.config.loop,
             acceptance=self.config.acceptance,
         )
 
-    def tree(self, name: str, bench: Bench, sampling: Sampling, batch_size: int) -> Tree:
-        """A method's tree; what is left to `auto` is the fastest on warm-up prompts, or the paper's
-        where a tau is imposed, which tells nothing of trees."""
+    def tree(self, name: str, workload: Workload, sampling: Sampling, batch_size: int) -> Tree:
+        """Returns the tree of a method. `auto` options are the fastest on warm-up prompts; if a tau
+        is imposed, which says nothing about trees, the level decay is the paper's."""
         nodes = None if self.config.tree_nodes == "auto" else self.config.tree_nodes
         decay = None if self.config.level_decay == "auto" else self.config.level_decay
         trees = METHODS[name].trees(nodes, decay)
         if len(trees) == 1 or self.config.acceptance is not None:
             return trees[0]
         title = METHODS[name].title
-        prompts = bench.warm_up[: self.config.warm_up(batch_size)]
+        prompts = workload.warm_up[: self.config.warm_up_count(batch_size)]
         with self.progress as progress:
             task = progress.add_task(
                 f"{title}: choosing the tree", total=(1 + REPEATS) * len(trees)
             )
             rates = fastest(
-                lambda tree: self.decoder(name, tree, bench, sampling),
+                lambda tree: self.decoder(name, tree, workload, sampling),
                 trees,
                 in_batches(prompts, batch_size),
                 max_new_tokens=self.config.max_new_tokens,
@@ -90,10 +90,10 @@ class Speedup:
         return next(iter(rates))
 
     def compare(
-        self, name: str, decoders: dict[str, Decoder], bench: Bench, size: int, repeats: int
+        self, name: str, decoders: dict[str, Decoder], workload: Workload, size: int, repeats: int
     ) -> list[list[Run]]:
-        """All decoders on all prompts, in turn."""
-        batches = in_batches(bench.prompts, size)
+        """Runs all decoders on all prompts, in turn."""
+        batches = in_batches(workload.prompts, size)
         with self.progress as progress:
             task = progress.add_task(name, total=len(batches) * (repeats + 1))
             runs = measure(
@@ -107,30 +107,32 @@ class Speedup:
             progress.remove_task(task)
         return runs
 
-    def setting(self, bench: Bench, sampling: Sampling, batch_size: int) -> Setting:
-        """One comparison of all methods."""
-        if over := len(bench.prompts) % batch_size:
+    def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:
+        """Compares all methods in one setting."""
+        if remainder := len(workload.prompts) % batch_size:
             self.console.print(
-                f"{bench.title}: the last batch holds {over} prompts, not {batch_size}"
+                f"{workload.title}: the last batch holds {remainder} prompts, not {batch_size}"
             )
-        trees = {name: self.tree(name, bench, sampling, batch_size) for name in self.models}
-        decoders = {name: self.decoder(name, tree, bench, sampling) for name, tree in trees.items()}
+        trees = {name: self.tree(name, workload, sampling, batch_size) for name in self.models}
+        decoders = {
+            name: self.decoder(name, tree, workload, sampling) for name, tree in trees.items()
+        }
         repeats = self.compare(
-            f"measuring {bench.title}", decoders, bench, batch_size, self.config.repeats
+            f"measuring {workload.title}", decoders, workload, batch_size, self.config.repeats
         )
         return Setting(
-            bench.name,
-            bench.title,
-            bench.source,
+            workload.name,
+            workload.title,
+            workload.source,
             sampling.temperature,
             batch_size,
-            bench.max_length,
+            workload.max_length,
             trees,
             by_group(repeats, list(trees)),
         )
 
     def sweep(self, chosen: Tree) -> list[tuple[Tree, bool, Loop, Summary]]:
-        """Every tree size with and without n-gram model; then both loops at the size chosen."""
+        """Measures DART with every tree, with and without n-gram model, then in the other loop."""
         loop: Loop = self.config.loop
         other: Loop = "host" if loop == "fused" else "fused"
         has_ngram = self.models["dart"].ngram is not None
@@ -141,26 +143,27 @@ class Speedup:
         cases.extend((tree, ngram, loop) for tree in sizes for ngram in used)
         cases.extend((tree, has_ngram, loop) for tree in both)
         cases.append((chosen, has_ngram, other))
-        bench, size, sampling = self.benches[0], self.config.batch_size[0], self.config.samplings[0]
-        plain = self.decoder(PLAIN, Tree(0), bench, sampling)
+        workload, sampling = self.workloads[0], self.config.samplings[0]
+        size = self.config.batch_size[0]
+        plain = self.decoder(PLAIN, Tree(0), workload, sampling)
         rows = []
-        for tree, ngram, how in dict.fromkeys(cases):
+        for tree, ngram, case_loop in dict.fromkeys(cases):
             model = self.models["dart"]
             dart = decoder(
                 model if ngram else dataclasses.replace(model, ngram=None),
                 tree,
-                max_length=bench.max_length,
+                max_length=workload.max_length,
                 sampling=sampling,
-                loop=how,
+                loop=case_loop,
             )
-            runs = self.compare(str(tree), {PLAIN: plain, "dart": dart}, bench, size, 1)
-            rows.append((tree, ngram, how, summarize(runs, "dart", PLAIN)))
+            runs = self.compare(str(tree), {PLAIN: plain, "dart": dart}, workload, size, 1)
+            rows.append((tree, ngram, case_loop, summarize(runs, "dart", PLAIN)))
         return rows
 
 
 def by_group(repeats: list[list[Run]], methods: Sequence[str]) -> dict[str, dict[str, Summary]]:
-    """A summary for every prompt group and method, and one of all; that alone where there are
-    batches of several groups, whose time is no group's."""
+    """Returns a summary per prompt group and method, and one of all prompts; only the latter if
+    some batches mix groups, since their time belongs to no single group."""
     groups = dict.fromkeys(run.group for run in repeats[0] if run.group is not None)
     if any(run.group is None for run in repeats[0]):
         groups = {}

@@ -1,5 +1,7 @@
-"""The paper's figures (arXiv 2601.19278), to stand beside ours: Qwen3, temperature 0, batch 1, one
-H20-3e, against plain decoding in eager PyTorch."""
+"""The paper's results (arXiv 2601.19278), for comparison.
+
+Qwen3, temperature 0, batch 1, one H20-3e, against plain decoding in eager PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ _ROWS = {
 
 
 def speedups(target: str) -> dict[str, dict[str, float]]:
-    """What the paper reports of a target, by its name: method -> benchmark -> speed-up.
+    """Returns the paper's results for a target, by its name: method -> benchmark -> speed-up.
 
-    Beside the benchmarks there are `mean` and `tau`. Empty for a target that is not in the paper.
+    Next to the benchmarks there are `mean` and `tau`. Empty for a target that is not in the paper.
     """
     name = target.rstrip("/").rsplit("/", 1)[-1].lower()
     if name not in _ROWS:

@@ -1,10 +1,10 @@
-"""Plain decoding against ways of drafting: tokens per second, speed-up, tau, and where time went.
+"""Compares plain decoding with drafting methods: tokens per second, speed-up, tau, time by stage.
 
     python -m eval.speedup
     python -m eval.speedup --method all --bench mt_bench,humaneval --data-dir benchmarks
 
-Without arguments it runs the demo model, which comes with the package, on functions of Python
-library modules that the model never saw.
+Without arguments it runs the bundled demo model on functions of Python library modules that the
+model was not trained on.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from eval.speedup.setting import Setting
 
 
 def run(config: SpeedupConfig, console: Console) -> None:
-    """Measures and reports."""
+    """Measures, prints and writes the reports."""
     check_outputs(config.json, config.markdown, drawing=config.plot)
     speedup = Speedup(config, console)
     if config.sweep and "dart" not in speedup.models:
-        raise UserError("--sweep is of DART's trees; add dart to --method")
+        raise UserError("--sweep measures DART's trees; add dart to --method")
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     for reason in speedup.left_out:
         console.print(f"left out: {reason}")
     settings = []
-    for bench, sampling, size in product(speedup.benches, config.samplings, config.batch_size):
-        setting = speedup.setting(bench, sampling, size)
+    for workload, sampling, size in product(speedup.workloads, config.samplings, config.batch_size):
+        setting = speedup.setting(workload, sampling, size)
         settings.append(setting)
         console.print(tables.speedup_table(title_of(config, setting), setting.groups))
         console.print(tables.time_table(setting.all))
@@ -60,7 +60,7 @@ def run(config: SpeedupConfig, console: Console) -> None:
 
 
 def title_of(config: SpeedupConfig, setting: Setting) -> str:
-    """What a table is of."""
+    """Returns the title of a setting's table."""
     trees = "; ".join(
         f"{METHODS[name].title} {tree}" for name, tree in setting.trees.items() if tree.nodes
     )
@@ -79,7 +79,7 @@ def as_json(
     settings: list[Setting],
     swept: list[tuple[Tree, bool, Loop, Summary]],
 ) -> dict[str, Any]:
-    """Everything that was measured, and what is needed to measure it again."""
+    """Returns all measurements and everything needed to repeat them."""
     return {
         "environment": environment(),
         "revision": revision(),
@@ -110,6 +110,6 @@ def as_json(
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Command line. Exit status 2: bad input, reported in one line."""
     with one_line_errors():
         run(tyro.cli(SpeedupConfig, args=args, description=__doc__), Console())

@@ -11,18 +11,18 @@ from eval.methods.tree_size import Tree
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One comparison of all methods.
+    """The results of all methods in one setting.
 
     Attributes:
-      bench: the benchmark's name.
-      title: the benchmark's, in tables.
+      bench: name of the benchmark.
+      title: its title in tables.
       source: where its questions come from.
-      temperature: of the target's draws.
+      temperature: sampling temperature.
       batch_size: prompts decoded together.
-      max_length: cache rows.
-      trees: chosen for each method.
-      groups: group of prompts -> method -> what its runs come to; `all` pools the groups, and is
-        alone where batches hold prompts of several.
+      max_length: rows of the KV cache.
+      trees: method -> its draft tree.
+      groups: group of prompts -> method -> summary; `all` pools the groups, and is the only one if
+        batches mix groups.
     """
 
     bench: str
@@ -36,11 +36,11 @@ class Setting:
 
     @property
     def all(self) -> dict[str, Summary]:
-        """By method, of all prompts."""
+        """Method -> summary over all prompts."""
         return self.groups["all"]
 
     @property
     def step_costs(self) -> dict[str, float]:
-        """What a method's step takes, in plain decoding's steps, prefill apart."""
+        """Method -> time per step over time per plain step, without prefill."""
         plain = self.all[PLAIN].step_seconds
         return {name: row.step_seconds / plain for name, row in self.all.items()}

@@ -1,4 +1,4 @@
-"""What a person reads of a measurement: tables."""
+"""The tables of a measurement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "h
 
 
 def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Table:
-    """A row for every prompt group and method; the last group pools all prompts."""
+    """Returns a row per prompt group and method; the last group pools all prompts."""
     columns = ("tok/s", "speed-up", "mean", "tau", "mean", "same")
     table = _table(title, *columns, first="prompts")
     # Narrow enough for 80 columns.
@@ -27,9 +27,9 @@ def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Ta
     table.columns[0].no_wrap = True
     table.caption = (
         "tok/s: median over repeats and half the spread, prefill included\n"
-        "speed-up: of the rates, likewise; mean: of the speed-ups of single batches\n"
-        "tau: tokens per verification, bonus included; mean: of the requests' own\n"
-        "same: prompts whose output is plain decoding's, token for token"
+        "speed-up: ratio of the rates, likewise; mean: mean speed-up per batch\n"
+        "tau: tokens per verification, bonus included; mean: mean tau per request\n"
+        "same: prompts whose output equals plain decoding's, token for token"
     )
     for group, rows in groups.items():
         table.add_row(f"[bold]{group}")
@@ -52,10 +52,10 @@ def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Ta
 
 
 def time_table(rows: Mapping[str, Summary]) -> Table:
-    """Which part of each method's time a stage took."""
-    table = _table("Where the time went", *STAGES.values(), first="method")
+    """Returns the share of each stage in each method's time."""
+    table = _table("Time by stage", *STAGES.values(), first="method")
     if not any("host" in row.shares for row in rows.values()):
-        table.caption = "one program: the hand-over to the host is part of draft+verify"
+        table.caption = "fused loop: draft+verify includes the copy to the host"
     for name, row in rows.items():
         shares = (row.shares.get(stage) for stage in STAGES)
         cells = ("-" if share is None else f"{share:.1%}" for share in shares)
@@ -64,7 +64,7 @@ def time_table(rows: Mapping[str, Summary]) -> Table:
 
 
 def tree_table(method: str, rates: Mapping[Tree, float]) -> Table:
-    """What the choice of a method's tree was made from."""
+    """Returns the tokens per second of each tree tried for a method."""
     table = _table(f"{method}: trees on warm-up prompts", "level decay", "tok/s", first="nodes")
     for tree, rate in rates.items():
         decay = "-" if tree.level_decay is None else f"{tree.level_decay:g}"
@@ -73,7 +73,7 @@ def tree_table(method: str, rates: Mapping[Tree, float]) -> Table:
 
 
 def sweep_table(rows: Sequence[tuple[Tree, bool, str, Summary]]) -> Table:
-    """Trees with and without the n-gram model, and the two loops."""
+    """Returns the results of `Speedup.sweep`."""
     columns = ("decay", "n-gram", "loop", "tau", "DART tok/s", "speed-up", "identical")
     table = _table("Tree sizes, n-gram model and loops", *columns, first="nodes")
     for tree, ngram, loop, row in rows:
@@ -91,7 +91,7 @@ def sweep_table(rows: Sequence[tuple[Tree, bool, str, Summary]]) -> Table:
 
 
 def overview_table(settings: Sequence[Setting]) -> Table:
-    """Every setting in a line: speed-up and tau of every method."""
+    """Returns speed-up and tau of every method, one row per setting."""
     names = [name for name in settings[0].groups["all"] if name != PLAIN]
     titles = [METHODS[name].title for name in names]
     table = _table("All settings: speed-up, tau", "T", "batch", *titles, first="benchmark")
@@ -102,8 +102,8 @@ def overview_table(settings: Sequence[Setting]) -> Table:
 
 
 def markdown(target: str, settings: Sequence[Setting]) -> str:
-    """The paper's layout: a table for each temperature and batch size, the benchmarks side by side,
-    and below our methods the paper's own figures where it measured this target."""
+    """Returns tables in the paper's layout: one per temperature and batch size, a column per
+    benchmark, and below our methods the paper's results if it measured this target."""
     tables = []
     for key in dict.fromkeys((s.temperature, s.batch_size) for s in settings):
         some = [s for s in settings if (s.temperature, s.batch_size) == key]
@@ -132,7 +132,7 @@ def _paper_layout(target: str, settings: Sequence[Setting], key: tuple[float, in
 
 
 def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
-    """The median and half of the spread."""
+    """Formats the median and half the spread."""
     return f"{statistics.median(values):{form}}{unit} ±{(max(values) - min(values)) / 2:{form}}"
 
 

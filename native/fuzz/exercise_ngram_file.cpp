@@ -16,7 +16,7 @@
 namespace dart {
 namespace {
 
-// Above these a file is not tried: they bound the memory and the time that one may take.
+// Files beyond these limits are skipped, which bounds memory and time per file.
 constexpr std::uint64_t kMaxVocabulary = 4096;
 constexpr std::uint64_t kMaxNgrams = 1 << 15;
 constexpr std::size_t kMaxBytes = 1 << 20;
@@ -50,13 +50,13 @@ bool passes_check(const NgramModel& model) {
   }
 }
 
-// Decodes all n-grams. What can be decoded and makes sense can be written, and gives the same back;
-// what passes the check can be decoded.
+// Decodes all n-grams. Checks that files which pass check() can be decoded, and that valid decoded
+// levels survive writing and reading.
 void read_levels(const NgramModel& model) {
   const bool checked = passes_check(model);
   std::vector<OwnedLevel> levels;
   std::vector<std::uint8_t> rewritten;
-  // A unigram counted 0 times, which no n-gram needs, is not written.
+  // Unigrams counted 0 times that no longer n-gram contains are not written.
   const auto zeros = [&] {
     const auto& count = levels[0].count;
     return std::find(count.begin(), count.end(), 0) != count.end();
@@ -64,7 +64,7 @@ void read_levels(const NgramModel& model) {
   try {
     levels = model.levels();
   } catch (const std::invalid_argument&) {
-    expect(!checked, "what passed the check cannot be decoded");
+    expect(!checked, "a file that passed the check cannot be decoded");
     return;
   }
   try {
@@ -78,7 +78,7 @@ void read_levels(const NgramModel& model) {
     return;
   }
   if (zeros()) return;
-  expect(same(NgramModel(rewritten).levels(), levels), "rewriting gave other n-grams");
+  expect(same(NgramModel(rewritten).levels(), levels), "rewriting changed the n-grams");
 }
 
 void walk(const NgramModel& model, Numbers* numbers) {
@@ -96,7 +96,7 @@ void walk(const NgramModel& model, Numbers* numbers) {
       (void)model.continuations(state);
     } catch (const std::invalid_argument&) {
     }
-    // Preferably on to a token that was seen.
+    // Prefer a token that was seen.
     std::size_t next = 0;
     while (next + 1 < candidates.size() && !(probability[next] > 0.0f)) ++next;
     state = model.advance(state, candidates[next]);
@@ -146,7 +146,7 @@ bool repair(std::vector<std::uint8_t>* file) {
   std::memcpy(&header, file->data(), sizeof header);
   if (header.vocab_size > kMaxVocabulary || header.list_bits > 8 * kMaxBytes) return false;
   if (*std::max_element(header.ngrams, header.ngrams + kMaxOrder) > kMaxNgrams) return false;
-  // Narrowed down, so that most of what a fuzzer tries is no dead end.
+  // Force fields into range, so that most fuzzer inputs get past the header checks.
   header.order = 1 + (header.order - 1) % kMaxOrder;
   header.smallest &= 1;
   header.vocab_size += header.vocab_size == 0;
@@ -172,7 +172,7 @@ bool repair(std::vector<std::uint8_t>* file) {
 }
 
 void exercise(const std::vector<std::uint8_t>& file) {
-  // At the very end of its memory, for a sanitizer to see any byte too much.
+  // An exact allocation, so that a sanitizer sees any read beyond the end.
   std::vector<std::uint8_t> exact(file.begin(), file.end());
   exact.shrink_to_fit();
   try {

@@ -1,4 +1,4 @@
-// What may happen to an n-gram file, whatever its bytes.
+// Exercises all readers of n-gram files on arbitrary bytes.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 
 namespace dart {
 
-// Makes the bytes agree with all that a reader compares them with, checksums and sizes above all,
-// so that what is behind these checks sees them. False if the file would be too large to try.
+// Makes checksums, sizes and other header fields consistent, so that the bytes get past the header
+// checks. Returns false if the file would be too large to try.
 bool repair(std::vector<std::uint8_t>* file);
 
-// Opens the bytes as an n-gram file and reads it in every way there is. Whatever it holds must give
-// a result or std::invalid_argument; ends the program if a result contradicts itself.
+// Opens the bytes as an n-gram file and calls every reader. Each must return a result or throw
+// std::invalid_argument; aborts if results contradict each other.
 void exercise(const std::vector<std::uint8_t>& file);
 
 }  // namespace dart

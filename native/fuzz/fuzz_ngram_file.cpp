@@ -1,4 +1,4 @@
-// Fuzzes the reading of n-gram files with libFuzzer, with and without repaired checksums.
+// Fuzzes the readers of n-gram files with libFuzzer, with and without repaired checksums.
 #include <cstddef>
 #include <cstdint>
 #include <vector>

@@ -1,115 +1,37 @@
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
 
+#include "best_keys.h"
+#include "level_candidates.h"
 #include "row_search.h"
 
 namespace dart {
 namespace {
 
-// At most 0, whatever eps, so that no child outscores its parent.
-float log_probability(float probability, float eps) {
-  return std::min(std::log(probability + eps), 0.0f);
-}
-
-// Orders nodes from the best to the worst as plain integers: the negated score, which is never
-// below 0 and so ascends like its bits, then the order of creation. No two nodes tie.
-using Key = std::uint64_t;
-constexpr Key kWorst = std::numeric_limits<Key>::max();
-
-std::uint32_t cost(float score) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &score, sizeof bits);
-  return bits & 0x7fffffffu;
-}
-
-Key make_key(float score, std::uint32_t creation) { return Key{cost(score)} << 32 | creation; }
-
-// A float as an integer of the same order, and back.
-std::uint32_t ascending(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-float from_ascending(std::uint32_t bits) {
-  bits = bits & 0x80000000u ? bits & 0x7fffffffu : ~bits;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-// The best N keys offered so far.
-class Best {
- public:
-  explicit Best(std::size_t size) : size_(size) { heap_.reserve(size); }
-
-  void clear() {
-    heap_.clear();
-    limit_ = size_ == 0 ? 0 : kWorst;
-  }
-
-  // A key is among the best N only if it does not exceed this. Only ever falls.
-  Key limit() const { return limit_; }
-
-  // Precondition: key <= limit().
-  void offer(Key key) {
-    if (heap_.size() < size_) {
-      heap_.push_back(key);
-      if (heap_.size() == size_) {
-        std::make_heap(heap_.begin(), heap_.end());
-        limit_ = heap_.front();
-      }
-      return;
-    }
-    // Replaces the worst, and lets it sink.
-    std::size_t hole = 0;
-    for (std::size_t child; (child = 2 * hole + 1) < size_; hole = child) {
-      if (child + 1 < size_ && heap_[child + 1] > heap_[child]) ++child;
-      if (heap_[child] <= key) break;
-      heap_[hole] = heap_[child];
-    }
-    heap_[hole] = key;
-    limit_ = heap_.front();
-  }
-
- private:
-  std::size_t size_;
-  Key limit_ = kWorst;
-  std::vector<Key> heap_;
-};
-
-// One token that may follow at the level being extended.
-struct Candidate {
-  std::int32_t token;
-  std::uint32_t rank;  // by ascending token
-  float log_p;         // under the drafter, weighted
-  bool eos;
-};
-
-// How much is known of a candidate after one token.
+// The state of a candidate's lookup in the list of one token.
 enum class Seen : std::uint8_t { kUnknown, kLocated, kNo, kYes };
 
-// A scored node that was not ruled out at once.
+// A scored node that could still be among the best when it was scored.
 struct Node {
   Key key;
   float score;
   std::int32_t token;
-  std::int32_t parent;  // place in the pool
+  std::int32_t parent;  // index in the pool
   std::int32_t depth;
-  std::uint32_t entry;      // place of the parent in the beam
-  std::uint32_t candidate;  // place in candidates_
+  std::uint32_t entry;      // index of the parent in the beam
+  std::uint32_t candidate;  // index in candidates_
 };
 
 // A node to extend.
 struct BeamEntry {
   std::int32_t node;
   float score;
-  std::uint32_t group;  // of entries that end in the same token
+  std::uint32_t group;  // entries that end in the same token share a group
   NgramState state;
 };
 
@@ -120,12 +42,11 @@ class BoundedSearch final : public RowSearch {
         config_(config),
         batch_(batch),
         log_unseen_(log_probability(0.0f, config.eps)),
-        best_(std::size_t(config.nodes)) {
-    const std::size_t k = batch.candidates;
+        best_(std::size_t(config.nodes)),
+        candidates_(ngram, config, batch.candidates) {
     const std::size_t beam = std::min(std::size_t(config.beam), max_pool_size(config, batch));
     for (std::size_t l = 0; l < batch.levels; ++l) weights_.emplace_back(config, l);
     pool_.reserve(512);
-    candidates_.reserve(k);
     beam_.reserve(beam);
     next_beam_.reserve(beam);
   }
@@ -133,8 +54,8 @@ class BoundedSearch final : public RowSearch {
   void run(const DraftRow& row, std::int32_t* out) override {
     start(row);
     for (std::size_t level = 0; level < batch_.levels && !beam_.empty(); ++level) {
-      read_candidates(row.tokens + level * batch_.candidates, row.logits + level * batch_.candidates,
-                      weights_[level]);
+      candidates_.read(row.tokens + level * batch_.candidates,
+                       row.logits + level * batch_.candidates, weights_[level].logit);
       const auto first = static_cast<std::int32_t>(pool_.size());
       extend(level);
       if (level + 1 < batch_.levels) choose_beam(first);
@@ -143,7 +64,7 @@ class BoundedSearch final : public RowSearch {
   }
 
  private:
-  // The root is the only node, and the beam.
+  // Starts with the root as the only node and the only beam entry.
   void start(const DraftRow& row) {
     BeamEntry root{0, 0.0f, 0, {}};
     if (ngram_ != nullptr) root.state = read_context(*ngram_, row, batch_.context);
@@ -154,43 +75,6 @@ class BoundedSearch final : public RowSearch {
     pool_.clear();
     pool_.push_back({0, 0.0f, row.context[batch_.context - 1], 0, 0, 0, 0});
     best_.clear();
-  }
-
-  // The level's candidates, the likeliest first.
-  void read_candidates(const std::int32_t* tokens, const float* logits,
-                       const LevelWeights& weights) {
-    candidates_.clear();
-    eos_ = 0;
-    // By ascending token, of equal ones the most likely first.
-    sorted_.clear();
-    float max = -std::numeric_limits<float>::infinity();
-    for (std::size_t i = 0; i < batch_.candidates; ++i) {
-      if (tokens[i] < 0 || !std::isfinite(logits[i])) continue;
-      max = std::max(max, logits[i]);
-      sorted_.push_back(Key{static_cast<std::uint32_t>(tokens[i])} << 32 |
-                        ~ascending(logits[i]));
-    }
-    std::sort(sorted_.begin(), sorted_.end());
-    const auto same_token = [](Key a, Key b) { return a >> 32 == b >> 32; };
-    sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), same_token), sorted_.end());
-
-    exponential_.clear();
-    float sum = 0.0f;
-    for (Key key : sorted_) {
-      exponential_.push_back(std::exp(from_ascending(~static_cast<std::uint32_t>(key)) - max));
-      sum += exponential_.back();
-    }
-    for (std::size_t rank = 0; rank < sorted_.size(); ++rank) {
-      const auto token = static_cast<std::int32_t>(sorted_[rank] >> 32);
-      const float log_p = log_probability(exponential_[rank] / sum, config_.eps);
-      const bool eos = is_eos(config_, token);
-      eos_ += eos;
-      candidates_.push_back(
-          {token, static_cast<std::uint32_t>(rank), log_p * weights.logit, eos});
-      if (ngram_ != nullptr) ngram_->prefetch_unigram(token);
-    }
-    std::sort(candidates_.begin(), candidates_.end(),
-              [](const Candidate& a, const Candidate& b) { return a.log_p > b.log_p; });
   }
 
   // Adds the children of all beam entries that can still be among the best.
@@ -206,9 +90,9 @@ class BoundedSearch final : public RowSearch {
       std::size_t ahead = 0;
       for (std::size_t c = 0; c < k; ++c) {
         const Candidate& candidate = candidates_[c];
-        // With an n-gram probability of 1; the true score is not above it, rounding included.
+        // An upper bound: the score with an n-gram probability of 1. It holds despite rounding.
         float score = entry.score + weight * candidate.log_p;
-        if (cost(score) > best_.limit() >> 32) break;  // as are those less likely
+        if (cost(score) > best_.limit() >> 32) break;  // so are all less likely ones
         Key key = make_key(score, creation + candidate.rank);
         if (key > best_.limit()) continue;
         if (with_ngram) {
@@ -231,7 +115,7 @@ class BoundedSearch final : public RowSearch {
     created_ += beam_.size() * k;
   }
 
-  // Makes the lists of what followed the tokens that the beam's entries end in.
+  // Opens the list of followers of each token that beam entries end in.
   void open_groups() {
     const std::size_t size = groups_ * candidates_.size();
     seen_.assign(size, Seen::kUnknown);
@@ -239,13 +123,14 @@ class BoundedSearch final : public RowSearch {
     bigram_lists_.resize(groups_);
     std::uint32_t opened = 0;
     for (const BeamEntry& entry : beam_) {
-      // Groups are numbered in the order in which the beam meets them.
+      // Groups are numbered in the order of their first entry in the beam.
       if (entry.group < opened) continue;
       bigram_lists_[opened++] = ngram_->list(entry.state, 1, ngram_->header().vocab_size);
     }
   }
 
-  // The n-gram probabilities after one beam entry, with what entries share looked up once.
+  // The n-gram probabilities after one beam entry. Bigram lookups are shared between the entries of
+  // a group; only the lists of longer contexts are searched per entry.
   class Longer {
    public:
     explicit Longer(BoundedSearch* search) : search_(*search) {}
@@ -292,12 +177,13 @@ class BoundedSearch final : public RowSearch {
     std::array<float, kMaxOrder - 1> reciprocal_{};
   };
 
-  // What a group's list says of candidate c: its chunk once it is located, all of it once it is seen.
+  // Candidate c's entry in a group's list: its chunk if kLocated, all of it if kYes.
   NgramList::Entry& bigram(std::uint32_t group, std::size_t c) {
     return bigrams_[group * candidates_.size() + c];
   }
 
-  // Finds out where candidate c must be if it was seen after the group's token, and has it fetched.
+  // Locates the chunk that must hold candidate c if it was seen after the group's token, and
+  // prefetches it.
   void locate(std::uint32_t group, std::size_t c) {
     Seen& seen = seen_[group * candidates_.size() + c];
     if (seen != Seen::kUnknown) return;
@@ -323,7 +209,7 @@ class BoundedSearch final : public RowSearch {
     return seen == Seen::kYes;
   }
 
-  // Puts those of the nodes from `first` on that are among the best N so far into order_.
+  // Fills order_ with the nodes from index `first` on that are among the best N so far.
   void collect_best(std::size_t first) {
     order_.clear();
     for (std::size_t i = first; i < pool_.size(); ++i) {
@@ -333,14 +219,14 @@ class BoundedSearch final : public RowSearch {
     }
   }
 
-  // Replaces the beam by the best nodes of the level just added, which begins at `first`. Those not
-  // among the best N so far are left out: their descendants, which are worse still, could never
-  // enter the tree. They count in the beam all the same, since its places go to nodes that do not
-  // end in EOS first.
+  // Replaces the beam by the best nodes of the level just added, which begins at index `first`.
+  // Nodes not among the best N so far are dropped: their descendants score no better and could
+  // never enter the tree. They still use up places of the beam, which go to nodes not ending in EOS
+  // first.
   void choose_beam(std::int32_t first) {
     const std::size_t beam = std::size_t(config_.beam);
-    const std::size_t places = std::min(beam, width_ * (candidates_.size() - eos_));
-    const std::size_t eos_places = std::min(beam - places, width_ * eos_);
+    const std::size_t places = std::min(beam, width_ * (candidates_.size() - candidates_.eos()));
+    const std::size_t eos_places = std::min(beam - places, width_ * candidates_.eos());
     width_ = places + eos_places;
 
     collect_best(std::size_t(first));
@@ -350,15 +236,15 @@ class BoundedSearch final : public RowSearch {
     next_beam_.clear();
     group_of_.assign(candidates_.size(), kNoGroup);
     groups_ = 0;
-    take(order_.begin(), eos_begin, places);
-    take(eos_begin, order_.end(), eos_places);
+    add_to_beam(order_.begin(), eos_begin, places);
+    add_to_beam(eos_begin, order_.end(), eos_places);
     std::swap(beam_, next_beam_);
   }
 
   using Order = std::vector<std::pair<Key, std::int32_t>>;
 
-  // Moves the best `places` of some nodes to the next beam.
-  void take(Order::iterator begin, Order::iterator end, std::size_t places) {
+  // Adds the best `places` of the given nodes to the next beam.
+  void add_to_beam(Order::iterator begin, Order::iterator end, std::size_t places) {
     if (static_cast<std::size_t>(end - begin) > places) {
       const auto cut = begin + static_cast<std::ptrdiff_t>(places);
       std::nth_element(begin, cut, end);
@@ -377,7 +263,7 @@ class BoundedSearch final : public RowSearch {
     }
   }
 
-  // As NgramModel::advance, with what is known of the candidate.
+  // As NgramModel::advance, but reuses the bigram lookup of the candidate.
   NgramState advance(const BeamEntry& entry, std::uint32_t c) {
     NgramState state;
     if (ngram_->order() < 2) return state;
@@ -412,7 +298,7 @@ class BoundedSearch final : public RowSearch {
       const Node& node = pool_[index];
       place_[index] = static_cast<std::int32_t>(i) + 1;
       out[i + 1] = node.token;
-      out[places + i + 1] = place_[std::size_t(node.parent)];  // of less depth: placed already
+      out[places + i + 1] = place_[std::size_t(node.parent)];  // shallower, so placed already
       out[2 * places + i + 1] = node.depth;
     }
   }
@@ -426,24 +312,21 @@ class BoundedSearch final : public RowSearch {
   const float log_unseen_;
   std::vector<LevelWeights> weights_;
 
-  Best best_;
+  BestKeys best_;
   std::vector<Node> pool_;   // parents before their children
-  std::size_t created_ = 1;  // nodes scored so far, those ruled out included
+  std::size_t created_ = 1;  // nodes scored so far, dropped ones included
   std::vector<BeamEntry> beam_;
   std::vector<BeamEntry> next_beam_;
-  std::size_t width_ = 1;  // the beam's size, counting what is left out of it
-  std::vector<Candidate> candidates_;
-  std::size_t eos_ = 0;  // candidates that are EOS
-  std::vector<Key> sorted_;
-  std::vector<float> exponential_;
+  std::size_t width_ = 1;  // the beam's size, dropped nodes included
+  LevelCandidates candidates_;
   std::uint32_t groups_ = 1;
   std::vector<std::uint32_t> group_of_;    // by candidate
   std::vector<NgramList> bigram_lists_;    // by group
   std::vector<Seen> seen_;                 // by group and candidate
-  std::vector<NgramList::Entry> bigrams_;  // likewise
+  std::vector<NgramList::Entry> bigrams_;  // by group and candidate
   Longer longer_{this};
   Order order_;
-  std::vector<std::int32_t> place_;  // pool -> tree
+  std::vector<std::int32_t> place_;  // pool index -> tree index
 };
 
 }  // namespace

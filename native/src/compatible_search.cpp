@@ -13,7 +13,7 @@ struct Node {
   std::int32_t token;
   std::int32_t parent;  // creation number
   std::int32_t depth;
-  std::int32_t number;  // of creation, the root's is 0
+  std::int32_t number;  // creation number; the root's is 0
 };
 
 struct BeamEntry {
@@ -120,13 +120,13 @@ class CompatibleSearch final : public RowSearch {
   const TreeSearchConfig& config_;
   const DraftBatch& batch_;
   std::vector<Node> all_;
-  std::vector<std::pair<Node, std::size_t>> level_;  // with the place of the parent in the beam
+  std::vector<std::pair<Node, std::size_t>> level_;  // with the parent's index in the beam
   std::vector<BeamEntry> beam_;
   std::vector<BeamEntry> next_beam_;
   std::vector<std::int32_t> tokens_;
   std::vector<float> probability_;  // under the drafter
   std::vector<float> seen_;         // under the n-gram model
-  std::vector<std::int32_t> place_;  // creation number -> tree
+  std::vector<std::int32_t> place_;  // creation number -> tree index
 };
 
 }  // namespace

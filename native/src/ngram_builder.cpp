@@ -118,7 +118,7 @@ void NgramBuilder::unpack(const std::uint64_t* window, std::int32_t* tokens) con
           "a window is not made of the vocabulary's tokens");
 }
 
-// Ends the newest n-grams of more than `from` tokens.
+// Closes the newest n-grams of more than `from` tokens.
 void NgramBuilder::close(int from) {
   for (std::size_t i = static_cast<std::size_t>(from); i < levels_.size(); ++i) {
     Level& level = *levels_[i];
@@ -142,7 +142,7 @@ void NgramBuilder::add(const std::uint64_t* windows, const std::int64_t* counts,
            tokens[shared] == levels_[shared]->open_token) {
       ++shared;
     }
-    // A window behind its prefixes and siblings differs from the one before by a larger token.
+    // Windows ascend if the first token that differs from the previous window is larger.
     require(shared < order && tokens[shared] > levels_[shared]->open_token,
             "windows do not ascend");
     close(shared);

@@ -12,7 +12,7 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-// The lists of a context's suffixes: [k - 1] is that of its last k tokens.
+// The lists of a context's suffixes: [k - 1] is the list of its last k tokens.
 using Suffixes = std::array<NgramList, kMaxOrder>;
 
 class Checker {
@@ -31,9 +31,9 @@ class Checker {
       if (model_.order() > 1) check_list(1, context, header.vocab_size, {});
     }
     found_[0] = static_cast<std::uint64_t>(std::count(present_.begin(), present_.end(), true));
-    require(end == header.list_bits, "bits follow behind its last list");
+    require(end == header.list_bits, "bits follow after its last list");
     for (int n = 0; n < kMaxOrder; ++n) {
-      require(found_[n] == header.ngrams[n], "its n-grams are not as many as its header says");
+      require(found_[n] == header.ngrams[n], "its number of n-grams differs from its header");
     }
   }
 
@@ -46,7 +46,7 @@ class Checker {
     if (!context.has_list()) return;
     require(list.size() > 0 && list.fills_region(), "a list is damaged");
     const bool exact = model_.header().precision == format::kExact;
-    std::uint64_t next = 0;  // the smallest position that may follow
+    std::uint64_t next = 0;  // the smallest valid next position
     std::uint64_t left = context.code;
     const bool whole = list.for_each([&](std::uint64_t position, const NgramList::Entry& entry) {
       require(position >= next && position < universe, "a list is out of order");
@@ -55,23 +55,23 @@ class Checker {
       if (exact) left -= entry.code;
       require(++found_[n] <= model_.header().ngrams[n],
               "there are more n-grams than its header says");
-      if (n == 1) present_[position] = true;  // counted 0 times if not otherwise
+      if (n == 1) present_[position] = true;  // possibly with a count of 0
       if (inner) check_child(n, list.child(entry), position, suffixes);
     });
     require(whole, "a list is damaged");
   }
 
-  // The list of a context of n + 1 tokens, which stands at `position` in one of n.
+  // Checks the list of a context of n + 1 tokens, an entry at `position` in a list after n tokens.
   void check_child(int n, const NgramContext& child, std::uint64_t position,
                    const Suffixes& suffixes) {
     if (!child.has_list()) return;
-    // A position in the list of the last k tokens is a rank in that of the last k - 1.
+    // A position in the list of the last k tokens is a rank in the list of the last k - 1.
     std::array<NgramContext, kMaxOrder> contexts;
     for (int k = n - 1; k >= 1; --k) {
       NgramList::Entry entry;
       require(position < suffixes[k - 1].size() &&
                   suffixes[k - 1].at(static_cast<std::uint32_t>(position), &position, &entry),
-              "an n-gram lacks a shorter one that it ends in");
+              "the suffix of an n-gram is missing");
       contexts[k] = suffixes[k - 1].child(entry);
     }
     contexts[0] = model_.unigram(static_cast<std::int32_t>(position));
@@ -86,7 +86,7 @@ class Checker {
 
   const NgramModel& model_;
   std::array<std::uint64_t, kMaxOrder> found_{};
-  std::vector<bool> present_;  // tokens that are n-grams
+  std::vector<bool> present_;  // tokens that are unigrams
 };
 
 }  // namespace

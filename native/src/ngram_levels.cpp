@@ -31,7 +31,7 @@ void check_children(const NgramLevel& level, const NgramLevel& next, std::uint64
   for (std::size_t node = 0; node < level.token.size; ++node) {
     require(bound[node] <= bound[node + 1] && bound[node + 1] <= end, "child bounds out of order");
     check_siblings(next, bound[node], bound[node + 1], vocab_size);
-    // Subtracting, since a sum of hostile counts could overflow.
+    // Subtract: a sum of hostile counts could overflow.
     std::int64_t unclaimed = level.count[node];
     for (std::int64_t i = bound[node]; i < bound[node + 1]; ++i) {
       require(next.count[i] <= unclaimed, "children counted more often than their parent");
@@ -45,7 +45,7 @@ void check_children(const NgramLevel& level, const NgramLevel& next, std::uint64
 void check_levels(const std::vector<NgramLevel>& levels, std::uint64_t vocab_size) {
   require(!levels.empty() && levels.size() <= kMaxOrder, "order must be 1 to 5");
   for (const NgramLevel& level : levels) {
-    require(level.token.size == level.count.size, "as many counts as tokens are needed");
+    require(level.token.size == level.count.size, "tokens and counts differ in number");
   }
   require(vocab_size >= 1 && vocab_size <= format::kMaxVocabulary,
           "vocabulary size must be 1 to 2^24");

@@ -61,7 +61,7 @@ NgramModel::NgramModel(Span<std::uint8_t> file, bool checksums) {
   check_section(file, header_.unigrams, header_.lists.offset + header_.lists.bytes,
                 (header_.vocab_size + 1) * entry, checksums);
   require(file.size == header_.unigrams.offset + header_.unigrams.bytes,
-          "bytes follow behind its end");
+          "bytes follow after its end");
   lists_ = {file.data + header_.lists.offset, header_.list_bits, header_.precision,
             header_.smallest};
   unigrams_ = file.data + header_.unigrams.offset;
@@ -88,19 +88,19 @@ void NgramModel::probabilities(const NgramState& state, Span<std::int32_t> token
                                float* probability) const {
   std::array<NgramList, kMaxOrder - 1> lists;
   std::array<float, kMaxOrder - 1> reciprocal{};
-  int known = 0;
-  for (std::uint64_t universe = header_.vocab_size; known + 1 < order(); ++known) {
-    lists[known] = list(state, known + 1, universe);
-    if (lists[known].size() == 0) break;
-    reciprocal[known] = this->reciprocal(state.context[known]);
-    universe = lists[known].size();
+  int used = 0;
+  for (std::uint64_t universe = header_.vocab_size; used + 1 < order(); ++used) {
+    lists[used] = list(state, used + 1, universe);
+    if (lists[used].size() == 0) break;
+    reciprocal[used] = this->reciprocal(state.context[used]);
+    universe = lists[used].size();
   }
   for (std::size_t i = 0; i < tokens.size; ++i) {
     probability[i] = 0.0f;
     if (tokens[i] < 0) continue;
     auto position = static_cast<std::uint64_t>(tokens[i]);
     NgramList::Entry entry;
-    for (int n = 0; n < known && lists[n].find(position, &entry); ++n) {
+    for (int n = 0; n < used && lists[n].find(position, &entry); ++n) {
       if (entry.code > 0) {
         probability[i] = static_cast<float>(count(entry.code)) * reciprocal[n];
       }
@@ -111,7 +111,7 @@ void NgramModel::probabilities(const NgramState& state, Span<std::int32_t> token
 
 std::vector<Continuations> NgramModel::continuations(const NgramState& state) const {
   std::vector<Continuations> all;
-  std::vector<std::int32_t> shorter;  // tokens of the list one token of context shorter
+  std::vector<std::int32_t> shorter;  // tokens of the list after one token of context less
   std::uint64_t universe = header_.vocab_size;
   for (int n = 1; n < order(); ++n) {
     const NgramContext& context = state.context[n - 1];
@@ -135,7 +135,7 @@ std::vector<Continuations> NgramModel::continuations(const NgramState& state) co
   return all;
 }
 
-// Which tokens are n-grams: counted, followed by something, or what a bigram ends in.
+// Which tokens are unigrams: counted, followed by something, or the end of a bigram.
 std::vector<bool> NgramModel::unigrams_present() const {
   std::vector<bool> present(header_.vocab_size);
   std::uint64_t found = 0;
@@ -145,7 +145,7 @@ std::vector<bool> NgramModel::unigrams_present() const {
     found += present[token];
   }
   if (found == header_.ngrams[0]) return present;
-  std::uint64_t end = 0;  // of the list before
+  std::uint64_t end = 0;  // end of the previous list
   for (std::uint64_t token = 0; token < header_.vocab_size; ++token) {
     const NgramContext context = unigram(static_cast<std::int32_t>(token));
     require(context.begin >= end || !context.has_list(), "lists overlap");
@@ -160,8 +160,8 @@ std::vector<bool> NgramModel::unigrams_present() const {
 
 std::vector<OwnedLevel> NgramModel::levels() const {
   std::vector<OwnedLevel> levels(header_.order);
-  // Of each n-gram of the level that is complete: where its list lies, and the n-gram, one level
-  // up, that it becomes without its first token.
+  // For each n-gram of the last complete level: the context with its list, and its suffix, that is,
+  // the index one level up of the n-gram without its first token.
   std::vector<NgramContext> contexts;
   std::vector<std::int64_t> suffixes;
   std::vector<std::int64_t> unigram_of(header_.vocab_size, -1);
@@ -180,10 +180,10 @@ std::vector<OwnedLevel> NgramModel::levels() const {
     const bool inner = n < order();
     std::vector<NgramContext> next_contexts;
     std::vector<std::int64_t> next_suffixes;
-    std::uint64_t end = 0;  // of the list before: so a small file cannot hold more than it has bits
+    std::uint64_t end = 0;  // end of the previous list; so the output is bounded by the file size
     for (std::size_t parent = 0; parent < contexts.size(); ++parent) {
       parents.child_begin.push_back(static_cast<std::int64_t>(level.token.size()));
-      std::uint64_t first = 0;  // of the universe, in the parents' level
+      std::uint64_t first = 0;  // first index of the universe in the parents' level
       std::uint64_t universe = header_.vocab_size;
       if (n > 2) {
         const auto& bound = levels[n - 3].child_begin;
@@ -198,13 +198,13 @@ std::vector<OwnedLevel> NgramModel::levels() const {
       }
       require(list.size() <= header_.ngrams[n - 1] - level.token.size(),
               "there are more n-grams than its header says");
-      std::uint64_t next = 0;  // the smallest position that may follow
+      std::uint64_t next = 0;  // the smallest valid next position
       const bool whole = list.for_each([&](std::uint64_t position, const NgramList::Entry& entry) {
         require(position >= next && position < universe, "a list is out of order");
         next = position + 1;
         const std::int64_t suffix =
             n == 2 ? unigram_of[position] : static_cast<std::int64_t>(first + position);
-        require(suffix >= 0, "an n-gram lacks a shorter one that it ends in");
+        require(suffix >= 0, "the suffix of an n-gram is missing");
         level.token.push_back(n == 2 ? static_cast<std::int32_t>(position) : parents.token[suffix]);
         level.count.push_back(static_cast<std::int64_t>(count(entry.code)));
         if (inner) {
@@ -220,7 +220,7 @@ std::vector<OwnedLevel> NgramModel::levels() const {
   }
   for (int n = 1; n <= order(); ++n) {
     require(levels[n - 1].token.size() == header_.ngrams[n - 1],
-            "its n-grams are not as many as its header says");
+            "its number of n-grams differs from its header");
   }
   return levels;
 }

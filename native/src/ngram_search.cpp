@@ -1,4 +1,4 @@
-// Trees of the n-gram model alone: the likeliest paths, best first.
+// Trees drafted by the n-gram model only: the most likely paths, found best first.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -12,19 +12,19 @@ namespace {
 
 struct Node {
   float score;  // log-probability of the path
-  std::int32_t number;  // of creation
+  std::int32_t number;  // creation number
   std::int32_t token;
-  std::int32_t parent;  // place in `chosen_`, the root's is 0
+  std::int32_t parent;  // index in `chosen_`; 0 is the root
 };
 
-// A chosen node, of which others may come.
+// A chosen node, which may be extended.
 struct Chosen {
   Node node;
   std::int32_t depth;
   NgramState state;
 };
 
-// Of equal scores the node created first is the better one.
+// Of equal scores, the node created first is better.
 struct Worse {
   bool operator()(const Node& a, const Node& b) const {
     return a.score != b.score ? a.score < b.score : a.number > b.number;
@@ -39,7 +39,7 @@ class NgramSearch final : public RowSearch {
   void run(const DraftRow& row, std::int32_t* out) override {
     const std::int32_t root = row.context[batch_.context - 1];
     open_ = {};
-    made_ = 0;
+    created_ = 0;
     chosen_.assign(1, {{0.0f, 0, root, 0}, 0, read_context(ngram_, row, batch_.context)});
     const std::size_t size = std::size_t(config_.nodes) + 1;
     while (chosen_.size() < size) {
@@ -56,7 +56,7 @@ class NgramSearch final : public RowSearch {
   }
 
  private:
-  // Adds what followed the longest context that anything followed.
+  // Adds the followers of the longest context that has any.
   void extend(std::size_t place) {
     const Chosen& chosen = chosen_[place];
     if (std::size_t(chosen.depth) >= batch_.levels) return;
@@ -66,21 +66,21 @@ class NgramSearch final : public RowSearch {
       return found.count > 0 && !found.token.empty();
     });
     if (seen == all.rend()) return;
-    // More than the tree has places for can never be chosen.
+    // No more than the tree has room for can ever be chosen.
     order_.resize(seen->token.size());
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
     const std::size_t most = std::min(order_.size(), std::size_t(config_.nodes));
     std::partial_sort(order_.begin(), order_.begin() + std::ptrdiff_t(most), order_.end(),
                       [&](std::size_t a, std::size_t b) {
-                        return seen->counts[a] != seen->counts[b] ? seen->counts[a] > seen->counts[b]
-                                                                  : a < b;
+                        const auto& counts = seen->counts;
+                        return counts[a] != counts[b] ? counts[a] > counts[b] : a < b;
                       });
     const float total = std::log(static_cast<float>(seen->count));
     for (std::size_t i = 0; i < most; ++i) {
       const std::size_t at = order_[i];
-      // Lossy counts may exceed their context's.
+      // Rounded counts may exceed the count of their context.
       const float step = std::min(0.0f, std::log(static_cast<float>(seen->counts[at])) - total);
-      open_.push({chosen.node.score + step, ++made_, seen->token[at],
+      open_.push({chosen.node.score + step, ++created_, seen->token[at],
                   static_cast<std::int32_t>(place)});
     }
   }
@@ -107,9 +107,9 @@ class NgramSearch final : public RowSearch {
   const DraftBatch& batch_;
   std::vector<Chosen> chosen_;  // by descending score
   std::priority_queue<Node, std::vector<Node>, Worse> open_;
-  std::int32_t made_ = 0;
+  std::int32_t created_ = 0;
   std::vector<std::size_t> order_;
-  std::vector<std::int32_t> place_;  // in `chosen_` -> in the tree
+  std::vector<std::int32_t> place_;  // index in `chosen_` -> tree index
 };
 
 }  // namespace

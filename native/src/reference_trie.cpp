@@ -12,10 +12,10 @@ constexpr std::uint64_t kRecordBytes = 24;
 constexpr std::uint64_t kChildBytes = 12;
 constexpr std::uint64_t kMinOrder = 2;
 constexpr std::uint64_t kMaxTrieOrder = 5;
-// An automaton built from a trie has three more fields of together 12 bytes in each node.
+// An automaton built from a trie has three more fields per node, 12 bytes in total.
 constexpr std::uint64_t kAutomatonBytes = 12;
 
-// No file has more nodes: sizes computed from them do not overflow.
+// No file has more nodes; with this limit, sizes computed from them do not overflow.
 constexpr std::uint64_t kMaxNodes = std::uint64_t{1} << 48;
 
 std::uint64_t mix(std::uint64_t x) {
@@ -24,12 +24,12 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Of one edge; sums of it tell sets of edges apart.
+// Hashes one edge. Sums of these hashes identify sets of edges.
 std::uint64_t edge_hash(std::uint64_t parent, std::uint64_t child, std::int32_t token) {
   return mix(mix(parent * 0x9E3779B97F4A7C15 + static_cast<std::uint32_t>(token)) + child);
 }
 
-// Every node but the root is one other node's child.
+// The size of a file: every node except the root is a child of exactly one node.
 std::uint64_t file_bytes(std::uint64_t nodes) {
   return ReferenceTrieParser::kHeaderBytes + nodes * kRecordBytes + (nodes - 1) * kChildBytes;
 }
@@ -80,7 +80,7 @@ void ReferenceTrieParser::feed(Span<std::uint8_t> bytes, ReferenceNodes* leaves,
     const auto parent = load<std::uint64_t>(next + 4);
     const auto count = load<std::int32_t>(next + 12);
     const auto children = load<std::uint64_t>(next + 16);
-    if (id_ == nodes_) refuse("stands behind the last one");
+    if (id_ == nodes_) refuse("follows the last one");
     if (id_ > 0) {
       if (token < 0 || token >= vocab_size_) {
         refuse("has token " + std::to_string(token) + ", which is outside the vocabulary of " +
@@ -94,7 +94,7 @@ void ReferenceTrieParser::feed(Span<std::uint8_t> bytes, ReferenceNodes* leaves,
                ": it overflowed when the trie was made, from too large a corpus");
       }
     }
-    // Bounds what is kept pending, too.
+    // This check also bounds the size of pending_.
     if (children > nodes_ - 1 - listed_ || children > static_cast<std::uint64_t>(vocab_size_)) {
       refuse("lists " + std::to_string(children) + " children");
     }

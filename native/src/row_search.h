@@ -1,4 +1,4 @@
-// The search of one row's tree, under either rule for ties.
+// The search for one row's tree: its three implementations and what they share.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ struct DraftRow {
   const float* logits;
 };
 
-// Searches one row at a time, in buffers that serve all rows.
+// Searches one row at a time, with buffers that are reused across rows.
 class RowSearch {
  public:
   virtual ~RowSearch() = default;
 
-  // Writes the tree of a row to out [3, nodes + 1], which holds zeros.
+  // Writes the tree of a row to out [3, nodes + 1], which the caller has zeroed.
   virtual void run(const DraftRow& row, std::int32_t* out) = 0;
 };
 
@@ -31,20 +31,20 @@ std::unique_ptr<RowSearch> make_bounded_search(const NgramModel* ngram,
                                                const TreeSearchConfig& config,
                                                const DraftBatch& batch);
 
-// As the reference computes: candidates as they come, duplicates and all, every node of every level
-// scored, and its three sorts with its comparisons over the same numbers of elements in the same
-// order. Where its cut keeps a node without the parent, which leaves it without a tree, ours leaves
-// the node out.
+// Computes as the reference does: candidates in the given order, duplicates included; every node of
+// every level is scored; and the same three sorts, with the same comparisons and elements. Where
+// the reference keeps a node without its parent, and so produces no tree, this search drops the
+// node.
 std::unique_ptr<RowSearch> make_compatible_search(const NgramModel* ngram,
                                                   const TreeSearchConfig& config,
                                                   const DraftBatch& batch);
 
-// No candidates: the likeliest paths of the n-gram model, up to batch.levels long.
+// Without candidates: the most likely paths of the n-gram model, up to batch.levels long.
 std::unique_ptr<RowSearch> make_ngram_search(const NgramModel& ngram,
                                              const TreeSearchConfig& config,
                                              const DraftBatch& batch);
 
-// The factors of one level's score: w_l and g_l.
+// The weights of one level: w_l and g_l.
 struct LevelWeights {
   float level;
   float logit;
@@ -52,7 +52,7 @@ struct LevelWeights {
   LevelWeights(const TreeSearchConfig& config, std::size_t l);
 };
 
-// The most nodes one row's search can score, the root included.
+// The largest number of nodes that the search of one row can score, the root included.
 // Throws std::length_error if they are 2^31 or more.
 std::size_t max_pool_size(const TreeSearchConfig& config, const DraftBatch& batch);
 

@@ -13,7 +13,7 @@ struct Table {
   std::int32_t next = 0;
 };
 
-// Never destroyed: a program may still run while the process ends.
+// Never destroyed: a program may still be running while the process exits.
 Table& table() {
   static Table& table = *new Table;
   return table;

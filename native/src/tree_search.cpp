@@ -18,7 +18,7 @@
 namespace dart {
 namespace {
 
-// A thread is worth starting for this many rows.
+// Rows that are worth starting a thread for.
 constexpr std::size_t kRowsPerThread = 4;
 
 void require(bool condition, const char* message) {
@@ -80,7 +80,7 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
   const auto start = std::chrono::steady_clock::now();
   const std::size_t row_size = 3 * (std::size_t(config_.nodes) + 1);
   std::fill_n(out, batch.rows * row_size, 0);
-  max_pool_size(config_, batch);  // throws here rather than in a thread
+  max_pool_size(config_, batch);  // throw here rather than in a thread
 
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
@@ -96,9 +96,9 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
   std::vector<std::thread> threads;
   std::exception_ptr failure;
   std::mutex failing;
-  const std::size_t wanted =
+  const std::size_t thread_count =
       std::min(std::size_t(config_.threads), (batch.rows + kRowsPerThread - 1) / kRowsPerThread);
-  threads.reserve(wanted);
+  threads.reserve(thread_count);
   const auto guarded = [&] {
     try {
       work();
@@ -107,11 +107,11 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
       failure = std::current_exception();
     }
   };
-  for (std::size_t i = 1; i < wanted; ++i) {
+  for (std::size_t i = 1; i < thread_count; ++i) {
     try {
       threads.emplace_back(guarded);
     } catch (const std::system_error&) {
-      break;  // no more threads to be had: fewer do the same
+      break;  // no more threads available: fewer give the same result
     }
   }
   guarded();

@@ -1,11 +1,11 @@
-// The little that these tests need: checks that also work in Release builds.
+// Checks for the tests, which also work in Release builds.
 #pragma once
 
 #include <cstdio>
 
 inline int failures = 0;
 
-// Reports the expression and goes on.
+// Reports the expression and continues.
 #define CHECK(condition)                                                       \
   do {                                                                         \
     if (!(condition)) {                                                        \

@@ -1,4 +1,4 @@
-// Small n-gram files, counted and kept in memory.
+// Small n-gram files, counted and held in memory.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ inline Windows windows_of(const std::vector<Tokens>& documents, int order) {
   return windows;
 }
 
-// A window as the builder takes it (dart_jax/ngram/windows.py).
+// Packs a window as the builder expects it (dart_jax/ngram/windows.py).
 inline std::vector<std::uint64_t> pack(const Tokens& window, int order, std::uint64_t vocab_size) {
   const unsigned bits = dart::bit_length(vocab_size);
   const int per_word = std::min<int>(order, static_cast<int>(64 / bits));
@@ -90,7 +90,7 @@ struct OwnedModel {
   dart::NgramModel model;
 };
 
-// A small generator of numbers that are the same everywhere.
+// A small random number generator with the same sequence on every platform.
 class Numbers {
  public:
   explicit Numbers(std::uint64_t seed) : state_(seed) {}
@@ -103,7 +103,7 @@ class Numbers {
   std::uint64_t state_;
 };
 
-// Documents in which small tokens are frequent, so that contexts with many followers and with one
+// Documents in which small tokens are frequent, so that contexts with one follower and with many
 // exist at every length.
 inline std::vector<Tokens> random_documents(std::uint64_t seed, std::uint32_t vocab_size,
                                             std::size_t documents, std::size_t length) {

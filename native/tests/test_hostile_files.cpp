@@ -1,5 +1,5 @@
-// Damaged files whose checksums are right. What must not happen shows under sanitizers
-// (DART_SANITIZE).
+// Reads damaged files with valid checksums. Run with sanitizers (DART_SANITIZE) to detect
+// out-of-bounds reads.
 #include <cstddef>
 
 #include "../fuzz/exercise_ngram_file.h"
@@ -11,7 +11,7 @@ int main() {
   const std::vector<Bytes> seeds = seed_files();
   for (std::size_t s = 0; s < seeds.size(); ++s) {
     dart::exercise(seeds[s]);
-    // Not the same bits of every seed, and in all of them together many.
+    // Different bits of each seed, and many over all seeds.
     const std::size_t bits = 8 * seeds[s].size();
     for (std::size_t bit = s; bit < bits; bit += 1 + bits / 200) {
       Bytes damaged = seeds[s];

@@ -53,7 +53,7 @@ void test_levels() {
   CHECK(levels[2].child_begin.empty());
 }
 
-void test_nothing() {
+void test_empty_model() {
   const OwnedModel none({}, 2, 3);
   CHECK(none.model.levels()[0].token.empty());
   CHECK((none.model.levels()[0].child_begin == Counts{0}));
@@ -66,13 +66,13 @@ void test_query() {
   CHECK(model.order() == 3);
   CHECK(model.header().ngrams[1] == 4);
   CHECK(model.header().tokens == 7);
-  // After 5 6, 5 and 7 followed once each; 6 never did, nor after 6 alone.
+  // After 5 6, 5 and 7 followed once each; 6 never did, nor after only 6.
   CHECK((query(model, {5, 6}, {5, 6, 7}) == std::vector<float>{0.5f, 0, 0.5f}));
-  // Earlier tokens are forgotten.
+  // Earlier tokens have no effect.
   CHECK((query(model, {7, 7, 5, 6}, {5, 6, 7}) == std::vector<float>{0.5f, 0, 0.5f}));
-  // 6 5 6 decides for 6; 7 falls back to 5 7, of three 5s. 9 is unknown.
+  // 6 is found as 6 5 6; 7 falls back to 5 7, one of three 5s. 9 was never seen.
   CHECK((query(model, {6, 5}, {6, 7, 9}) == std::vector<float>{1, 1.0f * (1.0f / 3.0f), 0}));
-  // No context at all, or an unknown one, gives nothing.
+  // An empty or unseen context gives 0.
   CHECK((query(model, {}, {5, 6, 7}) == std::vector<float>{0, 0, 0}));
   CHECK((query(model, {5, 9}, {5, 6, 7}) == std::vector<float>{0, 0, 0}));
   CHECK((query(model, {-1, 6}, {-1, 5}) == std::vector<float>{0, 0.5f}));
@@ -80,7 +80,7 @@ void test_query() {
   CHECK((query(model, {7}, {5, 6, 7}) == std::vector<float>{0, 0, 0}));
 }
 
-// Every list of a model, at every length: find() and for_each() agree, and reach no other position.
+// For every list of a model, at every length: find() and for_each() agree on all positions.
 void check_lists(const dart::NgramModel& model, const dart::NgramState& state, int n,
                  std::uint64_t universe, std::size_t* longest) {
   const dart::NgramList list = model.list(state, n, universe);
@@ -103,9 +103,8 @@ void check_lists(const dart::NgramModel& model, const dart::NgramState& state, i
     if (n + 1 >= model.order()) continue;
     dart::NgramState longer = state;
     longer.context[n] = list.child(entry);
-    // The universe of the child's list are the followers of its tokens but the first. Of what the
-    // list itself says, only that it can be walked is checked here; test_levels and the Python
-    // tests check what it means.
+    // The universe of the child's list is the followers of its tokens without the first. Only that
+    // the list can be walked is checked here; test_levels and the Python tests check its content.
     CHECK(longer.context[n].code == entry.code);
   }
   dart::NgramList::Entry entry;
@@ -127,7 +126,7 @@ void test_lists() {
   CHECK(longest[0] > dart::format::kChunk && longest[1] > dart::format::kChunk);
 }
 
-void test_what_is_written_is_read() {
+void test_round_trip() {
   for (int order = 1; order <= dart::kMaxOrder; ++order) {
     for (std::uint32_t vocab_size : {20u, 700u}) {
       const Windows windows = windows_of(random_documents(7, vocab_size, 6, 500), order);
@@ -187,8 +186,8 @@ void test_builder_rejects() {
   rejects({{1, 2, 3}, {1, 1, 4}});
   rejects({{2}, {1}});
   rejects({{}});            // empty
-  rejects({{-1, 2}});       // begins with nothing
-  rejects({{1, -1, 2}});    // goes on after its end
+  rejects({{-1, 2}});       // no first token
+  rejects({{1, -1, 2}});    // a token after the end
   rejects({{6}});           // outside the vocabulary
   rejects({{1}}, -1);
   rejects({{1, 2}, {1, 3}}, std::numeric_limits<std::int64_t>::max());  // the sum overflows
@@ -204,7 +203,7 @@ void test_writer_rejects() {
   rejects([](auto& o) { o.min_count = {2, 1, 1}; });
   rejects([](auto& o) { o.precision = 1; });
   rejects([](auto& o) { o.precision = 17; });
-  // 6 7 is not there, which 5 6 7 ends in.
+  // 6 7, the suffix of 5 6 7, is missing.
   CHECK_THROWS(file_of({{{5, 6, 7}, 1}, {{6}, 1}, {{7}, 1}}, 3, options_of(8)),
                std::invalid_argument);
 }
@@ -234,7 +233,7 @@ void test_files_are_checked() {
     flipped[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
     rejects(flipped);
   }
-  // Without the sections' checksums, damage in them goes unnoticed, in the header it does not.
+  // Without section checksums, damage in the sections goes unnoticed; in the header it does not.
   Bytes damaged = good;
   damaged[sizeof(dart::format::Header)] ^= 1;
   const dart::NgramModel unchecked(damaged, false);
@@ -283,10 +282,10 @@ void test_hostile_arrays() {
 
 int main() {
   test_levels();
-  test_nothing();
+  test_empty_model();
   test_query();
   test_lists();
-  test_what_is_written_is_read();
+  test_round_trip();
   test_scratch_directory();
   test_builder_rejects();
   test_writer_rejects();

@@ -41,7 +41,7 @@ Bytes small_trie() {
   Bytes bytes;
   put(&bytes, std::uint64_t{2});
   put(&bytes, std::uint64_t{5});
-  put_node(&bytes, 0, 0, -1, {{6, 4}, {5, 3}});  // the root's own fields mean nothing
+  put_node(&bytes, 0, 0, -1, {{6, 4}, {5, 3}});  // the root's own fields are meaningless
   put_node(&bytes, 7, 3, 1, {});
   put_node(&bytes, 6, 3, 2, {});
   put_node(&bytes, 5, 0, 3, {{7, 1}, {6, 2}});
@@ -59,7 +59,7 @@ Trie parse(const Bytes& bytes, std::size_t step, std::int32_t vocab_size = 8) {
   dart::ReferenceTrieParser parser(header, bytes.size(), vocab_size);
   Trie trie;
   for (std::size_t at = 16; at < bytes.size(); at += step) {
-    // A copy of its own, so that reading beyond it can be noticed.
+    // A separate copy, so that a sanitizer sees reads beyond it.
     const Bytes piece(bytes.begin() + at, bytes.begin() + std::min(at + step, bytes.size()));
     parser.feed(piece, &trie.leaves, &trie.inner);
   }
@@ -89,7 +89,7 @@ void test_rejects() {
     CHECK_THROWS(parse(Bytes(bytes.begin(), bytes.begin() + size), 64), std::invalid_argument);
   }
 
-  // Behind the header and the root's own fields: its first child, of token 6.
+  // After the header and the root's own fields: its first child, with token 6.
   for (const std::int32_t token : {5, 7}) {
     Bytes damaged = bytes;
     std::memcpy(damaged.data() + 16 + 24, &token, sizeof token);
@@ -101,7 +101,7 @@ void test_rejects() {
   CHECK_THROWS(unfinished.finish(), std::invalid_argument);
 }
 
-// Whatever the bytes, the parser throws or gives nodes that make sense one by one.
+// Whatever the bytes, the parser throws or returns individually valid nodes.
 void test_noise() {
   const Bytes bytes = small_trie();
   std::mt19937_64 random;

@@ -62,7 +62,7 @@ void test_two_levels() {
          Tokens{2, 10, 11, 20, 21, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 2, 2, 0, 0}));
 }
 
-void test_eos_leaves_the_beam_first() {
+void test_eos_is_extended_last() {
   // 10, the best of its level, is EOS: with a beam of one, 11 is extended instead.
   const Drafts drafts{{2}, 2, {10, 11, 20, 21}, {kLog9, 0, kLog9, 0}};
   CHECK((search({nullptr, config(4, 1, {99, 10})}, drafts) ==
@@ -70,30 +70,30 @@ void test_eos_leaves_the_beam_first() {
 }
 
 void test_ngram_term() {
-  // Equally likely candidates, told apart by the corpus: 20 follows 10, and 21 follows 11.
+  // Equally likely candidates, distinguished by the corpus: 20 follows 10, and 21 follows 11.
   const OwnedModel owned({{2, 10, 20}, {11, 21}}, 3, 30);
   const Drafts drafts{{-1, 2}, 2, {10, 11, 20, 21}, {0, 0, 0, 0}};
   CHECK((search({&owned.model, config(4)}, drafts) ==
          Tokens{2, 10, 11, 20, 21, 0, 0, 0, 1, 2, 0, 1, 1, 2, 2}));
 }
 
-void test_ngram_model_alone() {
-  // Behind 2: 10 four times of six, 11 twice. Behind 2 10: 20 three times of four, 21 once.
+void test_ngram_model_only() {
+  // After 2: 10 four times of six, 11 twice. After 2 10: 20 three times of four, 21 once.
   const OwnedModel owned(
       {{2, 10, 20}, {2, 10, 20}, {2, 10, 20}, {2, 10, 21, 3, 4}, {2, 11}, {2, 11}}, 3, 30);
   const auto alone = [&](int nodes, std::size_t levels, Tokens context, Tokens eos = {}) {
     return search({&owned.model, config(nodes, 20, eos)}, {context, levels, {}, {}});
   };
-  // 10: 4/6, 10 20: 3/6, 11: 2/6, 10 21 and all behind it: 1/6.
+  // 10: 4/6, 10 20: 3/6, 11: 2/6, 10 21 and all after it: 1/6.
   CHECK((alone(2, 8, {2}) == Tokens{2, 10, 20, 0, 0, 1, 0, 1, 2}));
   CHECK((alone(3, 8, {1, 2}) == Tokens{2, 10, 11, 20, 0, 0, 0, 1, 0, 1, 1, 2}));
   CHECK((alone(6, 8, {2}) ==
          Tokens{2, 10, 11, 20, 21, 3, 4, 0, 0, 0, 1, 1, 4, 5, 0, 1, 1, 2, 2, 3, 4}));
-  // As many levels as asked for, none behind EOS, and nothing behind what was never seen.
+  // No more than the given levels, nothing after EOS, and nothing after a context never seen.
   CHECK((alone(3, 1, {2}) == Tokens{2, 10, 11, 0, 0, 0, 0, 0, 0, 1, 1, 0}));
   CHECK((alone(3, 8, {2}, {10}) == Tokens{2, 10, 11, 0, 0, 0, 0, 0, 0, 1, 1, 0}));
   CHECK((alone(2, 8, {29}) == Tokens{29, 0, 0, 0, 0, 0, 0, 0, 0}));
-  // A context that was never seen leaves the shorter one.
+  // After a context that was never seen, the shorter one is used.
   CHECK((alone(2, 8, {21, 2}) == Tokens{2, 10, 20, 0, 0, 1, 0, 1, 2}));
 }
 
@@ -145,8 +145,8 @@ void test_handles() {
   CHECK(!dart::with_search(-1, look));
 }
 
-// Under the sanitizers this finds a search that is used after it is gone.
-void test_a_handle_outlasts_its_calls() {
+// With sanitizers this finds uses of a search after its destruction.
+void test_handle_outlasts_its_calls() {
   std::atomic<std::int32_t> handle{-1};
   std::atomic<bool> done{false};
   std::thread user([&] {
@@ -158,8 +158,8 @@ void test_a_handle_outlasts_its_calls() {
   });
   for (int i = 0; i < 1000; ++i) {
     const auto search = std::make_unique<dart::TreeSearch>(nullptr, config(7));
-    const dart::SearchHandle known(*search);
-    handle = known.value();
+    const dart::SearchHandle current(*search);
+    handle = current.value();
     std::this_thread::yield();
   }
   done = true;
@@ -170,14 +170,14 @@ void test_a_handle_outlasts_its_calls() {
 
 int main() {
   test_two_levels();
-  test_eos_leaves_the_beam_first();
+  test_eos_is_extended_last();
   test_ngram_term();
-  test_ngram_model_alone();
+  test_ngram_model_only();
   test_ties_go_to_parents();
   test_unusable_candidates();
   test_finished_row();
   test_rejects();
   test_handles();
-  test_a_handle_outlasts_its_calls();
+  test_handle_outlasts_its_calls();
   return failures == 0 ? 0 : 1;
 }

@@ -21,7 +21,7 @@ void test_bit_length() {
   }
 }
 
-void test_what_is_written_is_read() {
+void test_round_trip() {
   Numbers numbers(1);
   std::vector<std::uint64_t> values;
   std::vector<unsigned> widths;
@@ -70,7 +70,7 @@ void test_lowest_bit_first() {
   CHECK(writer.size() == 0);
 }
 
-// Vectors of the specification's own implementation, seed 0.
+// Test vectors from the specification's own implementation, seed 0.
 void test_xxh64() {
   const auto hash = [](const std::string& text) { return dart::xxh64(text.data(), text.size()); };
   CHECK(hash("") == 0xef46db3751d8e999);
@@ -88,7 +88,7 @@ void test_xxh64() {
       parts.update(bytes.data() + at, std::min(step, bytes.size() - at));
     }
     CHECK(parts.digest() == dart::xxh64(bytes.data(), bytes.size()));
-    CHECK(parts.digest() == parts.digest());  // looking does not change it
+    CHECK(parts.digest() == parts.digest());  // digest() does not change the state
   }
 }
 
@@ -125,7 +125,7 @@ void test_codes() {
       kept_before = kept;
     }
     CHECK(kept_before == std::uint64_t{1} << 62);
-    // No count has these, and no shift is too wide.
+    // Codes of no count; the shift must not be too wide.
     CHECK(decode_count(kAll, precision) == kAll);
     CHECK(decode_count(kAll >> 7, precision) == kAll);
   }
@@ -145,7 +145,7 @@ void test_index_bits() {
 
 int main() {
   test_bit_length();
-  test_what_is_written_is_read();
+  test_round_trip();
   test_lowest_bit_first();
   test_xxh64();
   test_codes();

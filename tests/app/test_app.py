@@ -21,7 +21,7 @@ from tiny_model import make as make_tiny
 from dart_jax.app import chat, markup, step_view
 from dart_jax.app.__main__ import AppConfig, start
 from dart_jax.app.answer import Answer, Verified, race
-from dart_jax.app.methods import DART, DART_ALONE, PLAIN, Methods
+from dart_jax.app.methods import DART, DART_NO_NGRAM, PLAIN, Methods
 from dart_jax.app.scores import scores
 from dart_jax.app.service import COMPILING, Replaced, Service
 from dart_jax.app.settings import Settings
@@ -109,7 +109,7 @@ def finished_answer(title, text, seconds, finish="length"):
 
 def test_statistics():
     answer = finished_answer("DART", "abcdefghi", 0.5)
-    assert markup.statistics(answer) == "9 tokens · 18 tokens/s · cut at its greatest length"
+    assert markup.statistics(answer) == "9 tokens · 18 tokens/s · cut at the maximum length"
     verified = type("Verified", (), {"tree": np.zeros((3, 9), np.int32)})()
     answer.verified = [verified, verified]
     assert "tau 4.00" in markup.statistics(answer)
@@ -126,7 +126,7 @@ def test_statistics():
         ),
         (("A", "xyz", 1.0), ("B", "xyw", 3.0), ["A wins: 1.00 s", "differ from character 3 on"]),
         (("A", "xy", 1.0), ("B", "xyz", 3.0), ["differ from character 3 on"]),
-        (("A", "xy", 1.0), ("A", "xy", 2.0), ["twice the same method"]),
+        (("A", "xy", 1.0), ("A", "xy", 2.0), ["both sides use the same method"]),
         (("A", "xy", 1.0, None), ("B", "x", 2.0), ["The race was stopped."]),
     ],
 )
@@ -144,9 +144,9 @@ def test_what_a_browser_kept():
         assert chat.restore(junk) == []
     odd = {"prompt": "p", "text": [["a", 1], ["b"], 3, [4, True]], "line": ""}
     assert chat.restore([odd]) == [chat.Entry("p", (("a", True),))]
-    said = chat.words(entries[:1], "q", chat=True)
+    said = chat.full_prompt(entries[:1], "q", chat=True)
     assert [message["content"] for message in said] == ["p0", "ab", "q"]
-    assert chat.words(entries[:1], "q", chat=False) == "q"
+    assert chat.full_prompt(entries[:1], "q", chat=False) == "q"
 
 
 # Trees
@@ -188,10 +188,10 @@ def test_boxes_do_not_overlap():
 
 @pytest.fixture(scope="module")
 def watched(model):
-    """An answer by a drafter whose drafts are never right, of which all is known."""
+    """An answer whose drafts are never accepted, so that all its steps are known."""
     methods = Methods(model)
     made = {}
-    for key in (DART, DART_ALONE, PLAIN):
+    for key in (DART, DART_NO_NGRAM, PLAIN):
         config = Settings(key, max_new_tokens=MOST).generation(methods)
         generation = methods[key].model.stream("def heappush(", config)
         made[key] = Answer(methods[key].title, generation)
@@ -200,7 +200,7 @@ def watched(model):
     return methods, made
 
 
-def test_looking_changes_nothing(model, watched):
+def test_watching_changes_nothing(model, watched):
     _, made = watched
     alone = model.generate("def heappush(", max_new_tokens=MOST)
     for answer in made.values():
@@ -211,7 +211,7 @@ def test_looking_changes_nothing(model, watched):
         assert answer.seconds > 0
 
 
-@pytest.mark.parametrize("key", [DART, DART_ALONE])
+@pytest.mark.parametrize("key", [DART, DART_NO_NGRAM])
 def test_scores_are_the_searchs(watched, key):
     """By depth and then by score, as the search sorts nodes."""
     methods, made = watched
@@ -252,7 +252,7 @@ def test_pictures_of_steps(watched):
 
 def test_a_step_drawn_without_a_page(model):
     """It is XML with colours of its own, and its boxes are those of the page's picture."""
-    prefill, *steps = model.stream("def heappush(", max_new_tokens=MOST).steps(watch=True)
+    prefill, *steps = model.stream("def heappush(", max_new_tokens=MOST).steps(with_drafts=True)
     with pytest.raises(UserError, match="no drafts"):
         step_view.drawing(prefill, model)
     steps = [step for step in steps if step.drafts is not None]
@@ -265,14 +265,17 @@ def test_a_step_drawn_without_a_page(model):
         assert sum(element.tag.endswith("rect") for element in svg.iter()) == len(nodes)
 
 
+@pytest.mark.long
 def test_the_devices_trees_can_be_watched(models):
     """EAGLE-3's never leave the device otherwise. Its accepted tokens lie on a path of them."""
     config = DecodeConfig(models.target, models.eagle, 8)
     prompts = Prompts.pad([models.of_prompts("prompt")[0][:8]], 20, 55, models.target.vocab_size)
-    for watch in (False, True):
-        steps = list(stream(config, models.eagle_params, None, prompts, Options(), watch=watch))
+    for drafts in (False, True):
+        steps = list(
+            stream(config, models.eagle_params, None, prompts, Options(), with_drafts=drafts)
+        )
         assert steps[0].drafts is None
-        assert all((won.drafts is not None) == watch for won in steps[1:])
+        assert all((won.drafts is not None) == drafts for won in steps[1:])
     known = np.concatenate([prompts.tokens[0, :8], steps[0].tokens[0]])
     for won in steps[1:]:
         tree = won.drafts.trees[0]
@@ -285,12 +288,11 @@ def test_the_devices_trees_can_be_watched(models):
 
 
 def test_accepted_paths(models, prompts, plain):
-    """Trees that hold the truth: what was accepted is found in them, node by node."""
+    """The accepted tokens are found in the tree, node by node."""
     config = DecodeConfig(models.target, models.drafter, 8)
     truth = sequences(prompts, plain(Sampling()).tokens)
-    steps = stream(
-        config, models.params, Oracle(config, truth), prompts, Options(seed=SEED), watch=True
-    )
+    oracle, options = Oracle(config, truth), Options(seed=SEED)
+    steps = stream(config, models.params, oracle, prompts, options, with_drafts=True)
     accepted = 0
     for won in steps:
         for row, tokens in enumerate(won.tokens):
@@ -309,7 +311,7 @@ def test_accepted_paths(models, prompts, plain):
 
 
 def test_everyone_has_a_turn():
-    """Step about, in the order they came in; a long job holds up no short one."""
+    """Jobs alternate step by step, in order of arrival; a long job does not delay short ones."""
     order, gate = [], threading.Event()
 
     def steps(name, count):
@@ -329,7 +331,7 @@ def test_everyone_has_a_turn():
     turns.close()
 
 
-def test_places_are_few():
+def test_places_are_limited():
     turns, gate = Turns(together=1, waiting=1), threading.Event()
 
     def steps():
@@ -352,7 +354,7 @@ def test_places_are_few():
         turns.add(steps())
 
 
-def test_an_error_ends_only_its_own():
+def test_an_error_ends_only_its_own_job():
     def good():
         yield from range(5)
 
@@ -367,7 +369,7 @@ def test_an_error_ends_only_its_own():
     turns.close()
 
 
-def test_what_is_cancelled_is_closed():
+def test_cancelled_jobs_are_closed():
     began, closed = threading.Event(), threading.Event()
 
     def steps():
@@ -389,7 +391,7 @@ def test_what_is_cancelled_is_closed():
     assert other.finished
 
 
-def test_the_clock_that_is_behind_goes_next():
+def test_race_runs_the_method_with_less_time():
     class Runner:
         def __init__(self, cost, count):
             self.seconds, self.cost, self.count = 0.0, cost, count
@@ -411,6 +413,7 @@ def test_the_clock_that_is_behind_goes_next():
 # Visitors
 
 
+@pytest.mark.long
 def test_ten_visitors_at_once(service, model):
     """All are answered with what they get alone, by turns; memory and threads stay flat."""
     prompts = [f"def f{n}(" for n in range(10)]
@@ -448,7 +451,7 @@ def test_ten_visitors_at_once(service, model):
         config = settings_of(service, **changes[n]).generation(service.methods)
         chosen = service.methods[changes[n]["method"]].model
         assert answer.text == "".join(chosen.stream(prompts[n], config))
-    # Whoever goes on has one step in every round: between two of one's steps nobody has two.
+    # Fairness: between two steps of one visitor, no other visitor has two.
     for n in range(10):
         places = [place for place, who in enumerate(order) if who == n]
         for one, next_one in itertools.pairwise(places):
@@ -456,7 +459,7 @@ def test_ten_visitors_at_once(service, model):
             assert len(between) == len(set(between))
 
 
-def test_one_who_leaves_frees_the_place(service):
+def test_a_visitor_who_leaves_frees_the_place(service):
     async def leave(how):
         prepared = service.prepare("def f(", settings_of(service))
         serving = service.serve("v", [prepared], prepared.answer.steps)
@@ -482,7 +485,7 @@ def test_a_page_that_is_loaded_again_has_its_last_answer(service):
     """By the key that its browser keeps; any other gives nothing, and what was cleared is gone."""
     answer = service.prepare("def f(", settings_of(service)).answer
     service.remember("page", answer, DART)
-    service.remember("", answer, DART)  # whoever sends no key
+    service.remember("", answer, DART)  # a visitor without a key
     for key, found in (("", None), ("other", None), ("page", (answer, DART))):
         assert service.inherit("again", key) == (found is not None)
         assert service.last("again") == found
@@ -494,8 +497,8 @@ def test_a_page_that_is_loaded_again_has_its_last_answer(service):
     assert service.last("visitor 999") == (answer, DART)
 
 
-def test_what_comes_next_replaces_what_was_going(service):
-    """Nothing is told of the old answer any more, neither when another begins nor when the visitor
+def test_a_new_request_replaces_the_running_one(service):
+    """No more updates of the old answer, neither when another begins nor when the visitor
     clears the page; a stopped one is shown to its end."""
 
     async def interrupted(how):
@@ -521,7 +524,7 @@ def test_what_comes_next_replaces_what_was_going(service):
     assert service._visits == {}
 
 
-def test_nobody_waits_for_programs_they_do_not_want(service, monkeypatch):
+def test_nobody_waits_for_programs_of_others(service, monkeypatch):
     """Stop works while programs are compiled, and those of a closed tab are not even begun."""
     began, gate, prepared = threading.Event(), threading.Event(), []
 
@@ -551,7 +554,7 @@ def test_nobody_waits_for_programs_they_do_not_want(service, monkeypatch):
     assert len(prepared) == 1
 
 
-def test_what_cannot_be_compiled_is_told(service, monkeypatch):
+def test_failed_compilation_is_reported(service, monkeypatch):
     def fail(make):
         raise MemoryError
 
@@ -583,7 +586,7 @@ def test_long_inputs(service):
     for text, message in [
         (
             "x " * 200,
-            r"a text of \d+ tokens is too long: at most 104 tokens can be read here; shorten",
+            r"a text of \d+ tokens is too long: at most 104 tokens fit here; shorten",
         ),
         ("x" * 10**6, "a text of 1,000,000 characters is too long"),
         (" \n", "there is no text yet"),
@@ -603,11 +606,11 @@ def test_a_chat(model, tmp_path_factory):
     try:
         assert service.chat
         before = [chat.Entry("a", (("b", True), ("c", False)))]
-        said = chat.words(before, "d", service.chat)
+        said = chat.full_prompt(before, "d", service.chat)
         tokens = service.prepare(said, service.default).generation.completion.prompt_tokens
         assert tokens == len(chatty.tokenizer.encode("<user>a<assistant>bc<user>d"))
         with pytest.raises(UserError, match="shorten it, or clear the chat"):
-            service.prepare(chat.words(before * 9, "d", service.chat), service.default)
+            service.prepare(chat.full_prompt(before * 9, "d", service.chat), service.default)
     finally:
         service.close()
 

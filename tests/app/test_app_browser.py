@@ -1,4 +1,4 @@
-"""The web app as a visitor meets it, in a real browser."""
+"""The web app in a real browser."""
 
 from urllib.parse import urlsplit
 
@@ -15,8 +15,8 @@ WICKED = (
 
 @pytest.fixture(scope="module")
 def address():
-    """An app that serves one visitor at a time, so that a second one is told, and none so fast that
-    nobody could watch."""
+    """An app that serves one visitor at a time, so that a second one is turned away, and slows down
+    steps so that the tests can observe them."""
     limits = ("--visitors", "1", "--queue", "0", "--max-new-tokens", "1504")
     with app(*limits, pace=0.05) as served:
         yield served.address
@@ -74,7 +74,7 @@ def test_write_and_look_at_a_tree(visit):
         "document.querySelector('#tree').innerText.includes('Step 3 of')"
     )
     assert visitor.page.inner_html("#tree svg") != first
-    # A box a drafted token, and those of the root and of the target's own.
+    # One box per drafted token, plus the root and the bonus token.
     assert visitor.page.locator("#tree svg .node").count() == 8 + 2
 
     visitor.tab("Answer")
@@ -102,8 +102,8 @@ def test_race(visit):
 
 
 def test_stop_and_the_closed_tab(visit):
-    """An answer stops at once; while one is written another visitor is told to come back; when its
-    tab is closed, the place is free."""
+    """An answer stops at once; while one is written another visitor is turned away; when the
+    first tab is closed, its place is free."""
     first, second = visit(), visit()
     for visitor in (first, second):
         visitor.method("plain decoding")
@@ -121,7 +121,7 @@ def test_stop_and_the_closed_tab(visit):
     second.page.wait_for_selector("#message .error")
     assert "places are taken" in second.page.inner_text("#message")
     first.page.close()
-    for _ in range(20):  # the server hears of it within moments
+    for _ in range(20):  # the server notices within moments
         second.page.wait_for_timeout(250)
         second.page.click("#send:not([disabled])")
         second.page.wait_for_selector("#send:not([disabled])")
@@ -132,7 +132,7 @@ def test_stop_and_the_closed_tab(visit):
 
 
 def test_text_is_text(visit):
-    """Neither markup nor what a template would act on nor control characters do anything."""
+    """Markup, template syntax and control characters have no effect."""
     visitor = visit()
     visitor.write(WICKED)
     visitor.finished()
@@ -153,7 +153,7 @@ def test_a_reload_keeps_what_should_stay(visit):
     visitor.tab("Draft tree")
     tree = visitor.page.inner_html("#tree .wide")
     visitor.page.fill("#prompt textarea", "def typed(")
-    visitor.page.wait_for_timeout(1000)  # it is kept in the browser, by no one's leave
+    visitor.page.wait_for_timeout(1000)  # the browser stores it with a delay
     visitor.page.reload()
     visitor.page.wait_for_selector("#current .answer")
     assert visitor.answer == answer
@@ -171,7 +171,7 @@ def test_a_reload_keeps_what_should_stay(visit):
 
 
 def test_clear_while_an_answer_is_written(visit):
-    """It ends, nothing of it comes back, not even by a reload, and the next one begins as ever."""
+    """It ends, does not come back, not even after a reload, and the next one starts as usual."""
     visitor = visit()
     visitor.method("plain decoding")
     visitor.set("max_new_tokens", 1504)
@@ -211,7 +211,7 @@ def test_sending_while_an_answer_is_written_again(visit):
 
 
 def test_write_again(visit):
-    """One answer takes the other's place; where tokens are drawn, with another seed."""
+    """The new answer replaces the old one; when sampling, with another seed."""
     visitor = visit()
     visitor.set("temperature", 1)
     visitor.write(HEAP)

@@ -18,7 +18,7 @@ from dart_jax.model import DEMO
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
 from eval.speedup.config import SpeedupConfig
-from eval.speedup.selection import PROMPT_TOKENS
+from eval.speedup.workload import PROMPT_TOKENS
 
 HELD_OUT_FILES = {path for group in HELD_OUT for path in held_out_files(group)}
 
@@ -144,7 +144,7 @@ def test_groups_give_their_modules_in_turn(byte_tokenizer):
         assert [p.text for p in prompts] == [text for text in first_of_each if text][:3]
 
 
-def test_long_prompts_are_passed_over(byte_tokenizer):
+def test_long_prompts_are_skipped(byte_tokenizer):
     unlimited = demo_prompts(byte_tokenizer, 1_000, 10**9)
     short = demo_prompts(byte_tokenizer, 1_000, 150)
     assert 0 < len(short) < len(unlimited)

@@ -1,4 +1,4 @@
-"""Acceptance against a walk from the root, child by child."""
+"""Acceptance against a literal walk from the root, child by child."""
 
 import functools
 
@@ -43,12 +43,14 @@ def literal_walk(tree, drawn):
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_path_is_that_of_the_walk(seed):
+def test_path_is_that_of_the_literal_walk(seed):
     rng = np.random.default_rng(seed)
     trees = [grow_tree(rng, NODES, DEPTH, VOCAB, [0] * rng.integers(DEPTH + 1)) for _ in range(3)]
     drawn = [draw_for(rng, tree) for tree in trees]
-    won = accept_packed(jnp.asarray(np.stack(trees)), jnp.asarray(np.stack(drawn)), DEPTH)
-    for tree, draws, path, tokens, count in zip(trees, drawn, *map(np.asarray, won), strict=True):
+    accepted = accept_packed(jnp.asarray(np.stack(trees)), jnp.asarray(np.stack(drawn)), DEPTH)
+    for tree, draws, path, tokens, count in zip(
+        trees, drawn, *map(np.asarray, accepted), strict=True
+    ):
         expected = literal_walk(tree, draws)
         assert count == len(expected)
         assert path.tolist() == expected + [0] * (DEPTH + 1 - count)
@@ -58,15 +60,15 @@ def test_path_is_that_of_the_walk(seed):
 def test_a_chain_is_accepted_to_its_end():
     line = np.arange(DEPTH + 1, dtype=np.int32)
     chain = np.stack([line, np.maximum(line - 1, 0), line])
-    won = accept_packed(jnp.asarray(chain[None]), jnp.asarray(line[None] + 1), DEPTH)
-    assert won.count.tolist() == [DEPTH + 1]
-    assert won.path.tolist() == [line.tolist()]
-    assert won.tokens.tolist() == [(line + 1).tolist()]
+    accepted = accept_packed(jnp.asarray(chain[None]), jnp.asarray(line[None] + 1), DEPTH)
+    assert accepted.count.tolist() == [DEPTH + 1]
+    assert accepted.path.tolist() == [line.tolist()]
+    assert accepted.tokens.tolist() == [(line + 1).tolist()]
 
 
 def test_an_accepted_node_below_a_rejected_one_does_not_count():
     # 1 is wrong; 2, its child, is what the target draws there.
     tree = jnp.asarray([[[9, 1, 2], [0, 0, 1], [0, 1, 2]]], jnp.int32)
-    won = accept_packed(tree, jnp.asarray([[5, 2, 6]], jnp.int32), 2)
-    assert won.count.tolist() == [1]
-    assert won.tokens[0, 0] == 5
+    accepted = accept_packed(tree, jnp.asarray([[5, 2, 6]], jnp.int32), 2)
+    assert accepted.count.tolist() == [1]
+    assert accepted.tokens[0, 0] == 5

@@ -1,4 +1,4 @@
-"""Losslessness: DART emits what plain decoding emits, in either loop, however trees look."""
+"""Losslessness: DART emits the tokens of plain decoding, in either loop, for any trees."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def greedy(models):
 
 @pytest.fixture(scope="module")
 def truth(prompts, plain):
-    """Prompts and what plain decoding gives."""
+    """Prompts and their continuation by plain decoding."""
     return lambda sampling: sequences(prompts, plain(sampling).tokens)
 
 
@@ -51,6 +51,7 @@ def lists(tokens):
     return [row.tolist() for row in tokens]
 
 
+@pytest.mark.long
 def test_plain_decoding_fills_the_cache(prompts, plain):
     for sampling in (GREEDY, SAMPLED, NUCLEUS, PENALIZED):
         generation = plain(sampling)
@@ -59,6 +60,7 @@ def test_plain_decoding_fills_the_cache(prompts, plain):
         np.testing.assert_array_equal(generation.tau, np.ones(4))
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NUCLEUS, PENALIZED])
 def test_plain_loops_agree(models, prompts, plain, sampling):
     config = DecodeConfig(models.target)
@@ -67,6 +69,7 @@ def test_plain_loops_agree(models, prompts, plain, sampling):
     np.testing.assert_array_equal(fused.steps, plain(sampling).steps)
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("drafting", ["search", "search with n-grams", "oracle"])
 def test_dart_is_plain_decoding(models, prompts, plain, truth, case, drafting):
     config, sampling = case
@@ -81,6 +84,7 @@ def test_dart_is_plain_decoding(models, prompts, plain, truth, case, drafting):
     assert generation.tau.min() > (2 if drafting == "oracle" else 0.99)
 
 
+@pytest.mark.long(keep=1)
 def test_fused_dart_is_streaming_dart(models, prompts, plain, truth, case):
     config, sampling = case
     oracle, options = Oracle(config, truth(sampling)), Options(sampling, seed=SEED)
@@ -101,6 +105,7 @@ def test_fused_search(models, prompts, plain, truth, greedy):
     assert 0 < generation.seconds["search"] < generation.seconds["device"]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 59), (SAMPLED, 8), (PENALIZED, 20)])
 def test_eagle3_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
@@ -116,7 +121,7 @@ def test_plain_tokens_are_the_targets_own(plain):
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_step_ends_on_a_token_of_the_target(models, prompts, truth, greedy, loop):
-    """Of a path with 3 true levels, 3 tokens are drafted and the 4th is the target's."""
+    """On a path with 3 true levels, 3 tokens are drafted and the 4th is the bonus token."""
     oracle = Oracle(greedy, truth(GREEDY), levels=3)
     budget = np.array([9, 8, 5, 1], np.int32)
     prompts = dataclasses.replace(prompts, max_new_tokens=budget)
@@ -125,8 +130,8 @@ def test_every_step_ends_on_a_token_of_the_target(models, prompts, truth, greedy
     assert lists(generation.drafted) == [pattern[:n] for n in budget]
 
 
-def test_values_compile_nothing_anew(models, prompts):
-    """Other temperatures, cuts, seeds and stop ids run the same program."""
+def test_option_values_do_not_recompile(models, prompts):
+    """Other temperatures, filters, penalties, seeds and stop ids run the same program."""
     config = DecodeConfig(models.target)
     for options in (
         Options(Sampling(0.5, 10, 0.9, 0.1, 1.1), stop=(1, 2), seed=1),
@@ -151,11 +156,11 @@ def test_one_program_serves_all_pruners(models, prompts, plain, truth, greedy):
 
 
 def test_rows_can_be_ended(models, prompts, plain, truth, greedy):
-    """A row told to end gives nothing more; the others do not notice."""
+    """A row that is ended emits nothing more; the others are unaffected."""
     oracle = Oracle(greedy, truth(GREEDY), levels=3)
     steps = stream(greedy, models.params, oracle, prompts, Options(seed=SEED))
-    won = [next(steps), next(steps), steps.send(np.array([True, False, False, True])), *steps]
-    rows = [np.concatenate([step.tokens[row] for step in won]) for row in range(4)]
+    outputs = [next(steps), next(steps), steps.send(np.array([True, False, False, True])), *steps]
+    rows = [np.concatenate([step.tokens[row] for step in outputs]) for row in range(4)]
     expected = lists(plain(GREEDY).tokens)
     assert lists(rows) == [expected[0][:5], expected[1], expected[2], expected[3][:5]]
 
@@ -167,6 +172,7 @@ def test_seeds_give_different_samples(models, prompts, plain):
         assert ours.tolist() != theirs.tolist()
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("sampling", "rows"), [(GREEDY, [0, 1, 2]), (NUCLEUS, [0])], ids=["greedy", "nucleus"]
 )
@@ -191,7 +197,7 @@ def eight(models):
 def ending(plain):
     """Stop ids that end row 0 inside an accepted path and row 1 in its prefill."""
     row, other, *_ = lists(plain(GREEDY).tokens)
-    # With trees that are the true path alone, the prefill wins one token and every step nine.
+    # If trees contain only the true path, the prefill emits one token and every step nine.
     inside = next(t for i, t in enumerate(row) if row.index(t) == i > 9 and i % 9 not in (0, 1))
     return Options(stop=(inside, other[0]))
 
@@ -210,6 +216,7 @@ def test_stop_ids_end_plain_decoding(models, prompts, ending, cut):
     assert lists(generate_streaming(config, models.params, None, prompts, ending).tokens) == cut
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_stop_ids_end_dart(models, prompts, truth, eight, ending, cut, loop):
     oracle = Oracle(eight, truth(GREEDY), levels=8)
@@ -222,8 +229,8 @@ def test_stop_ids_end_dart(models, prompts, truth, eight, ending, cut, loop):
 
 def test_a_stop_id_cuts_an_accepted_path(models, prompts, truth, eight, ending, cut):
     oracle = Oracle(eight, truth(GREEDY), levels=8)
-    won = [step.tokens[0] for step in stream(eight, models.params, oracle, prompts, ending)]
-    sizes = [len(tokens) for tokens in won if len(tokens)]
+    emitted = [step.tokens[0] for step in stream(eight, models.params, oracle, prompts, ending)]
+    sizes = [len(tokens) for tokens in emitted if len(tokens)]
     assert sizes[:-1] == [1] + [9] * (len(sizes) - 2)
     assert 1 < sizes[-1] < 9
     assert sum(sizes) == len(cut[0]) < prompts.max_new_tokens[0]

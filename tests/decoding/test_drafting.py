@@ -1,4 +1,4 @@
-"""Other ways of drafting than a trained drafter: whatever proposes the tree, the output is the
+"""Drafting methods other than a trained drafter: whatever proposes the tree, the output is the
 target's."""
 
 import dataclasses
@@ -27,7 +27,7 @@ from dart_jax.model import DartModel
 from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import check_fit, save_target
-from eval.methods.measure import accepted
+from eval.methods.measure import accepted_lengths
 
 GREEDY, SAMPLED = Sampling(), Sampling(1.0)
 PENALIZED = Sampling(0.8, top_k=20, top_p=0.9, repetition_penalty=1.3)
@@ -43,6 +43,7 @@ def lists(tokens):
     return [row.tolist() for row in tokens]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALIZED])
 def test_the_target_as_its_own_draft_model_is_always_right(models, prompts, plain, loop, sampling):
@@ -55,6 +56,7 @@ def test_the_target_as_its_own_draft_model_is_always_right(models, prompts, plai
     np.testing.assert_array_equal(generation.steps, -(-emitted // 5))
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 8), (SAMPLED, 1)])
 def test_a_small_draft_model_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
@@ -65,8 +67,9 @@ def test_a_small_draft_model_is_plain_decoding(models, prompts, plain, loop, sam
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
 
 
-def test_a_draft_models_cache_holds_all_known_tokens(models, prompts):
-    """With the target drafting for itself, its two caches are the same but for the root's row."""
+@pytest.mark.long
+def test_a_draft_models_cache_holds_all_tokens(models, prompts):
+    """If the target drafts for itself, the two caches are the same except for the root's row."""
     config = DecodeConfig(models.target, models.target, nodes=3)
     params = {"target": models.params["target"], "drafter": models.params["target"]}
     state, _ = start(config, params, prompts, Options(seed=SEED))
@@ -74,34 +77,36 @@ def test_a_draft_models_cache_holds_all_known_tokens(models, prompts):
         state, _ = step(config, params, state, None)
     for row, length in enumerate(np.asarray(state.length)):
         for theirs, ours in zip(
-            jax.tree.leaves(state.target_cache), jax.tree.leaves(state.memory), strict=True
+            jax.tree.leaves(state.target_cache), jax.tree.leaves(state.draft_state), strict=True
         ):
             np.testing.assert_allclose(
                 theirs[row, :, :length], ours[row, :, :length], rtol=1e-4, atol=1e-5
             )
 
 
-@pytest.mark.parametrize("way", ["plain", "dart", "eagle3", "sps", "pld"])
-def test_a_step_copies_no_cache(models, prompts, way):
-    """What it is given it writes to in place."""
+@pytest.mark.long(keep=2)
+@pytest.mark.parametrize("method", ["plain", "dart", "eagle3", "sps", "pld"])
+def test_a_step_copies_no_cache(models, prompts, method):
+    """Donated caches are written in place."""
     params, drafter = models.params, models.drafter
-    if way == "eagle3":
+    if method == "eagle3":
         params, drafter = models.eagle_params, models.eagle
-    elif way == "sps":
+    elif method == "sps":
         params, drafter = {**params, "drafter": params["target"]}, models.target
-    elif way != "dart":
-        drafter = PromptLookupConfig() if way == "pld" else None
-    config = DecodeConfig(models.target, drafter, nodes=0 if way == "plain" else 4)
+    elif method != "dart":
+        drafter = PromptLookupConfig() if method == "pld" else None
+    config = DecodeConfig(models.target, drafter, nodes=0 if method == "plain" else 4)
     state, _ = start(config, params, prompts, Options(seed=SEED))
     trees = jnp.zeros((len(prompts.tokens), 3, 5), jnp.int32) if config.searches else None
     compiled = step.lower(config, params, state, trees).compile().as_text()
-    for leaf in jax.tree.leaves((state.target_cache, state.memory)):
+    for leaf in jax.tree.leaves((state.target_cache, state.draft_state)):
         kind = {"float32": "f32", "int32": "s32"}[leaf.dtype.name]
         shape = f"{kind}[{','.join(map(str, leaf.shape))}]"
         assert shape in compiled
         assert not re.findall(rf"= {re.escape(shape)}\S* copy\(.*", compiled)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 8), (SAMPLED, 3)])
 def test_prompt_lookup_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
@@ -112,7 +117,8 @@ def test_prompt_lookup_is_plain_decoding(models, prompts, plain, loop, sampling,
 
 
 def test_prompt_lookup_finds_what_is_repeated(models, prompts):
-    """Behind the end of a text that is there twice, the first one's continuation is accepted."""
+    """After a text that occurs a second time, the continuation of the first occurrence is
+    accepted."""
     first = generate_fused(
         DecodeConfig(models.target), models.params, None, prompts, Options(seed=SEED)
     )
@@ -126,7 +132,7 @@ def test_prompt_lookup_finds_what_is_repeated(models, prompts):
 
 
 def _repeats(text: np.ndarray) -> bool:
-    """Whether some token is followed by the one that followed it the last time."""
+    """Whether some token is followed by the same token as at its previous occurrence."""
     last: dict[int, int] = {}
     for a, b in zip(text[:-1].tolist(), text[1:].tolist(), strict=True):
         if last.get(a) == b:
@@ -136,7 +142,7 @@ def _repeats(text: np.ndarray) -> bool:
 
 
 def literal_lookup(text: list[int], nodes: int, longest: int, shortest: int) -> list[int]:
-    """What stands behind the latest place where the text's last tokens stood before."""
+    """The tokens after the latest earlier occurrence of the text's last tokens."""
     for n in range(longest, shortest - 1, -1):
         for at in range(len(text) - 1, n - 1, -1):
             if n < len(text) and text[at - n : at] == text[len(text) - n :]:
@@ -161,12 +167,12 @@ def test_prompt_lookup_is_the_literal_one(longest, shortest):
 
 
 @pytest.mark.parametrize("values", [(0, 0), (2, 3), (1, -1)])
-def test_a_lookup_that_cannot_be(values):
+def test_invalid_lookup_lengths(values):
     with pytest.raises(UserError, match="1 <= shortest <= longest"):
         PromptLookupConfig(*values)
 
 
-def test_a_chain_is_a_tree_of_one_line():
+def test_a_chain_is_a_tree_of_single_children():
     packed = chain(jnp.array([[7], [8]]), jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.array([3, 1]))
     tree = unpack(packed)
     assert tree.tokens.tolist() == [[7, 1, 2, 3], [8, 4, 0, 0]]
@@ -174,9 +180,10 @@ def test_a_chain_is_a_tree_of_one_line():
     assert tree.depth.tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 8), (SAMPLED, 20)])
-def test_the_ngram_model_alone_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
+def test_only_an_ngram_model_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
     config = DecodeConfig(models.target, NgramConfig(), nodes=nodes)
     truth = sequences(prompts, plain(sampling).tokens)
     pruner = Pruner(config.host_buffer, nodes, ngram=NgramModel.count(truth))
@@ -190,9 +197,9 @@ Path = tuple[int, ...]
 
 
 def shares(ngram: NgramModel, context: list[int], path: Path) -> dict[int, float]:
-    """What follows the longest context that anything follows, with its share."""
-    known = np.array([*context, *path][-CONTEXT:], np.int32)
-    lists = [one for one in ngram.core.continuations(known) if len(one[1])]
+    """The continuations of the longest context that has any, with their shares."""
+    tokens_before = np.array([*context, *path][-CONTEXT:], np.int32)
+    lists = [one for one in ngram.core.continuations(tokens_before) if len(one[1])]
     if not lists:
         return {}
     total, tokens, counts = lists[-1]
@@ -202,7 +209,7 @@ def shares(ngram: NgramModel, context: list[int], path: Path) -> dict[int, float
 def literal_tree(
     ngram: NgramModel, context: list[int], nodes: int, levels: int, eos: tuple[int, ...]
 ) -> list[float]:
-    """The probabilities of the likeliest paths, the largest first."""
+    """The probabilities of the most likely paths, the largest first."""
     paths: dict[Path, float] = {(): 1.0}
     for level in range(levels):
         for path in [path for path in paths if len(path) == level]:
@@ -212,7 +219,7 @@ def literal_tree(
     return sorted((p for path, p in paths.items() if path), reverse=True)[:nodes]
 
 
-def test_ngram_trees_are_the_likeliest_paths():
+def test_ngram_trees_are_the_most_likely_paths():
     rng = np.random.default_rng(1)
     # Zipf's law: frequent contexts with many followers, rare ones with one.
     corpus = [np.minimum(rng.zipf(1.3, 60), 40) for _ in range(40)]
@@ -239,15 +246,16 @@ def test_ngram_trees_are_the_likeliest_paths():
             np.testing.assert_allclose(sorted(found[1:], reverse=True), expected, rtol=1e-6)
 
 
-def test_one_target_and_many_ways_of_drafting(tiny, tmp_path):
+@pytest.mark.long
+def test_one_target_and_many_drafting_methods(tiny, tmp_path):
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
     small = dataclasses.replace(model.target, num_hidden_layers=2, tie_word_embeddings=True)
     save_target(tmp_path, small, init_params(small, 0), (0,))
-    ways = [None, NgramConfig(), PromptLookupConfig(), tmp_path, tiny.drafter]
+    drafters = [None, NgramConfig(), PromptLookupConfig(), tmp_path, tiny.drafter]
     prompt = tiny.prompts[0]
     expected = model.generate(prompt, nodes=0, max_new_tokens=20).tokens
-    for way in ways:
-        other = model.with_drafter(way)
+    for drafter in drafters:
+        other = model.with_drafter(drafter)
         assert other.params["target"] is model.params["target"]
         assert other.ngram is model.ngram
         made = other.generate(prompt, max_new_tokens=20)
@@ -277,20 +285,21 @@ def test_default_trees(models, drafter, nodes):
     assert default_tree(models.target)[0] == 4
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("tau", [1, 2.5, 3.6])
 def test_imposed_acceptance(models, prompts, tau):
-    """Whatever is drafted, and whatever the target thinks of it."""
-    config = DecodeConfig(models.target, models.drafter, nodes=8, acceptance=tau)
+    """Whatever is drafted, and whatever the target would accept."""
+    config = DecodeConfig(models.target, models.drafter, nodes=8, imposed_tau=tau)
     pruner = Pruner(config.host_buffer, 8)
     generation = generate_fused(config, models.params, pruner, prompts, Options(seed=SEED))
     emitted = np.array([len(tokens) - 1 for tokens in generation.tokens])
     # A step more or less.
     assert (np.abs(generation.steps - emitted / tau) < 1).all()
     for drafted in generation.drafted:
-        assert set(accepted(drafted)[1:]) <= {math.floor(tau) - 1, math.ceil(tau) - 1}
+        assert set(accepted_lengths(drafted)[1:]) <= {math.floor(tau) - 1, math.ceil(tau) - 1}
 
 
-def test_drafters_that_cannot_be(models, tiny):
+def test_invalid_drafters(models, tiny):
     model = DartModel.from_pretrained(tiny.target)
     with pytest.raises(UserError, match="needs at least 1 level"):
         NgramConfig(0)

@@ -24,7 +24,7 @@ REFERENCE = Eagle3Tree()
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A drafter and what it needs of its target."""
+    """A drafter, and its target's embedding."""
 
     config: Eagle3Config
     params: dict
@@ -34,20 +34,20 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class DraftInput:
-    """The known tokens of each sequence, padded: features of a row, the token after it."""
+    """The rows of each sequence, padded: a row's features, and the token after it."""
 
     features: jax.Array
-    following: jax.Array
+    next_tokens: jax.Array
     last: jax.Array
 
     @classmethod
-    def pad(cls, features, following, garbage=0):
+    def pad(cls, features, next_tokens, garbage=0):
         rows = max(map(len, features))
         rng = np.random.default_rng(garbage)
         shape = (len(features), rows)
         padded = rng.normal(size=(*shape, features[0].shape[1])).astype(np.float32)
         tokens = rng.integers(0, 9, shape).astype(np.int32)
-        for i, (f, t) in enumerate(zip(features, following, strict=True)):
+        for i, (f, t) in enumerate(zip(features, next_tokens, strict=True)):
             padded[i, : len(f)], tokens[i, : len(t)] = f, t
         last = np.array([len(f) - 1 for f in features], np.int32)
         return cls(jnp.asarray(padded), jnp.asarray(tokens), jnp.asarray(last))
@@ -56,17 +56,17 @@ class DraftInput:
         """Sequence i alone, without padding."""
         n = int(self.last[i]) + 1
         return DraftInput(
-            self.features[i : i + 1, :n], self.following[i : i + 1, :n], self.last[i, None]
+            self.features[i : i + 1, :n], self.next_tokens[i : i + 1, :n], self.last[i, None]
         )
 
     @property
     def root(self):
-        return jnp.take_along_axis(self.following, self.last[:, None], axis=1)[:, 0]
+        return jnp.take_along_axis(self.next_tokens, self.last[:, None], axis=1)[:, 0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _draft(config, settings, nodes, params, embedding, draft_ids, known, first, cache, length):
-    features, following, last = known
+def _draft(config, settings, nodes, params, embedding, draft_ids, inputs, first, cache, length):
+    features, next_tokens, last = inputs
     positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
     return draft_tree(
         settings,
@@ -74,7 +74,7 @@ def _draft(config, settings, nodes, params, embedding, draft_ids, known, first, 
         lambda tokens: embedding[tokens],
         draft_ids,
         features,
-        following,
+        next_tokens,
         positions,
         last,
         nodes,
@@ -83,10 +83,10 @@ def _draft(config, settings, nodes, params, embedding, draft_ids, known, first, 
     )
 
 
-def draft(model, known, nodes, settings=REFERENCE, cache=None, length=None):
+def draft(model, inputs, nodes, settings=REFERENCE, cache=None, length=None):
     """Packed trees and the rows to append."""
-    first = jnp.zeros_like(known.last) if length is None else length
-    rows = (known.features, known.following, known.last)
+    first = jnp.zeros_like(inputs.last) if length is None else length
+    rows = (inputs.features, inputs.next_tokens, inputs.last)
     packed, rows = _draft(
         model.config,
         settings,
@@ -100,7 +100,7 @@ def draft(model, known, nodes, settings=REFERENCE, cache=None, length=None):
         length,
     )
     assert packed.dtype == jnp.int32
-    assert packed.shape == (len(known.last), 3, nodes + 1)
+    assert packed.shape == (len(inputs.last), 3, nodes + 1)
     return np.asarray(packed), rows
 
 
@@ -131,7 +131,7 @@ def golden_model(name):
 
 
 @functools.cache
-def golden_known(name):
+def golden_inputs(name):
     run = np.load(GOLDEN / name / "golden.npz")
     return DraftInput.pad(
         [run[f"aux_{i}"] for i in range(4)], [run[f"preceding_{i}_0"][1:] for i in range(4)]
@@ -140,7 +140,7 @@ def golden_known(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_reference_drafts_the_same_trees(name):
-    trees, _ = draft(golden_model(name), golden_known(name), nodes=59)
+    trees, _ = draft(golden_model(name), golden_inputs(name), nodes=59)
     masks = ancestor_mask(unpack(jnp.asarray(trees)), REFERENCE.levels)
     reference = np.load(GOLDEN / name / "eagle3" / "golden.npz")
     for i, ((tokens, _, depth), mask) in enumerate(zip(trees, masks, strict=True)):
@@ -194,21 +194,21 @@ def layer(config, p, residual, embeds):
     return x + (gate / (1 + np.exp(-gate)) * up) @ p["mlp"]["down_proj"]["kernel"]
 
 
-def literal_tree(model, known, nodes, settings):
-    """One sequence's tree, float64: every path runs by itself behind all known tokens."""
+def literal_tree(model, inputs, nodes, settings):
+    """One sequence's tree, float64: every path runs separately after all real rows."""
     config = model.config
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), model.params)
     embedding = np.asarray(model.embedding, np.float64)
-    features = np.asarray(known.features[0], np.float64) @ p["fc"]["kernel"]
-    following = np.asarray(known.following[0]).tolist()
+    features = np.asarray(inputs.features[0], np.float64) @ p["fc"]["kernel"]
+    next_tokens = np.asarray(inputs.next_tokens[0]).tolist()
     ids = np.asarray(model.draft_ids)
     top_k = min(settings.top_k, len(ids))
 
     def followers(path):
-        """The likeliest tokens behind a path of target ids, with their log-probabilities."""
+        """The most likely tokens after a path of target ids, with their log-probabilities."""
         residual = features
         for n in range(len(path) + 1):
-            output = layer(config, p, residual, embedding[following + path[:n]])
+            output = layer(config, p, residual, embedding[next_tokens + path[:n]])
             residual = np.concatenate([residual, output[-1:]])
         logits = normed(output[-1], p["norm"]["scale"], config.rms_norm_eps)
         logp = np.log(softmax(logits @ p["lm_head"]["kernel"]))
@@ -231,7 +231,7 @@ def literal_tree(model, known, nodes, settings):
     chosen = sorted(sorted(range(len(pool)), key=lambda i: -scores[i])[:nodes])
     place = {-1: 0} | {i: node for node, i in enumerate(chosen, start=1)}
     tree = np.zeros((3, nodes + 1), np.int32)
-    tree[0, 0] = following[-1]
+    tree[0, 0] = next_tokens[-1]
     for i in chosen:
         path, _, parent = pool[i]
         tree[:, place[i]] = path[-1], place[parent], len(path)
@@ -263,7 +263,7 @@ def random_model(seed, config=CONFIG, dtype=jnp.float32):
     return Model(config, params, embedding, jnp.asarray(ids, jnp.int32))
 
 
-def random_known(seed, lengths, config=CONFIG):
+def random_inputs(seed, lengths, config=CONFIG):
     rng = np.random.default_rng(seed)
     return DraftInput.pad(
         [rng.normal(size=(n, 3 * config.target_hidden_size)) for n in lengths],
@@ -271,6 +271,7 @@ def random_known(seed, lengths, config=CONFIG):
     )
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize(
     ("settings", "nodes"),
     [
@@ -284,29 +285,29 @@ def random_known(seed, lengths, config=CONFIG):
 )
 def test_trees_are_the_literal_ones(settings, nodes):
     for seed in range(4):
-        model, known = random_model(seed), random_known(seed, [6, 1, 3])
-        trees, _ = draft(model, known, nodes, settings)
+        model, inputs = random_model(seed), random_inputs(seed, [6, 1, 3])
+        trees, _ = draft(model, inputs, nodes, settings)
         for i, tree in enumerate(trees):
-            np.testing.assert_array_equal(tree, literal_tree(model, known.of(i), nodes, settings))
+            np.testing.assert_array_equal(tree, literal_tree(model, inputs.of(i), nodes, settings))
 
 
 def test_a_draft_vocabulary_smaller_than_top_k():
     model = random_model(0, dataclasses.replace(CONFIG, draft_vocab_size=3))
-    known, settings = random_known(0, [4]), Eagle3Tree(depth=2, top_k=10)
-    (tree,), _ = draft(model, known, 25, settings)
-    np.testing.assert_array_equal(tree, literal_tree(model, known, 25, settings))
+    inputs, settings = random_inputs(0, [4]), Eagle3Tree(depth=2, top_k=10)
+    (tree,), _ = draft(model, inputs, 25, settings)
+    np.testing.assert_array_equal(tree, literal_tree(model, inputs, 25, settings))
     assert np.count_nonzero(tree[2]) == 3 + 2 * 9
 
 
-def test_of_equals_the_first_wins():
+def test_the_first_of_equal_nodes_wins():
     model = random_model(0)
     params = {**model.params, "lm_head": jax.tree.map(jnp.zeros_like, model.params["lm_head"])}
-    known = random_known(0, [4])
+    inputs = random_inputs(0, [4])
     model = dataclasses.replace(model, params=params)
-    (tree,), _ = draft(model, known, 8, Eagle3Tree(depth=2, top_k=3))
+    (tree,), _ = draft(model, inputs, 8, Eagle3Tree(depth=2, top_k=3))
     x, y, z = model.draft_ids[:3].tolist()
     assert tree.tolist() == [
-        [int(known.root[0]), x, y, z, x, y, z, x, y],
+        [int(inputs.root[0]), x, y, z, x, y, z, x, y],
         [0, 0, 0, 0, 1, 1, 1, 2, 2],
         [0, 1, 1, 1, 2, 2, 2, 2, 2],
     ]
@@ -317,15 +318,15 @@ def test_of_equals_the_first_wins():
 
 def batch(name):
     if name == "random":
-        return random_model(1), random_known(1, [9, 1, 12])
-    return golden_model(name), golden_known(name)
+        return random_model(1), random_inputs(1, [9, 1, 12])
+    return golden_model(name), golden_inputs(name)
 
 
 def test_a_batch_is_its_sequences():
-    model, known = batch("random")
-    trees, rows = draft(model, known, 59)
+    model, inputs = batch("random")
+    trees, rows = draft(model, inputs, 59)
     for i, tree in enumerate(trees):
-        (alone,), rows_alone = draft(model, known.of(i), 59)
+        (alone,), rows_alone = draft(model, inputs.of(i), 59)
         np.testing.assert_array_equal(tree, alone)
         for ours, theirs in zip(rows[0], rows_alone[0], strict=True):
             np.testing.assert_allclose(ours[i, :, : theirs.shape[2]], theirs[0], atol=1e-5)
@@ -335,55 +336,59 @@ def test_padding_is_never_seen():
     model = random_model(2)
     rng = np.random.default_rng(2)
     features = [rng.normal(size=(n, 72)) for n in (7, 2, 5)]
-    following = [rng.integers(0, 61, n) for n in (7, 2, 5)]
-    one, other = (draft(model, DraftInput.pad(features, following, seed), 59)[0] for seed in (0, 1))
+    next_tokens = [rng.integers(0, 61, n) for n in (7, 2, 5)]
+    one, other = (
+        draft(model, DraftInput.pad(features, next_tokens, seed), 59)[0] for seed in (0, 1)
+    )
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", [*NAMES, "random"])
-def test_drafting_behind_a_cache(name):
-    model, known = batch(name)
-    expected, _ = draft(model, known, 59)
-    config, b = model.config, len(known.last)
+def test_drafting_with_a_cache(name):
+    model, inputs = batch(name)
+    expected, _ = draft(model, inputs, 59)
+    config, b = model.config, len(inputs.last)
     cache = init_cache(1, b, config.num_key_value_heads, 40, config.head_dim, jnp.float32)
     cache = jax.tree.map(lambda x: x + 100, cache)  # garbage must not be seen
     length = jnp.zeros(b, jnp.int32)
-    # As when decoding: a few rows a step, a different number for each sequence.
+    # As when decoding: a few rows per step, a different number for each sequence.
     rng = np.random.default_rng(0)
     while True:
-        left = known.last + 1 - length
+        left = inputs.last + 1 - length
         count = jnp.minimum(left, jnp.asarray(rng.integers(1, 6, b), jnp.int32))
-        # A sequence that is at its end drafts from its last row once more.
-        length, count = jnp.where(left > 0, length, known.last), jnp.maximum(count, 1)
+        # A finished sequence drafts from its last row again.
+        length, count = jnp.where(left > 0, length, inputs.last), jnp.maximum(count, 1)
         place = length[:, None] + jnp.arange(5, dtype=jnp.int32)[None]
-        place = jnp.minimum(place, known.features.shape[1] - 1)
+        place = jnp.minimum(place, inputs.features.shape[1] - 1)
         new = DraftInput(
-            jnp.take_along_axis(known.features, place[:, :, None], axis=1),
-            jnp.take_along_axis(known.following, place, axis=1),
+            jnp.take_along_axis(inputs.features, place[:, :, None], axis=1),
+            jnp.take_along_axis(inputs.next_tokens, place, axis=1),
             count - 1,
         )
         trees, rows = draft(model, new, 59, cache=cache, length=length)
         every_row = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (b, 5))
         cache = append(cache, rows, every_row, length)
         length = length + count
-        if bool((length > known.last).all()):
+        if bool((length > inputs.last).all()):
             break
     np.testing.assert_array_equal(trees, expected)
 
 
-# What every tree must be
+# Properties of every tree
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("nodes", "dtype"),
     [(0, jnp.float32), (1, jnp.float32), (1000, jnp.float32), (59, jnp.bfloat16)],
 )
 def test_trees_are_well_formed(nodes, dtype):
     model = random_model(3, dtype=dtype)
-    known = random_known(3, [5, 8])
-    known = dataclasses.replace(known, features=known.features.astype(dtype))
-    trees, _ = draft(model, known, nodes)
-    for (tokens, parents, depth), root in zip(trees, known.root, strict=True):
+    inputs = random_inputs(3, [5, 8])
+    inputs = dataclasses.replace(inputs, features=inputs.features.astype(dtype))
+    trees, _ = draft(model, inputs, nodes)
+    for (tokens, parents, depth), root in zip(trees, inputs.root, strict=True):
         size = min(nodes, 10 + 7 * 100)
         assert (tokens[0], parents[0], depth[0]) == (root, 0, 0)
         child = np.arange(1, size + 1)

@@ -37,7 +37,7 @@ def prompts(golden):
 
 @pytest.fixture(scope="module")
 def drafts(golden, config, pruner, prompts):
-    """What the prefill and the steps behind it hand over, and the trees drafted from it."""
+    """The host buffers of the prefill and the steps after it, and the trees drafted from them."""
     drafts = []
     state, packed = start(config, golden.params, prompts, OPTIONS)
     for _ in range(STEPS):
@@ -64,7 +64,7 @@ def test_logits_and_features(golden, prompts):
 
 
 def test_draft_logits_of_every_step(golden, config, prompts, drafts):
-    # So many candidates that the handover holds every draft logit.
+    # With this many candidates the host buffer holds every draft logit.
     vocab = golden.drafter.draft_vocab_size
     config = dataclasses.replace(config, candidates=vocab)
     state, packed = start(config, golden.params, prompts, OPTIONS)
@@ -79,12 +79,12 @@ def test_draft_logits_of_every_step(golden, config, prompts, drafts):
 
 
 @pytest.mark.parametrize("j", range(STEPS))
-def test_tokens_known_at_every_step(golden, config, drafts, j):
+def test_emitted_tokens_of_every_step(golden, config, drafts, j):
     packed, _ = drafts[j]
     for newest, expected in zip(
         config.host_buffer.emitted(packed), golden.of_prompts("preceding", j), strict=True
     ):
-        # The reference's first step holds the prompt too, the later ones the old root.
+        # The reference's first step includes the prompt, the later ones the old root.
         assert newest.tolist() == expected[-1 if j == 0 else 1 :].tolist()
 
 
@@ -107,6 +107,7 @@ def test_trees_of_every_step(golden, config, drafts, j):
         assert paths(tokens, seen, depth) == paths(*expected)
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("generate", [generate_streaming, generate_fused])
 @pytest.mark.parametrize("name", ["ar_out", "dart_out"])
 def test_generated_tokens(golden, config, pruner, prompts, generate, name):

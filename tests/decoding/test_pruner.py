@@ -1,4 +1,5 @@
-"""The pruner inside jitted programs, through XLA's foreign function and through Python."""
+"""The pruner inside jitted programs, called through XLA's foreign function interface and through
+Python."""
 
 import gc
 import os
@@ -15,10 +16,10 @@ import pytest
 from dart_jax import _core
 from dart_jax.decoding import pruner
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.pruner import Pruner, SearchConfig, trees_inside
+from dart_jax.decoding.pruner import Pruner, SearchConfig, search_in_jit
 from dart_jax.ngram import NgramModel
 
-HANDOVER = HostBuffer(positions=4, candidates=10, path=5)
+LAYOUT = HostBuffer(positions=4, candidates=10, path=5)
 VOCAB = 30
 NODES = 24
 
@@ -33,25 +34,25 @@ def ngram():
 def pack(rows, seed=0):
     """Candidates as the device packs them; some rows are finished."""
     rng = np.random.default_rng(seed)
-    shape = (rows, HANDOVER.positions, VOCAB)
+    shape = (rows, LAYOUT.positions, VOCAB)
     ids = rng.permuted(np.broadcast_to(np.arange(VOCAB), shape), axis=-1)[..., :10]
     context = rng.integers(0, 12, (rows, CONTEXT))
     context[::3, 0] = -1
     active = np.arange(rows) % 5 != 3
-    return HANDOVER.pack(
+    return LAYOUT.pack(
         jnp.asarray(context, jnp.int32),
         jnp.zeros(rows, jnp.int32),
         jnp.zeros(rows, jnp.int32),
         jnp.asarray(active),
-        jnp.zeros((rows, HANDOVER.path), jnp.int32),
+        jnp.zeros((rows, LAYOUT.path), jnp.int32),
         jnp.asarray(ids, jnp.int32),
         jnp.asarray(rng.normal(0, 2, ids.shape), jnp.float32),
     )
 
 
 @pytest.fixture(params=["foreign function", "python", "without foreign function"])
-def way(request, monkeypatch):
-    """How a pruner is called inside a jitted program; every test traces programs of its own."""
+def method(request, monkeypatch):
+    """How a pruner is called inside a jitted program; every test traces its own programs."""
     native = request.param != "python"
     if request.param == "foreign function" and _core.ffi_handler is None:
         pytest.skip("built without jaxlib's headers")
@@ -61,33 +62,33 @@ def way(request, monkeypatch):
 
 
 def inside(prune, packed, native=True):
-    """A pruner's trees inside a program that is made for it alone."""
+    """A pruner's trees inside a program that is traced only for it."""
     handle = jnp.int32(prune.handle)
-    return trees_inside(prune.host_buffer, prune.nodes, handle, packed, native=native)
+    return search_in_jit(prune.host_buffer, prune.nodes, handle, packed, native=native)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 @pytest.mark.parametrize("ties", ["first", "compat"])
-def test_every_way_gives_the_trees_of_the_host(ngram, way, rows, ties):
-    prune = Pruner(HANDOVER, NODES, ngram=ngram, eos=(3,), search=SearchConfig(ties=ties))
+def test_every_method_gives_the_trees_of_the_host(ngram, method, rows, ties):
+    prune = Pruner(LAYOUT, NODES, ngram=ngram, eos=(3,), search=SearchConfig(ties=ties))
     packed = pack(rows)
     expected = prune(np.asarray(packed))
     assert np.count_nonzero(expected[:, 2]) > rows * NODES // 2
     finished = np.arange(rows) % 5 == 3
     assert not expected[finished].any()
-    assert (expected[~finished, 0, 0] == np.asarray(packed)[~finished, HANDOVER.first - 1]).all()
+    assert (expected[~finished, 0, 0] == np.asarray(packed)[~finished, LAYOUT.first - 1]).all()
 
-    jitted = jax.jit(partial(way, prune))
+    jitted = jax.jit(partial(method, prune))
     np.testing.assert_array_equal(jitted(packed), expected)
     other = pack(rows, seed=1)  # the same program again
     np.testing.assert_array_equal(jitted(other), prune(np.asarray(other)))
 
 
-def test_inside_a_loop(ngram, way):
+def test_inside_a_loop(ngram, method):
     """Each round's trees choose the next round's roots, as in decoding."""
-    prune = Pruner(HANDOVER, NODES, ngram=ngram)
+    prune = Pruner(LAYOUT, NODES, ngram=ngram)
     rounds = 6
-    root = HANDOVER.first - 1
+    root = LAYOUT.first - 1
 
     def follow(packed, trees):
         return packed.at[:, root].set(jnp.where(packed[:, root] < 0, -1, trees[:, 0, -1] % 12))
@@ -96,7 +97,7 @@ def test_inside_a_loop(ngram, way):
     def loop(packed):
         def body(state):
             i, packed, all_trees = state
-            trees = way(prune, packed)
+            trees = method(prune, packed)
             return i + 1, follow(packed, trees), all_trees.at[i].set(trees)
 
         trees = jnp.zeros((rounds, packed.shape[0], 3, NODES + 1), jnp.int32)
@@ -112,15 +113,15 @@ def test_inside_a_loop(ngram, way):
     assert len({trees.tobytes() for trees in expected}) > 1
 
 
-def test_two_pruners_in_one_program(ngram, way):
+def test_two_pruners_in_one_program(ngram, method):
     """Each is called with its own parameters."""
-    small, large = Pruner(HANDOVER, 8), Pruner(HANDOVER, NODES, ngram=ngram)
+    small, large = Pruner(LAYOUT, 8), Pruner(LAYOUT, NODES, ngram=ngram)
     packed = pack(7)
 
     @jax.jit
     @jax.jit
     def both(packed):
-        return way(small, packed), way(large, packed)
+        return method(small, packed), method(large, packed)
 
     for ours, prune in zip(both(packed), (small, large), strict=True):
         np.testing.assert_array_equal(ours, prune(np.asarray(packed)))
@@ -133,8 +134,8 @@ def custom_calls(program):
 
 @foreign
 def test_the_cpu_calls_the_search_itself(ngram):
-    """Nothing leads through Python, neither before nor after XLA's own optimisation."""
-    prune = Pruner(HANDOVER, NODES, ngram=ngram)
+    """Python is not called, neither before nor after XLA's own optimisation."""
+    prune = Pruner(LAYOUT, NODES, ngram=ngram)
     lowered = jax.jit(partial(inside, prune)).lower(pack(2))
     for text in (lowered.as_text(), lowered.compile().as_text()):
         assert custom_calls(text) == {"dart_search"}
@@ -144,12 +145,12 @@ def test_the_cpu_calls_the_search_itself(ngram):
     assert "python" in through_python
 
 
-def test_one_program_takes_any_pruner(ngram, way):
-    """The handle is an argument; that of a pruner that is no more is refused."""
-    small, large = Pruner(HANDOVER, NODES), Pruner(HANDOVER, NODES, ngram=ngram)
+def test_one_program_takes_any_pruner(ngram, method):
+    """The handle is an argument; that of a deleted pruner is refused."""
+    small, large = Pruner(LAYOUT, NODES), Pruner(LAYOUT, NODES, ngram=ngram)
     packed = pack(7)
-    native = way.keywords["native"]
-    jitted = jax.jit(partial(trees_inside, HANDOVER, NODES, native=native))
+    native = method.keywords["native"]
+    jitted = jax.jit(partial(search_in_jit, LAYOUT, NODES, native=native))
     for prune in (small, large):
         expected = prune(np.asarray(packed))
         np.testing.assert_array_equal(jitted(jnp.int32(prune.handle), packed), expected)
@@ -163,10 +164,10 @@ def test_one_program_takes_any_pruner(ngram, way):
         jitted(handle, packed).block_until_ready()
 
 
-def test_time_of_searches_adds_up(ngram, way):
-    prune = Pruner(HANDOVER, NODES, ngram=ngram)
+def test_time_of_searches_adds_up(ngram, method):
+    prune = Pruner(LAYOUT, NODES, ngram=ngram)
     assert prune.seconds == 0
-    jitted = jax.jit(partial(way, prune))
+    jitted = jax.jit(partial(method, prune))
     packed = pack(4)
     seconds = [0.0]
     for _ in range(3):
@@ -179,7 +180,7 @@ def test_time_of_searches_adds_up(ngram, way):
 
 @foreign
 def test_another_layout_is_refused_inside_a_program():
-    prune = Pruner(HANDOVER, NODES)
+    prune = Pruner(LAYOUT, NODES)
     narrow = pack(2)[:, :-1]
     another = "dart_search: packed candidates of another layout"
     with pytest.raises(jax.errors.JaxRuntimeError, match=another):
@@ -189,7 +190,7 @@ def test_another_layout_is_refused_inside_a_program():
 
 
 def test_another_layout_is_refused_on_the_host():
-    prune = Pruner(HANDOVER, NODES)
+    prune = Pruner(LAYOUT, NODES)
     packed = np.asarray(pack(2))
     with pytest.raises(ValueError, match=r"reshape|shape"):
         prune(packed[:, :-1])
@@ -206,14 +207,15 @@ def test_another_layout_is_refused_on_the_host():
 )
 def test_parameters_out_of_range(option, message):
     with pytest.raises(ValueError, match=message):
-        Pruner(HANDOVER, **{"nodes": NODES, **option})
+        Pruner(LAYOUT, **{"nodes": NODES, **option})
 
 
 PROGRAM = """
 import os, sys
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import jax, jax.numpy as jnp, numpy as np
-from dart_jax.pruner import HostBuffer, Pruner, trees_inside
+from dart_jax.decoding.host_buffer import HostBuffer
+from dart_jax.decoding.pruner import Pruner, search_in_jit
 
 rows, native = int(sys.argv[1]), sys.argv[2] == "native"
 host_buffer = HostBuffer(positions=8, candidates=25, path=9)
@@ -233,7 +235,7 @@ def loop(packed, matrix):
         matrix = matrix @ matrix  # something that XLA does not compute before
         root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
         packed = packed.at[:, host_buffer.first - 1].set(root)
-        trees = trees_inside(host_buffer, 59, handle, packed, native=native)
+        trees = search_in_jit(host_buffer, 59, handle, packed, native=native)
         return i + 1, packed, matrix, trees
 
     trees = jnp.zeros((rows, 3, 60), jnp.int32)
@@ -244,11 +246,12 @@ np.testing.assert_array_equal(trees, prune(np.asarray(packed)))
 """
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 @pytest.mark.parametrize("rows", [1, 7, 64])
 @pytest.mark.parametrize("method", ["native", "python"])
 def test_no_batch_size_hangs_on_one_core(rows, method):
-    """In a process of its own, which can be ended. Where JAX copies an array larger than 100 KiB
-    for a callback, 62 rows, it waits for a thread, and on one core none is left."""
+    """In a separate process, which can be killed. To copy an array above 100 KiB for a callback,
+    62 rows, JAX waits for a thread, and on one core none is free."""
     command = [sys.executable, "-c", PROGRAM, str(rows), method]
     subprocess.run(command, check=True, timeout=200)

@@ -16,14 +16,14 @@ from dart_jax.errors import UserError
 
 VOCAB = 40
 
-keep_likely_jitted, draw_jitted = (
+filter_jitted, draw_jitted = (
     jax.jit(sampling_module.filter_logits),
     jax.jit(sampling_module.draw),
 )
 
 
 def filter_logits(sampling, logits):
-    return keep_likely_jitted(sampling.values(), logits)
+    return filter_jitted(sampling.values(), logits)
 
 
 def draw(sampling, *arguments):
@@ -36,7 +36,7 @@ def softmax(logits):
 
 
 def literal_filter(sampling, logits):
-    """[V] -> the same with -inf; no two logits are alike."""
+    """[V] -> the same with -inf; no two logits are equal."""
     kept = logits.copy()
     if sampling.top_k:
         kept[np.argsort(-kept)[sampling.top_k :]] = -np.inf
@@ -51,7 +51,7 @@ def literal_filter(sampling, logits):
 
 
 def levels_of(position):
-    """The levels where each node has a position of its own."""
+    """The levels if each node has its own position."""
     return jnp.broadcast_to(jnp.arange(position.shape[1], dtype=jnp.int32)[None], position.shape)
 
 
@@ -94,10 +94,10 @@ def test_negative_and_infinite_logits_are_ordered():
     assert kept.tolist() == [True, False, False, True, True, True, False]
 
 
-def test_known_tokens_are_penalised():
+def test_seen_tokens_are_penalised():
     logits = jnp.asarray([[2.0, -2.0, 0.0, 3.0]], jnp.float32)
-    known = jnp.asarray([[True, True, True, False]])
-    assert penalize_repetition(jnp.float32(2), logits, known).tolist() == [[1.0, -4.0, 0.0, 3.0]]
+    seen = jnp.asarray([[True, True, True, False]])
+    assert penalize_repetition(jnp.float32(2), logits, seen).tolist() == [[1.0, -4.0, 0.0, 3.0]]
 
 
 @pytest.mark.parametrize(

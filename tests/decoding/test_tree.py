@@ -1,4 +1,4 @@
-"""The ancestor mask against one that walks from each node to the root."""
+"""The ancestor mask against a literal version that walks from each node to the root."""
 
 import jax.numpy as jnp
 import numpy as np

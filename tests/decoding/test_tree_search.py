@@ -59,7 +59,7 @@ def expf(x):
 def softmax(logits):
     unnormalised = [expf(logit - max(logits)) for logit in logits]
     total = f32(0)
-    for x in unnormalised:  # one after the other, as the core sums
+    for x in unnormalised:  # summed sequentially, as in the core
         total += x
     return [x / total for x in unnormalised]
 
@@ -79,7 +79,7 @@ def transcribe(
     eps=1e-10,
     ties="first",
 ):
-    """One row's tree by the formula of docs/method.md, in float32 and without any cleverness.
+    """One row's tree by the formulas of docs/method.md, in float32 and without optimisations.
 
     Returns the paths, and the scores of all nodes.
     """
@@ -94,7 +94,7 @@ def transcribe(
             for t, x in zip(level_tokens.tolist(), level_logits, strict=True)
             if t >= 0 and np.isfinite(x)
         ]
-        if ties == "first":  # of one token the highest logit, by ascending token
+        if ties == "first":  # one entry per token, with its highest logit, by ascending token
             usable = sorted(dict(sorted(usable)).items())
         p = softmax([x for _, x in usable])
         children = []
@@ -116,7 +116,7 @@ def transcribe(
 
 @functools.cache
 def ngram_model(order):
-    """Few frequent tokens, and with them long lists at every length."""
+    """A few frequent tokens, which give long continuation lists at every context length."""
     rng = np.random.default_rng(order)
     frequent = rng.integers(0, 12, (40, 30)).tolist()
     mixed = random_documents(order, VOCAB, documents=6, length=800)
@@ -124,8 +124,8 @@ def ngram_model(order):
 
 
 def draw_drafts(seed, rows=3, levels=5, candidates=7, step=0.0, context=2, vocab=12, repeat=0.0):
-    """Random drafts; with a step, logits are its multiples and so tie often; with a share
-    `repeat`, tokens occur twice at a level."""
+    """Random drafts. With `step`, logits are multiples of it and so often tie; a share `repeat` of
+    the tokens occurs twice at a level."""
     rng = np.random.default_rng(seed)
     tokens = rng.permuted(np.broadcast_to(np.arange(vocab), (rows, levels, vocab)), axis=-1)
     tokens = tokens[..., :candidates].copy()
@@ -134,11 +134,11 @@ def draw_drafts(seed, rows=3, levels=5, candidates=7, step=0.0, context=2, vocab
     logits = rng.normal(0, 2, tokens.shape)
     if step:
         logits = np.round(logits / step) * step
-    known = rng.integers(0, vocab, (rows, context))
+    before = rng.integers(0, vocab, (rows, context))
     missing = rng.integers(0, context, rows)
     missing[rng.random(rows) < 0.5] = 0
-    known[np.arange(context)[None] < missing[:, None]] = -1
-    return known.astype(np.int32), tokens.astype(np.int32), logits.astype(np.float32)
+    before[np.arange(context)[None] < missing[:, None]] = -1
+    return before.astype(np.int32), tokens.astype(np.int32), logits.astype(np.float32)
 
 
 def ascending(tokens, logits):
@@ -190,7 +190,7 @@ def model_of(order):
 
 
 def check_tree(tree, root, row_tokens, *, distinct=True):
-    """What holds for every tree. Returns its number of nodes."""
+    """Checks the invariants of every tree. Returns its number of nodes."""
     token, parent, depth = tree
     size = np.count_nonzero(depth) + 1
     places = np.arange(1, size)
@@ -255,14 +255,14 @@ def test_trees_of_the_usual_size_are_those_of_the_transcription(seed, order, ste
     assert paths(tree) == transcribe(ngram_model(order), *row, **config)[0]
 
 
-def test_scores_that_all_tie_go_to_those_created_first():
+def test_if_all_scores_tie_the_nodes_created_first_win():
     """All logits equal: level by level the smallest tokens under the smallest parents."""
     context, tokens, logits = draw_drafts(0, rows=1, levels=3, candidates=4)
     config = {"nodes": 12, "beam": 2, "level_decay": 0.0, "logit_decay": 1.0}
     [tree] = search(None, context, tokens, np.zeros_like(logits), **config)
     assert paths(tree) == transcribe(None, context[0], tokens[0], 0 * logits[0], **config)[0]
     first, second, _ = np.sort(tokens[0], axis=-1)
-    # All of level 1 are better than any of level 2, and those are the children of the beam of two.
+    # Every node of level 1 beats those of level 2, which are the children of the beam of two.
     expected = [(first_token,) for first_token in first]
     expected += [(parent, child) for parent in first[:2] for child in second]
     assert [path[1:] for path in paths(tree)[1:]] == expected
@@ -294,8 +294,8 @@ def test_of_a_token_given_twice_the_higher_logit_counts():
 @settings(max_examples=500)
 @given(seeds, st.sampled_from([0.0, 0.3]))
 def test_compatible_trees_are_those_of_the_reference_where_nothing_ties(seed, repeat):
-    """Duplicates stay, and the softmax is summed up in the order given. Scores that tie, which the
-    reference leaves to its sorts, are left out here."""
+    """Duplicates stay, and the softmax is summed in the given order. Cases with tied scores, whose
+    order in the reference depends on its sorts, are skipped here."""
     model, drafts, config = random_case(seed, ties="compat", step=0.0, repeat=repeat)
     context, tokens, logits = (array[0] for array in drafts)
     expected, scores = transcribe(model, context, tokens, logits, **config)
@@ -322,7 +322,7 @@ def test_both_rules_agree_where_nothing_ties(seed):
 
 @given(seeds, st.integers(1, 8), steps)
 def test_few_nodes_need_few_levels(seed, nodes, step):
-    """A drafter need not predict what lies deeper than a tree has nodes."""
+    """A drafter need not predict more levels than a tree has nodes."""
     model, (context, *drafts), config = random_case(seed, ties="first", step=step, repeat=0.2)
     config["nodes"] = nodes
     trees = search(model, context, *drafts, **config)
@@ -331,7 +331,7 @@ def test_few_nodes_need_few_levels(seed, nodes, step):
 
 
 @given(seeds, sizes, beams)
-def test_duplicates_are_nodes_of_their_own_in_compatible_trees(seed, nodes, beam):
+def test_duplicates_are_separate_nodes_in_compatible_trees(seed, nodes, beam):
     context, tokens, logits = draw_drafts(seed, rows=2, levels=3, candidates=6, repeat=0.5)
     config = {"nodes": 4000, "beam": 4000, "ties": "compat"}
     trees = search(ngram_model(3), context, tokens, logits, **config)
@@ -481,7 +481,7 @@ def test_nothing_was_drafted(ties, levels, candidates, ngram):
 
 
 @TIES
-def test_places_beyond_all_candidates_are_padding(ties):
+def test_slots_beyond_all_candidates_are_padding(ties):
     context, tokens, logits = draw_drafts(0, levels=2, candidates=2)
     trees = search(ngram_model(3), context, tokens, logits, nodes=100, ties=ties)
     assert (np.count_nonzero(trees[:, 2], axis=-1) == 2 + 4).all()
@@ -500,7 +500,7 @@ def test_finished_rows_are_empty(ties):
 
 @TIES
 @given(seed=seeds, share=st.floats(0, 1))
-def test_unusable_candidates_are_as_if_not_there(ties, seed, share):
+def test_unusable_candidates_are_ignored(ties, seed, share):
     """NaN and infinite logits and negative tokens, anywhere."""
     rng = np.random.default_rng(seed)
     context, tokens, logits = draw_drafts(seed, rows=1)

@@ -1,4 +1,4 @@
-"""Benchmarks: their names, their files, every form of record, and the prompts made of them."""
+"""Benchmarks: names, files, record formats, and prompts."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ import tokenizers_made
 from dart_jax.data.records import Record
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.questions import Question, read_question, tokens
+from eval.benchmarks.questions import Question, prompt_tokens, read_question
 from eval.benchmarks.registry import BENCHMARKS, PAPER, find, load, parse_names
 
 BENCH = os.environ.get("DART_BENCH")
@@ -25,13 +25,13 @@ TURNS = [{"turns": [f"q{n}"], "category": "c"} for n in range(3)]
 
 
 def write(path, records):
-    """JSONL."""
+    """Writes JSONL."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
 def parquet(directory, rows):
-    """A file's bytes. DuckDB takes the types from the values."""
+    """Returns the bytes of a file. DuckDB infers the types from the values."""
     source, made = write(directory / "rows.jsonl", rows), directory / "rows.parquet"
     duckdb.execute(f"copy (select * from read_json('{source}')) to '{made}' (format parquet)")
     return made.read_bytes()
@@ -62,7 +62,7 @@ def question(*turns, raw=None):
         ({"prompt": "a\n", "answer": "b"}, ("a\n",)),
     ],
 )
-def test_forms_taken_as_they_are(record, turns):
+def test_formats_used_unchanged(record, turns):
     assert read(record) == Question("b", "Title", turns, "f:7")
 
 
@@ -97,7 +97,7 @@ def test_forms_taken_as_they_are(record, turns):
         ({"question_content": "a"}, "a\n\nSolve this with a Python program", " stdout."),
     ],
 )
-def test_forms_with_a_request(record, begin, end):
+def test_formats_with_instructions(record, begin, end):
     (text,) = read(record).turns
     assert text.startswith(begin)
     assert text.endswith(end)
@@ -136,7 +136,7 @@ def test_fields_that_parquet_fills():
     ],
 )
 def test_columns_of_parquet(tmp_path, record):
-    """All that a form needs is read."""
+    """All columns that a format needs are read."""
     path = tmp_path / "mt_bench.jsonl"
     write(path, [record])
     (expected,) = load("mt_bench", tmp_path)
@@ -158,7 +158,7 @@ def test_groups():
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"id": 1, "turn": "a"}, "no question .* it has the fields id, turn; `turns` or `prompt`"),
+        ({"id": 1, "turn": "a"}, "no question .* it has the fields id, turn; use `turns` or"),
         ({}, "no question .* it has the fields none;"),
         ({"entry_point": "f"}, "no question .* it has the fields entry_point;"),
         ({"test_list": ["a"], "text": None}, "no question .* it has the fields test_list;"),
@@ -190,7 +190,7 @@ def test_groups():
     ],
 )
 def test_bad_records(tmp_path, record, message):
-    """The line is counted with the blank one."""
+    """Blank lines count in line numbers."""
     path = tmp_path / "my.jsonl"
     path.write_text('{"turns": ["a"]}\n\n' + json.dumps(record) + "\n")
     with pytest.raises(UserError, match=rf"^{path}:3: {message}") as raised:
@@ -244,7 +244,7 @@ def test_files_as_benchmarks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(Path("my.v2.jsonl"), TURNS)
     assert parse_names("my.v2.jsonl,alpaca,./my.v2.jsonl") == ("my.v2.jsonl", "alpaca")
-    # Of a file, categories are not groups.
+    # In a user's file, categories are not groups.
     assert load("my.v2.jsonl", Path("no directory"), 2) == [
         Question("my.v2", "my.v2", (f"q{n}",), f"my.v2.jsonl:{n + 1}") for n in range(2)
     ]
@@ -253,7 +253,7 @@ def test_files_as_benchmarks(tmp_path, monkeypatch):
     for ending, name in ((".jsonl.gz", "x"), (".parquet", "x.y"), (".json", "x")):
         (tmp_path / f"{name}{ending}").touch()
         assert find(f"{name}{ending}").name == name
-    # A name is never the file of that name.
+    # A benchmark's name never means a file of that name.
     write(Path("alpaca"), TURNS)
     with pytest.raises(UserError, match=r"^no alpaca\.jsonl in"):
         load("alpaca", tmp_path)
@@ -279,7 +279,7 @@ def test_a_directory(tmp_path):
     write(tmp_path / "humaneval_eagle.jsonl", TURNS)
     assert load("humaneval", tmp_path)[0].turns == ("q0",)
     prompts = [{"prompt": f"p{n}", "entry_point": "f"} for n in range(2)]
-    path = write(tmp_path / "HumanEval.jsonl", prompts)  # looked for before the other
+    path = write(tmp_path / "HumanEval.jsonl", prompts)  # preferred over the other
     made = load("humaneval", tmp_path)
     assert [one.raw for one in made] == ["p0", "p1"]
     assert [one.where for one in made] == [f"{path}:1", f"{path}:2"]
@@ -312,7 +312,7 @@ def test_missing_files(tmp_path):
 
 
 def test_limit(tmp_path):
-    """What lies behind is not read."""
+    """Nothing after the limit is read."""
     path = write(tmp_path / "my.jsonl", TURNS)
     with path.open("a") as file:
         file.write('{"turns": ["q3"\n')
@@ -343,15 +343,15 @@ def test_plain_text_is_refused(tmp_path):
         parse_names(str(path))
 
 
-# Those of the hub
+# The hub
 
 
 def test_from_the_hub(tmp_path):
-    """In a process of its own, which reads the hub's settings."""
+    """In a new process, which reads the hub's settings from its environment."""
     program = """
 import dataclasses, json, sys
 from dart_jax.errors import one_line_errors
-from eval.benchmarks import load
+from eval.benchmarks.registry import load
 with one_line_errors():
     for name in sys.argv[1:]:
         print(json.dumps([dataclasses.asdict(one) for one in load(name, None)]))
@@ -422,7 +422,7 @@ with one_line_errors():
         good = [path for files in content.values() for path in files if files[path] != b"!"]
         assert sorted(served.fetched) == sorted(good)
 
-        # Without a network what was downloaded is enough, and what was not is told in one line.
+        # Without a network, downloaded files are enough; others are reported in one line.
         unreachable = "http://127.0.0.1:9"
         again = ask("gsm8k", endpoint=unreachable)
         assert json.loads(again.stdout) == made[-1], again.stderr
@@ -431,7 +431,7 @@ with one_line_errors():
         missing = ask("gsm8k")
         assert missing.returncode == 2
         assert missing.stderr.splitlines()[-1].endswith(
-            "; a local gsm8k_test.jsonl is read with --data-dir"
+            "; to read a local gsm8k_test.jsonl, pass --data-dir"
         )
         assert "no repository openai/gsm8k" in missing.stderr
 
@@ -463,8 +463,8 @@ def thinking(tmp_path_factory):
 
 
 def said(tokenizer, made, answers=(), thinking=False):
-    """The prompt as text."""
-    ids = tokens(made, answers, tokenizer, thinking)
+    """Returns the prompt as text."""
+    ids = prompt_tokens(made, answers, tokenizer, thinking)
     assert ids.dtype == np.int32
     assert ids.ndim == 1
     return tokenizer.decode(ids, skip_special_tokens=False)
@@ -482,7 +482,7 @@ def test_prompts_in_a_template(thinking):
     second = f"{first}one.<|im_end|>\n<|im_start|>user\ntwo?<|im_end|>\n{HEADER}"
     assert said(thinking, two, ["one."], thinking=True) == second
     assert said(thinking, two, ["one."], thinking=False) == second + NO_THOUGHT
-    # The template leaves out what was thought.
+    # The template drops earlier thinking.
     assert said(thinking, two, ["<think>\nhm\n</think>\n\none."], thinking=True) == second
     three = question("1", "2", "3")
     assert "2<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\n3" in said(
@@ -499,16 +499,16 @@ def test_plain_prompts():
         assert said(bare, question("Complete ..", raw="\ndef f():\n"), thinking=on) == (
             "\ndef f():\n"
         )
-    # With what belongs around a text.
+    # With the tokenizer's special tokens.
     spaced = Tokenizer(tokenizers_made.byte_fallback())
-    ids = tokens(question("hello"), (), spaced, False).tolist()
+    ids = prompt_tokens(question("hello"), (), spaced, False).tolist()
     assert ids == spaced.encode("hello")
     assert ids[0] == spaced.backend.token_to_id("<s>")
 
 
 def test_a_turn_that_is_not_there(thinking):
     with pytest.raises(ValueError, match="1 answers leave none of 1 turns"):
-        tokens(question("a"), ["b"], thinking, False)
+        prompt_tokens(question("a"), ["b"], thinking, False)
 
 
 # Real data

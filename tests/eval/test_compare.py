@@ -1,4 +1,4 @@
-"""What changed between two reports, and what is only noise."""
+"""eval.compare: changes between two reports, and noise."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def report():
 
 def verdicts(before, after, **options):
     return {
-        (change.method, change.figure): change.verdict
+        (change.method, change.metric): change.verdict
         for change in changes(before, after, **options)
     }
 
@@ -54,15 +54,15 @@ def test_nothing_changed(report):
     ("rates", "verdict"),
     [
         ([108.5, 110.0, 112.5], "better"),
-        ([104.5, 107.0, 108.0], "same"),  # apart, but by less than they spread
+        ([104.5, 107.0, 108.0], "same"),  # the gap is smaller than the spread
         ([108.5, 110.0, 114.0], "same"),
-        ([103.9, 130.0, 130.0], "same"),  # one repeat within what there was before
+        ([103.9, 130.0, 130.0], "same"),  # one repeat within the range before
         ([92.0, 94.0, 95.5], "worse"),
         ([92.0, 94.0, 96.5], "same"),
-        ([10.0, 11.0], "few repeats"),
+        ([10.0, 11.0], "too few repeats"),
     ],
 )
-def test_rates_change_where_they_are_apart_by_more_than_they_spread(report, rates, verdict):
+def test_rates_change_if_the_gap_exceeds_the_spread(report, rates, verdict):
     after = copy.deepcopy(report)
     after["settings"][0]["groups"]["all"]["dart"]["rates"] = rates
     assert verdicts(report, after)["dart", "tok/s"] == verdict
@@ -72,7 +72,7 @@ def test_rates_change_where_they_are_apart_by_more_than_they_spread(report, rate
     ("figure", "value", "verdict"),
     [("tau", 4.01, "better"), ("tau", 3.99, "worse"), ("identical", 7, "worse")],
 )
-def test_what_is_exact_changes_by_any_difference(report, figure, value, verdict):
+def test_any_difference_of_a_deterministic_metric_counts(report, figure, value, verdict):
     after = copy.deepcopy(report)
     after["settings"][0]["groups"]["all"]["dart"][figure] = value
     found = verdicts(report, after)
@@ -80,18 +80,18 @@ def test_what_is_exact_changes_by_any_difference(report, figure, value, verdict)
     assert set(found.values()) == {"same"}
 
 
-def test_groups_are_compared_when_asked_for(report):
+def test_groups_are_compared_on_request(report):
     after = copy.deepcopy(report)
     after["settings"][0]["groups"]["text"]["dart"]["tau"] = 3.0
     assert set(verdicts(report, after).values()) == {"same"}
     settings = [change.setting for change in changes(report, after, groups=True)]
     assert "demo, T = 0, batch 1, text" in settings
-    assert [c.figure for c in changes(report, after, groups=True) if c.verdict == "worse"] == [
+    assert [c.metric for c in changes(report, after, groups=True) if c.verdict == "worse"] == [
         "tau"
     ]
 
 
-def test_other_circumstances_are_told(report):
+def test_other_differences_are_listed(report):
     after = copy.deepcopy(report)
     after["environment"]["jax"] = "0.11.2"
     after["config"].update(repeats=3, json="b.json")
@@ -105,12 +105,12 @@ def test_other_circumstances_are_told(report):
     ]
 
 
-def test_other_trees_have_another_tau(report):
+def test_tau_of_different_trees_is_not_judged(report):
     after = copy.deepcopy(report)
     after["settings"][0]["trees"]["dart"] = {"nodes": 16}
     after["settings"][0]["groups"]["all"]["dart"].update(tau=3.0, rates=[50.0, 51.0, 52.0])
     found = verdicts(report, after)
-    assert found["dart", "tau"] == "other trees"
+    assert found["dart", "tau"] == "different trees"
     assert found["dart", "identical"] == "same"
     assert found["dart", "tok/s"] == "worse"
 
@@ -131,14 +131,14 @@ def test_the_program(report, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
-        ("[]", "no report of eval.speedup"),
-        ('{"groups": 1}', "no report"),
-        # As eval.lossless has it.
-        ('{"lossless": true, "settings": [{"method": "dart", "tau": 3.0}]}', "no report of"),
+        ("{", "is not JSON"),
+        ("[]", "not a report of eval.speedup"),
+        ('{"groups": 1}', "not a report"),
+        # A report of eval.lossless.
+        ('{"lossless": true, "settings": [{"method": "dart", "tau": 3.0}]}', "not a report of"),
     ],
 )
-def test_what_is_no_report(tmp_path, text, message):
+def test_files_that_are_not_reports(tmp_path, text, message):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""The losslessness check: it passes what is lossless and catches what is not."""
+"""eval.lossless passes lossless decoding and catches errors."""
 
 import dataclasses
 import io
@@ -29,10 +29,10 @@ from eval.lossless.program import run
 from eval.lossless.rounding import Prober
 from eval.methods.tree_size import SIZES
 
-# Few programs to compile.
+# Settings that compile few programs.
 QUICK = {"temperatures": (0.0, 0.7), "tree_nodes": (8,), "loops": ("fused",)}
 
-# Tokens that target and drafter both prefer: without them random models hardly ever agree.
+# Tokens that both target and drafter prefer: otherwise random models hardly ever agree.
 LIKELY = slice(40, 48)
 TARGET = dataclasses.replace(tiny_model.SHAPES.target, tie_word_embeddings=False)
 
@@ -44,8 +44,8 @@ def sharpen(kernel):
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory):
-    """The tiny model, but of one mind with its drafter in what is likely at all; its n-gram model
-    counts what the target itself writes."""
+    """The tiny model, whose drafter prefers the same tokens; its n-gram model is counted on the
+    target's own output."""
     tiny = tiny_model.make(tmp_path_factory.getbasetemp())
     directory = tmp_path_factory.mktemp("pair")
     drafter = init_params(tiny_model.SHAPES.drafter, 1)
@@ -65,7 +65,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def check(pair, tmp_path_factory):
-    """Runs the program: whether it passed, what it printed, and its JSON."""
+    """Returns a function that runs the program: whether it passed, its output, and its JSON."""
 
     def check(**settings):
         path = tmp_path_factory.mktemp("report") / "report.json"
@@ -102,11 +102,12 @@ def test_rounding_of_the_tiny_model(pair, dtype):
     assert probe.logits[token] >= probe.logits.max() - 2 * probe.rounding
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_product(check, monkeypatch):
-    """Batches, temperatures, cuts, tree sizes and loops: everything is plain decoding's."""
-    # A random drafter is worth little in depth: broad trees.
-    monkeypatch.setattr(lossless, "LEVEL_DECAYS", (0.7,))
+    """Batches, temperatures, filters, tree sizes and loops all give plain decoding's output."""
+    # A random drafter is hardly right at depth: use broad trees.
+    monkeypatch.setattr("eval.lossless.check.LEVEL_DECAYS", (0.7,))
     sizes = (SIZES[0], SIZES[-1])
     passed, text, content = check(
         tree_nodes=sizes, batch_sizes=(1, 8), prompts=2, top_k=4, max_new_tokens=32
@@ -129,13 +130,14 @@ def test_the_product(check, monkeypatch):
     assert all(s["prompts"] == 8 for s in content["settings"])
     assert sum(s["tokens"] for s in content["settings"]) > 8000
     assert min(s["tau"] for s in content["settings"]) >= 1
-    # The trees are put to use.
+    # Drafts are accepted.
     assert max(s["tau"] for s in content["settings"] if s["sampling"]["temperature"]) > 1.4
     assert re.search(r"^Lossless: [\d,]+ tokens in 40 settings; 0 divergences", text, re.M)
 
 
+@pytest.mark.long
 def test_every_method(check, pair):
-    """The draft model is the target itself: it is always right, and bfloat16 or not, the same."""
+    """The draft model is the target itself, so it is always right."""
     passed, text, content = check(method="all", draft_model=pair["target"], **QUICK)
     assert passed
     methods = {s["method"]: s["nodes"] for s in content["settings"]}
@@ -147,6 +149,7 @@ def test_every_method(check, pair):
         assert f"{title} against plain decoding: trees of" in text
 
 
+@pytest.mark.long
 def test_the_distribution(check):
     passed, text, content = check(**QUICK | {"temperatures": (1.5,)}, top_k=10, samples=2048)
     assert passed
@@ -159,6 +162,7 @@ def test_the_distribution(check):
     assert "the target's distribution (smallest p" in text
 
 
+@pytest.mark.long
 def test_bfloat16_differs_by_ties_only(check):
     passed, text, content = check(dtype="bfloat16", max_new_tokens=24, top_k=0, top_p=1.0, **QUICK)
     assert passed
@@ -167,6 +171,7 @@ def test_bfloat16_differs_by_ties_only(check):
     assert f"0 divergences beyond rounding, {len(found)} ties" in text
 
 
+@pytest.mark.long
 def test_penalty_and_min_p(check):
     sampling = {"repetition_penalty": 1.3, "min_p": 0.1, "top_k": 0, "top_p": 1.0}
     passed, text, _ = check(temperatures=(0.0, 0.7), tree_nodes=(8,), loops=("host",), **sampling)
@@ -177,7 +182,7 @@ def test_penalty_and_min_p(check):
 
 def test_a_wrong_acceptance_diverges(check, broken, pair, capfd):
     def lenient(tree, mask, drawn, max_depth):
-        """Takes the first node below the root, whatever the target drew."""
+        """Accepts the first child of the root, whatever the target sampled."""
         first = jnp.where(tree.real[:, 1], tree.tokens[:, 1], drawn[:, 0])
         return accept(tree, mask, drawn.at[:, 0].set(first), max_depth)
 
@@ -197,9 +202,10 @@ def test_a_wrong_acceptance_diverges(check, broken, pair, capfd):
     assert "NOT LOSSLESS" in capfd.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", ["orphans", "cache"])
 def test_a_wrong_tree_diverges(check, broken, mistake):
-    """Nodes see the root and themselves only; or the root's rows are kept for every node's."""
+    """Nodes attend only to the root and themselves; or the root's rows are cached for all nodes."""
 
     def orphans(tree, depth):
         nodes = tree.parents.shape[1]
@@ -218,7 +224,7 @@ def test_a_wrong_tree_diverges(check, broken, mistake):
 
 
 def test_ties_are_called_ties(check, broken, pair, tmp_path):
-    """Twins in the vocabulary; where trees are verified the other one wins."""
+    """Some tokens have equal logits; when trees are verified, the other one is sampled."""
     target = init_params(TARGET, 0)
     kernel = sharpen(target["lm_head"]["kernel"])
     target["lm_head"]["kernel"] = kernel.at[:, 44:48].set(kernel[:, 40:44])
@@ -242,9 +248,10 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
     assert "tie" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", ["temperature", "noise"])
 def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
-    """Equality holds; the distribution does not."""
+    """The outputs are equal; the distribution is wrong."""
 
     def wrong(sampling, logits, seed, position, levels):
         if mistake == "temperature":
@@ -284,6 +291,6 @@ def test_bad_input(arguments, message, capfd):
 
 
 def test_tokenizer_of_the_pair(pair):
-    """What the tests above rely on: the likely tokens are no special ones."""
+    """The tests above need likely tokens that are not special tokens."""
     tokenizer = Tokenizer.load(pair["target"])
     assert not tokenizer.special_ids & set(range(300)[LIKELY])

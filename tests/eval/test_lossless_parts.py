@@ -1,4 +1,4 @@
-"""The rooms of the losslessness check: literal sampler, distribution test, verdicts."""
+"""Parts of eval.lossless: literal sampler, distribution test, verdicts."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def logits_of(seed, vocab=40):
     return np.random.default_rng(seed).normal(0, 2, vocab).astype(np.float32)
 
 
-# The sampler written down once more
+# The literal sampler
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -44,18 +44,18 @@ def test_filters_are_the_samplers(cut, seed):
 
 
 def test_the_penalty_is_the_samplers():
-    logits, known = logits_of(0), np.array([3, 5, 5, 7])
-    marked = np.isin(np.arange(40), known)
+    logits, context = logits_of(0), np.array([3, 5, 5, 7])
+    repeated = np.isin(np.arange(40), context)
     theirs = sampling_module.penalize_repetition(
-        jnp.float32(1.3), jnp.asarray(logits), jnp.asarray(marked)
+        jnp.float32(1.3), jnp.asarray(logits), jnp.asarray(repeated)
     )
-    ours = scale(logits, Sampling(0.5, repetition_penalty=1.3), known)
+    ours = scale(logits, Sampling(0.5, repetition_penalty=1.3), context)
     np.testing.assert_allclose(ours, np.asarray(theirs) / 0.5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_what_rounding_can_do_to_a_cut(cut):
-    """Whatever random rounding does was foreseen, and nothing is foreseen without rounding."""
+    """Random rounding stays within the predictions; without rounding the predictions are exact."""
     rng, sampling, eps = np.random.default_rng(0), Sampling(1.0, **cut), 0.3
     changed = 0
     for seed in range(10):
@@ -81,7 +81,7 @@ def test_who_may_win():
     scaled, noise, plain = np.array([2.0, 1.9, 1.0]), np.zeros(3), Sampling(1.0)
     assert [may_win(scaled, noise, plain, t, 0.0) for t in range(3)] == [True, False, False]
     assert [may_win(scaled, noise, plain, t, 0.06) for t in range(3)] == [True, True, False]
-    # Where token 0 may fall off the cut's edge, token 1 may win however far it is behind.
+    # If token 0 may be cut, token 1 may win however far it is behind.
     noise = np.array([0.0, 0.0, 5.0])
     cut = Sampling(1.0, top_k=2)
     assert not may_win(scaled, noise, cut, 2, 0.4)
@@ -110,7 +110,7 @@ def test_chi_square_is_uniform_on_its_own_distribution():
 
 
 def test_forbidden_draws_fail():
-    """One token beyond the cut is enough."""
+    """A single token that the filters cut is enough."""
     logits, sampling = np.array([3.0, 2.0, 1.0, 0.0], np.float32), Sampling(1.0, top_k=2)
     counts = [146, 54]
 
@@ -131,7 +131,7 @@ def test_forbidden_draws_fail():
 
 @pytest.mark.parametrize("edge_draws", [0, 100])
 def test_draws_on_the_edge_of_a_cut_are_not_counted(edge_draws):
-    """Of two tokens that nearly tie, rounding decides which the cut leaves: either is right."""
+    """Rounding decides which of two nearly tied tokens is kept: either is right."""
     logits = np.array([3.0, 2.5, 2.0, 2.0 - 1e-6, 0.0], np.float32)
     drawn = np.repeat([0, 1, 2, 3], [187, 113, 100 - edge_draws, edge_draws])
     rows = [np.array([9, token]) for token in drawn]
@@ -179,7 +179,7 @@ def test_greedy_verdicts(prober, dart, verdict):
 
 
 def test_sampled_verdicts():
-    """Scores hold the noise of the very draw: the logits are made to tie with it."""
+    """Scores include the noise of the draw: the logits are chosen to tie with it."""
     noise = np.asarray(gumbel_noise(jnp.uint32(5), jnp.full((3, 1), 2, jnp.int32), 3)[2, 0])
     texts = {"text": np.array([7]), "plain": np.array([4, 0]), "dart": np.array([4, 1])}
     for margin, tie in ((0.0, True), (0.03, True), (0.05, False)):

@@ -1,4 +1,4 @@
-"""The main program: what it prints and writes, and how it ends on bad input."""
+"""eval.speedup: output, reports and errors on bad input."""
 
 import dataclasses
 import importlib.util
@@ -26,14 +26,14 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import load_target, save_drafter, save_target
 from eval.benchmarks.prompts import Prompt, demo_prompts
 from eval.benchmarks.registry import PAPER
-from eval.methods.measure import Run, accepted, summarize
+from eval.methods.measure import Run, accepted_lengths, summarize
 from eval.methods.registry import METHODS
 from eval.methods.tree_size import LEVEL_DECAYS, Tree, fastest
 from eval.speedup import paper
 from eval.speedup import program as speedup
 from eval.speedup.config import SpeedupConfig
 from eval.speedup.program import run
-from eval.speedup.selection import PROMPT_TOKENS
+from eval.speedup.workload import PROMPT_TOKENS
 from train.objective.drafter_shape import DrafterShape
 
 STAGES = {"fused": {"prefill", "device", "search"}}
@@ -47,7 +47,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(tiny, tmp_path_factory):
-    """Runs the program once a case: what it printed, and its JSON."""
+    """Returns a function that runs the program and returns its output and JSON."""
 
     def measure(**settings):
         path = tmp_path_factory.mktemp("report") / "report.json"
@@ -175,6 +175,7 @@ def test_report(measured):
     assert content["dtype"] == "float32"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_methods_in_all_settings(all_methods):
     text, content, tables, plot = all_methods
@@ -186,7 +187,7 @@ def test_all_methods_in_all_settings(all_methods):
         assert {name: tree["nodes"] for name, tree in setting["trees"].items()} == {
             name: 4 * (name != "plain") for name in METHODS
         }
-        # The target drafts for itself: five tokens a verification, and then none are left.
+        # The target drafts for itself: one verification emits all five remaining tokens.
         assert setting["groups"]["all"]["sps"]["tau"] == 5
     assert "All settings: speed-up, tau" in text
     for temperature, batch in keys:
@@ -195,7 +196,7 @@ def test_all_methods_in_all_settings(all_methods):
     assert plot.startswith(b"\x89PNG")
 
 
-def test_what_is_missing_is_left_out_of_all_and_refused_by_name(measured, tiny):
+def test_methods_with_missing_parts_are_left_out_of_all_and_refused_by_name(measured, tiny):
     config = SpeedupConfig(
         target=str(tiny.target), drafter=str(tiny.drafter), ngram=str(tiny.ngram), method="all"
     )
@@ -210,10 +211,11 @@ def test_what_is_missing_is_left_out_of_all_and_refused_by_name(measured, tiny):
         measured(method="medusa")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", ["fused", "host"])
 def test_sampling_in_batches(measured, loop):
-    """Three prompts of each group in batches of five: they hold several groups' prompts, so that
-    there are figures of all alone, and the last is not full."""
+    """Three prompts per group in batches of five: batches mix groups, so there are only results
+    over all prompts, and the last batch is not full."""
     settings = {"prompts": 3, "batch_size": (5,), "repeats": 1}
     text, content = measured(loop=loop, temperature=(1.0,), top_k=40, top_p=0.9, **settings)
     check_report(content, prompts=3, repeats=1, groups=())
@@ -228,9 +230,10 @@ def test_without_ngram_model(measured):
     assert "no n-gram" in text
 
 
-def test_a_crippled_drafter_changes_speed_alone(measured, short, tiny, tmp_path):
+@pytest.mark.long
+def test_a_crippled_drafter_changes_only_speed(measured, short, tiny, tmp_path):
     """The target drafts for itself, and then with a head of noise, which is hardly ever right: it
-    takes several times the steps, each as costly, and what is written stays the same."""
+    takes several times the steps, each as costly, and the output stays the same."""
     config, params = untie(*load_target(tiny.target))
     noise = 100 * jax.random.normal(jax.random.key(0), params["lm_head"]["kernel"].shape)
     save_target(tmp_path, config, {**params, "lm_head": {"kernel": noise}})
@@ -248,6 +251,7 @@ def test_a_crippled_drafter_changes_speed_alone(measured, short, tiny, tmp_path)
         assert sum(bad["lengths"]) > 2 * sum(good["lengths"])
 
 
+@pytest.mark.long
 def test_imposed_acceptance_is_reached(measured):
     for tau in (2.5, 3.6):
         content = measured(acceptance=tau, repeats=1, max_new_tokens=400, prompts=1)[1]
@@ -258,8 +262,9 @@ def test_imposed_acceptance_is_reached(measured):
         measured(acceptance=6)
 
 
+@pytest.mark.long
 def test_nothing_ends_a_text_of_imposed_acceptance(measured, short, tiny, tmp_path):
-    """The target's text would soon: every third token is one to stop at."""
+    """The target would stop early: every third token is a stop token."""
     shutil.copytree(tiny.target, tmp_path, dirs_exist_ok=True)
     eos = {"eos_token_id": list(range(0, tiny_model.SHAPES.vocab_size, 3))}
     (tmp_path / "generation_config.json").write_text(json.dumps(eos))
@@ -272,14 +277,14 @@ def test_nothing_ends_a_text_of_imposed_acceptance(measured, short, tiny, tmp_pa
     assert sum(row["lengths"]) == 40
 
 
-def test_trees_too_shallow_for_the_acceptance_are_told_first(tiny):
-    """DART's four positions and the bonus token are five."""
+def test_trees_too_shallow_for_the_acceptance_are_refused(tiny):
+    """DART's four positions and the bonus token make five."""
     parts = {"target": str(tiny.target), "drafter": str(tiny.drafter), "ngram": str(tiny.ngram)}
     config = SpeedupConfig(**parts, method="all", acceptance=6, tree_nodes=8)
     models, left_out = config.models(config.load())
     assert list(models) == ["plain", "pld", "ngram"]
     assert left_out[-2:] == [
-        f"{name}: its trees of 8 nodes and depth 4 emit at most 5 tokens a verification; lower "
+        f"{name}: its trees of 8 nodes and depth 4 emit at most 5 tokens per verification; lower "
         "--acceptance 6"
         for name in ("dart", "dart_no_ngram")
     ]
@@ -289,26 +294,29 @@ def test_trees_too_shallow_for_the_acceptance_are_told_first(tiny):
         dataclasses.replace(config, tree_nodes=2).models(config.load())
 
 
+@pytest.mark.long
 def test_random_weights_in_a_shape(measured, short):
-    """At the demo's, the smallest whose vocabulary holds its tokenizer's."""
+    """In the demo's shape, the smallest with a vocabulary large enough for its tokenizer."""
     none = {"target": None, "drafter": None, "ngram": None}
     shape = {"shape": "demo", "acceptance": 3, "tree_nodes": 4}
     text, content = measured(**none, **shape, bench=short, repeats=1, max_new_tokens=7)
-    told = " ".join(text.split())
-    assert "short: random weights in the shape of demo, T = 0" in told
-    assert "no n-gram model" in told
+    words = " ".join(text.split())
+    assert "short: random weights in the shape of demo, T = 0" in words
+    assert "no n-gram model" in words
     rows = content["settings"][0]["groups"]["all"]
     assert (rows["dart"]["tau"], rows["dart"]["lengths"]) == (3, [0, 0, 2])
     config = SpeedupConfig(**shape, method="all")
     models, left_out = config.models(config.load())
     assert list(models) == ["plain", "dart", "pld"]
     assert [line.split()[0] for line in left_out] == ["dart_no_ngram", "eagle3", "sps", "ngram"]
-    with pytest.raises(UserError, match="--shape tiny has but 512 tokens, the demo's tokenizer 40"):
+    with pytest.raises(
+        UserError, match="--shape tiny has only 512 tokens, the demo's tokenizer 40"
+    ):
         dataclasses.replace(config, shape="tiny").load()
 
 
 def test_benchmarks(measured, tmp_path):
-    """Both turns of a chat are asked; the answer to the first stands in the second."""
+    """Both turns of a chat become prompts; the second contains the answer to the first."""
     questions = [{"turns": [f"Say {n}.", "Again."], "category": "c"} for n in range(6)]
     (tmp_path / "mt_bench.jsonl").write_text("\n".join(map(json.dumps, questions)))
     mine = tmp_path / "mine.jsonl"
@@ -320,7 +328,7 @@ def test_benchmarks(measured, tmp_path):
     assert own["groups"]["all"]["dart"]["prompts"] == 1
     assert list(chats["groups"]) == ["c", "all"]
     assert "MT-bench: T = 0" in text
-    # Caches are as long as the benchmark's own prompts need, whatever is measured beside it.
+    # Caches fit the benchmark's own prompts, whatever else is measured.
     alone = measured(bench=str(mine), prompts=2, repeats=1)[1]["settings"][0]
     assert alone["max_length"] == own["max_length"] < chats["max_length"]
 
@@ -330,6 +338,7 @@ def test_benchmarks_are_looked_for_before_the_model_loads(measured, tmp_path):
         measured(bench="gsm8k", data_dir=tmp_path, target=tmp_path / "nowhere")
 
 
+@pytest.mark.long
 def test_all_benchmarks_are_those_found(measured, tmp_path):
     (tmp_path / "gsm8k_test.jsonl").write_text(json.dumps({"question": "Why?"}) + "\n")
     text, content = measured(bench="all", data_dir=tmp_path, repeats=1)
@@ -339,9 +348,10 @@ def test_all_benchmarks_are_those_found(measured, tmp_path):
         assert f"left out: {name}: no " in lines
 
 
+@pytest.mark.long
 def test_sweep_choice_and_plot(measured, tmp_path, monkeypatch):
     sizes = (2, 5)
-    monkeypatch.setattr("eval.speedup.SIZES", sizes)
+    monkeypatch.setattr("eval.speedup.measurement.SIZES", sizes)
     dart = dataclasses.replace(METHODS["dart"], sizes=sizes)
     monkeypatch.setitem(METHODS, "dart", dart)
     plot = tmp_path / "new" / "plot.png"
@@ -379,7 +389,7 @@ def test_sweep_choice_and_plot(measured, tmp_path, monkeypatch):
     ],
 )
 def test_accepted_lengths(drafted, lengths):
-    assert accepted(np.array(drafted, bool)) == lengths
+    assert accepted_lengths(np.array(drafted, bool)) == lengths
 
 
 def test_summary():
@@ -387,7 +397,7 @@ def test_summary():
 
     def generation(drafted, seconds):
         flags = np.array(drafted, bool)
-        steps = np.array([len(accepted(flags))])
+        steps = np.array([len(accepted_lengths(flags))])
         spent = {"prefill": 0.5, "device": seconds - 0.5}
         return Generation([np.arange(len(flags))], [flags], steps, spent)
 
@@ -408,7 +418,7 @@ def test_summary():
 
 
 def test_trees_are_timed_in_turn():
-    """One call compiles, and of three the median counts: a single fast or slow one does not."""
+    """One call compiles; the median of three counts, so a single fast or slow one does not."""
     seconds = {Tree(2): [9.0, 1.0, 5.0, 2.0], Tree(3): [9.0, 3.0, 3.0, 3.0]}
     calls = []
 
@@ -535,7 +545,7 @@ def test_bad_input_on_the_command_line(arguments, case):
 
 
 def test_prompts_of_the_tiny_model(tiny):
-    """What the tests above rely on: every group has enough prompts of different lengths."""
+    """The tests above need enough prompts of different lengths in every group."""
     tokenizer = Tokenizer.load(tiny.target)
     prompts = demo_prompts(tokenizer, 3, PROMPT_TOKENS)
     assert len(prompts) == 3 * len(HELD_OUT)

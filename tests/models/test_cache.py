@@ -1,4 +1,4 @@
-"""Appending to the caches, and that decoding leaves in them what a prefill would."""
+"""Appending to KV caches; decoding leaves the same cache contents as a prefill."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ OPTIONS = Options(seed=SEED)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_append_writes_the_chosen_rows_behind_each_sequence(seed):
+def test_append_writes_the_chosen_rows_after_each_sequence(seed):
     rng = np.random.default_rng(seed)
 
     def layers(length):
@@ -40,7 +40,7 @@ def test_rows_of_a_sequence_are_visible():
     assert mask.tolist() == [[[False] * 4], [[True] * 3 + [False]], [[True] * 4]]
 
 
-def test_an_empty_cache_is_of_zeros():
+def test_an_empty_cache_is_all_zeros():
     cache = init_cache(3, 2, 4, 5, 6, np.float16)
     assert len(cache) == 3
     for leaf in jax.tree.leaves(cache):
@@ -48,7 +48,7 @@ def test_an_empty_cache_is_of_zeros():
         assert not leaf.any()
 
 
-def test_capacity_has_room_for_a_path_behind_the_last_token(models):
+def test_capacity_has_room_for_a_path_after_the_last_token(models):
     plain = DecodeConfig(models.target)
     dart = DecodeConfig(models.target, models.drafter, nodes=60)
     assert [plain.capacity(n) for n in (1, 63, 64)] == [64, 64, 128]
@@ -59,9 +59,9 @@ def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
     config = DecodeConfig(models.target, models.drafter, nodes=60)
     oracle = Oracle(config, sequences(prompts, plain(Sampling()).tokens))
 
-    def check(state, known):
-        """All known tokens but the last, the root, are in the caches; a prefill draws it anew."""
-        read = [tokens[:-1] for tokens in known]
+    def check(state, decoded):
+        """All tokens except the last, the root, are in the caches; a prefill draws it again."""
+        read = [tokens[:-1] for tokens in decoded]
         fresh, _ = start(
             config,
             models.params,
@@ -71,8 +71,8 @@ def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
         assert state.length.tolist() == [len(tokens) for tokens in read]
         np.testing.assert_array_equal(state.context, fresh.context)
         for ours, theirs in zip(
-            jax.tree.leaves((state.target_cache, state.memory)),
-            jax.tree.leaves((fresh.target_cache, fresh.memory)),
+            jax.tree.leaves((state.target_cache, state.draft_state)),
+            jax.tree.leaves((fresh.target_cache, fresh.draft_state)),
             strict=True,
         ):
             for b, tokens in enumerate(read):
@@ -82,15 +82,15 @@ def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
 
     state, packed = start(config, models.params, prompts, OPTIONS)
     packed = np.asarray(packed)
-    known = sequences(prompts, config.host_buffer.emitted(packed))
+    decoded = sequences(prompts, config.host_buffer.emitted(packed))
     steps = 0
     while config.host_buffer.active(packed):
         state, packed = step(config, models.params, state, oracle(packed))
         packed = np.asarray(packed)
-        won = config.host_buffer.emitted(packed)
-        known = [np.concatenate(row) for row in zip(known, won, strict=True)]
+        emitted = config.host_buffer.emitted(packed)
+        decoded = [np.concatenate(row) for row in zip(decoded, emitted, strict=True)]
         steps += 1
         if steps == 2:
-            check(state, known)
-    check(state, known)
-    assert [len(tokens) for tokens in known] == [MAX_LENGTH] * 4
+            check(state, decoded)
+    check(state, decoded)
+    assert [len(tokens) for tokens in decoded] == [MAX_LENGTH] * 4

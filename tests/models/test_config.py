@@ -1,4 +1,4 @@
-"""Configs read from JSON: what is taken, what is refused, and the round trip."""
+"""Configs read from JSON: what is accepted, what is refused, and the round trip."""
 
 import dataclasses
 import json
@@ -135,11 +135,11 @@ def test_all_missing_fields_are_named(kind):
         KINDS[kind].from_json(json)
 
 
-def test_drafters_are_told_apart():
+def test_kinds_of_drafters_are_distinguished():
     assert isinstance(drafter_config(golden_json("drafter")), DrafterConfig)
     json = golden_json("eagle3")
     assert isinstance(drafter_config(json), Eagle3Config)
-    # So the method's own checkpoints are published.
+    # The authors publish their checkpoints like this.
     published = json | {"architectures": ["LlamaForCausalLM"]}
     assert drafter_config(published) == drafter_config(json)
     del published["draft_vocab_size"]
@@ -196,7 +196,7 @@ def test_longest_sequences():
     assert read("target", **mistral, sliding_window=None).max_length == 512
     unnamed = golden_json("target") | mistral | {"max_position_embeddings": 9999}
     del unnamed["sliding_window"]
-    assert TargetConfig.from_json(unnamed).max_length == 4096  # as transformers takes it
+    assert TargetConfig.from_json(unnamed).max_length == 4096  # the default of transformers
     yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 256}
     assert read("target", rope_scaling=yarn).max_length == 1024
 
@@ -225,7 +225,7 @@ def test_configs_go_to_transformers_and_back(kind, changes, tmp_path):
     assert ours.head_dim == 16
     (tmp_path / "config.json").write_text(json.dumps(ours.to_json()))
     again = transformers.AutoConfig.from_pretrained(tmp_path)
-    # What is written explicitly is what transformers defaults to.
+    # We write explicitly what transformers leaves at its defaults.
     rope = {**theirs.rope_parameters}
     assert {name: again.rope_parameters[name] for name in rope} == rope
     skipped = ("rope_parameters", "architectures", "transformers_version", "dtype")
@@ -248,7 +248,7 @@ def test_configs_go_to_transformers_and_back(kind, changes, tmp_path):
         ("rms_norm_eps", "1e-6"),
     ],
 )
-def test_values_of_a_wrong_kind_are_named(kind, name, wrong):
+def test_values_of_a_wrong_type_are_named(kind, name, wrong):
     with pytest.raises(UserError, match=name):
         read(kind, **{name: wrong})
 

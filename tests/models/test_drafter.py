@@ -1,4 +1,4 @@
-"""The DART drafter as it decodes: layer by layer, with and without a cache."""
+"""The DART drafter when decoding: with and without a cache, with one layer and several."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ KINDS = {
 
 
 def real_rows(number):
-    """Features, embeddings and positions of so many real rows, of two sequences."""
+    """Features, embeddings and positions of `number` real rows of two sequences."""
     rng = np.random.default_rng(0)
     features = jnp.asarray(rng.normal(size=(2, number, 3 * TARGET.hidden_size)), jnp.float32)
     embeds = jnp.asarray(rng.normal(size=(2, number, TARGET.hidden_size)), jnp.float32)
@@ -34,7 +34,7 @@ def real_rows(number):
 
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_a_cache_changes_nothing(config):
-    """Rows that come in two calls, padded differently, against all rows at once."""
+    """Rows given in two calls, padded differently, against all rows at once."""
     params = random_params(config, 1)
     features, embeds, places = real_rows(9)
     early = np.array([4, 2])  # rows of each sequence that come first
@@ -57,25 +57,25 @@ def test_a_cache_changes_nothing(config):
     split, _ = draft(*rest, jnp.asarray(late, jnp.int32), last, cache, length)
     assert split.shape == (2, config.num_positions, config.draft_vocab_size)
     np.testing.assert_allclose(split, whole, rtol=0, atol=1e-5 * float(jnp.abs(whole).max()))
-    # Each position says something of its own.
+    # Each position predicts something different.
     assert len(np.unique(np.asarray(whole[0]), axis=0)) == config.num_positions
 
 
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_the_first_positions_need_none_of_the_later_ones(config):
     params = random_params(config, 1)
-    known = *real_rows(5), jnp.array([4, 2], jnp.int32)
-    whole, rows = jax.jit(bind(config, params))(*known)
+    inputs = *real_rows(5), jnp.array([4, 2], jnp.int32)
+    whole, rows = jax.jit(bind(config, params))(*inputs)
     for positions in {1, max(1, config.num_positions - 1)}:
-        logits, same = jax.jit(bind(config.shortened(positions), params))(*known)
+        logits, same = jax.jit(bind(config.shortened(positions), params))(*inputs)
         assert logits.shape[1] == positions
         np.testing.assert_allclose(logits, whole[:, :positions], rtol=1e-4, atol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(same), jax.tree.leaves(rows), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_behind_the_first_are_further_parameters():
-    """A seed's first layer is the same whatever follows it, and so is the file's layout."""
+def test_layers_after_the_first_are_further_parameters():
+    """Further layers change neither the first layer's parameters nor their names."""
     one, three = (abstract_params(KINDS[name]) for name in ("dart", "three layers"))
     assert "layers" not in one
     assert [*three.pop("layers")] == [0, 1]

@@ -35,7 +35,7 @@ def arrays(rng, rows, count, k):
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 4, 1), (1, 4, 4), (3, 7, 2), (17, 3, 2)]))
-def test_both_implementations_add_up_every_experts_part(seed, shape):
+def test_both_implementations_sum_the_experts_outputs(seed, shape):
     given = arrays(np.random.default_rng(seed), *shape)
     expected = one_by_one(*given)
     single = [a.astype(np.float32) if a.dtype == np.float64 else a for a in given]

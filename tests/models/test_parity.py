@@ -1,4 +1,4 @@
-"""Against transformers: random models of every architecture, there and back; logits filters."""
+"""Parity with transformers: random models of every architecture, both ways; logits filters."""
 
 import os
 from typing import Any
@@ -140,7 +140,7 @@ def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
 
 
 def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tokens):
-    """Behind a cache, one row ahead of the other, the next token and a tree that hangs on it."""
+    """After a cached prefix, longer in one row: the next token, and a tree below it."""
     config, params = ours
     vocab, layers = config.vocab_size, config.num_hidden_layers
     tree = DraftTree(
@@ -163,8 +163,8 @@ def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tok
     cache = append(cache, prefilled[2], start, jnp.zeros(2, jnp.int32))
     for first in range(4, LENGTH):
         length = np.array([first, first - 1], np.int32)
-        following = np.take_along_axis(tokens, length[:, None], axis=1)
-        tree = tree._replace(tokens=tree.tokens.at[:, :1].set(following))
+        roots = np.take_along_axis(tokens, length[:, None], axis=1)
+        tree = tree._replace(tokens=tree.tokens.at[:, :1].set(roots))
         logits, cache = step(params, tree, cache, length)
         for row, at in enumerate(length):
             close(logits[row, 0], expected.logits[row, at].numpy())
@@ -251,9 +251,9 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty):
     rng = np.random.default_rng(3)
     logits = rng.normal(0, 3, (20, 50)).astype(np.float32)
     tokens = rng.integers(0, 50, (20, 12))
-    known = np.zeros((20, 50), bool)
-    np.put_along_axis(known, tokens, True, axis=1)
+    seen = np.zeros((20, 50), bool)
+    np.put_along_axis(seen, tokens, True, axis=1)
     processor = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
     expected = processor(torch.from_numpy(tokens), torch.from_numpy(logits.copy())).numpy()
-    ours = penalize_repetition(jnp.float32(penalty), jnp.asarray(logits), jnp.asarray(known))
+    ours = penalize_repetition(jnp.float32(penalty), jnp.asarray(logits), jnp.asarray(seen))
     np.testing.assert_allclose(ours, expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Rotary frequencies against those of transformers, for every kind of scaling."""
+"""RoPE frequencies against those of transformers, for every kind of scaling."""
 
 import json
 
@@ -105,7 +105,7 @@ def test_frequencies_are_those_of_transformers(scaling, theta, head_dim, length,
         ({"partial_rotary_factor": 0.5}, "partial_rotary"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(given, message):
+def test_unsupported_settings_are_refused_by_name(given, message):
     if given:
         given = {"rope_theta": 1e4, "max_position_embeddings": 64} | given
     with pytest.raises(UserError, match=message):
@@ -113,21 +113,21 @@ def test_what_is_not_understood_is_refused_by_name(given, message):
 
 
 @pytest.mark.parametrize("part", [None, 1.0, 1])
-def test_the_whole_head_may_be_named(part):
+def test_a_rotary_factor_of_one_is_accepted(part):
     assert Rope.from_json({"rope_theta": 1e4, "partial_rotary_factor": part}) == Rope(1e4)
 
 
-def test_the_original_length_beside_the_parameters_counts_first():
+def test_the_top_level_original_length_takes_precedence():
     scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
     given = {"rope_theta": 1e4, "rope_scaling": scaling, "max_position_embeddings": 128}
-    assert Rope.from_json(given).reach == 64
-    assert Rope.from_json(given | {"original_max_position_embeddings": 16}).reach == 32
+    assert Rope.from_json(given).max_positions == 64
+    assert Rope.from_json(given | {"original_max_position_embeddings": 16}).max_positions == 32
     del scaling["original_max_position_embeddings"]
-    assert Rope.from_json(given).reach == 256
+    assert Rope.from_json(given).max_positions == 256
 
 
 @pytest.mark.parametrize("rope", [Rope(1e4), Rope(1e4, "linear", (("factor", 2.0),))])
-def test_a_rotation_keeps_lengths_and_depends_on_distances_alone(rope):
+def test_a_rotation_keeps_lengths_and_depends_only_on_distances(rope):
     q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 5, 16)).astype(np.float32)
     at = jnp.arange(5, dtype=jnp.int32)[None]
     scores = [

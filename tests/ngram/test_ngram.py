@@ -130,7 +130,7 @@ def test_probabilities_are_those_of_brute_force(corpus, order, seed, length):
     counts = brute_force_counts(documents, order)
     rng = np.random.default_rng(seed)
     for document in [*documents, []]:
-        # A stretch of a document, or what never occurred; some tokens are unknown.
+        # A span of a document, or random tokens; some are outside the vocabulary.
         begin = rng.integers(0, len(document) + 1)
         seen = document[begin : begin + length]
         for context in (seen, rng.integers(-1, vocab_size + 1, length).tolist()):
@@ -162,7 +162,7 @@ def test_continuations_are_those_of_brute_force(corpus, order, seed):
         assert all((np.diff(f.token) > 0).all() for f in found)
 
 
-def test_nothing_follows_what_is_unknown():
+def test_unseen_contexts_have_no_continuations():
     model = NgramModel.count([[1, 2, 3]])
     assert model.continuations([]) == []
     assert model.continuations([0]) == []
@@ -195,7 +195,7 @@ def test_the_same_counts_are_the_same_bytes(documents, order, seed):
         ([2**31 - 1], "vocabulary size must be 1 to 16777216, got 2147483648"),
     ],
 )
-def test_count_rejects_what_are_not_tokens(document, message):
+def test_count_rejects_non_tokens(document, message):
     with pytest.raises(ValueError, match=message):
         NgramModel.count([document])
 
@@ -348,7 +348,7 @@ def test_counts_of_zero(directory, corpus, order, seed, share):
     windows = forget(brute_force_windows(documents, order), seed, share)
     counts = ngram_counts(windows)
     model = build(directory / "zeros", windows, order, vocab_size)
-    # A token that was never counted is there only if an n-gram needs it.
+    # A token with a count of 0 is included only if a longer n-gram contains it.
     needed = {token for gram, _ in counts.items() if len(gram) > 1 for token in gram}
     there = {g: c for g, c in counts.items() if len(g) > 1 or c or g[0] in needed}
     assert counts_of(model) == there
@@ -395,7 +395,7 @@ def test_builder_rejects_windows(windows, message):
         add_windows(windows)
 
 
-def test_builder_rejects_windows_behind_those_before():
+def test_builder_rejects_windows_out_of_order():
     builder = NgramBuilder(WindowLayout(2, 6))
     builder.add(builder.layout.pack(np.array([[2, 3]])), np.array([1]))
     for window in ([2, 3], [2, 2], [1, 5]):
@@ -403,7 +403,7 @@ def test_builder_rejects_windows_behind_those_before():
             builder.add(builder.layout.pack(np.array([window])), np.array([1]))
 
 
-def test_builder_rejects_bits_beside_the_tokens():
+def test_builder_rejects_extra_bits():
     layout = WindowLayout(2, 6)
     for bit in (6, 63):
         with pytest.raises(ValueError, match="not made of the vocabulary's tokens"):
@@ -419,7 +419,7 @@ def test_builder_rejects_counts():
         add_windows([[1, 2, 3]], [1, 1])
 
 
-def test_builder_rejects_what_are_no_words():
+def test_builder_rejects_arrays_of_other_types():
     builder = NgramBuilder(WindowLayout(2, 6))
     with pytest.raises(ValueError, match="windows must be uint64, got int64"):
         builder.add(np.zeros((1, 1), np.int64), np.zeros(1))
@@ -427,7 +427,7 @@ def test_builder_rejects_what_are_no_words():
         builder.add(np.zeros((1, 2), np.uint64), np.zeros(1))
 
 
-def test_builder_rejects_what_is_no_corpus(directory):
+def test_builder_rejects_inconsistent_counts(directory):
     """5 6 7 ends in 6 7, which is not there."""
     with pytest.raises(UserError, match="not counts of a corpus"):
         build(directory / "none", {(5, 6, 7): 1, (6,): 1, (7,): 1}, 3, 8)
@@ -444,7 +444,7 @@ def test_builder_writes_once(directory):
     assert not (directory / "twice").exists()
 
 
-def test_builder_wants_its_scratch_directory(directory):
+def test_builder_requires_its_scratch_directory(directory):
     with pytest.raises(RuntimeError, match="cannot write"):
         NgramBuilder(WindowLayout(2, 6), directory / "missing")
 
@@ -474,7 +474,7 @@ def test_rare_ngrams_are_dropped(directory, corpus, order, data):
     assert lossy.header["tokens"] == sum(map(len, documents))
     assert lossy.fingerprint == b"f" * 32
     assert lossy.exact == (kept == counts)
-    # The builder writes the same, without the detour over an exact file.
+    # The builder writes the same file directly.
     windows = brute_force_windows(documents, order)
     options = {"min_counts": min_counts, "fingerprint": b"f" * 32}
     built = build(directory / "built", windows, order, vocab_size, **options)
@@ -501,7 +501,7 @@ def test_counts_keep_their_leading_bits(directory, corpus, order, precision, lar
     assert model.header["dropped"] == [0] * order
     assert model.header["tokens"] == sum(windows.values())
     assert not model.exact
-    # What was rounded once stays as it is.
+    # Rounding again changes nothing.
     exact = build(directory / "exact", windows, order, vocab_size)
     exact.lossy(directory / "lossy", precision=precision)
     assert (directory / "lossy").read_bytes() == model.file.tobytes()

@@ -59,7 +59,7 @@ def test_info_prints_the_header(run, tmp_path):
     assert f"{dropped:,}" in text
 
 
-def test_query_prints_what_followed(run):
+def test_query_prints_continuations(run):
     model = NgramModel.load(DEMO / "ngram.dng")
     tokenizer = Tokenizer.load(DEMO / "target").backend
     text = run("query", "    def __init__(", "--top", "3")
@@ -72,11 +72,11 @@ def test_query_prints_what_followed(run):
     assert f"and {len(short.token) - 3:,} more" in text
 
 
-def test_query_of_what_was_never_seen(run, tmp_path):
+def test_query_of_an_unseen_context(run, tmp_path):
     tokenizer = Tokenizer.load(DEMO / "target").backend
     size, fingerprint = tokenizer.get_vocab_size(), tokenizer_fingerprint(tokenizer)
     NgramModel.count([[1, 2]], vocab_size=size, fingerprint=fingerprint).save(tmp_path / "a.dng")
-    assert "nothing is known of 'x'" in run("query", "x", "--file", tmp_path / "a.dng")
+    assert "'x' was never seen" in run("query", "x", "--file", tmp_path / "a.dng")
 
 
 def test_convert_a_trie(run, tmp_path):
@@ -119,7 +119,7 @@ def test_bad_input_is_one_line(fails, tmp_path):
     assert "vocab-size must be" in fails("convert", trie, out, "--vocab-size", 10**11)
     assert "is a directory" in fails("convert", trie, tmp_path, "--vocab-size", 512)
     assert "precision must be 2 to 16" in fails("convert", demo, out, "--precision", 1)
-    assert "memory is given like" in fails(
+    assert "memory must be written like" in fails(
         "convert", trie, out, "--vocab-size", 512, "--memory", "much"
     )
     assert "too little text" in fails("bench", "--data", DEMO / "README.md")
@@ -129,6 +129,7 @@ def test_bad_input_is_one_line(fails, tmp_path):
     assert "lost counts already" in fails("convert", out, out, "--precision", 2)
 
 
+@pytest.mark.long
 def test_bench_measures_everything(run, tmp_path):
     sources = Path(json.__file__).parents[1]
     data = [path for path in sorted(sources.glob("*.py")) if path.stat().st_size < 50_000]

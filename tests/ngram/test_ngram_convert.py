@@ -70,7 +70,7 @@ def test_windows_are_those_of_the_trie(trie):
     expected = {
         gram: windows.get(gram, 0)
         for gram in totals
-        # A count of 0 matters only where nothing else tells of the n-gram.
+        # A count of 0 matters only if nothing else implies the n-gram.
         if windows.get(gram) or not any(longer[:-1] == gram for longer in totals)
     }
     actual, layout = read_windows(data, vocab_size)
@@ -165,7 +165,7 @@ def test_a_flipped_bit_is_reported_or_gives_a_trie(data):
         return
     assert list(windows) == sorted(windows)
     assert max(map(len, windows)) <= layout.order
-    assert set(totals_of(windows)) == set(COUNTS)  # only counts can change unseen
+    assert set(totals_of(windows)) == set(COUNTS)  # only counts can change undetected
 
 
 def nodes(*rows):
@@ -193,7 +193,7 @@ def nodes(*rows):
         (nodes((1, 0, 5), (2, 1, 3), (1, 1, 4)), r"n-gram \[1\] 2 times less often"),
     ],
 )
-def test_what_is_wrong_is_told(data, message):
+def test_damage_is_described(data, message):
     with pytest.raises(UserError, match=rf"small\.trie .*{message}") as raised:
         read_windows(data, 5)
     assert "\n" not in str(raised.value)
@@ -208,7 +208,7 @@ def test_other_orders_are_reported(order):
 
 def test_children_must_be_those_that_name_the_node(trie):
     data = bytearray(nodes((1, 0, 9), (2, 0, 9)))
-    # The root's first child, behind the header and the root's own fields: its token.
+    # The token of the root's first child, after the header and the root's own fields.
     struct.pack_into("<i", data, 16 + 24, 3)
     with pytest.raises(UserError, match="children that its nodes list are not those that name"):
         read_windows(data, 5)
@@ -232,7 +232,7 @@ def test_too_little_memory_is_reported(trie, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, UserError])
-def test_an_end_halfway_leaves_nothing_behind(error, trie, tmp_path, monkeypatch):
+def test_an_interrupted_conversion_leaves_no_files(error, trie, tmp_path, monkeypatch):
     def add(self, words, counts):
         assert list(tmp_path.glob(".dart-ngram-*/*"))
         raise error
@@ -265,6 +265,7 @@ def test_the_progress_goes_to_stderr(trie, tmp_path, capsys):
     assert "reading" in shown.err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory that Linux reports")
 def test_memory_is_bounded(tmp_path):
     """The nodes of this file alone, as they come, would fill what the process may take."""

@@ -1,4 +1,4 @@
-"""The n-gram file against a reader of its own, written from docs/ngram-format.md alone, and what
+"""The n-gram file against an independent reader, written only from docs/ngram-format.md, and what
 the real reader makes of damaged files."""
 
 import struct
@@ -180,7 +180,7 @@ def same_counts(data: bytes, model: NgramModel) -> None:
         sum(len(gram) == n for gram in counts) for n in range(1, model.order + 1)
     ]
 
-    # Nothing between the parts; what fills a section up is zero; all checksums.
+    # No gaps between the sections; padding is zero; all checksums match.
     assert reader.lists[0] == HEADER.size
     assert reader.unigrams[0] == HEADER.size + reader.lists[1]
     assert len(data) == reader.unigrams[0] + reader.unigrams[1]
@@ -253,15 +253,15 @@ def test_every_truncation_is_reported(small):
     for size in range(len(small)):
         with pytest.raises(UserError, match=r"cannot read n-gram model .*damaged\.dng: "):
             load_bytes(small[:size])
-    # That is seen without reading all of it.
+    # Detected without reading the whole file.
     for size in range(len(small)):
         with pytest.raises(UserError, match=r"damaged\.dng"):
             load_bytes(small[:size], checksums=False)
 
 
 @pytest.mark.parametrize("more", [1, 8, 300])
-def test_bytes_behind_the_end_are_reported(small, more):
-    with pytest.raises(UserError, match="bytes follow behind its end"):
+def test_trailing_bytes_are_reported(small, more):
+    with pytest.raises(UserError, match="bytes follow after its end"):
         load_bytes(small + bytes(more))
 
 
@@ -378,14 +378,14 @@ def test_a_good_file_can_be_used(large):
     assert use(large)
 
 
-def test_flipped_bits_behind_right_checksums_do_no_harm(small):
+def test_flipped_bits_with_valid_checksums_are_safe(small):
     for bit in range(8 * len(small)):
         use(with_checksums(flip(small, bit)), seed=bit)
 
 
 @settings(max_examples=300)
 @given(st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), seeds)
-def test_damage_behind_right_checksums_does_no_harm(large, places, seed):
+def test_damage_with_valid_checksums_is_safe(large, places, seed):
     data = large
     for place in places:
         data = flip(data, 272 * 8 + int(place * 8 * (len(large) - 272)))
@@ -394,7 +394,7 @@ def test_damage_behind_right_checksums_does_no_harm(large, places, seed):
 
 @settings(max_examples=100)
 @given(seeds, orders, st.sampled_from([0, 1]), st.integers(1, 70))
-def test_random_bits_do_no_harm(seed, order, smallest, vocab_size):
+def test_random_bits_are_safe(seed, order, smallest, vocab_size):
     """A right header, and what is in the sections is noise."""
     rng = np.random.default_rng(seed)
     lists, count_bits = rng.bytes(8 * int(rng.integers(0, 60))), int(rng.integers(0, 12))
@@ -409,7 +409,7 @@ def test_random_bits_do_no_harm(seed, order, smallest, vocab_size):
         *(280 + len(lists), len(table) + 8, 0, 0),
     )
     data = with_checksums(header + lists + bytes(8) + table + bytes(8))
-    NgramModel(np.frombuffer(data, np.uint8))  # nothing a header could tell is wrong
+    NgramModel(np.frombuffer(data, np.uint8))  # the header is valid
     use(data, seed)
 
 

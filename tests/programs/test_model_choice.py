@@ -20,7 +20,7 @@ def test_the_demo_model():
 def test_another_drafter_for_the_demos_target():
     choice = ModelChoice(drafter=str(DEMO / "eagle3"), no_ngram=True)
     assert isinstance(choice.load().drafter, Eagle3Config)
-    with pytest.raises(UserError, match="an n-gram model goes with a DART drafter"):
+    with pytest.raises(UserError, match="an n-gram model works with a DART drafter"):
         ModelChoice(drafter=str(DEMO / "eagle3")).load()
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on the loopback interface: the few answers that its client asks for."""
+"""A Hugging Face hub on the loopback interface, with the few endpoints that its client uses."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from typing import Any
 
 @dataclasses.dataclass
 class LocalHub:
-    """Repositories by name, each with its files, and what was asked for.
+    """The repositories of the hub, and a record of its requests.
 
     Attributes:
-      address: for HF_ENDPOINT.
-      repositories: name -> path -> bytes; the names of data sets begin with `datasets/`.
-      errors: name -> status and the hub's headers, instead of an answer.
-      token: the only one that is valid.
-      asked: method and path of each request.
-      fetched: the files that were downloaded.
+      address: URL for HF_ENDPOINT.
+      repositories: name -> path -> bytes; names of data sets begin with `datasets/`.
+      errors: name -> status and headers of an error response.
+      token: the only valid token.
+      requests: method and path of each request.
+      fetched: paths of downloaded files.
     """
 
     address: str = ""
     repositories: dict[str, dict[str, bytes]] = dataclasses.field(default_factory=dict)
     errors: dict[str, tuple[int, dict[str, str]]] = dataclasses.field(default_factory=dict)
     token: str = "hf_valid"
-    asked: list[str] = dataclasses.field(default_factory=list)
+    requests: list[str] = dataclasses.field(default_factory=list)
     fetched: list[str] = dataclasses.field(default_factory=list)
 
     def commit(self, name: str) -> str:
-        """The one commit, `main`."""
+        """Returns the only commit, `main`."""
         return hashlib.sha1(name.encode()).hexdigest()
 
     def answer(
         self, method: str, path: str, authorization: str | None
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and content."""
-        self.asked.append(f"{method} {path}")
+        """Returns status, headers and content of the response."""
+        self.requests.append(f"{method} {path}")
         if authorization not in (None, f"Bearer {self.token}"):
             message = "Invalid credentials in Authorization header"
             return 401, {"X-Error-Message": message}, b"{}"
@@ -89,7 +89,7 @@ class LocalHub:
 
 @contextlib.contextmanager
 def serve() -> Iterator[LocalHub]:
-    """A hub, for as long as the block runs."""
+    """Runs a hub for the duration of the block."""
     hub = LocalHub()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -130,7 +130,7 @@ def _digest(data: bytes) -> str:
 
 
 def environment(home: Path, endpoint: str) -> dict[str, str]:
-    """Of a process that asks the hub at `endpoint` and keeps what it gets in `home`."""
+    """Returns the environment of a process that uses the hub at `endpoint` and caches in `home`."""
     return os.environ | {
         "HF_HOME": str(home),
         "HF_ENDPOINT": endpoint,

@@ -1,4 +1,4 @@
-"""What eight virtual devices compute; a program, since their number is fixed when JAX starts."""
+"""Computations on eight virtual devices; a program, since JAX fixes their number at startup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.rope import Rope
 from train.data.batch import Batch
 from train.objective.loss import DrafterLoss, Objective
-from train.objective.predictions import Drafting, Frozen
+from train.objective.predictions import Frozen, PackedForward
 from train.run.mesh import MeshConfig, fsdp_shardings, make_mesh, place, target_shardings
 
 TARGET = TargetConfig(
@@ -51,7 +51,7 @@ DRAFTER = DrafterConfig(
 
 
 def random_params(config: TargetConfig | DrafterConfig, seed: int) -> Params:
-    """Large enough for logits of order 1."""
+    """Random parameters, large enough for logits of order 1."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda p: np.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), np.float32),
@@ -60,15 +60,15 @@ def random_params(config: TargetConfig | DrafterConfig, seed: int) -> Params:
 
 
 def drafter_losses() -> list[list[float]]:
-    """The drafter's objective and its gradient's norm, on one device and on a mesh of 2 groups of 4
-    with the target in parts and the drafter in parts."""
+    """Returns the drafter's loss and gradient norm, on one device and on a mesh of 2 groups of 4
+    with target and drafter sharded."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 64, (4, 16)).astype(np.int32)
     document = np.repeat(np.array([[1] * 9 + [2] * 7], np.int32), 4, axis=0)
     batch = Batch(tokens, document, rng.random((4, 16)) < 0.9)
     params = random_params(DRAFTER, 1)
     frozen = Frozen(random_params(TARGET, 0), np.arange(64, dtype=np.int32))
-    loss = DrafterLoss(Drafting(TARGET, DRAFTER, 4, chunk=8), Objective(anchors=8))
+    loss = DrafterLoss(PackedForward(TARGET, DRAFTER, 4, chunk=8), Objective(anchors=8))
 
     @jax.jit
     def measure(params: Params, frozen: Frozen, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -78,17 +78,17 @@ def drafter_losses() -> list[list[float]]:
 
     mesh = make_mesh(MeshConfig(data=2, model=4))
     rows = jax.NamedSharding(mesh, jax.P("data"))
-    alone = measure(params, frozen, batch)
-    together = measure(
+    single = measure(params, frozen, batch)
+    sharded = measure(
         place(params, fsdp_shardings(mesh, params)),
         place(frozen, target_shardings(mesh, frozen, shard_target=True)),
         jax.tree.map(lambda x: jax.device_put(x, rows), batch),
     )
-    return [list(map(float, each)) for each in (alone, together)]
+    return [list(map(float, each)) for each in (single, sharded)]
 
 
 def main(directory: Path) -> None:
-    """Leaves runs of the toy in directories, and the drafter's losses beside them."""
+    """Writes runs of the toy, and the drafter's losses, to the directory."""
     assert jax.device_count() == 8
     meshes = {"data": MeshConfig(), "both": MeshConfig(data=2, model=4, shard_target=True)}
     for name, mesh in meshes.items():

@@ -1,4 +1,4 @@
-"""Corpora for the tests of the n-gram model, and their n-grams counted without any cleverness."""
+"""Corpora for the tests of the n-gram model, and brute-force n-gram counts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ small_documents = st.lists(st.lists(st.integers(0, 5), max_size=12), max_size=6)
 def random_documents(
     seed: int, vocab_size: int, documents: int = 5, length: int = 300, common: float = 0.7
 ) -> list[list[int]]:
-    """Documents of which a share is one token: so contexts of any length are followed by many
-    tokens, and others by one. Some documents are empty."""
+    """Documents in which one token is common, so that some contexts of any length have many
+    continuations and others one. Some documents are empty."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, vocab_size, (documents, length))
     drawn[rng.random(drawn.shape) < common] = vocab_size // 2
@@ -41,14 +41,14 @@ def corpora(draw):
 
 
 def brute_force_windows(documents: Iterable[Sequence[int]], order: int) -> Counter:
-    """What starts at every position: up to `order` tokens, as a tuple, with its count."""
+    """Counts the windows, up to `order` tokens from each position, as tuples."""
     return Counter(
         tuple(document[i : i + order]) for document in documents for i in range(len(document))
     )
 
 
 def ngram_counts(windows: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], int]:
-    """Every n-gram, as a tuple, with its count, from windows with theirs."""
+    """Counts every n-gram, as a tuple, from counted windows."""
     counts = {}
     for window, count in windows.items():
         for n in range(1, len(window) + 1):
@@ -57,12 +57,12 @@ def ngram_counts(windows: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...]
 
 
 def brute_force_counts(documents: Iterable[Sequence[int]], order: int) -> dict:
-    """Every n-gram of a corpus, as a tuple, with its count."""
+    """Counts every n-gram of a corpus, as a tuple."""
     return ngram_counts(brute_force_windows(documents, order))
 
 
 def level_counts(levels) -> dict[tuple[int, ...], int]:
-    """The same, from the arrays token, count and child_begin of each level."""
+    """Reads the counts from the arrays token, count and child_begin of each level."""
     counts = {}
     prefixes = [()] * len(levels[0][0])
     for token, count, child_begin in levels:
@@ -74,14 +74,14 @@ def level_counts(levels) -> dict[tuple[int, ...], int]:
 
 
 def counts_of(model: NgramModel) -> dict[tuple[int, ...], int]:
-    """The same, read from a model."""
+    """Reads the counts from a model."""
     return level_counts(model.levels)
 
 
 def pack_windows(
     layout: WindowLayout, windows: Mapping[tuple[int, ...], int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Windows and counts as `NgramBuilder.add` takes them."""
+    """Packs windows and counts for `NgramBuilder.add`."""
     rows = np.full((len(windows), layout.order), -1, np.int32)
     ascending = sorted(windows)
     for row, window in zip(rows, ascending, strict=True):
@@ -100,7 +100,7 @@ def build(path, windows, order, vocab_size, *, scratch=None, batches=1, **option
 
 
 def forget(windows: Mapping[tuple[int, ...], int], seed: int, share: float) -> dict:
-    """The same windows, of which a share is counted 0 times."""
+    """Returns the windows with a random share of the counts set to 0."""
     rng = np.random.default_rng(seed)
     return {
         window: 0 if rng.random() < share else count for window, count in sorted(windows.items())

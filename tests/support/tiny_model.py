@@ -1,4 +1,4 @@
-"""A tiny random model in files, made by the project's own functions."""
+"""A tiny random model on disk, written by the project's own functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FILES = [stdlib() / name for name in ("heapq.py", "bisect.py", "shlex.py")]
 
 
 class TinyModel(NamedTuple):
-    """Where the parts lie, and token prompts of different lengths."""
+    """Paths of the parts, and token prompts of different lengths."""
 
     target: Path
     drafter: Path
@@ -53,7 +53,7 @@ class TinyModel(NamedTuple):
 
 @functools.cache
 def make(base: Path) -> TinyModel:
-    """Writes the model into `base`, once a test session."""
+    """Writes the model into `base`, once per test session."""
     directory = base / "tiny"
     made = TinyModel(directory / "target", directory / "drafter", directory / "ngram", [])
     tokenizer = train_tokenizer(map(read, _FILES), SHAPES.vocab_size)

@@ -1,4 +1,4 @@
-"""Tokenizers of the two common kinds, small, made with the `tokenizers` library."""
+"""Small tokenizers of the two common kinds, built with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """Qwen-like: pieces of words over an alphabet of bytes, nothing around a text."""
+    """Qwen-like: byte-level BPE, without special tokens around a text."""
     made = tokenizers.Tokenizer(models.BPE())
     made.normalizer = normalizers.NFC()
     pattern = Regex(r"'(?:s|t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
@@ -48,10 +48,10 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_fallback(metaspace: bool = False) -> tokenizers.Tokenizer:
-    """Llama-2-like: words with their space, bytes for what is unknown, `<s>` before a text.
+    """Llama-2-like: words with their space, byte fallback, `<s>` before a text.
 
     Args:
-      metaspace: spaces are turned by the Metaspace classes, as in later conversions.
+      metaspace: convert spaces with the Metaspace classes, as later conversions do.
     """
     special = ["<unk>", "<s>", "</s>"]
     alphabet = sorted({*"".join(TEXTS[:2]), "▁", "é"} - {" ", "\n", "\t"})
@@ -99,7 +99,7 @@ KINDS = {
 }
 
 
-# A turn of each message, as many models have it.
+# One turn per message, as in many models.
 TURNS = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {{ '' }}{{ message.content }}<|im_end|>
@@ -107,7 +107,7 @@ TURNS = """{%- for message in messages -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {{ '' }}{%- endif -%}"""
 
-# The same, which says itself what the assistant wrote.
+# The same, with the assistant's text marked by {% generation %}.
 MARKED = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {{ '' }}
@@ -119,7 +119,7 @@ MARKED = """{%- for message in messages -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {{ '' }}{%- endif -%}"""
 
-# Behind the last question the thinking stays (or a place for it), before it is left out.
+# Keeps the thinking (or an empty block) after the last question; drops it before.
 THINKING = """{%- set last = namespace(question=-1) -%}
 {%- for message in messages -%}
 {%- if message.role == "user" -%}{%- set last.question = loop.index0 -%}{%- endif -%}
@@ -145,7 +145,7 @@ THINKING = """{%- set last = namespace(question=-1) -%}
 
 
 def write_chat(directory: Path, made: tokenizers.Tokenizer, template: str) -> None:
-    """A tokenizer with a chat template, as transformers keeps it."""
+    """Writes a tokenizer with a chat template, as transformers stores it."""
     directory.mkdir(parents=True, exist_ok=True)
     made.save(str(directory / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
@@ -154,11 +154,11 @@ def write_chat(directory: Path, made: tokenizers.Tokenizer, template: str) -> No
 
 
 def byte_tokens(made: tokenizers.Tokenizer) -> list[int]:
-    """256 ids, each of one byte."""
+    """Returns the ids of the 256 single-byte tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [f"<0x{n:02X}>" for n in range(256)]
     if made.token_to_id(names[0]) is None:
-        # The printable bytes stand for themselves, the others for what comes behind U+0100.
+        # Printable bytes map to themselves, the others to code points from U+0100 on.
         own = [*range(33, 127), *range(161, 173), *range(174, 256)]
         rest = iter(range(256, 512))
         names = [chr(n) if n in own else chr(next(rest)) for n in range(256)]

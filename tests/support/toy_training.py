@@ -1,4 +1,4 @@
-"""A training run that takes seconds; also a program, to be killed or started several times."""
+"""A training run of a few seconds; also a program, to be killed or started several times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 64
 
 @dataclasses.dataclass(frozen=True)
 class ToyBatches:
-    """Noisy values of a fixed map; every row depends on the seed, the step and its place."""
+    """Random inputs and their images under a fixed map; rows depend on seed, step and index."""
 
     batch: int
     seed: int = 0
@@ -51,12 +51,12 @@ def toy_params() -> dict:
 
 
 def toy_frozen() -> dict:
-    """Named as the target's parts are, to be split as they are."""
+    """Frozen parameters, named like the target's, to be sharded like them."""
     return {"lm_head": {"kernel": jnp.eye(WIDTH, dtype=jnp.float32)}}
 
 
 def toy_loss(params, frozen, batch, key):
-    """Squared errors under dropout: the key counts."""
+    """Squared errors under dropout, so that the key matters."""
     keep = jax.random.bernoulli(key, 0.9, batch["x"].shape)
     return plain_loss(params, frozen, batch | {"x": jnp.where(keep, batch["x"], 0)}, key)
 
@@ -71,7 +71,7 @@ def plain_loss(params, frozen, batch, key):
 
 
 def toy_evaluate(params) -> dict[str, float]:
-    """A figure of all parameters, on one device."""
+    """A figure that depends on all parameters, on one device."""
     assert all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(params))
     return {"norm": float(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)))}
 
@@ -91,7 +91,7 @@ RECIPE = TrainerConfig(
 
 
 def toy_fit(directory: Path, config: TrainerConfig = RECIPE, **changes):
-    """Trains the toy; `changes` are of `fit`'s arguments."""
+    """Trains the toy; `changes` replace arguments of `fit`."""
     arguments = {
         "params": toy_params(),
         "frozen": toy_frozen(),
@@ -106,7 +106,7 @@ def toy_fit(directory: Path, config: TrainerConfig = RECIPE, **changes):
 
 
 def records(directory: Path) -> list[dict]:
-    """The metrics, without those of time."""
+    """The metrics, without timings."""
     timed = ("seconds", "tokens_per_second", "mfu")
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [

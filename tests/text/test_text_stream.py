@@ -70,7 +70,7 @@ def test_pieces_joined_are_the_text(kind, data):
 
 @each_kind
 @given(data=st.data())
-def test_what_is_given_out_holds_whatever_follows(kind, data):
+def test_returned_pieces_are_final(kind, data):
     """So no piece ends in a part of a character, or is taken back."""
     made, ids = tokenizer(kind), data.draw(ids_of(kind))
     stream = TextStream(made)

@@ -140,7 +140,7 @@ def test_bad_files(tmp_path, tokenizer):
         Tokenizer.load(tmp_path / "none")
     with pytest.raises(UserError, match=r"no file .*tokenizer\.json; a target") as missing:
         Tokenizer.load(tmp_path)
-    # transformers would make an empty tokenizer of the kind that the config names.
+    # transformers would build an empty tokenizer of the class that the config names.
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(UserError, match=r"no file .*tokenizer\.json; a target"):
         Tokenizer.load(tmp_path)
@@ -153,7 +153,7 @@ def test_bad_files(tmp_path, tokenizer):
     (tmp_path / "tokenizer.json").write_text(whole)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(
-        UserError, match=r"cannot read the files beside .*tokenizer\.json"
+        UserError, match=r"cannot read the files next to .*tokenizer\.json"
     ) as beside:
         Tokenizer.load(tmp_path).encode_chat(CHAT)
     assert "\n" not in str(missing.value) + str(beside.value)
@@ -169,9 +169,9 @@ def test_half_a_surrogate_pair(tokenizer):
 def test_nothing_large_is_imported_before_it_is_needed(directory):
     code = f"""
 import sys
-from dart_jax.hub import resolve
-from dart_jax.text_stream import TextStream
-from dart_jax.tokenizer import Tokenizer
+from dart_jax.weights.hub import resolve
+from dart_jax.text.stream import TextStream
+from dart_jax.text.tokenizer import Tokenizer
 tokenizer = Tokenizer.load({str(directory)!r})
 TextStream(tokenizer).push(tokenizer.encode("a")[-1])
 print(sorted({{"jax", "torch", "transformers", "huggingface_hub.hf_api"}} & set(sys.modules)))

@@ -1,4 +1,4 @@
-"""The paper's experiments: what is trained, judged and told."""
+"""The paper's experiments: training, evaluation and report."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from train import ablate
 from train.ablate import AblateConfig, run
 from train.drafter import DrafterTraining
-from train.evaluation.judge import step_seconds
+from train.evaluation.evaluator import step_seconds
 from train.experiments import domains, verdict
 from train.experiments import report as ablation_report
 from train.experiments import variants as experiments
@@ -28,7 +28,7 @@ def tiny(tmp_path_factory):
 
 
 def write_answers(path, prompts):
-    """As `train.regenerate` leaves them, with drawn tokens for answers."""
+    """Writes records as `train.regenerate` does, with random tokens as answers."""
     rng = np.random.default_rng(0)
     rows = [
         {"tokens": [*map(int, prompt), *rng.integers(1, 300, 24).tolist()], "prompt_length": n}
@@ -40,7 +40,7 @@ def write_answers(path, prompts):
 
 
 def documented(tiny, *modules):
-    """The prompts of some modules' functions, as tokens."""
+    """Prompts of some modules' functions, as tokens."""
     encode = Tokenizer.load(tiny.target).encode
     files = [file for name in modules for file in module_files(name)]
     return [encode(text) for file in files for text in function_prompts(read(file))]
@@ -77,7 +77,7 @@ def recipe(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(tiny, recipe, tmp_path_factory):
-    """The smallest experiment of each kind, all with one directory of runs."""
+    """The smallest experiment of each kind; all share one work directory."""
     directory = tmp_path_factory.mktemp("ablate")
     return AblateConfig(
         "gamma",
@@ -97,7 +97,7 @@ def config(tiny, recipe, tmp_path_factory):
 
 
 def weights(config):
-    """The drafters that are there, by run."""
+    """The trained drafters' weights, by run."""
     return {path.parts[-3]: path for path in config.work.glob("*/drafter/model.safetensors")}
 
 
@@ -113,7 +113,7 @@ def gamma(config):
 
 
 def test_an_experiment(config, gamma, capsys):
-    """Trains, judges and tells; a second time only what is new is trained."""
+    """Trains, evaluates and reports; a second run trains only what is new."""
     report, raw = gamma
     assert (config.out / "ablation_gamma.png").read_bytes().startswith(b"\x89PNG")
     assert "    the command\n" in report.read_text()
@@ -124,7 +124,7 @@ def test_an_experiment(config, gamma, capsys):
     assert {"gamma-1.0_seed-0", "recipe_seed-0"} <= before.keys()
     assert run(dataclasses.replace(config, gammas=(0.6,), seeds=2), "the command") == report
     told = capsys.readouterr().out
-    assert "run 1 of 2: gamma 0.6, seed 0, is there\n" in told
+    assert "run 1 of 2: gamma 0.6, seed 0, already trained\n" in told
     assert "run 2 of 2: gamma 0.6, seed 1\n" in told
     after = weights(config)
     assert after.keys() - before.keys() == {"recipe_seed-1"}
@@ -135,12 +135,13 @@ def test_an_experiment(config, gamma, capsys):
     assert all(len(values) == 2 for values in own.values())
     assert f"| 0.6 | {np.mean(own['tau']):.3f} ± " in report.read_text()
 
-    with pytest.raises(UserError, match="was begun with another trainer"):
+    with pytest.raises(UserError, match="was started with another trainer"):
         run(dataclasses.replace(config, steps=3), "the command")
 
 
+@pytest.mark.long
 def test_variants_that_share_their_drafters(config, gamma):
-    """The search alone differs: nothing new is trained."""
+    """Only the search differs: nothing new is trained."""
     before = weights(config)
     report = run(dataclasses.replace(config, experiment="ngram"), "the command")
     assert weights(config) == before
@@ -151,14 +152,16 @@ def test_variants_that_share_their_drafters(config, gamma):
     assert "\n## N-gram weight\n" in report.read_text()
 
 
+@pytest.mark.long
 def test_other_trees(config, gamma):
-    """With a tree of one node a verification gives two tokens at most."""
+    """With a tree of one node a verification emits at most two tokens."""
     report = run(dataclasses.replace(config, experiment="ngram", tree_nodes=1), "the command")
     assert "trees of 1 nodes" in report.read_text()
     figures = raw_of(config, "ngram")["figures"]
     assert all(1 <= tau <= 2 for own in figures.values() for tau in own["tau"])
 
 
+@pytest.mark.long
 def test_variants_that_cost_differently(config, gamma, monkeypatch):
     def measured(decoders, prompts, new_tokens, repeats):
         assert (len(decoders), len(prompts), new_tokens, repeats) == (2, 4, 6, 2)
@@ -178,7 +181,7 @@ def test_variants_that_cost_differently(config, gamma, monkeypatch):
 
 
 def test_the_time_of_a_step():
-    """Prefill left out, over all prompts; the pass that compiles does not count."""
+    """Over all prompts, without prefill and without the pass that compiles."""
     order = []
 
     def decoder(name, *seconds):
@@ -197,6 +200,7 @@ def test_the_time_of_a_step():
     assert order == [*"baba", *"abab", *"baba"]
 
 
+@pytest.mark.long
 def test_a_domain_that_was_never_seen(config, tiny, tmp_path):
     answers = write_answers(tmp_path / "answers.jsonl", documented(tiny, "heapq", "shlex") * 4)
     recipe = write_recipe(tmp_path / "recipe.toml", tiny, answers, context=256)
@@ -226,7 +230,7 @@ SECTION = {
 
 
 def figures_of(tau):
-    """A drafter's, one a seed."""
+    """A drafter's figures, one per seed."""
     return {"tau": tau, "tau_without_ngram": tau, "alpha_1": [0.5] * 3, "alpha_2": [0.25] * 3}
 
 
@@ -266,7 +270,7 @@ def test_sections_replace_their_own_kind(tmp_path):
         ([0.0, 0.0, 0.0], 0.5, "within the spread"),
         # Of one sign, but not surely: the interval counts.
         ([0.1, 0.5, 0.9], 0.5, "within the spread"),
-        ([5.0], 0.5, "one seed has no spread, so nothing is decided"),
+        ([5.0], 0.5, "one seed has no spread, so there is no verdict"),
     ],
 )
 def test_the_rule(first, paper, told):
@@ -275,7 +279,7 @@ def test_the_rule(first, paper, told):
 
 
 def test_the_interval_of_a_difference():
-    """Against one that was worked out by hand: mean 2, deviation 1, three seeds."""
+    """Against a result computed by hand: mean 2, deviation 1, three seeds."""
     measured = verdict.difference([3.0, 5.0, 7.0], [2.0, 3.0, 4.0])
     assert measured == pytest.approx((2.0, 4.303 / math.sqrt(3)))
 

@@ -1,4 +1,4 @@
-"""`train.drafter`: data in, a drafter out that decodes."""
+"""`train.drafter`: from data to a drafter that decodes."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_
 from train.data.batches import PackedBatches
 from train.data.packed_dataset import PackedDataset
 from train.drafter import DrafterTraining, train
-from train.objective.predictions import Drafting, Frozen
+from train.objective.predictions import Frozen, PackedForward
 from train.run.checkpoints import whole_steps
 from train.run.config_file import parse
 
@@ -39,7 +39,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def answers(tiny, tmp_path_factory):
-    """What the tiny target writes behind its prompts, as `train.regenerate` keeps it."""
+    """The tiny target's answers, as `train.regenerate` writes them."""
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
     model = DartModel.from_pretrained(tiny.target)
     prompts = [tiny.prompts[i % 3][: 4 + i] for i in range(24)]
@@ -54,7 +54,7 @@ def answers(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def recipe_file(tiny, answers, tmp_path_factory):
-    """What all runs share."""
+    """The settings that all runs share."""
     path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
     path.write_text(f"""
 target = "{tiny.target}"
@@ -81,7 +81,7 @@ eval_new_tokens = 8
 
 @pytest.fixture(scope="session")
 def recipe(recipe_file):
-    """A run of it, with further options."""
+    """Makes a run's settings from the recipe and further options."""
 
     def make(out, *options):
         args = ["--config", str(recipe_file), "--out", str(out), *map(str, options)]
@@ -96,7 +96,7 @@ def metrics(directory):
 
 @pytest.fixture(scope="session")
 def trained(recipe, tiny, tmp_path_factory):
-    """A run with the teacher's features cached, a draft vocabulary and an n-gram model."""
+    """A run with cached target outputs, a draft vocabulary and an n-gram model."""
     out = tmp_path_factory.mktemp("trained") / "run"
     config = recipe(out, "--teacher", "cached", "--draft-vocab", 200, "--ngram", tiny.ngram)
     return config, train(config)
@@ -140,18 +140,18 @@ def test_a_finished_run_is_trained_no_further(trained):
 
 
 def test_what_is_kept_of_the_teacher(trained, tiny):
-    """What the target computes online, rounded to bfloat16."""
+    """Equals what the target computes online, rounded to bfloat16."""
     config, _ = trained
     [directory] = (config.out / "features").iterdir()
     dataset = PackedDataset.load(config.out / "data", "training")
     target, params = load_target(tiny.target)
     numbers = np.arange(dataset.rows)
-    drafting = Drafting(target, config.drafter.config(target), 4)
-    known = jax.jit(drafting.read)(Frozen(params, jnp.arange(300)), dataset.batch(numbers))
+    forward = PackedForward(target, config.drafter.config(target), 4)
+    data = jax.jit(forward.run_target)(Frozen(params, jnp.arange(300)), dataset.batch(numbers))
     for name in ("features", "hidden"):
         kept = np.fromfile(directory / name, ml_dtypes.bfloat16).astype(np.float32)
         np.testing.assert_allclose(
-            kept.reshape(getattr(known, name).shape), getattr(known, name), rtol=1e-2, atol=1e-4
+            kept.reshape(getattr(data, name).shape), getattr(data, name), rtol=1e-2, atol=1e-4
         )
 
 
@@ -160,7 +160,7 @@ class Interrupted(Exception):
 
 
 def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypatch):
-    """With the teacher's features kept, and anchors that are drawn anew every step."""
+    """With cached target outputs, and anchors drawn at random every step."""
     options = ("--cache", trained[0].out, "--teacher", "cached", "--anchors", 8)
     options += ("--eval-rows", 0, "--eval-prompts", 0)
     read = PackedBatches.__call__
@@ -188,6 +188,7 @@ def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypat
         assert [record[name] for record in ours] == [record[name] for record in theirs]
 
 
+@pytest.mark.long
 def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_path):
     config, _ = trained
     shutil.copytree(config.out, tmp_path / "cache")
@@ -211,11 +212,12 @@ def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path, other)
         target = dataclasses.replace(target, rope=Rope(2e4))
     save_target(tmp_path / "target", target, params, eos=(0,))
     changed = dataclasses.replace(config, target=str(tmp_path / "target"), out=tmp_path / "run")
-    with pytest.raises(UserError, match="begun with another target"):
+    with pytest.raises(UserError, match="started with another target"):
         train(changed)
     assert len([*(tmp_path / "run" / "features").iterdir()]) == 2  # it has features of its own
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -234,6 +236,7 @@ def test_other_kinds_of_drafters(recipe, trained, tiny, tmp_path, options):
     assert ids.tolist() == [*range(300)]
 
 
+@pytest.mark.long
 def test_training_further_begins_where_it_was(trained, recipe, tmp_path):
     first = trained[1]
     options = ("--cache", trained[0].out, "--eval-prompts", 0, "--teacher", "cached")
@@ -246,8 +249,9 @@ def test_training_further_begins_where_it_was(trained, recipe, tmp_path):
     assert metrics(tmp_path)[0]["loss"] < metrics(trained[0].out)[0]["loss"]
 
 
+@pytest.mark.long
 def test_two_processes(trained, recipe_file, tiny, tmp_path):
-    """The program as it is called on two hosts; one of them evaluates and writes."""
+    """The program as run on two hosts; only one of them evaluates and writes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -281,6 +285,7 @@ def test_two_processes(trained, recipe_file, tiny, tmp_path):
     assert [r["step"] for r in ours if "tau" in r] == [3, 6]
 
 
+@pytest.mark.long
 def test_epochs_instead_of_steps(recipe, trained, tmp_path):
     config = recipe(
         tmp_path, "--cache", trained[0].out, "--epochs", 0.5, "--batch", 2, "--eval-prompts", 0
@@ -330,7 +335,7 @@ def test_the_command_line_comes_after_the_file(recipe, tmp_path):
         ("steps = 'many'", "steps = 'many'"),
         ("shifted = 1", "shifted = 1"),
         ("method = 'medusa'", "medusa"),
-        ("steps = 3\n[trainer]\nsteps = 4", "steps stands there twice"),
+        ("steps = 3\n[trainer]\nsteps = 4", "steps is given twice"),
         ("steps =", "is not TOML"),
         ("data = [1, 2]", "data = 1"),
     ],

@@ -1,4 +1,4 @@
-"""Records of all forms become the right tokens, of which the right ones are supervised."""
+"""Records of all forms are encoded as the right tokens, with the right ones supervised."""
 
 import json
 import os
@@ -20,7 +20,7 @@ BENCH = os.environ.get("DART_BENCH")
 
 
 def chat(*contents):
-    """A chat that the user begins."""
+    """A chat with alternating turns, the user's first."""
     roles = ("user", "assistant")
     return Chat([{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)])
 
@@ -72,7 +72,7 @@ def test_forms(record, content):
 @pytest.mark.parametrize(
     ("record", "match"),
     [
-        ({"turns": [], "id": 1}, r"no chat, .*; it has the fields turns, id;"),
+        ({"turns": [], "id": 1}, r"not a chat, .*; it has the fields turns, id;"),
         ({"turn": None}, "it has the fields turn;"),
         ({}, "it has the fields none;"),
         ([1], "a record must be an object, not an array"),
@@ -82,7 +82,7 @@ def test_forms(record, content):
         ({"messages": [{"role": "user"}]}, "message 1 has no text as its content"),
         ({"messages": [{"role": "king", "content": ""}]}, "message 1 has the unknown role 'king'"),
         ({"messages": [{"role": [], "content": ""}]}, r"message 1 has the unknown role \[\]"),
-        ({"messages": [{"role": "user", "content": [{"image": 1}]}]}, "something else than text"),
+        ({"messages": [{"role": "user", "content": [{"image": 1}]}]}, "something other than text"),
         ({"messages": [1]}, "message 1 must be an object, not 1"),
         ({"tokens": "1 2"}, "must be an array of ids"),
         ({"tokens": [1, True]}, "must be an array of ids"),
@@ -128,7 +128,7 @@ def test_files(tmp_path):
     with pytest.raises(UserError, match=r"a\.jsonl:4: broken JSON: 'utf-8' codec"):
         list(read_all([jsonl]))
     text.write_text("")
-    with pytest.raises(UserError, match=r"c\.md holds nothing to learn; leave it out"):
+    with pytest.raises(UserError, match=r"c\.md holds no examples; leave it out"):
         list(read_all([text]))
 
 
@@ -154,7 +154,7 @@ def encode(encoder, *contents):
 
 
 def parts(encoder, document):
-    """The text in runs of tokens that are supervised, and those that are not, in turn."""
+    """The text, split into alternating runs of unsupervised and supervised tokens."""
     cuts = np.flatnonzero(np.diff(document.supervised)) + 1
     runs = np.split(document.tokens, cuts)
     return [encoder.tokenizer.decode(run, skip_special_tokens=False) for run in runs]
@@ -289,10 +289,10 @@ def test_what_cannot_be_encoded(encoder, tmp_path):
         (plain, chat("a"), "f:1: the chat has no turn of the assistant"),
         (plain, Tokens([3, 50], 1), r"f:1: the record has the token 50, the target's are 0\.\.49;"),
         (plain, Tokens([3, -1], 1), r"f:1: the record has the token -1"),
-        (plain, Text("日本"), r"f:1: the tokenizer gives the token \d+, the target's are"),
-        (plain, Tokens([3, 4], 2), "f:1: there is nothing in it to learn"),
+        (plain, Text("日本"), r"f:1: the tokenizer returned the token \d+, the target's are"),
+        (plain, Tokens([3, 4], 2), "f:1: it has no supervised tokens"),
         (deaf, chat("a", "b"), "f:1: the chat template leaves out message 2, a turn of"),
-        (strict, chat("a", "b"), "f:1: the chat template refuses the messages: users first"),
+        (strict, chat("a", "b"), "f:1: the chat template rejects the messages: users first"),
     ):
         with pytest.raises(UserError, match=match):
             encode(made, Tokens([1, 2], 1), content)

@@ -1,4 +1,4 @@
-"""Training of the demo's target: windows of a token stream, and the language model's loss."""
+"""Training of the demo's language models: token windows and next-token loss."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,13 +7,13 @@ from tiny_configs import TARGET, VOCABULARY, log_softmax, random_params
 
 from dart_jax.models.pure import bind
 from train.language_model.loss import causal, held_out_loss, lm_loss
-from train.language_model.token_windows import Windows
+from train.language_model.token_windows import TokenWindows
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(101, 3), (100, 3), (57, 1)])
 def test_windows_cover_the_stream_once_an_epoch(tokens, batch):
     length = 8
-    windows = Windows(np.arange(tokens, dtype=np.uint16), batch, length, seed=5)
+    windows = TokenWindows(np.arange(tokens, dtype=np.uint16), batch, length, seed=5)
     per_epoch = (tokens - length) // length // batch
     starts = []
     for epoch in range(3):
@@ -21,7 +21,7 @@ def test_windows_cover_the_stream_once_an_epoch(tokens, batch):
         rows = np.concatenate([windows(step) for step in steps])
         assert rows.dtype == np.int32
         assert rows.tolist() == [list(range(row[0], row[0] + length)) for row in rows.tolist()]
-        # One behind the other from a random phase: no token twice, none left out between them.
+        # Consecutive from a random phase: no token twice, none left out between them.
         assert np.diff(np.sort(rows[:, 0])).tolist() == [length] * (len(rows) - 1)
         assert 0 <= rows.min() < length
         starts.append(rows[:, 0].tolist())
@@ -29,7 +29,7 @@ def test_windows_cover_the_stream_once_an_epoch(tokens, batch):
 
 
 def test_windows_begin_at_every_phase():
-    windows = Windows(np.arange(24), 1, 8)
+    windows = TokenWindows(np.arange(24), 1, 8)
     assert {min(windows(step)[0, 0], windows(step + 1)[0, 0]) for step in range(0, 400, 2)} == {
         *range(8)
     }
@@ -37,27 +37,27 @@ def test_windows_begin_at_every_phase():
 
 def test_windows_depend_on_seed_and_step_alone():
     tokens = np.random.default_rng(0).integers(0, 50, 500)
-    windows, again = Windows(tokens, 2, 10, seed=1), Windows(tokens, 2, 10, seed=1)
+    windows, again = TokenWindows(tokens, 2, 10, seed=1), TokenWindows(tokens, 2, 10, seed=1)
     forward = [windows(step).tolist() for step in range(60)]
     assert [again(step).tolist() for step in reversed(range(60))] == forward[::-1]
-    assert Windows(tokens, 2, 10, seed=2)(0).tolist() != forward[0]
+    assert TokenWindows(tokens, 2, 10, seed=2)(0).tolist() != forward[0]
 
 
 def test_windows_give_some_rows_of_a_batch():
-    windows = Windows(np.arange(200), 5, 8, seed=1)
+    windows = TokenWindows(np.arange(200), 5, 8, seed=1)
     np.testing.assert_array_equal(windows(3, slice(1, 4)), windows(3)[1:4])
 
 
 def test_windows_tell_other_data():
     tokens = np.arange(200)
     others = [
-        Windows(tokens, 2, 10),
-        Windows(tokens, 2, 10, seed=1),
-        Windows(tokens, 2, 11),
-        Windows(tokens + 1, 2, 10),
+        TokenWindows(tokens, 2, 10),
+        TokenWindows(tokens, 2, 10, seed=1),
+        TokenWindows(tokens, 2, 11),
+        TokenWindows(tokens + 1, 2, 10),
     ]
     assert len({windows.fingerprint for windows in others}) == len(others)
-    assert Windows(tokens.copy(), 2, 10).fingerprint == others[0].fingerprint
+    assert TokenWindows(tokens.copy(), 2, 10).fingerprint == others[0].fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,9 @@ def tokens():
     return jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (2, 10)), jnp.int32)
 
 
+@pytest.mark.long
 def test_lm_loss(params, tokens):
-    """Each token's probability behind its prefix alone."""
+    """Against each token's probability after its prefix only."""
     losses = []
     for n in range(1, tokens.shape[1], 3):
         target = bind(TARGET, params)

@@ -1,4 +1,4 @@
-"""The cost of the objective beside its literal form."""
+"""The cost of the objective, compared with its literal form."""
 
 import dataclasses
 import io
@@ -35,7 +35,7 @@ def test_both_forms(tmp_path):
     assert config.plot.read_bytes().startswith(b"\x89PNG")
     assert f"{case.literal.memory / case.efficient.memory:.1f}" in file.getvalue()
 
-    # What needs too much is not run, but the table tells how much it would need.
+    # A program that needs too much memory is not run, but the table shows its memory.
     limit = case.literal.memory - 1
     less = dataclasses.replace(config, memory=limit, repeats=1)
     [bounded] = run(less, Console(file=file, width=140))
@@ -43,7 +43,7 @@ def test_both_forms(tmp_path):
     assert bounded.efficient.loss == case.efficient.loss
     assert f"not run, as it needs more than --memory {limit:g} bytes" in file.getvalue()
 
-    # And nothing is run at all where only the memory is asked for.
+    # With --compile-only nothing is run.
     [compiled] = run(dataclasses.replace(config, compile_only=True), Console(file=file))
     assert compiled.efficient == (case.efficient.memory, [], None)
     assert compiled.literal is None
@@ -51,7 +51,7 @@ def test_both_forms(tmp_path):
 
 
 def test_growth_with_the_positions():
-    """Of time only where both were run."""
+    """Time is compared only if both were run."""
     cases = [
         Case(9, 2, Measured(100, [1.0, 2.0, 3.0], 0.5), Measured(100, [1.0], 0.5)),
         Case(9, 4, Measured(150, [6.0, 5.0, 9.0], 0.5), Measured(400, [], None)),

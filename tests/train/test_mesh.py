@@ -1,4 +1,4 @@
-"""Many devices, and several processes, compute what one does."""
+"""Many devices, and several processes, compute the same as one device."""
 
 import dataclasses
 import json
@@ -40,14 +40,14 @@ def assert_close(ours: list[dict], theirs: list[dict]) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What one device computes."""
+    """The results of one device."""
     directory = tmp_path_factory.mktemp("alone")
     return toy_fit(directory), directory
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """What eight devices leave behind."""
+    """The results of eight devices."""
     directory = tmp_path_factory.mktemp("many")
     command = [sys.executable, str(SUPPORT / "many_devices.py"), str(directory)]
     subprocess.run(command, env=environment(8), check=True, capture_output=True)
@@ -80,8 +80,9 @@ def test_going_on_with_another_mesh(alone, many, tmp_path):
         np.testing.assert_allclose(params[name], leaf, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_two_processes(alone, tmp_path):
-    """They go on where one process stopped; then one goes on where they were."""
+    """They resume a run of one process; then one process resumes theirs."""
     run = tmp_path / "run"
     shutil.copytree(alone[1], run)
     for step in (10, 12):
@@ -99,7 +100,7 @@ def test_two_processes(alone, tmp_path):
     ]
     told = [process.communicate(timeout=200)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
-    # One process talks.
+    # Only one process reports.
     assert "step 12/12" in told[0]
     assert "toy: " not in told[1]
     assert_close(records(run), records(alone[1]))
@@ -127,7 +128,7 @@ def test_options_of_processes(config, told):
 
 
 class Device:
-    """Enough of a device to be ordered."""
+    """The attributes of a device that ordering needs."""
 
     def __init__(self, process_index: int, number: int):
         self.process_index, self.id = process_index, number
@@ -137,7 +138,7 @@ class Device:
 
 
 def grid(config: MeshConfig, processes: int, each: int) -> list[list[int]]:
-    """Which process has which place of the mesh; the devices come in no order."""
+    """The process at each place of the mesh, for devices in no particular order."""
     devices = [Device(p, each * p + n) for n in range(each) for p in range(processes)]
     mesh = make_mesh(config, devices)
     assert mesh.axis_names == ("data", "model")

@@ -1,4 +1,4 @@
-"""The drafters' objective: the efficient way against the one written out, and against decoding."""
+"""The objective: the efficient implementation against the literal one, and against decoding."""
 
 import dataclasses
 
@@ -19,11 +19,17 @@ from train.objective.loss import (
     cross_entropy,
     draw_anchors,
     kl,
-    number,
+    num_valid_anchors,
     restrict,
     top_k_kl,
 )
-from train.objective.predictions import Drafting, Frozen, Predictions, count, runs
+from train.objective.predictions import (
+    Frozen,
+    PackedForward,
+    Predictions,
+    supervised_runs,
+    valid_predictions,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,7 @@ def frozen(target, ids=ALL):
 
 def loss_of(drafter, chunk=8, steps=None, **objective):
     steps = drafter.num_positions if steps is None else steps
-    return DrafterLoss(Drafting(TARGET, drafter, steps, chunk), Objective(**objective))
+    return DrafterLoss(PackedForward(TARGET, drafter, steps, chunk), Objective(**objective))
 
 
 def assert_close(ours, theirs):
@@ -65,6 +71,7 @@ def assert_close(ours, theirs):
 SOME = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize(
     ("drafter", "anchors"),
     [
@@ -78,14 +85,14 @@ SOME = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
     ids=["all", "some", "two positions", "unshifted", "two layers", "three layers, some"],
 )
 def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
-    """Losses and gradients, over chunks that do not come out even, of documents in one row."""
+    """Losses and gradients, with chunks that do not divide the row and several documents."""
     loss = loss_of(drafter, chunk=5 if anchors is None else 3, gamma=0.7)
     given = frozen(target)
     rows = np.broadcast_to(np.arange(24, dtype=np.int32), (2, 24)) if anchors is None else anchors
 
     def ours(params):
         at = None if anchors is None else jnp.asarray(anchors)
-        return loss.drafting.total(loss._measure, params, given, batch, at)
+        return loss.forward.total(loss._measure, params, given, batch, at)
 
     def theirs(params):
         return literal.loss(loss, params, given, batch, jnp.asarray(rows))[0]
@@ -98,7 +105,7 @@ def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
 
 @pytest.mark.parametrize("drafter", [DART, dataclasses.replace(DART, num_hidden_layers=2)])
 def test_training_sees_what_decoding_computes(batch, target, drafter):
-    """Behind one anchor: the drafter over its document's prefix alone, as when it drafts."""
+    """After one anchor: the drafter over only its document's prefix, as in drafting."""
     row, n, start = 0, 13, 7  # the seventh token of the second document
     params = random_params(drafter, 2)
     prefix = jnp.asarray(batch.tokens[row : row + 1, start : n + 1])
@@ -109,14 +116,14 @@ def test_training_sees_what_decoding_computes(batch, target, drafter):
     last = jnp.array([n - start], jnp.int32)
     logits, _ = bind(drafter, params)(out.features, after, positions(alone), last)
 
-    known = Drafting(TARGET, drafter, 8).read(frozen(target), batch)
+    data = PackedForward(TARGET, drafter, 8).run_target(frozen(target), batch)
     anchors = jnp.array([[n], [0]], jnp.int32)
-    packed = literal.draft_logits(drafter, params, known, anchors)
+    packed = literal.draft_logits(drafter, params, data, anchors)
     np.testing.assert_allclose(packed[row, 0], logits[0], rtol=0, atol=1e-4)
 
 
 def test_eagle3_is_trained_as_it_drafts(batch, target):
-    """Its steps against its own layer, row by row, with keys that grow as when it drafts."""
+    """Its steps against its own layer, row by row, with growing keys as in drafting."""
     params, steps = random_params(EAGLE3, 2), 3
     drafter, module = bind(EAGLE3, params), bind(TARGET, target)
     loss = loss_of(EAGLE3, steps=steps, gamma=0.8, loss="cross-entropy")
@@ -137,7 +144,11 @@ def test_eagle3_is_trained_as_it_drafts(batch, target):
                 seen.append(drafter.keys_at(inputs, place))
             everything = jnp.ones((1, 1, 1), bool)
             hidden = drafter(hidden, inputs, place, [(*keys, everything) for keys in seen])
-            if bool(count(batch.document, runs(batch.supervised), jnp.array([[n]] * 2), t)[row, 0]):
+            if bool(
+                valid_predictions(
+                    batch.document, supervised_runs(batch.supervised), jnp.array([[n]] * 2), t
+                )[row, 0]
+            ):
                 expected -= 0.8 ** (t - 1) * float(
                     drafter.log_probs(hidden)[0, 0, batch.tokens[row, n + 1 + t]]
                 )
@@ -145,12 +156,13 @@ def test_eagle3_is_trained_as_it_drafts(batch, target):
             inputs = drafter.join(module.embed(following), hidden)
     anchors = jnp.array([[2, 9], [6, 23]], jnp.int32)  # the last has nothing to predict
     total = jax.jit(
-        lambda params: loss.drafting.total(loss._measure, params, frozen(target), batch, anchors)
+        lambda params: loss.forward.total(loss._measure, params, frozen(target), batch, anchors)
     )(params)
     assert expected > 10
     assert float(total) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 def test_eagle3_gradients_do_not_depend_on_chunks(batch, target):
     params = random_params(EAGLE3, 2)
 
@@ -162,20 +174,22 @@ def test_eagle3_gradients_do_not_depend_on_chunks(batch, target):
     assert_close(of(24), of(6))
 
 
+@pytest.mark.long
 def test_what_the_target_computed_earlier_serves_as_well(batch, target):
     loss = loss_of(dataclasses.replace(DART, draft_length=1))
-    known = loss.drafting.read(frozen(target), batch)
-    cached = batch._replace(features=known.features, hidden=known.hidden)
-    params = random_params(loss.drafting.drafter, 2)
+    data = loss.forward.run_target(frozen(target), batch)
+    cached = batch._replace(features=data.features, hidden=data.hidden)
+    params = random_params(loss.forward.drafter, 2)
     run = jax.jit(lambda batch: loss(params, frozen(target), batch, jax.random.key(0)))
     np.testing.assert_allclose(run(cached), run(batch), rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("half", ["target", "drafter", "both"])
 def test_models_of_different_dtypes(batch, target, half):
-    """Each computes in its own; the losses agree as far as bfloat16 goes."""
+    """Each computes in its own dtype; the losses agree within bfloat16 precision."""
     loss = loss_of(dataclasses.replace(DART, draft_length=1, num_hidden_layers=2))
-    params = random_params(loss.drafting.drafter, 2)
+    params = random_params(loss.forward.drafter, 2)
 
     def cast(tree, to_half):
         return jax.tree.map(lambda p: p.astype(jnp.bfloat16), tree) if to_half else tree
@@ -193,7 +207,7 @@ def test_models_of_different_dtypes(batch, target, half):
 
 def test_no_gradient_reaches_the_target(batch, target):
     loss = loss_of(dataclasses.replace(DART, draft_length=1), anchors=3)
-    params = random_params(loss.drafting.drafter, 2)
+    params = random_params(loss.forward.drafter, 2)
 
     def total(target):
         return loss(params, frozen(target), batch, jax.random.key(0))[0]
@@ -206,12 +220,12 @@ def test_no_gradient_reaches_the_target(batch, target):
 
 
 def test_what_counts(batch):
-    run = runs(batch.supervised)
+    run = supervised_runs(batch.supervised)
     rows, width = batch.tokens.shape
     anchors = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None], (rows, width))
     first = 0
     for t in range(1, 9):
-        counts = np.asarray(count(batch.document, run, anchors, t))
+        counts = np.asarray(valid_predictions(batch.document, run, anchors, t))
         for row in range(rows):
             document, supervised = batch.document[row], batch.supervised[row]
             for n in range(width):
@@ -224,8 +238,8 @@ def test_what_counts(batch):
                 )
                 assert counts[row, n] == expected
         first += counts.sum() * (t == 1)
-    assert float(number(batch, None)) == first > 0
-    assert float(number(batch, anchors[:, :5])) < first
+    assert float(num_valid_anchors(batch, None)) == first > 0
+    assert float(num_valid_anchors(batch, anchors[:, :5])) < first
 
 
 def test_anchors_are_drawn_among_those_that_count(batch):
@@ -236,7 +250,9 @@ def test_anchors_are_drawn_among_those_that_count(batch):
     assert (drawn != again).any()
     for anchors in (drawn, again):
         assert (np.diff(anchors) > 0).all()
-        assert count(batch.document, runs(batch.supervised), jnp.asarray(anchors), 1).all()
+        assert valid_predictions(
+            batch.document, supervised_runs(batch.supervised), jnp.asarray(anchors), 1
+        ).all()
     # All rows where more are asked for than there are.
     everything = draw_anchors(jax.random.key(3), batch, 100)
     assert np.asarray(everything).tolist() == [[*range(24)]] * 2
@@ -247,7 +263,7 @@ def test_anchors_are_drawn_among_those_that_count(batch):
 
 @pytest.fixture(scope="module")
 def made():
-    """Predictions of a drafter with a vocabulary of its own."""
+    """Predictions of a drafter with a draft vocabulary."""
     rng = np.random.default_rng(5)
     ids = np.sort(rng.permutation(9)[:6]).astype(np.int32)
     return Predictions(
@@ -269,14 +285,14 @@ def test_losses(made):
     np.testing.assert_allclose(weight, mass, rtol=1e-5)
     divergence = (p * np.log(p / q)).sum(-1)
     np.testing.assert_allclose(kl(restricted, made.draft), divergence, rtol=1e-5)
-    # In expectation over the target's tokens, both losses pull alike: they differ by a constant.
+    # In expectation over the target's tokens the two losses differ by a constant.
     every = [made._replace(token=jnp.full((2, 3), v, jnp.int32)) for v in range(9)]
     expected = sum(
         teacher[..., v] * np.asarray(cross_entropy(each)) for v, each in enumerate(every)
     )
     entropy = -(p * np.log(p)).sum(-1)
     np.testing.assert_allclose(expected, mass * (divergence + entropy), rtol=1e-5)
-    # Nothing tells tokens apart that are taken together.
+    # Merged tokens are indistinguishable.
     for k in (1, 2, 5, 6, 100):
         order = np.argsort(-p, axis=-1)
         top = order[..., :k]
@@ -290,6 +306,7 @@ def test_losses(made):
         assert (np.asarray(ours) <= divergence + 1e-5).all()
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("kind", ["kl", "top-k-kl", "cross-entropy"])
 def test_each_loss_with_a_draft_vocabulary(batch, target, kind):
     ids = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:20]).astype(np.int32)
@@ -311,7 +328,7 @@ def test_settings_out_of_range(bad):
 
 def test_operations_of_a_step():
     """Counted by hand for one layer of every kind of row."""
-    drafting = Drafting(TARGET, dataclasses.replace(DART, draft_length=3), 4)
+    forward = PackedForward(TARGET, dataclasses.replace(DART, draft_length=3), 4)
     layer = 32 * 16 * (2 + 1 + 1 + 2) + 3 * 32 * 48  # q, k, v and o; MLP
     target = 2 * 10 * 7 * (layer + 2 * 16 * 10)
     assert target_flops(TARGET, 1, 10) == target
@@ -321,8 +338,8 @@ def test_operations_of_a_step():
     lines = 10 * 2 * 10 * 32  # the anchors' scores and sums over half of 10 keys, and one line's
     teacher = 2 * 10 * 32 * 61
     expected = 6 * (rows + queries + behind + lines) + teacher
-    assert step_flops(drafting, 1, 10, 10, online=False) == expected
-    assert step_flops(drafting, 3, 10, 99, online=True) == 3 * (expected + target)
+    assert step_flops(forward, 1, 10, 10, online=False) == expected
+    assert step_flops(forward, 3, 10, 99, online=True) == 3 * (expected + target)
     # Fewer anchors, each position with scores of its own, and its teacher's head.
-    few = step_flops(drafting, 1, 10, 5, online=False)
+    few = step_flops(forward, 1, 10, 5, online=False)
     assert few == 6 * (rows + (queries + behind) / 2 + 20 * 10 * 32) + 2 * teacher

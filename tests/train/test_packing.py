@@ -1,4 +1,4 @@
-"""Packed rows hold every document whole and in order, and the order of training every row."""
+"""Packed rows hold every document whole and in order; training visits every row."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ CONTEXT = 16
 
 @st.composite
 def documents(draw):
-    """Documents whose tokens tell which document and which place they are from."""
+    """Documents whose tokens encode their document and position."""
     made = []
     for number in range(draw(st.integers(1, 40))):
         length = draw(st.integers(0, 3 * CONTEXT))
@@ -37,7 +37,7 @@ def packed(made):
 
 
 def kept(document):
-    """The pieces of a document that there is something to learn in, brute force."""
+    """The pieces of a document that have supervised tokens, by brute force."""
     length = len(document.tokens)
     pieces = [range(i, min(i + CONTEXT, length)) for i in range(0, length, CONTEXT)]
     pieces = pieces[:1] if document.whole else pieces
@@ -95,7 +95,7 @@ def test_positions_begin_anew_in_every_document():
 
 
 def test_few_holes():
-    """As long as rows are many more than those that stay open, they are nearly full."""
+    """Rows are nearly full if there are many more of them than open ones."""
     rng = np.random.default_rng(0)
     context = 512
     packer = Packer(context)
@@ -128,5 +128,5 @@ def test_the_order_is_a_function_of_seed_and_step():
 
 
 def test_too_few_rows():
-    with pytest.raises(UserError, match=r"fill 3 rows, a batch takes 4; lower the batch"):
+    with pytest.raises(UserError, match=r"fill 3 rows, a batch needs 4; lower the batch"):
         Order(3, 4)

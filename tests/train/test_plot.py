@@ -1,4 +1,4 @@
-"""Curves of runs."""
+"""Plots of runs."""
 
 import json
 
@@ -11,7 +11,7 @@ from train import plot
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A short run that was evaluated as drafters are."""
+    """A short run with the metrics of a drafter's evaluation."""
     directory = tmp_path_factory.mktemp("runs") / "first"
     figures = {"alpha_1": 0.5, "alpha_2": 0.25, "held_out_loss": 1.0, "tau": 2.0}
     toy_fit(directory, RECIPE, evaluate=lambda params: figures)
@@ -72,9 +72,9 @@ def test_a_line_that_is_being_written_is_left_out(run, tmp_path):
         (None, "cannot read .*metrics.jsonl: No such file"),
         ("", "fewer than two steps"),
         ('{"step": 1, "loss": 2.0}\n', "fewer than two steps"),
-        ('{"step": 1, "loss": 2.0}\nnothing\n', "metrics.jsonl:2: no record"),
-        ('{"step": 1, "loss": "low"}\n', "metrics.jsonl:1: no record"),
-        ("[1]\n", "metrics.jsonl:1: no record"),
+        ('{"step": 1, "loss": 2.0}\nnothing\n', "metrics.jsonl:2: not a record"),
+        ('{"step": 1, "loss": "low"}\n', "metrics.jsonl:1: not a record"),
+        ("[1]\n", "metrics.jsonl:1: not a record"),
     ],
 )
 def test_runs_that_cannot_be_drawn(tmp_path, content, message):
@@ -88,4 +88,4 @@ def test_no_run_is_told_in_one_line(capsys):
     with pytest.raises(SystemExit) as ended:
         plot.main([])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: no run; pass the directories of one or more\n"
+    assert capsys.readouterr().err == "error: no runs; pass one or more run directories\n"

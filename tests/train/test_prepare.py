@@ -1,4 +1,4 @@
-"""A prepared data set: made once, never half, made anew when anything changes."""
+"""Preparing a data set: once, atomically, and again when anything changes."""
 
 import collections
 import dataclasses
@@ -138,15 +138,15 @@ def test_a_killed_preparation_leaves_nothing_that_counts(config, make, tmp_path,
     program = f"""
 import os, sys
 from pathlib import Path
-from dart_jax.tokenizer import Tokenizer
-from train import dataset
-from train.order import Order, PackedBatches
-from train.packed import Writer
+from dart_jax.text.tokenizer import Tokenizer
+from train.data import prepare
+from train.data.batches import Order, PackedBatches
+from train.data.packed_dataset import Writer
 finish = Writer.finish
 Writer.finish = lambda writer, name: (finish(writer, name), os.kill(os.getpid(), 9))
-config = dataset.DataConfig({config.data!r}, context=128, held_out=0.0)
+config = prepare.DataConfig({config.data!r}, context=128, held_out=0.0)
 tokenizer = Tokenizer.load(sys.argv[1])
-dataset.prepare(config, tokenizer, Path(sys.argv[2]), vocab_size={VOCABULARY})
+prepare.prepare(config, tokenizer, Path(sys.argv[2]), vocab_size={VOCABULARY})
 """
     prepared = tmp_path / "prepared"
     command = [sys.executable, "-c", program, str(tokenizer.directory), str(prepared)]
@@ -203,15 +203,16 @@ def test_errors(config, make, tmp_path):
     fails("held-out must be a fraction or a number of records, got 2.5", held_out=2.5)
     fails("held-out must be a fraction or a number of records, got nan", held_out=float("nan"))
     fails("limit must be at least 1", limit=0)
-    fails("chat-template-kwargs is no JSON", chat_template_kwargs="{")
+    fails("chat-template-kwargs is not JSON", chat_template_kwargs="{")
     fails("chat-template-kwargs must be a JSON object", chat_template_kwargs="[]")
     fails("nothing in .* is left to train on", held_out=60)
     fails("nothing in .* is left to train on", context=2)
     path.write_text("")
-    fails(r"data\.jsonl holds nothing to learn; leave it out")
+    fails(r"data\.jsonl holds no examples; leave it out")
     write(path, [{"a": 1}])
     fails(
-        r"nothing in .* to train on; the first that was skipped: .*jsonl:1: no chat", skip_bad=True
+        r"nothing in .* to train on; the first that was skipped: .*jsonl:1: not a chat",
+        skip_bad=True,
     )
     (tmp_path / "prepared").rename(tmp_path / "moved")
     (tmp_path / "prepared").write_text("")
@@ -219,7 +220,7 @@ def test_errors(config, make, tmp_path):
 
 
 def test_a_full_disk_is_one_line(config, make, tmp_path):
-    """And what was there before stays."""
+    """And earlier data stay."""
     before = make(config)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -266,11 +267,11 @@ def test_draft_vocabulary(config, make):
 
 
 def test_data_of_the_hub(tmp_path):
-    """In a process of its own, which reads the hub's settings."""
+    """In a separate process, which reads the hub's settings."""
     program = """
 import sys
 from dart_jax.errors import one_line_errors
-from train.records import find_files
+from dart_jax.data.records import find_files
 with one_line_errors():
     print(*(path.name for path in find_files(sys.argv[1:])))
 """

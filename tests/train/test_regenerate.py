@@ -1,4 +1,4 @@
-"""The target answers a data set: turn by turn, the same whether interrupted or not."""
+"""The target answers a data set turn by turn, with the same result if interrupted."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from dart_jax.models.pure import abstract_params
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_target
 from train import regenerate
-from train.data.answers import turns_of
+from train.data.answers import prompt_turns
 from train.data.examples import Chat, Tokens, digest_of, parse, read_all
 from train.regenerate import RegenerateConfig, main
 
@@ -68,7 +68,7 @@ def write(path, records):
 
 @pytest.fixture(scope="module")
 def whole(target, tmp_path_factory):
-    """What an uninterrupted run writes."""
+    """The output of an uninterrupted run."""
     directory = tmp_path_factory.mktemp("whole")
     config = RegenerateConfig(
         target=str(target),
@@ -118,7 +118,7 @@ def test_answers_are_the_targets_own(whole, target, tmp_path):
 
 
 def test_a_run_goes_on_where_it_was(config, monkeypatch):
-    """Whatever it was doing when it was killed, and however much of a line it had written."""
+    """Wherever it was killed, even in the middle of a line."""
     monkeypatch.setattr(regenerate, "_BLOCK", 1)
     generate, left, calls = DartModel.generate, 10**6, 0
 
@@ -138,7 +138,7 @@ def test_a_run_goes_on_where_it_was(config, monkeypatch):
         left = allowed
         with pytest.raises(KeyboardInterrupt):
             main(config)
-    with pytest.raises(UserError, match=r"begun with another --seed; delete it or pass"):
+    with pytest.raises(UserError, match=r"started with another --seed; delete it or pass"):
         main(dataclasses.replace(config, seed=1))
     (part,) = config.out.with_name("out.jsonl.work").glob("*.part")
     part.write_bytes(part.read_bytes()[:-1])  # a torn line
@@ -149,7 +149,7 @@ def test_a_run_goes_on_where_it_was(config, monkeypatch):
 
 
 def test_a_full_disk_is_one_line(config, whole):
-    """And what is done stays done."""
+    """And finished answers are kept."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
@@ -176,7 +176,7 @@ def test_turns():
 
     def turns(roles):
         messages = [{"role": role, "content": str(n)} for n, role in enumerate(roles)]
-        found = turns_of(Chat(messages), tokenizer)
+        found = prompt_turns(Chat(messages), tokenizer)
         return [[int(message["content"]) for message in turn] for turn in found]
 
     assert turns(["system", "user", "assistant", "user"]) == [[0, 1], [3]]
@@ -212,5 +212,5 @@ def test_errors(config, tmp_path):
     with pytest.raises(UserError, match="top-p must be"):
         dataclasses.replace(config, top_p=2.0)
     config.out.write_text("")
-    with pytest.raises(UserError, match="is there already; delete it"):
+    with pytest.raises(UserError, match="already exists; delete it"):
         main(config)

@@ -26,6 +26,7 @@ from dart_jax.data.records import find_files
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
+from dart_jax.programs.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
 from train import ngram
 from train.counting import executors, text_tokenizer
@@ -190,7 +191,7 @@ def test_parquet(tmp_path):
     assert texts_of(path, field='a "b') == ["b"] * 500
     with pytest.raises(UserError, match=r"no field 'body'; name one with --field \(it has i, text"):
         texts_of(path, field="body")
-    with pytest.raises(UserError, match=r"row 1: neither a text nor a list of messages, but 0"):
+    with pytest.raises(UserError, match=r"row 1: expected a text or a list of messages, got 0"):
         texts_of(path, field="i")
 
 
@@ -386,7 +387,7 @@ def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch, orde
         for number in range(5):
             batches = [(tokens, np.array([0, len(tokens)])) for tokens in documents[number::5]]
             runs.write_run(batches, layout, runs.run_path(tmp_path / name, number), 64 * 10**6)
-        with counting.progress_bars() as progress:
+        with progress_bars() as progress:
             job = counting.Counting(
                 tmp_path / name, layout, 64 * 10**6, Here(2), progress, fan_in=fan_in
             )
@@ -500,9 +501,10 @@ def program(corpus, out, tokenizer, *options, unit=20_000):
         if __name__ == "__main__":
             import sys, tyro
             from dart_jax.errors import one_line_errors
-            from train import counting, ngram
-            counting.SMALLEST, counting.PART = {unit}, 3000
-            counting.LARGEST = {unit}
+            from train import ngram
+            from train.counting import pipeline
+            pipeline.SMALLEST, pipeline.PART = {unit}, 3000
+            pipeline.LARGEST = {unit}
             with one_line_errors():
                 print(ngram.main(tyro.cli(ngram.NgramConfig)))
     """
@@ -569,6 +571,7 @@ def test_no_ray_cluster():
             executors.RayExecutor(address, 1)
 
 
+@pytest.mark.long
 def test_ray(corpus, count, tmp_path, tokenizer_directory):
     pytest.importorskip("ray", reason="pip install 'dart-jax[ray]'")
     expected = count(corpus).read_bytes()
@@ -583,10 +586,12 @@ def test_work_directories_are_not_mixed(tmp_path, count):
     data = write(tmp_path / "a.jsonl", lines(words(7)))
     work = tmp_path / "work"
     count(data, work=work, keep_work=True)
-    with pytest.raises(UserError, match=r"begun with another --order, --limit; delete it or pass"):
+    with pytest.raises(
+        UserError, match=r"started with another --order, --limit; delete it or pass"
+    ):
         count(data, work=work, order=2, limit=3)
     write(data, lines(words(8)))
-    with pytest.raises(UserError, match="begun with another --data;"):
+    with pytest.raises(UserError, match="started with another --data;"):
         count(data, work=work)
     with pytest.raises(UserError, match=r"all data lie in .*, where the program writes"):
         count(data, work=tmp_path)
@@ -600,7 +605,7 @@ def test_units_of_another_memory(tmp_path, count, monkeypatch):
     monkeypatch.setattr(counting, "SMALLEST", 10**8)
     options = {"work": tmp_path / "work", "keep_work": True}
     expected = count(data, memory="20GB", **options).read_bytes()
-    with pytest.raises(UserError, match=r"1 workers need --memory 1686MB to go on"):
+    with pytest.raises(UserError, match=r"1 workers need --memory 1686MB to resume"):
         count(data, memory="1200MB", **options)
     assert count(data, memory="1700MB", **options).read_bytes() == expected
 
@@ -609,7 +614,7 @@ def test_a_work_directory_has_one_master(tmp_path, count):
     data = write(tmp_path / "a.jsonl", lines(words(7)))
     with (
         ngram.work_directory.locked(tmp_path / "work"),
-        pytest.raises(UserError, match="another process is at work in"),
+        pytest.raises(UserError, match="another process is using"),
     ):
         count(data, work=tmp_path / "work")
 
@@ -622,7 +627,7 @@ def test_a_work_directory_has_one_master(tmp_path, count):
     [
         ("a.jsonl", '{"text": "a"}\n\n{"text": ', r"a\.jsonl:3: broken JSON"),
         ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: no field 'text'; .*it has body"),
-        ("a.jsonl", '{"text": 3}', r"a\.jsonl:1: neither a text nor a list of messages, but 3"),
+        ("a.jsonl", '{"text": 3}', r"a\.jsonl:1: expected a text or a list of messages, got 3"),
         ("a.jsonl", "[3]", r"a\.jsonl:1: a record must be an object, not an array"),
         ("a.jsonl", lines([CHAT], "messages"), r"a\.jsonl:1: messages need a chat template"),
         ("a.json", '[{"text": "a"},\n{"text": "b" "c"}]', r"a\.json:2: broken JSON"),
@@ -669,7 +674,7 @@ def test_bad_chats(tmp_path, tokenizer_directory):
         raise ValueError("roles must alternate")
 
     write(path, lines([CHAT], "messages"))
-    with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template refuses .*must alternate"):
+    with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template rejects .*must alternate"):
         texts_of(path, template=refuse)
 
 
@@ -678,12 +683,12 @@ def test_bad_chats(tmp_path, tokenizer_directory):
     [
         ({"order": 1}, "--order must be 2 to 5, got 1"),
         ({"order": 6}, "--order must be 2 to 5, got 6"),
-        ({"min_counts": (1, 2)}, "--min-counts takes 3 numbers from 0 up .* got 1 2"),
+        ({"min_counts": (1, 2)}, "--min-counts takes 3 numbers of at least 0 .* got 1 2"),
         ({"min_counts": (1, 3, 2)}, "do not descend"),
         ({"precision": 1}, "--precision must be 2 to 16"),
         ({"limit": 0}, "--limit must be at least 1"),
         ({"workers": 0}, "--workers must be at least 1"),
-        ({"memory": "lots"}, "memory is given like 4GB or 800MB, got 'lots'"),
+        ({"memory": "lots"}, "memory must be written like 4GB or 800MB, got 'lots'"),
         ({"memory": "1GB", "workers": 4}, r"1000MB is too little: 4 workers need 2432MB, one need"),
         (
             {"tokenizer": "/no/such/place"},

@@ -1,4 +1,4 @@
-"""The loop: exact resuming whatever interrupts it, and what it leaves on the disk."""
+"""The training loop: exact resumption after any interruption, and its files."""
 
 import dataclasses
 import errno
@@ -41,7 +41,7 @@ from train.run.checkpoints import best_params, whole_steps
 from train.run.metrics import Metrics
 from train.run.optimizer import OptimizerConfig, learning_rate
 from train.run.peak import known_peak, peak_flops
-from train.run.watch import Watch
+from train.run.progress import ProgressDisplay
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
@@ -75,7 +75,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture
 def half_way(uninterrupted, tmp_path):
-    """A run that stopped behind its checkpoint of step 10."""
+    """A run that stopped after its checkpoint of step 10."""
     directory = tmp_path / "run"
     shutil.copytree(uninterrupted[1], directory)
     shutil.rmtree(directory / "checkpoints" / "12")
@@ -180,7 +180,7 @@ def test_resuming_is_exact(uninterrupted, tmp_path):
 
 
 def test_kill_at_any_moment(uninterrupted, tmp_path):
-    """A process is killed while it trains and writes; another goes on."""
+    """A process is killed while it trains and writes; another resumes."""
     params, directory = uninterrupted
     run = tmp_path / "run"
     options = ["--directory", str(run), "--save-every", "1", "--pause", "0.05"]
@@ -225,8 +225,8 @@ def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way, c
     assert records(half_way) == records(directory)
     assert not list(checkpoints.glob("*tmp*"))
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith(f"toy: passes over a damaged checkpoint: {checkpoints / '11'}: ")
-    assert told[1] == "toy: goes on from the checkpoint of step 10"
+    assert told[0].startswith(f"toy: skipped a damaged checkpoint: {checkpoints / '11'}: ")
+    assert told[1] == "toy: resuming from the checkpoint of step 10"
     gc.collect()
 
 
@@ -239,7 +239,7 @@ def test_nothing_but_damaged_checkpoints(half_way):
 
 def test_two_runs_do_not_share_a_directory(tmp_path):
     def evaluate(params):
-        with pytest.raises(UserError, match="another run trains in"):
+        with pytest.raises(UserError, match="another run is training in"):
             toy_fit(tmp_path)
         return {"tried": 1.0}
 
@@ -293,7 +293,7 @@ def test_signals_save_and_end(uninterrupted, tmp_path, capsys, number):
         toy_fit(tmp_path, evaluate=evaluate)
     assert end.value.code == 128 + number
     assert signal.getsignal(number) == before
-    assert "stopped; step 6 is saved, the same command goes on" in capsys.readouterr().err
+    assert "stopped; step 6 is saved, run the same command to resume" in capsys.readouterr().err
     assert whole_steps(tmp_path / "checkpoints") == [5, 6]
     assert bits(toy_fit(tmp_path)) == bits(params)
     assert records(tmp_path) == records(directory)
@@ -405,7 +405,7 @@ def test_tensorboard_without_its_package(tmp_path, monkeypatch):
 def watched(terminal: bool) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120)
-    with Watch(
+    with ProgressDisplay(
         "it", steps=20, done=10, log_every=4, tokens=50, utilisation=0.01, console=console
     ) as watch:
         watch.step(11, 9.0, 60.0)  # compiles

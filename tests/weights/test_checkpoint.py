@@ -169,7 +169,7 @@ def test_a_tied_file_may_hold_its_head(tmp_path):
     assert_same_bits(load_target(tmp_path)[1], params)
 
 
-def test_a_drafter_without_a_vocabulary_of_its_own(tmp_path):
+def test_a_drafter_without_a_draft_vocabulary(tmp_path):
     config = dataclasses.replace(DRAFTER, draft_vocab_size=30)
     save_drafter(tmp_path, config, random_params(config), np.arange(30, dtype=np.int32))
     change_tensors(
@@ -280,7 +280,7 @@ def test_a_config_that_is_no_json_object_is_reported(target, text):
     assert str(path) in report(load_target, target)
 
 
-def test_all_that_does_not_fit_is_in_one_message(target):
+def test_all_mismatches_are_in_one_message(target):
     def damage(tensors):
         del tensors["model.layers.3.mlp.up_proj.weight"], tensors["lm_head.weight"]
         embedding = tensors["model.embed_tokens.weight"]
@@ -300,8 +300,8 @@ def test_all_that_does_not_fit_is_in_one_message(target):
         "unexpected model.layers.1.self_attn.q_proj.bias",
         "unexpected model.layers.7.mlp.up_proj.weight",
         # Shapes as they are in the file, [out, in].
-        "model.embed_tokens.weight has shape (29, 8), the config asks for (30, 8)",
-        "model.layers.0.self_attn.q_proj.weight has shape (12, 9), the config asks for (12, 8)",
+        "model.embed_tokens.weight has shape (29, 8), the config requires (30, 8)",
+        "model.layers.0.self_attn.q_proj.weight has shape (12, 9), the config requires (12, 8)",
     ):
         assert problem in message
 
@@ -358,7 +358,7 @@ def test_weights_of_other_dtypes_are_converted(target):
     assert_same_bits(load_target(target)[1], expected)
 
 
-def test_weights_that_are_no_floats_are_named(target):
+def test_non_float_weights_are_named(target):
     change_tensors(
         target,
         lambda t: (
@@ -440,6 +440,6 @@ def test_the_index_appears_last(tmp_path, monkeypatch):
     assert written == ["generation_config.json", "config.json", "model.safetensors"]
 
 
-def test_a_shard_size_of_nothing_is_refused(tmp_path):
+def test_a_shard_size_of_zero_is_refused(tmp_path):
     with pytest.raises(UserError, match="max_shard_size is 0 bytes"):
         save_target(tmp_path, TARGET, random_params(TARGET), max_shard_size=0)

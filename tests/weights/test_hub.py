@@ -37,7 +37,7 @@ OTHERS = {
 }
 PROGRAM = """
 import sys
-from dart_jax import hub
+from dart_jax.weights import hub
 from dart_jax.errors import one_line_errors
 function, name, *rest = sys.argv[1:]
 options = dict(zip(rest[::2], rest[1::2]))
@@ -57,14 +57,14 @@ def served():
 @pytest.fixture
 def server(served):
     """A hub with nothing in it."""
-    for kept in (served.repositories, served.errors, served.asked, served.fetched):
+    for kept in (served.repositories, served.errors, served.requests, served.fetched):
         kept.clear()
     return served
 
 
 @pytest.fixture
 def ask(tmp_path, server):
-    """Calls a function of the module in a process of its own, which reads the hub's settings.
+    """Calls a function of the module in a separate process, which reads the hub's settings.
 
     Returns:
       The path that it found, or its error.
@@ -73,7 +73,7 @@ def ask(tmp_path, server):
     def ask(function, name, *, limit=None, environment=None, **options):
         words = [str(word) for pair in options.items() for word in pair]
         program = PROGRAM
-        if limit is not None:  # bytes of a file: what a full disk does
+        if limit is not None:  # maximum file size in bytes, which acts like a full disk
             program = (
                 f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
             ) + PROGRAM
@@ -99,7 +99,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 
 
-def test_local_paths_are_taken_as_they_are(tmp_path, monkeypatch):
+def test_local_paths_are_used_unchanged(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a" / "b").mkdir(parents=True)
     assert hub.resolve(tmp_path / "a", patterns=hub.TARGET) == tmp_path / "a"
@@ -121,7 +121,7 @@ def test_local_paths_are_taken_as_they_are(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["/no/such/place", "./a/b", "../b", "none", "a//b", "a/b/c", "~/none", "a/b c"]
 )
-def test_what_can_be_no_repository_is_not_asked_for(name):
+def test_invalid_repository_names_are_not_requested(name):
     with pytest.raises(UserError, match=rf"^no directory {name}; pass one that exists, or owner/"):
         hub.resolve(name, patterns=hub.TARGET)
     if name != "a/b/c":
@@ -149,11 +149,11 @@ def test_a_path_is_never_a_repository(tmp_path, monkeypatch):
         ("TOKENIZER", {name for name in TARGET if not name.startswith("model")}),
     ],
 )
-def test_only_what_is_wanted_is_fetched_and_once(server, ask, patterns, wanted):
+def test_only_required_files_are_downloaded_and_once(server, ask, patterns, wanted):
     server.repositories["some/model"] = TARGET | OTHERS
     found = ask("resolve", "some/model", patterns=patterns)
     assert set(os.listdir(found)) == set(server.fetched) == wanted
-    # From the cache: with the hub, without it, and where nothing may be asked.
+    # From the cache: with the hub, without it, and in offline mode.
     for environment in ({}, UNREACHABLE, OFFLINE):
         assert ask("resolve", "some/model", patterns=patterns, environment=environment) == found
     assert len(server.fetched) == len(wanted)
@@ -211,9 +211,7 @@ def test_ngram_files(server, ask):
         ("down", "cannot download some/thing: the Hugging Face hub answers 503 .*try again later"),
     ],
 )
-def test_what_goes_wrong_is_one_line_that_says_what_to_do(
-    server, ask, case, message, function, extra
-):
+def test_errors_are_one_line_that_says_what_to_do(server, ask, case, message, function, extra):
     options, environment = dict(extra), {}
     if case != "misspelt":
         server.repositories["some/thing"] = {**TARGET, "a.trie": b"1"}

@@ -79,7 +79,7 @@ def test_the_state_of_a_module(path):
     assert_same(open_torch(path), {k: v.detach() for k, v in module.named_parameters()})
 
 
-def test_what_is_no_dictionary_of_tensors(path):
+def test_files_without_a_dictionary_of_tensors(path):
     for content in ([torch.ones(2)], {"a": 3}, {"a": {"b": torch.ones(2)}}, torch.ones(2)):
         torch.save(content, path)
         report(path)
@@ -119,12 +119,12 @@ def test_code_is_never_run(path, tmp_path):
         Evil(pickle.loads, pickle.dumps(1)),
     ):
         write(path, pickle.dumps({"a": evil}))
-        assert "which weights have no need of" in report(path)
+        assert "which weights do not need" in report(path)
     assert not marker.exists()
 
 
 class Forged(pickle.Pickler):
-    """Writes a tensor whose place is made up."""
+    """Writes a tensor with a forged storage."""
 
     def persistent_id(self, obj):
         return obj.pid if isinstance(obj, Pid) else None

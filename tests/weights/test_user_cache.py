@@ -27,7 +27,7 @@ COMPILE = """
     import jax
     import numpy as np
     from jax import monitoring
-    from dart_jax.user_cache import enable_compilation_cache
+    from dart_jax.weights.user_cache import enable_compilation_cache
 
     events = []
     monitoring.register_event_listener(lambda event, **more: events.append(event))
@@ -52,7 +52,7 @@ COMPILE = """
 def environment(tmp_path):
     """For processes with a cache of their own."""
     settings = {k: v for k, v in os.environ.items() if "COMPILATION_CACHE" not in k}
-    # However fast the machine is, the one program is worth keeping.
+    # Cache the program however fast the machine compiles it.
     always = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     return settings | always | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
 
@@ -96,7 +96,7 @@ def test_the_second_process_finds_what_the_first_compiled(environment, tmp_path)
     assert compile_slow(environment) == (expected, 0, 1, "")
     assert compile_slow(environment) == (expected, 1, 0, "")
     assert os.stat(expected).st_mode & 0o077 == 0
-    # What a process that was killed while it wrote leaves behind.
+    # What a process killed while writing leaves.
     [entry] = Path(expected).glob("*-cache")
     entry.write_bytes(entry.read_bytes()[:100])
     Path(str(entry).replace("-cache", "-atime")).unlink()
@@ -104,6 +104,7 @@ def test_the_second_process_finds_what_the_first_compiled(environment, tmp_path)
     assert compile_slow(environment) == (expected, 1, 0, "")
 
 
+@pytest.mark.long
 def test_many_processes_at_once(environment):
     processes = [start(COMPILE, environment) for _ in range(3)]
     assert [finish(process)[1] for process in processes] == ["", "", ""]
@@ -151,7 +152,7 @@ def test_a_trie_is_converted_once(cache, tokenizer, name, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_what_changed_is_converted_again(cache, tokenizer, tmp_path):
+def test_a_changed_trie_is_converted_again(cache, tokenizer, tmp_path):
     trie = tmp_path / "a.trie"
     trie.write_bytes(TRIE.read_bytes())
     first = user_cache.converted_trie(trie, tokenizer)
@@ -167,7 +168,7 @@ def test_what_changed_is_converted_again(cache, tokenizer, tmp_path):
 CONVERT = f"""
     from pathlib import Path
     from tokenizers import Tokenizer, models
-    from dart_jax.user_cache import converted_trie
+    from dart_jax.weights.user_cache import converted_trie
     tokenizer = Tokenizer(models.BPE({{f"t{{n}}": n for n in range({VOCAB})}}, []))
     print("begin", flush=True)
     print(converted_trie(Path({str(TRIE)!r}), tokenizer))
@@ -183,7 +184,7 @@ def test_two_processes_at_once(environment):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3])
-def test_a_killed_process_leaves_nothing_that_counts(environment, cache, tokenizer, seconds):
+def test_files_of_a_killed_process_are_ignored(environment, cache, tokenizer, seconds):
     process = start(CONVERT, environment)
     with process:
         assert process.stdout.readline() == "begin\n"
@@ -207,7 +208,7 @@ def test_a_full_disk_is_one_line(environment, cache):
     assert [path.suffix for path in (cache / "ngram").iterdir()] in ([".lock"], [])
 
 
-def test_tries_that_are_not_whole(cache, tokenizer, tmp_path):
+def test_incomplete_tries(cache, tokenizer, tmp_path):
     trie = tmp_path / "a.trie"
     trie.write_bytes(TRIE.read_bytes()[:-7])
     with pytest.raises(UserError, match=r"a\.trie "):

@@ -1,6 +1,6 @@
-"""Where tasks run: in processes of this machine, or on a Ray cluster.
+"""Executors of tasks: local processes, or a Ray cluster.
 
-A task is a function of a module and arguments that can be pickled; it leaves its result in files.
+A task is a module-level function with picklable arguments; it writes its results to files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Executor(abc.ABC):
     """Runs tasks.
 
     Attributes:
-      workers: how many tasks run at a time.
-      peaks: peak memory of every process that ran one, in bytes.
+      workers: number of tasks that run at a time.
+      peaks: peak memory of each process that ran a task, in bytes.
     """
 
     def __init__(self, workers: int):
@@ -37,7 +37,7 @@ class Executor(abc.ABC):
         self.peaks: dict[str, int] = {}
 
     def map(self, function: Callable, tasks: Iterable[tuple]) -> Iterator[Any]:
-        """Results in the tasks' order; tasks are made when needed, two a worker in advance."""
+        """Yields results in task order; submits lazily, at most two tasks per worker ahead."""
         waiting: deque[Any] = deque()
         for task in tasks:
             waiting.append(self._submit(function, *task))
@@ -53,15 +53,15 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def _submit(self, function: Callable, *arguments: Any) -> Any:
-        """Begins `_measured(function, *arguments)`."""
+        """Submits `_measured(function, *arguments)`."""
 
     @abc.abstractmethod
     def _result(self, submitted: Any) -> tuple[Any, str, int]:
-        """Waits for it."""
+        """Waits for the result of `_measured`."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends everything, tasks that still run included."""
+        """Stops everything, including running tasks."""
 
     def __enter__(self):
         return self
@@ -71,24 +71,24 @@ class Executor(abc.ABC):
 
 
 class LocalExecutor(Executor):
-    """Processes of this machine, which end with this one however it ends."""
+    """Local processes, which exit when this process ends, however it ends."""
 
     def __init__(self, workers: int):
         super().__init__(workers)
         context = multiprocessing.get_context("spawn")
-        # Nothing is ever sent. The other end closes when this process closes it or is gone.
+        # A pipe that carries no data: it closes when this process closes it or exits.
         watched, self._alive = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(
             workers, mp_context=context, initializer=_watch, initargs=(watched,)
         )
-        self._watched = watched  # kept open until workers have theirs
+        self._watched = watched  # kept open until the workers have inherited it
 
     def _submit(self, function: Callable, *arguments: Any) -> Any:
-        with _told():
+        with _report_killed_workers():
             return self._pool.submit(_measured, function, *arguments)
 
     def _result(self, submitted: Any) -> tuple[Any, str, int]:
-        with _told():
+        with _report_killed_workers():
             return submitted.result()
 
     def close(self) -> None:
@@ -98,14 +98,14 @@ class LocalExecutor(Executor):
 
 
 class RayExecutor(Executor):
-    """A Ray cluster: one that runs, or one made on this machine."""
+    """A Ray cluster: an existing one, or one started on this machine."""
 
     def __init__(self, address: str | None, workers: int | None):
         """Connects.
 
         Args:
-          address: of a running cluster; None starts one here.
-          workers: tasks at a time; None takes every core of the cluster.
+          address: address of a running cluster; None starts one on this machine.
+          workers: tasks at a time; None uses every core of the cluster.
 
         Raises:
           UserError: Ray is not installed, or there is no cluster.
@@ -117,7 +117,7 @@ class RayExecutor(Executor):
             raise UserError("--ray needs a package: pip install 'dart-jax[ray]'") from None
         self._ray = ray
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if address is None:  # all on this machine, and nothing told to anybody
+        if address is None:  # local only, without usage statistics
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
             options |= {"address": "local", "num_cpus": workers, "include_dashboard": False}
             options |= {"_node_ip_address": "127.0.0.1"}
@@ -126,7 +126,9 @@ class RayExecutor(Executor):
         try:
             if address is not None and address != "auto" and "://" not in address:
                 host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), 10).close()  # Ray tries for minutes
+                socket.create_connection(
+                    (host, int(port)), 10
+                ).close()  # fail fast: Ray retries for minutes
             ray.init(**options)
         except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).strip().split("\n", 1)[0]
@@ -144,37 +146,37 @@ class RayExecutor(Executor):
             raise error.cause from None
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().split("\n", 1)[0]
-            raise UserError(f"Ray lost a task: {reason}; run again to go on") from None
+            raise UserError(f"Ray lost a task: {reason}; run again to resume") from None
 
     def close(self) -> None:
         self._ray.shutdown()
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Around the use of a pool: a worker that was killed is told in one line.
+def _report_killed_workers() -> Iterator[None]:
+    """Wraps uses of a pool, to report killed workers in one line.
 
     Raises:
-      UserError: one was.
+      UserError: a worker was killed.
     """
     try:
         yield
     except BrokenProcessPool:
         raise UserError(
-            "a worker process was killed, perhaps for want of memory; run again with less "
-            "--memory or fewer --workers, what is done stays done"
+            "a worker process was killed, perhaps for lack of memory; run again with less "
+            "--memory or fewer --workers to resume"
         ) from None
 
 
 def _measured(function: Callable, *arguments: Any) -> tuple[Any, str, int]:
-    """A task's result, the process it ran in, and that process's peak memory."""
+    """Runs a task; returns its result, the name of its process, and the process's peak memory."""
     result = function(*arguments)
     return result, f"{socket.gethostname()}:{os.getpid()}", peak_memory()
 
 
 def _watch(watched: Connection) -> None:
-    """Ends this worker with the process that began it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process sees to it
+    """Makes this worker exit when its parent process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
 
     def wait() -> None:
         watched.poll(None)

@@ -1,8 +1,8 @@
-"""From documents to the merged counts of their windows: which tasks run, and in which order.
+"""The tasks that turn documents into merged window counts, and their order.
 
     units of text --count_unit--> runs --merge_runs--> fewer, larger runs --merge_runs--> parts
 
-The parts hold ascending ranges of windows. A task whose file is there is not run again.
+The parts hold ascending ranges of windows. A task whose output file exists is not run again.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from train.counting.executors import Executor
 from train.data.documents import START, Corpus, Position, Unit
 
 MB = 10**6
-DRIVER = 640 * MB  # the process that reads, hands out and builds
-WORKER = 256 * MB  # a worker, beside its unit and its database
+DRIVER = 640 * MB  # the process that reads, distributes and builds
+WORKER = 256 * MB  # a worker, besides its unit and its database
 LEAST = WORKER + 192 * MB
 
 
 SMALLEST, LARGEST = MB, 64 * MB  # units of text
 FAN_IN = 256  # runs read at a time
-PART = 2**21  # rows the driver takes at a time, at most
+PART = 2**21  # maximum rows that the driver processes at a time
 
 
 class Budget(NamedTuple):
-    """How memory is shared.
+    """How memory is divided.
 
     Attributes:
-      workers: how many share it.
-      free: bytes each has for its units and its database.
-      reading: bytes the driver has beside what it needs at least.
+      workers: number of workers.
+      free: bytes per worker for its units and its database.
+      reading: bytes that the driver has on top of its minimum.
     """
 
     workers: int
@@ -51,10 +51,10 @@ class Budget(NamedTuple):
 
     @classmethod
     def of(cls, memory: int, workers: int) -> Budget:
-        """Shares bytes between workers.
+        """Divides `memory` bytes between the driver and the workers.
 
         Raises:
-          UserError: they are too few.
+          UserError: the memory is too little.
         """
         if memory < DRIVER + workers * LEAST:
             raise UserError(
@@ -70,37 +70,37 @@ class Budget(NamedTuple):
         return self.free // 2
 
     def unit(self, size: int) -> int:
-        """Bytes of text in a unit of a corpus of `size` bytes.
+        """Returns the bytes of text per unit for a corpus of `size` bytes.
 
-        Five copies of a unit may be on their way to each worker. There are eight units a worker
-        at least, so that none is idle long at the end.
+        Up to five copies of a unit may be in flight per worker. There are at least eight units per
+        worker, so that none is idle for long at the end.
         """
         even = max(SMALLEST, size // (8 * self.workers))
         return min(self.free // 40, LARGEST, even)
 
     def check(self, unit: int) -> None:
-        """Finds units, made for another memory, that do not fit.
+        """Checks that units, sized for an earlier memory limit, fit.
 
         Raises:
-          UserError: this memory is too little for them.
+          UserError: the memory is too little for them.
         """
         if self.free < 10 * unit:
-            least = DRIVER + self.workers * LEAST  # of which nothing is for reading
+            least = DRIVER + self.workers * LEAST  # nothing left for reading
             least += self.workers * -(-(10 * unit + WORKER - LEAST) * 4 // 3)
             raise UserError(
-                f"the work directory was begun with more memory, {self.workers} workers need "
-                f"--memory {-(-least // MB)}MB to go on; take fewer --workers, or delete it"
+                f"the work directory was started with more memory, {self.workers} workers need "
+                f"--memory {-(-least // MB)}MB to resume; use fewer --workers, or delete it"
             )
 
 
 class Counted(NamedTuple):
-    """What the runs hold.
+    """Totals over all runs.
 
     Attributes:
-      units: how many runs there are.
-      documents: in all of them, pieces of long ones counted each.
-      tokens: in all of them, ends of documents included.
-      new: those of the tokens that were not there before.
+      units: number of runs.
+      documents: number of documents; each piece of a long one counts.
+      tokens: number of tokens, including ends of documents.
+      new: tokens counted by this process, not by an earlier one.
     """
 
     units: int
@@ -111,14 +111,14 @@ class Counted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """How the tasks run.
+    """Runs the tasks.
 
     Attributes:
       work: directory of all files.
-      layout: of the windows.
+      layout: layout of the windows.
       memory: bytes for grouping and sorting in one worker.
       executor: runs the tasks.
-      progress: shows them.
+      progress: shows the progress.
       fan_in: runs merged at a time.
     """
 
@@ -130,13 +130,13 @@ class Counting:
     fan_in: int = FAN_IN
 
     def count(self, corpus: Corpus, eos: int | None, unit: int, limit: int | None) -> Counted:
-        """Makes the runs of all units of `unit` bytes.
+        """Counts all units of `unit` bytes and writes their runs.
 
         Raises:
           UserError: there is no text, or bad data.
         """
         done = runs.read_stats(self.work)
-        # Reading begins behind the runs without a gap; a few more may lie behind that.
+        # Reading starts at the first missing run; a few runs after it may be finished too.
         first = next(n for n in itertools.count() if n not in done)
         start = end(done[first - 1]) if first else START
         if limit is not None:
@@ -163,7 +163,7 @@ class Counting:
         return Counted(len(stats), documents, tokens, tokens - before)
 
     def merge(self, units: int) -> Iterator[Path]:
-        """Adds up the runs of so many units; gives the parts one by one."""
+        """Merges the runs of `units` units; yields the parts in turn."""
         level = [runs.run_path(self.work, number) for number in range(units)]
         for depth in itertools.count(1):
             if len(level) <= self.fan_in:
@@ -175,7 +175,7 @@ class Counting:
                 pass
         rows = min(runs.rows_in(self.memory, self.layout), PART)
         ranges = runs.split(level, rows)
-        # Named by what they hold, since another memory makes other ranges.
+        # Named by their range, since another memory limit results in other ranges.
         parts = [self.work / f"part-{low:016x}-{high:016x}.parquet" for low, high in ranges]
         yield from self._merged("build", [level] * len(parts), ranges, parts)
 
@@ -186,7 +186,7 @@ class Counting:
         ranges: Sequence[tuple[int, int]],
         outputs: Sequence[Path],
     ) -> Iterator[Path]:
-        """Makes the outputs that are not there; gives all in their order."""
+        """Produces the missing outputs; yields all of them in order."""
         missing = [not path.is_file() for path in outputs]
         tasks = [
             (paths, self.layout, *bounds, path, self.memory)
@@ -206,9 +206,9 @@ def count_unit(
 
     Args:
       unit: the documents.
-      layout: of the windows.
-      eos: ends every document, unless None.
-      directory: holds `tokenizer.json`; gets the run.
+      layout: layout of the windows.
+      eos: token that ends every document, unless None.
+      directory: holds `tokenizer.json`; receives the run.
       memory: bytes for grouping and sorting.
     """
     backend = _load(directory / "tokenizer.json")
@@ -220,7 +220,7 @@ def count_unit(
 
 
 def end(stats: Stats) -> Position:
-    """Where the unit ends that a run was made of."""
+    """Returns the end of the unit that a run was counted from."""
     return Position(*map(int, stats.note.split()))
 
 

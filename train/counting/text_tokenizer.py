@@ -1,4 +1,4 @@
-"""The tokenizer a corpus is counted with: what encodes text, what ends it, what renders chats."""
+"""The tokenizer of a corpus: encodes text, ends documents, renders chats."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from train.data.documents import LONGEST, ChatTemplate, Document
 
 @dataclasses.dataclass(frozen=True)
 class TextTokenizer:
-    """What a source gives.
+    """A tokenizer with its chat template.
 
     Attributes:
-      backend: encodes, adding the special tokens that belong around a text.
-      eos: id that ends a document, if one is known.
-      template: renders chats, if there is one.
-      template_text: how it is written.
+      backend: encodes text and adds special tokens around it.
+      eos: id that ends a document, if known.
+      template: renders chats, if there is a chat template.
+      template_text: source of the chat template.
     """
 
     backend: tokenizers.Tokenizer
@@ -37,14 +37,14 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Beyond the highest id."""
+        """One more than the highest id."""
         return vocabulary_size(self.backend)
 
     def eos_named(self, token: str | None) -> int:
-        """The id of a token, or of the tokenizer's own choice.
+        """Returns the id of `token`, or the tokenizer's own end-of-sequence id if it is None.
 
         Raises:
-          UserError: there is none.
+          UserError: there is no such token.
         """
         if token is None:
             if self.eos is None:
@@ -62,10 +62,10 @@ class TextTokenizer:
 def load(source: str) -> TextTokenizer:
     """Reads a `tokenizer.json`, a directory, or a repository of the Hugging Face hub.
 
-    Only the last touches the network.
+    Only a repository uses the network.
 
     Raises:
-      UserError: there is none, or it is damaged.
+      UserError: there is no tokenizer, or it is damaged.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -88,16 +88,16 @@ def load(source: str) -> TextTokenizer:
 def encode(
     backend: tokenizers.Tokenizer, documents: list[Document], eos: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int32 [n], document after document, and offsets int64 [documents + 1].
+    """Encodes documents as concatenated tokens int32 [n] and offsets int64 [documents + 1].
 
-    A text begins with the tokenizer's special tokens, a chat has its template's. Every document
-    ends on `eos`, unless that is None or more of it follows.
+    Texts get the tokenizer's special tokens, chats have those of their template. Every document
+    ends with `eos`, unless that is None or a further piece of the document follows.
     """
     tokens: list[int] = []
     offsets = [0]
     encodings = backend.encode_batch_fast(
         [document.text.decode() for document in documents],
-        add_special_tokens=_takes_special_tokens(documents[0]),
+        add_special_tokens=_needs_special_tokens(documents[0]),
     )
     for document, encoding in zip(documents, encodings, strict=True):
         ids = encoding.ids
@@ -109,11 +109,11 @@ def encode(
 
 
 def batches(documents: list[Document]) -> Iterator[list[Document]]:
-    """Documents of one kind together, so many that encoding them takes little memory."""
+    """Groups documents of one kind into batches whose encoding needs little memory."""
     batch: list[Document] = []
     held = 0
     for document in documents:
-        alike = not batch or _takes_special_tokens(document) == _takes_special_tokens(batch[0])
+        alike = not batch or _needs_special_tokens(document) == _needs_special_tokens(batch[0])
         if batch and (held + len(document.text) > LONGEST or not alike):
             yield batch
             batch, held = [], 0
@@ -123,10 +123,10 @@ def batches(documents: list[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _takes_special_tokens(document: Document) -> bool:
+def _needs_special_tokens(document: Document) -> bool:
     return document.first and not document.chat
 
 
 def single_threaded() -> None:
-    """For worker processes, of which there is one a core."""
+    """Disables the tokenizer's threads, for workers that run one per core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

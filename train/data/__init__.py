@@ -1,6 +1,6 @@
-"""Training data: examples of chats and texts, encoded, packed into rows, and read in batches.
+"""Training data: chats and texts, encoded, packed into rows, and read in batches.
 
-May import `dart_jax`. Start with `prepare.py`, which goes from files to packed rows on the disk:
+May import `dart_jax`. Start with `prepare.py`, which turns files into packed rows on disk:
 
     records -> examples -> encoding -> packing -> packed_dataset -> batches
 """

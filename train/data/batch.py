@@ -1,4 +1,4 @@
-"""What a training step is given: rows of packed documents."""
+"""The batch of a training step: rows of packed documents."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# On the host, or already inside a jitted function.
+# On the host, or inside a jitted function.
 Array = np.ndarray | jax.Array
 
 
 class Batch(NamedTuple):
-    """Rows of T tokens, each holding one document or several, one behind the other.
+    """Rows of T tokens, each holding one or more consecutive documents.
 
     Attributes:
       tokens: int32 [B, T].
       document: int32 [B, T], the number of each token's document within its row, ascending from 1;
-        0 where the row is padded at its end.
-      supervised: bool [B, T], whether this token is one that the model is to learn to predict.
-      features: [B, T, 3D], what the target computed for these rows earlier; None computes it now.
-      hidden: [B, T, D], the target's output, after its final norm; None as well.
+        0 in the padding at the end of the row.
+      supervised: bool [B, T], whether the model learns to predict this token.
+      features: [B, T, 3D], precomputed features of the target; None if the step computes them.
+      hidden: [B, T, D], precomputed last hidden states of the target, after its final norm; or
+        None.
     """
 
     tokens: Array
@@ -32,7 +33,7 @@ class Batch(NamedTuple):
 
 
 def positions(document: Array) -> jax.Array:
-    """int32 [B, T]: every token's place within its own document."""
+    """Returns each token's position within its document, int32 [B, T]."""
     index = jnp.arange(document.shape[1], dtype=jnp.int32)[None]
     starts = document != jnp.roll(document, 1, axis=1)
     starts = starts.at[:, 0].set(True)
@@ -40,6 +41,9 @@ def positions(document: Array) -> jax.Array:
 
 
 def causal(document: Array) -> jax.Array:
-    """bool [B, T, T]: a token sees its own document up to itself; padding sees padding."""
+    """Returns the mask bool [B, T, T]: tokens attend to their own document up to themselves.
+
+    Padding attends to padding.
+    """
     t = document.shape[1]
     return (document[:, :, None] == document[:, None]) & jnp.tril(jnp.ones((1, t, t), bool))

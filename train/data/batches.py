@@ -1,4 +1,4 @@
-"""In which order the rows of a data set are trained on."""
+"""The batches of a data set, in the order of training."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from dart_jax.errors import UserError
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
-from train.data.target_outputs import TaughtDataset
+from train.data.target_outputs import TeacherDataset
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Every row once an epoch, shuffled anew in each: a function of seed and step alone.
+    """Every row once per epoch, reshuffled in each: a function of seed and step only.
 
-    So a run's position in the data is its step. Rows that fill no batch are left out of an epoch,
-    others in each.
+    So a run's position in the data is its step. Each epoch drops the rows that do not fill a whole
+    batch, different ones each time.
 
     Attributes:
-      rows: of the data set.
-      batch: rows a step.
-      seed: of the shuffling.
+      rows: number of rows of the data set.
+      batch: rows per step.
+      seed: seed of the shuffling.
     """
 
     rows: int
@@ -33,17 +33,17 @@ class Order:
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.rows:
             raise UserError(
-                f"the data fill {self.rows} rows, a batch takes {self.batch}; lower the batch or "
+                f"the data fill {self.rows} rows, a batch needs {self.batch}; lower the batch or "
                 "the context, or add data"
             )
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in the rows."""
+        """Number of whole batches in the rows."""
         return self.rows // self.batch
 
     def __call__(self, step: int) -> np.ndarray:
-        """The rows of a step, int64 [batch]."""
+        """Returns the rows of a step, int64 [batch]."""
         epoch, index = divmod(step, self.steps_per_epoch)
         order = _permutation(self.rows, self.seed, epoch)
         return order[index * self.batch :][: self.batch]
@@ -51,14 +51,14 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class PackedBatches:
-    """What the trainer is given: the rows of a data set in an order.
+    """The trainer's data: the rows of a data set in an order.
 
     Attributes:
-      dataset: the rows, alone or with what the target says of them.
-      order: over all of them.
+      dataset: the rows, optionally with the target's outputs.
+      order: order of all rows.
     """
 
-    dataset: PackedDataset | TaughtDataset
+    dataset: PackedDataset | TeacherDataset
     order: Order
 
     def __post_init__(self) -> None:
@@ -67,16 +67,16 @@ class PackedBatches:
 
     @property
     def batch(self) -> int:
-        """Rows a step, over all processes."""
+        """Rows per step, over all processes."""
         return self.order.batch
 
     @property
     def fingerprint(self) -> str:
-        """Tells other data, or another order of them."""
+        """Identifies the data and their order."""
         return f"{self.dataset.fingerprint}, {self.order}"
 
     def __call__(self, step: int, rows: slice) -> Batch:
-        """These rows of the step's batch."""
+        """Returns the given rows of the step's batch."""
         return self.dataset.batch(self.order(step)[rows])
 
 

@@ -1,10 +1,10 @@
-"""The documents of a corpus, in one fixed order, whatever files they lie in.
+"""The documents of a corpus, in a fixed order.
 
-A record (see `dart_jax.data.records`) holds a text or a chat; a file of plain text is one document. A chat
-is a list of messages, `{"role": .., "content": ..}`, and becomes text by a chat template. Text
-beyond `LONGEST` characters is cut at line ends into pieces, which are encoded and counted by
-themselves, so that memory does not depend on the corpus (but for one record, which is read whole).
-Empty documents are left out.
+A record (see `dart_jax.data.records`) holds a text or a chat; a file of plain text is one document.
+A chat is a list of messages, `{"role": .., "content": ..}`, which a chat template renders as text.
+Text beyond `LONGEST` characters is cut at line ends into pieces, which are encoded and counted
+separately, so that memory does not depend on the corpus (except for single records, which are read
+whole). Empty documents are skipped.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TextIO
 from dart_jax.data.records import PARQUET, fingerprint, is_text, kind, open_text, records
 from dart_jax.errors import UserError
 
-LONGEST = 2**18  # characters; encoding takes some 100 bytes for each
+LONGEST = 2**18  # characters; encoding needs about 100 bytes per character
 
-# Messages -> text; raises if the template refuses them.
+# Messages -> text; raises if the template rejects them.
 ChatTemplate = Callable[[list[dict[str, Any]]], str]
 
 
@@ -29,9 +29,9 @@ class Document(NamedTuple):
 
     Attributes:
       text: UTF-8.
-      chat: a chat template wrote it, with all special tokens but the end of the document.
-      first: it begins the document.
-      last: it ends the document.
+      chat: rendered by a chat template, with all special tokens except the end of the document.
+      first: whether it begins the document.
+      last: whether it ends the document.
     """
 
     text: bytes
@@ -45,8 +45,8 @@ class Position(NamedTuple):
 
     Attributes:
       file: index of a file.
-      document: how many documents of that file come before.
-      read: bytes of all files before this place, as they lie on the disk.
+      document: number of documents of that file before this place.
+      read: bytes of all files before this place, as stored on disk.
     """
 
     file: int
@@ -76,10 +76,10 @@ class Corpus:
     """Files and how to read them.
 
     Attributes:
-      files: in the order they are read.
-      field: of the records; None takes `messages` where a record has it, and else `text`.
-      template: for chats; None where there is none.
-      memory: bytes that reading Parquet may take.
+      files: the files, in reading order.
+      field: field of the records; None uses `messages` if a record has it, else `text`.
+      template: chat template, if there is one.
+      memory: bytes that reading Parquet may use.
     """
 
     files: tuple[Path, ...]
@@ -93,14 +93,14 @@ class Corpus:
         return sum(path.stat().st_size for path in self.files)
 
     def fingerprint(self) -> str:
-        """Tells one state of the files from another by their names, sizes and times."""
+        """Identifies the state of the files by their names, sizes and modification times."""
         return fingerprint(self.files)
 
     def documents(self, start: Position = START) -> Iterator[tuple[Document, Position]]:
-        """Every document from `start` on, and the place behind it.
+        """Yields every document from `start` on, and the position after it.
 
         Raises:
-          UserError: a file cannot be read or a record is not what it should be; says where.
+          UserError: a file cannot be read or a record is invalid; says where.
         """
         before = sum(path.stat().st_size for path in self.files[: start.file])
         for number, path in enumerate(self.files[start.file :], start.file):
@@ -118,13 +118,13 @@ class Corpus:
         first: int = 0,
         limit: int | None = None,
     ) -> Iterator[Unit]:
-        """The documents in units of about `size` bytes, a document never cut.
+        """Groups the documents into units of about `size` bytes, without cutting documents.
 
         Args:
-          size: a unit ends with the document that reaches it.
+          size: a unit ends with the document that reaches this size.
           start: where to begin.
-          first: number of the unit that begins there.
-          limit: documents to take at most.
+          first: number of the first unit.
+          limit: maximum number of documents.
         """
         if limit == 0:
             return
@@ -132,7 +132,7 @@ class Corpus:
         held, end = 0, start
         for count, (document, end) in enumerate(self.documents(start), 1):
             documents.append(document)
-            held += len(document.text) + 64  # what it takes in memory beside its text
+            held += len(document.text) + 64  # its memory besides the text
             if held >= size or count == limit:
                 yield Unit(first, documents, end)
                 documents, held, first = [], 0, first + 1
@@ -142,7 +142,7 @@ class Corpus:
             yield Unit(first, documents, end)
 
     def _read(self, path: Path) -> Iterator[tuple[Document, int]]:
-        """Documents, and how many bytes of the file were read by then."""
+        """Yields documents, each with the number of bytes of the file read so far."""
         if is_text(path):
             with open_text(path) as (text, raw):
                 for document in _pieces(text):
@@ -158,7 +158,7 @@ class Corpus:
                 yield document, record.read
 
     def _select(self, record: Any, where: str) -> Any:
-        """What a record holds in the wanted field."""
+        """Returns a record's value in the selected field."""
         if isinstance(record, str):
             return record
         if not isinstance(record, dict):
@@ -175,7 +175,7 @@ class Corpus:
         return field
 
     def _content(self, value: Any, where: str) -> Iterator[Document]:
-        """The documents in one field: a text, a chat, or nothing."""
+        """Yields the documents in a field's value: a text, a chat, or nothing."""
         if value is None:
             return
         if isinstance(value, str):
@@ -183,7 +183,7 @@ class Corpus:
         elif isinstance(value, list):
             text, chat = self._render(value, where), True
         else:
-            raise UserError(f"{where}: neither a text nor a list of messages, but {kind(value)}")
+            raise UserError(f"{where}: expected a text or a list of messages, got {kind(value)}")
         yield from _pieces(io.StringIO(text, newline=""), chat)
 
     def _render(self, messages: list[Any], where: str) -> str:
@@ -195,7 +195,7 @@ class Corpus:
         for message in messages:
             if not isinstance(message, dict) or "role" not in message:
                 raise UserError(f"{where}: every message must be an object with a role")
-        # Parquet fills the fields that a message lacks; none is a content, beside tool calls.
+        # Parquet fills missing fields with None; but a None content is valid, next to tool calls.
         messages = [
             {
                 name: value
@@ -207,11 +207,11 @@ class Corpus:
         try:
             return self.template(messages)
         except Exception as error:  # a template may raise anything
-            raise UserError(f"{where}: the chat template refuses the messages: {error}") from None
+            raise UserError(f"{where}: the chat template rejects the messages: {error}") from None
 
 
 def cut(stream: TextIO) -> Iterator[str]:
-    """A text in pieces of at most `LONGEST` characters, cut behind line ends where there are."""
+    """Cuts a text into pieces of at most `LONGEST` characters, after line ends where possible."""
     rest = ""
     while len(text := rest + stream.read(LONGEST - len(rest))) == LONGEST:
         end = text.rfind("\n") + 1 or LONGEST
@@ -222,7 +222,7 @@ def cut(stream: TextIO) -> Iterator[str]:
 
 
 def _pieces(stream: TextIO, chat: bool = False) -> Iterator[Document]:
-    """A text as one document, or in pieces if it is long; nothing if it is empty."""
+    """Yields a text as one document, or in pieces if it is long; nothing if it is empty."""
     first = True
     previous = ""
     for piece in cut(stream):
@@ -235,5 +235,5 @@ def _pieces(stream: TextIO, chat: bool = False) -> Iterator[Document]:
 
 
 def _document(text: str, chat: bool, first: bool, last: bool) -> Document:
-    # JSON can hold halves of surrogate pairs, which no tokenizer takes.
+    # JSON can hold unpaired surrogates, which tokenizers reject.
     return Document(text.encode(errors="replace"), chat, first, last)

@@ -1,10 +1,10 @@
-"""Chats and texts as tokens, and which of them a model is to learn.
+"""Encodes chats and texts as tokens, and selects the supervised ones.
 
-Of a chat these are the tokens that the target itself would write: the content of each of the
-assistant's turns and the token that ends the turn; not the turn's header, and not what the template
-writes behind the end. A template with `{% generation %}` says so itself. With any other, a turn is
-where the rendered chat changes when a mark takes the turn's place, whatever the template does to
-turns (Qwen3's leaves out all thinking but the last turn's).
+The supervised tokens of a chat are those that the target itself would write: the content of each of
+the assistant's turns and the token that ends the turn; not the turn's header, and not what the
+template writes after the end. A template with `{% generation %}` marks them itself. With any other
+template, a turn is where the rendered chat changes when a placeholder replaces the turn's content,
+whatever the template does to turns (Qwen3's drops all thinking except the last turn's).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from train.data.examples import Chat, Completion, Content, Example, Text, Tokens
 LossOn = Literal["assistant", "all"]
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_PRIVATE_USE = range(0xE000, 0xF900)  # in no real text
+_PRIVATE_USE = range(0xE000, 0xF900)  # code points that real text does not use
 
 
 class Encoded(NamedTuple):
-    """A document.
+    """An encoded document.
 
     Attributes:
       tokens: int32 [n].
-      supervised: bool [n], whether this token is one to learn; never the first.
-      whole: it means nothing without its beginning: a chat, or a completion.
+      supervised: bool [n], whether the token is supervised; never the first.
+      whole: whether it is meaningless without its beginning, as a chat or a completion is.
     """
 
     tokens: np.ndarray
@@ -44,25 +44,25 @@ class Encoded(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Characters of a text."""
+    """A range of characters in a text."""
 
     begin: int
     end: int
 
 
 def parse_template_kwargs(text: str) -> dict[str, Any]:
-    """Options for a chat template, from JSON; raises UserError."""
+    """Parses the JSON options for a chat template; raises UserError."""
     try:
         options = json.loads(text)
     except ValueError as error:
-        raise UserError(f"--chat-template-kwargs is no JSON: {error}") from None
+        raise UserError(f"--chat-template-kwargs is not JSON: {error}") from None
     if not isinstance(options, dict):
         raise UserError("--chat-template-kwargs must be a JSON object")
     return options
 
 
 class _Plan(NamedTuple):
-    """A text to encode; its supervised parts; whether special tokens are put around it."""
+    """A text to encode, its supervised spans, and whether special tokens are added around it."""
 
     text: str
     spans: list[Span]
@@ -70,7 +70,7 @@ class _Plan(NamedTuple):
 
 
 class Encoder:
-    """Encodes by the target's tokenizer and its chat template."""
+    """Encodes with the target's tokenizer and chat template."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Encoder:
         loss_on: LossOn = "assistant",
         template_kwargs: dict[str, Any] | None = None,
     ):
-        """Takes what all documents share.
+        """Stores the settings for all documents.
 
         Args:
-          tokenizer: the target's.
-          vocab_size: the target's.
-          loss_on: `all` supervises every token but the first, whoever wrote it.
+          tokenizer: the target's tokenizer.
+          vocab_size: the target's vocabulary size.
+          loss_on: `all` supervises every token except the first, whoever wrote it.
           template_kwargs: for the chat template.
         """
         self.tokenizer = tokenizer
@@ -96,7 +96,7 @@ class Encoder:
     def encode(
         self, examples: Sequence[Example], *, bad: Callable[[UserError], None] = refuse
     ) -> list[Encoded | None]:
-        """The documents of a batch; None for one that cannot be used, of which `bad` is told.
+        """Encodes a batch; None for an example that cannot be used, for which `bad` is called.
 
         Raises:
           UserError: there is a chat but no chat template.
@@ -128,7 +128,7 @@ class Encoder:
         if not self.tokenizer.chat_template:
             raise UserError(
                 f"there are chats in the data, but no chat template in "
-                f"{self.tokenizer.directory or 'the tokenizer'}; put a chat_template.jinja there"
+                f"{self.tokenizer.directory or 'the tokenizer'}; add a chat_template.jinja there"
             )
 
     def _plan(self, content: Content) -> _Plan | Encoded:
@@ -152,7 +152,7 @@ class Encoder:
                 return _Plan(text, marked or self._turns(messages, text), False)
 
     def _encodings(self, plans: list[_Plan]) -> Iterator[tokenizers.Encoding]:
-        """Of all plans, in their order."""
+        """Encodes all plans, in their order."""
         found: dict[int, tokenizers.Encoding] = {}
         for special in (False, True):
             chosen = [n for n, plan in enumerate(plans) if plan.special == special]
@@ -164,11 +164,11 @@ class Encoder:
 
     def _encoded(self, content: Content, plan: _Plan, encoding: tokenizers.Encoding) -> Encoded:
         ids = np.array(encoding.ids, np.int64)
-        self._check_ids(ids, "the tokenizer gives")
+        self._check_ids(ids, "the tokenizer returned")
         begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
         supervised = np.zeros(len(ids), bool)
         for begin, end in plan.spans:
-            # A word's token may begin with the space that the header ends on.
+            # A word's token may include the space that ends the header.
             supervised |= (ends > begin) & (begins < end)
         if isinstance(content, Completion) and self.eos is not None:
             if not len(ids) or ids[-1] != self.eos:
@@ -183,20 +183,20 @@ class Encoder:
         supervised[:1] = False
         return Encoded(ids.astype(np.int32), supervised, whole)
 
-    def _check_ids(self, ids: np.ndarray, gives: str) -> None:
+    def _check_ids(self, ids: np.ndarray, source: str) -> None:
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise UserError(
-                f"{gives} the token {outside[0]}, the target's are 0..{self.vocab_size - 1}; "
-                "use what belongs to this target"
+                f"{source} the token {outside[0]}, the target's are 0..{self.vocab_size - 1}; "
+                "use data and a tokenizer of this target"
             )
 
     def _check(self, document: Encoded, content: Content) -> None:
         if not document.supervised.any() and not isinstance(content, Text):
-            raise UserError("there is nothing in it to learn: no answer, or an empty one")
+            raise UserError("it has no supervised tokens: no answer, or an empty one")
 
     def _render(self, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
-        """The text, and what the template itself marks as the assistant's."""
+        """Returns the rendered text, and the spans that the template itself marks as supervised."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -208,11 +208,11 @@ class Encoder:
             )
         except Exception as error:  # a template may raise anything
             reason = str(error).strip().split("\n", 1)[0]
-            raise UserError(f"the chat template refuses the messages: {reason}") from None
+            raise UserError(f"the chat template rejects the messages: {reason}") from None
         return texts[0], [Span(*span) for span in marked[0]] if self._marks else []
 
     def _turns(self, messages: list[dict[str, Any]], whole: str) -> list[Span]:
-        """Where the assistant's turns lie in a rendering of all messages."""
+        """Finds the spans of the assistant's turns in a rendering of all messages."""
         mark = next(chr(code) for code in _PRIVATE_USE if chr(code) not in whole)
         spans = []
         for n, message in enumerate(messages):
@@ -232,13 +232,13 @@ class Encoder:
 
     @cached_property
     def eos(self) -> int | None:
-        """Ends what the target writes, if the tokenizer names it."""
+        """The end-of-sequence token id, if the tokenizer names it."""
         wrapped = self.tokenizer.wrapped
         return None if wrapped is None else wrapped.eos_token_id
 
     @cached_property
     def _closing(self) -> re.Pattern[str]:
-        """What ends a turn: the first of the tokenizer's own tokens behind its content."""
+        """Matches the end of a turn: the tokenizer's first added token after its content."""
         added = self.tokenizer.backend.get_added_tokens_decoder().values()
         texts = sorted((token.content for token in added), key=len, reverse=True)
         return re.compile(rf"\s*(?:{'|'.join(map(re.escape, texts))})" if texts else "(?!)")
@@ -253,7 +253,7 @@ class Encoder:
 
 
 def _common(a: str, b: str) -> int:
-    """Characters that two texts begin with alike."""
+    """Returns the length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,18 +1,18 @@
-"""What a model can be trained on: chats, prompts with completions, ready tokens, and texts.
+"""Training examples: chats, prompts with completions, token ids, and texts.
 
-Every record is taken by the first of these that its fields fit:
+A record is read as the first of these forms that matches its fields:
 
     {"tokens": [3, 14, ..], "prompt_length": 9}                 what `train.regenerate` writes
     {"messages": [{"role": "user", "content": ".."}, ..]}       UltraChat and most others
     {"conversations": [{"from": "human", "value": ".."}, ..]}   ShareGPT
     {"prompt": "..", "completion": ".."}
-    {"instruction": "..", "input": "..", "output": ".."}        Alpaca; there may be no input
+    {"instruction": "..", "input": "..", "output": ".."}        Alpaca; input is optional
     {"question": "..", "answer": ".."}                          GSM8K
     {"text": ".."}
     {"data": ["question", "answer", ..]}                        UltraChat as first published
     ".."
 
-A file of plain text is one text. Long texts come in pieces (see `documents.cut`).
+A file of plain text is one text. Long texts are cut into pieces (see `documents.cut`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Chat(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """A text and what is to follow it, with no chat template."""
+    """A prompt and its completion, without a chat template."""
 
     prompt: str
     completion: str
 
 
 class Tokens(NamedTuple):
-    """Token ids; those behind the prompt's are what the target wrote."""
+    """Token ids; those after the prompt were written by the target."""
 
     tokens: list[int]
     prompt_length: int
@@ -64,11 +64,11 @@ class Example(NamedTuple):
     """One record's content, or a piece of it.
 
     Attributes:
-      content: what there is to learn.
-      digest: 64 bits, evenly spread, that are the same for the same content wherever it lies. The
-        pieces of a text share it, and so do a record and what `train.regenerate` made of it.
+      content: the content to train on.
+      digest: uniform 64-bit hash of the content, independent of its file. The pieces of a text
+        share it, and so do a record and the answers that `train.regenerate` generated for it.
       where: file and line, for errors.
-      read: bytes of the file that were read by then.
+      read: bytes of the file read so far.
     """
 
     content: Content
@@ -95,11 +95,11 @@ _ROLES = {
 
 
 def read_examples(path: Path, *, bad: Callable[[UserError], None] = refuse) -> Iterator[Example]:
-    """What a file holds, in its order; empty texts are left out.
+    """Yields a file's examples, in order; skips empty texts.
 
     Args:
       path: the file.
-      bad: is told of a record that cannot be used, which is then passed over.
+      bad: called with the error of a record that cannot be used, which is then skipped.
 
     Raises:
       UserError: the file cannot be read; says where.
@@ -133,12 +133,12 @@ def read_examples(path: Path, *, bad: Callable[[UserError], None] = refuse) -> I
 def read_all(
     files: Iterable[Path], limit: int | None = None, bad: Callable[[UserError], None] = refuse
 ) -> Iterator[tuple[Example, int]]:
-    """What some files hold, with the bytes of all files that were read by then.
+    """Yields the examples of several files, each with the bytes of all files read so far.
 
     Args:
-      files: in the order they are read.
-      limit: examples at most.
-      bad: see `read_examples`; a file without any is bad as well, unless such are passed over.
+      files: the files, in reading order.
+      limit: maximum number of examples.
+      bad: see `read_examples`; with the default, a file without examples is an error too.
 
     Raises:
       UserError: a file cannot be read or used; says where.
@@ -151,36 +151,37 @@ def read_all(
             for example in read_examples(path, bad=bad):
                 yield example, before + example.read
             if example is None and bad is refuse:
-                raise UserError(f"{path} holds nothing to learn; leave it out")
+                raise UserError(f"{path} holds no examples; leave it out")
             before += path.stat().st_size
 
     return islice(everything(), limit)
 
 
 def parse(value: Any) -> Content:
-    """What a record holds.
+    """Parses a record.
 
     Raises:
-      UserError: it fits none of the forms, or only almost.
+      UserError: it matches none of the forms, or is malformed.
     """
     if isinstance(value, str):
         return Text(_clean(value))
     if not isinstance(value, dict):
         raise UserError(f"a record must be an object, not {kind(value)}")
-    # Parquet fills the fields that a record lacks.
+    # Parquet fills missing fields with None.
     record = {name: field for name, field in value.items() if field is not None}
-    tokens = record.get("tokens")  # of a chat, it may be their number
+    tokens = record.get("tokens")  # in a chat it may be a token count
     if isinstance(tokens, list) or (tokens is not None and not any(f in record for f in _TURNS)):
         return _tokens(record)
     for field in _TURNS:
         if field in record:
             return Chat(_messages(record[field], field))
-    for asked, answered in _PAIRS:
-        if asked in record and answered in record:
-            prompt, answer = _text(record, asked), _text(record, answered)
-            if asked == "prompt":
+    for prompt_field, answer_field in _PAIRS:
+        if prompt_field in record and answer_field in record:
+            prompt, answer = _text(record, prompt_field), _text(record, answer_field)
+            if prompt_field == "prompt":
                 return Completion(prompt, answer)
-            more = _text(record, "input") if asked == "instruction" and "input" in record else ""
+            alpaca = prompt_field == "instruction" and "input" in record
+            more = _text(record, "input") if alpaca else ""
             return Chat(_alternating([f"{prompt}\n\n{more}" if more.strip() else prompt, answer]))
     if "text" in record:
         return Text(_text(record, "text"))
@@ -188,19 +189,19 @@ def parse(value: Any) -> Content:
         return Chat(_messages(record["data"], "data"))
     fields = ", ".join(map(str, list(value)[:8])) or "none"
     raise UserError(
-        "no chat, prompt with completion, or text that is known; it has the fields "
-        f"{fields}; `messages` or `text` would do"
+        "not a chat, a prompt with completion, or a text of a supported form; it has the fields "
+        f"{fields}; use `messages` or `text`"
     )
 
 
 def digest_of(content: Content) -> int:
-    """See `Example`."""
+    """Returns the digest of a content; see `Example`."""
     text = json.dumps([type(content).__name__, *content], sort_keys=True, default=str)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def _source(value: Any) -> int | None:
-    """The digest of the record that this one was made from, if it names it."""
+    """Returns the digest of the record that this one was generated from, if given."""
     source = value.get("source") if isinstance(value, dict) else None
     if isinstance(source, str) and re.fullmatch("[0-9a-f]{16}", source):
         return int(source, 16)
@@ -209,13 +210,13 @@ def _source(value: Any) -> int | None:
 
 def _tokens(record: dict[str, Any]) -> Tokens:
     tokens, length = record["tokens"], record.get("prompt_length", 0)
-    # A bool is an int to Python, but no id.
+    # A bool is an int in Python, but not a token id.
     if not isinstance(tokens, list) or not all(
         type(token) is int and abs(token) < 2**31 for token in tokens
     ):
         raise UserError("`tokens` must be an array of ids")
     if type(length) is not int or not 0 <= length <= len(tokens):
-        raise UserError(f"`prompt_length` must be in 0..{len(tokens)}, the tokens' number")
+        raise UserError(f"`prompt_length` must be in 0..{len(tokens)}, the number of tokens")
     return Tokens(tokens, length)
 
 
@@ -235,7 +236,7 @@ def _messages(turns: Any, field: str) -> list[dict[str, Any]]:
 
 
 def _alternating(turns: list[str]) -> list[dict[str, Any]]:
-    """The user begins."""
+    """Assigns the turns to user and assistant alternately; the user begins."""
     roles = ("user", "assistant")
     return [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
 
@@ -246,7 +247,7 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
     turn = {key: value for key, value in turn.items() if value is not None}
     role = turn.pop("role", turn.pop("from", None))
     if not isinstance(role, str) or role not in _ROLES:
-        raise UserError(f"{name} has the unknown role {role!r}; known are {', '.join(_ROLES)}")
+        raise UserError(f"{name} has the unknown role {role!r}; the roles are {', '.join(_ROLES)}")
     content = turn.pop("content", turn.pop("value", None))
     if isinstance(content, list):
         content = "".join(_part(part, name) for part in content)
@@ -259,10 +260,10 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
 
 def _part(part: Any, name: str) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-        raise UserError(f"{name} holds something else than text")
+        raise UserError(f"{name} holds something other than text")
     return part["text"]
 
 
 def _clean(text: str) -> str:
-    # JSON can hold halves of surrogate pairs, which no tokenizer takes.
+    # JSON can hold unpaired surrogates, which tokenizers reject.
     return text.encode(errors="replace").decode()

@@ -1,8 +1,8 @@
-"""Packed rows on the disk, read in place.
+"""Packed rows on disk, memory-mapped.
 
-A set `name` in a directory is
+The files of a data set `name` in a directory:
 
-    name.json         what it holds
+    name.json         metadata
     name.tokens       uint16 or uint32 [rows, context], in the machine's byte order
     name.document     uint8, uint16 or uint32 [rows, context]
     name.supervised   bool [rows, context]
@@ -29,16 +29,16 @@ _CHUNK = 1024  # rows read at a time
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedDataset:
-    """Rows of packed documents, on the disk.
+    """Rows of packed documents, on disk.
 
     Attributes:
       tokens: unsigned integers [rows, context].
       document: unsigned integers [rows, context]; see `Batch`.
       supervised: bool [rows, context].
-      vocab_size: of the tokens.
-      made_from: tells the files and options that it was made from.
-      fingerprint: of what the rows hold, wherever and from whatever they were made.
-      statistics: what was packed.
+      vocab_size: vocabulary size of the tokens.
+      made_from: identifies the files and options that the data set was made from.
+      fingerprint: identifies the content of the rows, whatever they were made from.
+      statistics: of the packing.
     """
 
     tokens: np.ndarray
@@ -51,17 +51,17 @@ class PackedDataset:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return len(self.tokens)
 
     @property
     def context(self) -> int:
-        """Tokens a row."""
+        """Tokens per row."""
         return self.tokens.shape[1]
 
     @classmethod
     def load(cls, directory: Path, name: str) -> PackedDataset | None:
-        """What a `Writer` left; None if it is not there or not whole."""
+        """Opens what a `Writer` wrote; None if it is missing or incomplete."""
         try:
             held = json.loads((directory / f"{name}.json").read_text())
             shape = held["statistics"]["rows"], held["context"]
@@ -82,7 +82,7 @@ class PackedDataset:
         )
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """The rows of these numbers, integers [B]."""
+        """Returns the rows with these indices, integers [B]."""
         return Batch(
             self.tokens[rows].astype(np.int32),
             self.document[rows].astype(np.int32),
@@ -99,12 +99,12 @@ class PackedDataset:
         if s.truncated:
             words.append(f"{s.truncated:,} truncated to a row")
         if s.dropped:
-            words.append(f"{s.dropped:,} without anything supervised left out")
+            words.append(f"{s.dropped:,} without supervised tokens left out")
         return ", ".join(words)
 
 
 class Writer:
-    """Packs documents and appends the rows to the files of one set."""
+    """Packs documents and appends the rows to the files of a data set."""
 
     def __init__(self, directory: Path, name: str, context: int, vocab_size: int):
         self.packer = Packer(context)
@@ -119,12 +119,12 @@ class Writer:
         }
 
     def add(self, document: Encoded) -> None:
-        """Into some row."""
+        """Packs a document into a row."""
         for row in self.packer.add(document):
             self._write(row)
 
     def finish(self, made_from: str) -> None:
-        """Writes what is left; all of it is on the disk afterwards.
+        """Writes the remaining rows and the metadata, and flushes all files to disk.
 
         Args:
           made_from: see `PackedDataset`.
@@ -146,7 +146,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the files, whatever is in them."""
+        """Closes the files, complete or not."""
         self._open.close()
 
     def _write(self, row: Row) -> None:
@@ -157,19 +157,19 @@ class Writer:
 
 
 def draft_vocabulary(dataset: PackedDataset, size: int) -> np.ndarray:
-    """The tokens a drafter may propose: the most frequent supervised ones.
+    """Chooses the draft vocabulary: the most frequent supervised tokens, as in EAGLE-3.
 
-    This is EAGLE-3's choice. Ties go to the smaller id.
+    Ties go to the smaller id.
 
     Args:
-      dataset: to count in.
-      size: how many.
+      dataset: the data to count in.
+      size: size of the draft vocabulary.
 
     Returns:
       int32 [size], ascending.
 
     Raises:
-      UserError: the vocabulary is smaller than that.
+      UserError: `size` is not in 1..vocab_size.
     """
     if not 1 <= size <= dataset.vocab_size:
         raise UserError(
@@ -184,7 +184,7 @@ def draft_vocabulary(dataset: PackedDataset, size: int) -> np.ndarray:
 
 
 def _dtypes(context: int, vocab_size: int) -> dict[str, np.dtype]:
-    """Of the files, by their endings."""
+    """Returns the dtypes of the files, by extension."""
     token = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
     return {
         "tokens": token,
@@ -194,7 +194,7 @@ def _dtypes(context: int, vocab_size: int) -> dict[str, np.dtype]:
 
 
 def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
-    """Raises ValueError if the file is of another size."""
+    """Maps a file; raises ValueError if its size is wrong."""
     if path.stat().st_size != shape[0] * shape[1] * dtype.itemsize:
         raise ValueError(path)
     # An empty file cannot be mapped.

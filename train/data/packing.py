@@ -1,4 +1,4 @@
-"""Documents laid into rows of one length, one behind the other, with few holes."""
+"""Packs documents into rows of a fixed length, with little padding."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from train.data.encoding import Encoded
 
-# Rows that wait for a document that fits: with more of them fewer holes stay, and what is next in
-# the data lies further apart.
+# Rows kept open for a document that fits: more of them leave less padding, but spread neighbouring
+# documents further apart.
 _OPEN = 128
 
 
@@ -19,8 +19,8 @@ class Row(NamedTuple):
     """One row of a `Batch`.
 
     Attributes:
-      tokens: int32 [T]; 0 where the row is padded.
-      document: int32 [T], from 1; 0 where the row is padded.
+      tokens: int32 [T]; 0 in the padding.
+      document: int32 [T], from 1; 0 in the padding.
       supervised: bool [T].
     """
 
@@ -31,15 +31,15 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass
 class Statistics:
-    """What was packed, and what was not.
+    """Statistics of the packing.
 
     Attributes:
-      documents: that lie in rows, pieces of a long text counted each.
-      tokens: of those documents.
-      supervised: of those tokens.
-      rows: that they fill.
-      truncated: documents that lost their end.
-      dropped: documents of which nothing supervised was left.
+      documents: packed documents, where each piece of a long text counts.
+      tokens: tokens of those documents.
+      supervised: supervised ones of those tokens.
+      rows: number of rows.
+      truncated: documents cut off at their end.
+      dropped: documents left out because they had no supervised tokens.
     """
 
     documents: int = 0
@@ -51,15 +51,15 @@ class Statistics:
 
 
 class Packer:
-    """Fills rows; the same ones for the same documents.
+    """Packs documents into rows, deterministically.
 
-    Each document goes into the fullest open row that has room for it; where none has, the fullest
-    is closed. Texts longer than a row are cut into consecutive pieces, of what is whole only the
-    beginning is kept.
+    Each document goes into the fullest open row that has room for it; if none has, the fullest row
+    is closed. Texts longer than a row are cut into consecutive pieces; documents with
+    `Encoded.whole` are truncated.
 
     Attributes:
-      context: tokens a row.
-      statistics: of the rows that are closed.
+      context: tokens per row.
+      statistics: of the closed rows.
     """
 
     def __init__(self, context: int):
@@ -69,7 +69,7 @@ class Packer:
         self._room = np.full(_OPEN, context)
 
     def add(self, document: Encoded) -> Iterator[Row]:
-        """The rows that this closes."""
+        """Packs a document; yields the rows that this closes."""
         for piece in _pieces(document, self.context, self.statistics):
             length = len(piece.tokens)
             fits = self._room >= length
@@ -82,7 +82,7 @@ class Packer:
             self._room[chosen] -= length
 
     def rest(self) -> Iterator[Row]:
-        """The rows that are still open."""
+        """Yields the rows that are still open."""
         for n, row in enumerate(self._rows):
             if row:
                 yield self._close(n)
@@ -98,7 +98,7 @@ class Packer:
 
 
 def _pieces(document: Encoded, context: int, statistics: Statistics) -> Iterator[Encoded]:
-    """What of a document goes into rows."""
+    """Yields the pieces of a document to pack."""
     length = len(document.tokens)
     if document.whole and length > context:
         statistics.truncated += 1
@@ -106,7 +106,7 @@ def _pieces(document: Encoded, context: int, statistics: Statistics) -> Iterator
     for begin in range(0, length, context):
         part = slice(begin, min(begin + context, length))
         supervised = document.supervised[part].copy()
-        supervised[0] = False  # nothing before it could predict it
+        supervised[0] = False  # nothing before it predicts it
         if supervised.any():
             yield Encoded(document.tokens[part], supervised, document.whole)
         elif begin == 0:

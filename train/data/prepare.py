@@ -1,4 +1,4 @@
-"""The data a drafter is trained on: encoded and packed once, then read from the disk in place."""
+"""Prepares a drafter's training data: encoded and packed once, then memory-mapped."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from train.data.encoding import Encoder, LossOn, parse_template_kwargs
 from train.data.examples import Chat, Completion, Content, Example, Text, Tokens, read_all
 from train.data.packed_dataset import PackedDataset, Writer
 
-_VERSION = 1  # of what is written
-_MADE = "data"  # the directory's name; renamed into place when all of it is on the disk
+_VERSION = 1  # of the written format
+_MADE = "data"  # the directory's name; renamed into place once it is complete on disk
 _ENCODED = 4 * LONGEST  # characters encoded at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What is trained on."""
+    """The training data."""
 
     data: tuple[str, ...]
     """Files, directories or globs (quoted; ** for any depth) of chats, completions or texts, or
     data sets of the Hugging Face hub: hub:owner/name or hub:owner/name/path."""
     context: int = 6400
-    """Tokens a row; rows hold several documents. Longer texts are cut into pieces, longer chats
-    lose their end."""
+    """Tokens per row; rows hold several documents. Longer texts are cut into pieces, longer chats
+    are truncated."""
     loss_on: LossOn = "assistant"
-    """Which tokens of a chat or a completion are learned: the assistant's, or all."""
+    """Supervised tokens of a chat or a completion: the assistant's, or all."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
-    """For the target's chat template, as JSON."""
+    """Options for the target's chat template, as JSON."""
     limit: int | None = None
-    """Records to read at most; pieces of a long text count each."""
+    """Maximum number of records to read; each piece of a long text counts."""
     held_out: float = 0.01
-    """Kept from training, for evaluation: below 1 a fraction of the records, else about so many."""
+    """Records held out for evaluation: a fraction if below 1, else their approximate number."""
     skip_bad: bool = False
-    """Pass over records that cannot be used, and count them, instead of stopping at the first."""
+    """Skip and count records that cannot be used, instead of stopping at the first."""
 
     def __post_init__(self) -> None:
         if self.context < 2:
@@ -63,11 +63,11 @@ class DataConfig:
 
 
 class Prepared(NamedTuple):
-    """Both sides of a data set.
+    """A data set's two splits.
 
     Attributes:
-      training: at least one row.
-      held_out: maybe none.
+      training: rows to train on, at least one.
+      held_out: rows for evaluation, possibly none.
     """
 
     training: PackedDataset
@@ -77,18 +77,18 @@ class Prepared(NamedTuple):
 def prepare(
     config: DataConfig, tokenizer: Tokenizer, directory: Path, *, vocab_size: int
 ) -> Prepared:
-    """Encodes and packs the data into `directory`, unless that is done already.
+    """Encodes and packs the data into `directory`, unless that is already done.
 
-    What was packed and what was skipped is told on standard error.
+    Reports what was packed and what was skipped on standard error.
 
     Args:
-      config: the data and what is done with them.
-      tokenizer: the target's.
-      directory: made if need be; several processes may ask for the same at once.
-      vocab_size: the target's.
+      config: the data and the options.
+      tokenizer: the target's tokenizer.
+      directory: created if needed; several processes may prepare the same data at once.
+      vocab_size: the target's vocabulary size.
 
     Raises:
-      UserError: the data cannot be used, or the directory not be written; says where.
+      UserError: the data cannot be used, or the directory cannot be written; says where.
     """
     files = without(find_files(config.data), [directory])
     name = _made_from(config, files, tokenizer, vocab_size)
@@ -109,16 +109,16 @@ def prepare(
     except OSError as error:
         raise UserError(
             f"cannot write the prepared data to {directory}: {error.strerror or error}; free disk "
-            "space or name another directory, and run again"
+            "space or use another directory, and run again"
         ) from error
-    assert found is not None  # it was just made
+    assert found is not None  # it was just written
     return found
 
 
 def _made_from(
     config: DataConfig, files: Sequence[Path], tokenizer: Tokenizer, vocab_size: int
 ) -> str:
-    """A name for all that the rows depend on."""
+    """Returns a hash of everything that the rows depend on."""
     options = dataclasses.asdict(config)
     del options["data"]
     settings = {
@@ -133,7 +133,7 @@ def _made_from(
 
 
 def _load(directory: Path, name: str) -> Prepared | None:
-    """What is there, if it was made from the same."""
+    """Loads the prepared data if it was made from the same files and options."""
     sets = [PackedDataset.load(directory, field) for field in Prepared._fields]
     if not all(made is not None and made.made_from == name for made in sets):
         return None
@@ -142,8 +142,8 @@ def _load(directory: Path, name: str) -> Prepared | None:
 
 @contextlib.contextmanager
 def _replacing(directory: Path) -> Iterator[Path]:
-    """A new directory that takes the place of another at the end, if nothing goes wrong."""
-    for left in directory.parent.glob(f"{directory.name}.tmp-*"):  # by a process that was killed
+    """Yields a new directory that replaces `directory` at the end, unless an error occurs."""
+    for left in directory.parent.glob(f"{directory.name}.tmp-*"):  # left by a killed process
         shutil.rmtree(left)
     part = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f"{directory.name}.tmp-"))
     try:
@@ -196,7 +196,7 @@ def _make(
 
 
 def _threshold(config: DataConfig, files: Sequence[Path]) -> int:
-    """Records with a digest below it are held out."""
+    """Returns the digest below which records are held out."""
     if config.held_out < 1:
         return int(config.held_out * 2**64)
     digests = (example.digest for example, _ in read_all(files, config.limit, Skipped()))
@@ -205,7 +205,7 @@ def _threshold(config: DataConfig, files: Sequence[Path]) -> int:
 
 
 def _batches(examples: Iterator[tuple[Example, int]]) -> Iterator[tuple[list[Example], int]]:
-    """So much at a time as is encoded together."""
+    """Groups the examples to encode together; each group comes with the bytes read so far."""
     batch: list[Example] = []
     held = read = 0
     for example, read in examples:
@@ -219,7 +219,7 @@ def _batches(examples: Iterator[tuple[Example, int]]) -> Iterator[tuple[list[Exa
 
 
 def _size(content: Content) -> int:
-    """Characters, about."""
+    """Returns the approximate number of characters."""
     match content:
         case Text(text):
             return len(text)

@@ -1,7 +1,7 @@
-"""What the target computes for every row of a data set, kept on the disk.
+"""The target's outputs for every row of a data set, cached on disk.
 
-Training needs of the target its features and its last hidden states; computed once, they spare its
-forward pass in every step. They take (3 + 1) * D * 2 bytes a token, in bfloat16.
+Training needs the target's features and last hidden states; computing them once saves the target's
+forward pass in every step. They take (3 + 1) * D * 2 bytes per token, in bfloat16.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dart_jax.programs.progress import progress_bars
 from train.data.batch import Batch, causal, positions
 from train.data.packed_dataset import PackedDataset
 
-_ROWS = 8  # computed at a time
+_ROWS = 8  # rows computed at a time
 _DONE = "done.json"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TaughtDataset:
-    """Packed rows with what the target says of them.
+class TeacherDataset:
+    """Packed rows with the target's outputs.
 
     Attributes:
       dataset: the rows.
@@ -47,32 +47,32 @@ class TaughtDataset:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.dataset.rows
 
     @property
     def fingerprint(self) -> str:
-        """Tells it from other data."""
+        """Identifies the data."""
         return self.dataset.fingerprint
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """The rows of these numbers, integers [B]."""
+        """Returns the rows with these indices, integers [B]."""
         batch = self.dataset.batch(rows)
         return batch._replace(features=self.features[rows], hidden=self.hidden[rows])
 
 
 def cached_teacher(
     config: TargetConfig, params: Params, dataset: PackedDataset, directory: Path, target: str
-) -> TaughtDataset:
-    """Opens what is there, after computing what is missing; several processes may ask at once.
+) -> TeacherDataset:
+    """Computes what is missing in the cache and opens it; safe to call from several processes.
 
     Args:
-      config: of the target.
-      params: its parameters.
+      config: the target's config.
+      params: the target's parameters.
       dataset: the rows.
-      directory: made if need be; what belongs to other rows or another target stays beside. An
-        interrupted computation goes on where it was.
-      target: tells this target from others, by config and weights.
+      directory: the cache, created if needed; it can hold the outputs for other rows and targets
+        as well. An interrupted computation resumes.
+      target: identifies the target's config and weights.
 
     Raises:
       UserError: the directory cannot be written.
@@ -85,34 +85,34 @@ def cached_teacher(
         with FileLock(directory / "lock"):
             paths = [directory / "features", directory / "hidden"]
             shapes = [(rows, dataset.context, width) for width in (3 * d, d)]
-            if not all(map(_whole, paths, shapes)):
+            if not all(map(_complete, paths, shapes)):
                 (directory / _DONE).unlink(missing_ok=True)
                 for path, shape in zip(paths, shapes, strict=True):
                     _reserve(path, shape)
-            taught = TaughtDataset(dataset, *map(_open, paths, shapes))
+            cached = TeacherDataset(dataset, *map(_open, paths, shapes))
             done = directory / _DONE
             start = json.loads(done.read_text())["rows"] if done.is_file() else 0
             if start < rows:
-                _compute(config, params, taught, start, done)
+                _compute(config, params, cached, start, done)
     except OSError as error:
         size = 8 * d * dataset.rows * dataset.context / 1e9
         raise UserError(
-            f"cannot keep the target's features in {directory}: {error.strerror or error}; they "
+            f"cannot cache the target's features in {directory}: {error.strerror or error}; they "
             f"take {size:.1f} GB; free disk space, or train with --teacher online"
         ) from error
-    return taught
+    return cached
 
 
 def _bytes(shape: tuple[int, ...]) -> int:
     return 2 * math.prod(shape)
 
 
-def _whole(path: Path, shape: tuple[int, ...]) -> bool:
+def _complete(path: Path, shape: tuple[int, ...]) -> bool:
     return path.is_file() and path.stat().st_size == _bytes(shape)
 
 
 def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """Makes the file; a full disk is found now, and not when a mapped page is written."""
+    """Allocates the file, so that a full disk fails now, not when a mapped page is written."""
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, _bytes(shape))
 
@@ -122,9 +122,9 @@ def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _compute(
-    config: TargetConfig, params: Params, taught: TaughtDataset, start: int, done: Path
+    config: TargetConfig, params: Params, cached: TeacherDataset, start: int, done: Path
 ) -> None:
-    """Fills the rows from `start` on, and notes in the file `done` how many are."""
+    """Fills the rows from `start` on and records in the file `done` how many are filled."""
 
     @jax.jit
     def run(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -133,17 +133,17 @@ def _compute(
         return out.features.astype(jnp.bfloat16), out.hidden.astype(jnp.bfloat16)
 
     with progress_bars() as progress:
-        bar = progress.add_task("features", total=taught.rows, completed=start, note="")
-        for first in range(start, taught.rows, _ROWS):
-            rows = np.arange(first, min(first + _ROWS, taught.rows))
-            # The last rows are padded: one program serves all.
+        bar = progress.add_task("features", total=cached.rows, completed=start, note="")
+        for first in range(start, cached.rows, _ROWS):
+            rows = np.arange(first, min(first + _ROWS, cached.rows))
+            # Pad the last rows, so that one compiled program serves all.
             padded = np.resize(rows, _ROWS)
-            features, hidden = run(params, taught.dataset.batch(padded))
-            taught.features[rows] = np.asarray(features)[: len(rows)]
-            taught.hidden[rows] = np.asarray(hidden)[: len(rows)]
+            features, hidden = run(params, cached.dataset.batch(padded))
+            cached.features[rows] = np.asarray(features)[: len(rows)]
+            cached.hidden[rows] = np.asarray(hidden)[: len(rows)]
             end = first + len(rows)
-            if end == taught.rows or first // _ROWS % 64 == 63:
-                for array in (taught.features, taught.hidden):
+            if end == cached.rows or first // _ROWS % 64 == 63:
+                for array in (cached.features, cached.hidden):
                     array.flush()  # pyright: ignore[reportAttributeAccessIssue]
                 write_atomically(done, json.dumps({"rows": end}).encode())
             progress.update(bar, completed=end)

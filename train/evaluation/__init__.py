@@ -1,4 +1,4 @@
-"""How good a drafter is: its agreement with the target, and the acceptance length it reaches.
+"""Evaluates drafters: agreement with the target, and acceptance length.
 
 May import `dart_jax`, `train.data` and `train.objective`. Start with `acceptance.py`.
 """

@@ -1,4 +1,4 @@
-"""How good a drafter is, on held-out text: what it gets right, and what decoding gains by it."""
+"""Evaluates a drafter on held-out text: agreement with the target, and acceptance length."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from dart_jax.models.pure import Params
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
 from train.objective.loss import kl, restrict
-from train.objective.predictions import Drafting, Frozen, Predictions
+from train.objective.predictions import Frozen, PackedForward, Predictions
 
-_LEAST = 8  # tokens of a prompt
+_LEAST = 8  # minimum tokens of a prompt
 
 
 @dataclasses.dataclass(frozen=True)
 class AcceptanceConfig:
-    """How a drafter is judged while it is trained, on held-out documents."""
+    """Evaluation of the drafter during training, on held-out documents."""
 
     eval_rows: int = 16
-    """Rows on which its predictions are compared with the target's."""
+    """Rows on which the drafter's predictions are compared with the target's."""
     eval_prompts: int = 8
-    """Prompts decoded greedily for the acceptance length; 0 decodes nothing."""
+    """Prompts decoded greedily to measure the acceptance length; 0 disables it."""
     eval_new_tokens: int = 64
-    """Tokens decoded behind each."""
+    """Tokens decoded per prompt."""
     ngram: str | None = None
-    """N-gram file for the tree search, as `dart_jax.generate` takes it; decoding is measured with
-    and without it."""
+    """N-gram file for the tree search, as for `dart_jax.generate`; decoding is measured with and
+    without it."""
     ngram_weight: float = 0.5
-    """Of the n-gram model in that search; the paper's is 0.5."""
+    """Weight of the n-gram model in that search; 0.5 in the paper."""
 
     def __post_init__(self) -> None:
         for name in ("eval_rows", "eval_prompts"):
@@ -50,29 +50,29 @@ class AcceptanceConfig:
 
 
 class Agreement:
-    """A drafter's predictions beside the target's, on the same rows each time.
+    """Compares a drafter's predictions with the target's, on fixed rows.
 
-    At each position t: `alpha_t`, how often its likeliest token is the target's, and `hit10_t`,
-    how often the target's is among its ten; and `held_out_loss`, the mean over t of the divergence
-    in nats.
+    At each position t: `alpha_t`, how often its most likely token is the target's, and `hit10_t`,
+    how often the target's most likely token is in its top 10; and `held_out_loss`, the mean
+    divergence over positions, in nats.
     """
 
-    def __init__(self, drafting: Drafting, frozen: Frozen, dataset: PackedDataset, rows: int):
+    def __init__(self, forward: PackedForward, frozen: Frozen, dataset: PackedDataset, rows: int):
         self._frozen = frozen
-        # A few at a time: the memory of a training step is not needed.
+        # Small batches need less memory than a training step.
         numbers = np.arange(min(rows, dataset.rows))
         self._batches = [dataset.batch(numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
 
         def sums(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
-            def measure(made: Predictions) -> jax.Array:
-                return _compare(made, drafting.num_positions)
+            def measure(predictions: Predictions) -> jax.Array:
+                return _compare(predictions, forward.num_positions)
 
-            return drafting.total(measure, params, frozen, batch, None)
+            return forward.total(measure, params, frozen, batch, None)
 
         self._sums = jax.jit(sums)
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """The figures; none without rows."""
+        """Returns the figures; none without rows."""
         if not self._batches:
             return {}
         total = np.sum(
@@ -83,36 +83,36 @@ class Agreement:
         figures = {"held_out_loss": float(np.nanmean(loss))}
         figures |= {f"alpha_{t}": float(x) for t, x in enumerate(first, 1)}
         figures |= {f"hit10_{t}": float(x) for t, x in enumerate(hit, 1)}
-        # Late positions may have no prediction that counts.
+        # Late positions may have no valid prediction.
         return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def _compare(made: Predictions, positions: int) -> jax.Array:
-    """How many count, how many are right first and among ten, and their divergence, in the line of
-    their position: float32 [d, 4]."""
-    token = jnp.argmax(made.teacher, axis=-1).astype(jnp.int32)
-    ten = min(10, made.draft_ids.shape[0])
-    _, best = jax.lax.top_k(made.draft, ten)
-    same = jnp.take(made.draft_ids, best) == token[..., None]
-    teacher, mass = restrict(made)
+def _compare(predictions: Predictions, positions: int) -> jax.Array:
+    """Returns float32 [d, 4], zero except in the row of the predictions' position: the number of
+    valid predictions, of top-1 matches and of top-10 matches, and the sum of the divergences."""
+    token = jnp.argmax(predictions.teacher, axis=-1).astype(jnp.int32)
+    ten = min(10, predictions.draft_ids.shape[0])
+    _, best = jax.lax.top_k(predictions.draft, ten)
+    same = jnp.take(predictions.draft_ids, best) == token[..., None]
+    teacher, mass = restrict(predictions)
     each = jnp.stack(
         [
             jnp.ones_like(mass),
             same[..., 0].astype(jnp.float32),
             same.any(-1).astype(jnp.float32),
-            mass * kl(teacher, made.draft),
+            mass * kl(teacher, predictions.draft),
         ],
         axis=-1,
     )
-    sums = jnp.sum(jnp.where(made.counts[..., None], each, 0.0), axis=(0, 1))
-    line = jnp.arange(1, positions + 1, dtype=jnp.int32) == made.t
-    return jnp.where(line[:, None], sums[None], 0.0)
+    sums = jnp.sum(jnp.where(predictions.valid[..., None], each, 0.0), axis=(0, 1))
+    here = jnp.arange(1, positions + 1, dtype=jnp.int32) == predictions.t
+    return jnp.where(here[:, None], sums[None], 0.0)
 
 
 class AcceptanceLength:
-    """Tokens won per verification, bonus token included, decoding greedily.
+    """The acceptance length tau of greedy decoding.
 
-    `tau` is with the n-gram model where there is one, `tau_without_ngram` without it.
+    `tau` is measured with the n-gram model if there is one, `tau_without_ngram` without it.
     """
 
     def __init__(
@@ -123,13 +123,20 @@ class AcceptanceLength:
         ngram_weight: float,
         nodes: int | None = None,
     ):
-        """Takes a model whose drafter's parameters are of no account; `nodes` are the trees', None
-        for the device's."""
+        """Prepares the measurement.
+
+        Args:
+          model: the model; its drafter's parameters are not used.
+          prompts: token ids, int32 [n] each.
+          new_tokens: tokens to decode per prompt.
+          ngram_weight: weight of the n-gram model in the tree search.
+          nodes: nodes of the draft trees; None for the device's default.
+        """
         self._model, self._prompts, self._new = model, list(prompts), new_tokens
         self._ngram_weight, self._nodes = ngram_weight, nodes
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """The figures; none without prompts."""
+        """Returns the figures; none without prompts."""
         if not self._prompts:
             return {}
         figures = {"tau": self.tau(params, self._ngram_weight)}
@@ -138,13 +145,13 @@ class AcceptanceLength:
         return figures
 
     def tau(self, params: Params, ngram_weight: float) -> float:
-        """The figure at some weight of the n-gram model; 0 leaves it out."""
+        """Returns tau at a weight of the n-gram model; 0 disables the model."""
         made = self.decoder(params, ngram_weight)(self._prompts, self._new)
-        won = sum(len(tokens) - 1 for tokens in made.tokens)
-        return won / max(1, int(made.steps.sum()))
+        emitted = sum(len(tokens) - 1 for tokens in made.tokens)  # prefill emits the first
+        return emitted / max(1, int(made.steps.sum()))
 
     def decoder(self, params: Params, ngram_weight: float) -> Decoder:
-        """What decodes the prompts, with a drafter's parameters."""
+        """Returns the decoder of the prompts, with a drafter's parameters."""
         model = dataclasses.replace(self._model, params={**self._model.params, "drafter": params})
         nodes, search = default_tree()
         longest = max(map(len, self._prompts)) + self._new
@@ -157,10 +164,10 @@ class AcceptanceLength:
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:
-    """The first documents of a set, each up to what its answer begins with, int32 [n].
+    """Returns prompts from the first documents of a set, each up to its answer, int32 [n].
 
-    A text, which has no answer, is cut in its middle. Those beyond `longest` tokens, and those with
-    fewer than 8, are left out.
+    A text, which has no answer, is cut in the middle. Prompts of more than `longest` or fewer than
+    8 tokens are skipped.
     """
     prompts: list[np.ndarray] = []
     for row in range(dataset.rows):

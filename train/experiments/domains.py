@@ -1,6 +1,7 @@
-"""Training data without one family of modules, and prompts to judge drafters on in and out of it.
+"""Training data without one family of modules, and evaluation prompts inside and outside it.
 
-What the demo's target wrote does not say which module its prompt is from; the library's sources do.
+The demo target's answers do not say which module their prompt is from; it is looked up in the
+library's sources.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Prompt = tuple[int, ...]
 
 
 class Domains(NamedTuple):
-    """Data and prompts.
+    """Training data and evaluation prompts.
 
     Attributes:
       all: file of the training data.
-      without: file of those that are not of the family.
-      inside: prompts of the family, int32 [n] each, that are in neither.
-      outside: others.
+      without: file of the training data outside the family.
+      inside: evaluation prompts of the family, int32 [n] each, in neither file.
+      outside: evaluation prompts of other modules, in neither file.
     """
 
     all: Path
@@ -46,32 +47,32 @@ def split(
     directory: Path,
     prompts: int,
 ) -> Domains:
-    """Reads answers of `train.regenerate` and writes both sets, unless they are there already.
+    """Splits answers of `train.regenerate` into the two training sets and the evaluation prompts.
 
     Args:
       data: files, as for `train.drafter`.
       family: a module or package of the standard library.
       encode: text -> token ids.
-      directory: of the two sets.
-      prompts: kept for judging, inside and outside; of the family at most half.
+      directory: receives the two training sets; unchanged files are not rewritten.
+      prompts: number of evaluation prompts, inside and outside each; at most half of the family's.
 
     Raises:
-      UserError: the data are no answers, or none of them are of the family.
+      UserError: the data are not answers of `train.regenerate`, or none is of the family.
     """
     answers = list(_answers(data))
     texts = (text for file in module_files(family) for text in function_prompts(read(file)))
     ours = {tuple(encode(text)) for text in texts}
-    there = {prompt for prompt, _ in answers}
-    if len(there & ours) < 2 or there <= ours:
+    found = {prompt for prompt, _ in answers}
+    if len(found & ours) < 2 or found <= ours:
         raise UserError(
-            f"--family {family}: {len(there & ours)} of {len(there)} prompts in {', '.join(data)} "
+            f"--family {family}: {len(found & ours)} of {len(found)} prompts in {', '.join(data)} "
             "are its functions; name a module or package that has some of them, with the Python "
             "that the data were made with"
         )
-    inside = heapq.nsmallest(min(prompts, len(there & ours) // 2), there & ours, key=_digest)
-    outside = heapq.nsmallest(prompts, there - ours, key=_digest)
-    judged = {*inside, *outside}
-    training = [(prompt, value) for prompt, value in answers if prompt not in judged]
+    inside = heapq.nsmallest(min(prompts, len(found & ours) // 2), found & ours, key=_digest)
+    outside = heapq.nsmallest(prompts, found - ours, key=_digest)
+    held_out = {*inside, *outside}
+    training = [(prompt, value) for prompt, value in answers if prompt not in held_out]
     return Domains(
         _write(directory / "all.jsonl", [value for _, value in training]),
         _write(directory / "without.jsonl", [v for prompt, v in training if prompt not in ours]),
@@ -81,7 +82,7 @@ def split(
 
 
 def _answers(data: Sequence[str]) -> Iterator[tuple[Prompt, dict]]:
-    """Prompts, and the records they are from."""
+    """Yields prompts and their records."""
     for file in find_files(data):
         for record in records(file):
             try:
@@ -90,8 +91,8 @@ def _answers(data: Sequence[str]) -> Iterator[tuple[Prompt, dict]]:
                 raise UserError(f"{record.where}: {error}") from None
             if not isinstance(content, Tokens):
                 raise UserError(
-                    f"{record.where}: no answer of train.regenerate, whose prompts this "
-                    "experiment tells apart"
+                    f"{record.where}: not an answer of train.regenerate; this experiment needs "
+                    "their prompts"
                 )
             yield tuple(content.tokens[: content.prompt_length]), record.value
 
@@ -101,7 +102,7 @@ def _digest(prompt: Prompt) -> bytes:
 
 
 def _write(path: Path, values: list[dict]) -> Path:
-    """A file that is the same is left alone: its time tells prepared data whether they are its."""
+    """Writes a file unless it is unchanged: prepared data depend on its modification time."""
     content = "".join(json.dumps(value) + "\n" for value in values).encode()
     if not path.is_file() or path.read_bytes() != content:
         write_atomically(path, content)

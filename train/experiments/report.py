@@ -1,4 +1,4 @@
-"""What a reader sees of the experiments: a document with a section for each, and a figure."""
+"""The report of the experiments: a document with a section and a figure for each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from train.experiments.verdict import RULE, difference, verdict
 
 _HEADER = f"""# Ablations
 
-What the choices of the paper (arXiv 2601.19278) are worth here, measured by `train.ablate`. tau is
-the tokens emitted per verification, bonus token included; alpha_t how often the likeliest token at
-position t is the target's. Behind ± stands the standard deviation over seeds (of times: over
-repeats). The paper's figures are of Qwen3-4B, ours of the target that the section names: compare
-differences, not values.
+The effect of the paper's design choices (arXiv 2601.19278) in this implementation, measured by
+`train.ablate`. tau is the acceptance length: tokens emitted per verification, bonus token included.
+alpha_t is how often the drafter's most likely token at position t is the target's. ± gives the
+standard deviation over seeds (for times: over repeats). The paper's figures are for Qwen3-4B, ours
+for the target that the section names: compare differences, not values.
 
 {RULE}
 """
@@ -39,7 +39,7 @@ Figures = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def compare(plan: Experiment, figures: Figures) -> list[dict[str, Any]]:
-    """Every variant beside the base: difference, the paper's, and what is decided."""
+    """Compares every variant with the base: the difference, the paper's, and the verdict."""
     compared = []
     if plan.base not in figures:
         return compared
@@ -49,8 +49,8 @@ def compare(plan: Experiment, figures: Figures) -> list[dict[str, Any]]:
             if name == plan.base:
                 continue
             measured = difference(own[figure], figures[plan.base][figure])
-            known = {name, plan.base} <= paper.keys()
-            published = round(paper[name] - paper[plan.base], 6) if known else None
+            in_paper = {name, plan.base} <= paper.keys()
+            published = round(paper[name] - paper[plan.base], 6) if in_paper else None
             compared.append(
                 {
                     "figure": figure,
@@ -67,30 +67,32 @@ def compare(plan: Experiment, figures: Figures) -> list[dict[str, Any]]:
 
 
 def write(path: Path, plan: Experiment, content: Mapping[str, Any], drawing: str) -> None:
-    """Puts the section into the document in the place of its last version; others stay.
+    """Writes the experiment's section into the document, replacing an earlier version of it.
 
     Args:
-      path: the document, made if need be.
+      path: the document, created if needed.
       plan: the experiment.
       content: its raw figures, as `train.ablate` writes them.
-      drawing: the figure's file, beside the document.
+      drawing: name of the figure's file, next to the document.
     """
     sections = {}
     if path.is_file():
         _, *parts = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
         sections = {part.partition("\n")[0]: part.rstrip("\n") for part in parts}
     sections[plan.title] = f"{plan.title}\n\n{_section(plan, content, drawing)}"
-    known = [*TITLES.values()]
-    ordered = sorted(sections, key=lambda t: known.index(t) if t in known else len(known))
+    titles = [*TITLES.values()]
+    ordered = sorted(sections, key=lambda t: titles.index(t) if t in titles else len(titles))
     text = "\n".join([_HEADER, *(f"## {sections[title]}\n" for title in ordered)])
     write_atomically(path, text.encode())
 
 
 def draw(plan: Experiment, figures: Figures, path: Path) -> None:
-    """A panel a figure, with standard deviations, and the paper's points beside."""
+    """Draws one panel per figure, with standard deviations and the paper's points."""
     panels = [*plan.figures, *["alphas"] * plan.alphas]
     figure = new_figure(3.6 * len(panels), 3.4)
-    ordered = all(name.replace(".", "", 1).isdigit() for name in figures)  # else no line joins them
+    ordered = all(
+        name.replace(".", "", 1).isdigit() for name in figures
+    )  # otherwise draw no lines between them
     for axes, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.set_title("agreement by position" if name == "alphas" else _NAMES[name])
         if name == "alphas":
@@ -115,10 +117,10 @@ def draw(plan: Experiment, figures: Figures, path: Path) -> None:
         style = {"capsize": 3, "color": COLOURS[0], "label": "here"}
         axes.errorbar(places, [*means], [*spread], fmt="o-" if ordered else "o", **style)
         paper = plan.paper.get(name, {})
-        known = [(place, paper[v]) for place, v in enumerate(figures) if v in paper]
-        if known:
+        points = [(place, paper[v]) for place, v in enumerate(figures) if v in paper]
+        if points:
             style = {"color": COLOURS[1], "label": "paper, Qwen3-4B"}
-            axes.plot(*zip(*known, strict=True), "s:" if ordered else "s", **style)
+            axes.plot(*zip(*points, strict=True), "s:" if ordered else "s", **style)
             axes.legend(fontsize="x-small")
         axes.set_xticks(places, [*figures])
         axes.set_xlabel(plan.axis)
@@ -142,12 +144,12 @@ def _section(plan: Experiment, content: Mapping[str, Any], drawing: str) -> str:
     if plan.alphas:
         parts.append(_alpha_table(plan, figures))
     parts.append(f"![{plan.title}]({drawing})")
-    parts.append(_told(plan, content["compared"]))
+    parts.append(_verdicts(plan, content["compared"]))
     return "\n\n".join([*parts, *plan.notes])
 
 
-def _told(plan: Experiment, compared: Sequence[Mapping[str, Any]]) -> str:
-    """What is decided, a line each, and the sum of it."""
+def _verdicts(plan: Experiment, compared: Sequence[Mapping[str, Any]]) -> str:
+    """Lists the verdicts, and their totals."""
     lines = []
     for each in compared:
         paper = "" if each["paper"] is None else f"; paper {each['paper']:+.3f}"
@@ -156,17 +158,17 @@ def _told(plan: Experiment, compared: Sequence[Mapping[str, Any]]) -> str:
             f"{each['told']}{paper}: {each['verdict']}"
         )
     if not plan.paper:
-        lines.append("- The paper's figures are not at hand.")
+        lines.append("- The paper's figures are not available.")
         return "\n".join(lines)
     judged = [each["verdict"] for each in compared if each["paper"] is not None]
     kinds = ("agrees", "within the spread", "disagrees")
     counted = ", ".join(f"{judged.count(kind)} {kind}" for kind in kinds)
-    lines.append(f"- Of {len(judged)} differences that the paper has: {counted}.")
+    lines.append(f"- Of {len(judged)} differences that the paper reports: {counted}.")
     return "\n".join(lines)
 
 
 def _table(plan: Experiment, figures: Figures) -> str:
-    """A row a variant, with the paper's figures beside ours."""
+    """Returns a table with one row per variant, the paper's figures next to ours."""
     names = [plan.axis]
     for figure in plan.figures:
         names += [_NAMES[figure], *["paper"] * (figure in plan.paper)]
@@ -210,5 +212,5 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _alphas(own: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:
-    """By position."""
+    """Returns the values of alpha_t by position."""
     return [own[f"alpha_{t}"] for t in range(1, 1 + sum(name.startswith("alpha_") for name in own))]

@@ -1,6 +1,6 @@
-"""The paper's experiments: what differs between drafters, and what the paper measured.
+"""The paper's experiments: the variants to compare, and the paper's figures.
 
-The paper's figures are of Qwen3-4B.
+The paper's figures are for Qwen3-4B.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Name = Literal["gamma", "shift", "layers", "horizon", "ngram", "domain"]
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One of the drafters that are compared.
+    """One of the compared drafters.
 
     Attributes:
-      options: in which its training differs from the recipe, by their names.
-      ngram_weight: of the search that it is judged with; None for the recipe's.
-      data: of its training: the recipe's, or of `domain`'s two sets.
+      options: training options that differ from the recipe, by name.
+      ngram_weight: weight of the n-gram model in its evaluation; None for the recipe's.
+      data: its training data: the recipe's, or one of `domain`'s two sets.
     """
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -32,16 +32,16 @@ class Experiment:
     """A comparison.
 
     Attributes:
-      title: of its section.
-      axis: what the variants' names are.
-      variants: by name.
+      title: title of its section.
+      axis: what the variants' names stand for.
+      variants: the variants, by name.
       base: the variant that the others are compared with.
-      figures: that are told and drawn; those of `compared` are compared.
-      compared: some of the figures.
-      paper: the paper's, by figure and variant.
-      alphas: tell and draw the agreement at every position.
-      timed: measure the time of a decode step.
-      notes: what a reader must know.
+      figures: figures to report and draw.
+      compared: the figures whose differences are reported.
+      paper: the paper's figures, by figure and variant.
+      alphas: whether to report and draw the agreement at every position.
+      timed: whether to measure the time of a decode step.
+      notes: notes for the reader.
     """
 
     title: str
@@ -57,8 +57,8 @@ class Experiment:
 
 
 _TIMED = (
-    "Time is the median over repeats of the ratio to the base's, one prompt at a time, in turn; "
-    "its own spread is not in tau per that time."
+    "Time is the median over repeats of the ratio to the base's time; prompts are decoded one at a "
+    "time, by the variants in turn. tau per that time does not include the spread of the time."
 )
 TITLES: dict[Name, str] = {
     "gamma": "Gamma",
@@ -71,7 +71,7 @@ TITLES: dict[Name, str] = {
 
 
 def gamma(values: tuple[float, ...]) -> Experiment:
-    """How fast the weight of later positions falls."""
+    """Compares decay rates of the position weights."""
     return Experiment(
         TITLES["gamma"],
         "gamma",
@@ -84,7 +84,7 @@ def gamma(values: tuple[float, ...]) -> Experiment:
 
 
 def shift() -> Experiment:
-    """Whether the last real row predicts as well."""
+    """Compares drafters whose anchor does and does not predict."""
     return Experiment(
         TITLES["shift"],
         "drafter",
@@ -95,15 +95,15 @@ def shift() -> Experiment:
         paper={"alpha_1": {"shifted": 0.711, "unshifted": 0.577}},
         alphas=True,
         notes=(
-            "Both predict as many positions; the unshifted one takes a mask row more. After few "
-            "steps the figures tell how fast drafters learn, not what they come to; tau counts the "
-            "positions behind the first as well, which the table shows one by one.",
+            "Both predict the same number of positions; the unshifted drafter needs one more mask "
+            "row. After few steps the figures show how fast drafters learn, not where they end up; "
+            "tau also depends on the later positions, which the table lists.",
         ),
     )
 
 
 def layers(numbers: tuple[int, ...]) -> Experiment:
-    """Drafters of several layers."""
+    """Compares drafters with different numbers of layers."""
     return Experiment(
         TITLES["layers"],
         "layers",
@@ -118,7 +118,7 @@ def layers(numbers: tuple[int, ...]) -> Experiment:
 
 
 def horizon(numbers: tuple[int, ...]) -> Experiment:
-    """How many positions are drafted, d."""
+    """Compares numbers of drafted positions, d."""
     return Experiment(
         TITLES["horizon"],
         "d",
@@ -130,14 +130,14 @@ def horizon(numbers: tuple[int, ...]) -> Experiment:
         timed=True,
         notes=(
             _TIMED,
-            "Positions behind the first so many as a tree has nodes cannot stand in it and are not "
-            "computed (`--tree-nodes`).",
+            "Positions beyond a tree's number of nodes (`--tree-nodes`) cannot be in it and are "
+            "not computed.",
         ),
     )
 
 
 def ngram(weights: tuple[float, ...]) -> Experiment:
-    """The same drafters, searched with and without the n-gram model."""
+    """Compares weights of the n-gram model in the tree search, with the same drafters."""
     return Experiment(
         TITLES["ngram"],
         "weight",
@@ -146,12 +146,12 @@ def ngram(weights: tuple[float, ...]) -> Experiment:
         figures=("tau",),
         compared=("tau",),
         paper={"tau": {"0": 3.13, "0.5": 3.63}},
-        notes=("The paper's figures are of HumanEval.",),
+        notes=("The paper's figures are for HumanEval.",),
     )
 
 
 def domain(family: str) -> Experiment:
-    """Drafters of all domains beside such as never saw one."""
+    """Compares drafters trained on all domains with drafters that never saw one."""
     return Experiment(
         TITLES["domain"],
         "trained on",
@@ -160,9 +160,9 @@ def domain(family: str) -> Experiment:
         figures=("tau_inside", "tau_outside"),
         compared=("tau_inside", "tau_outside"),
         notes=(
-            f"Inside are prompts of {family}, outside those of the other modules; neither drafter "
-            "was trained on answers to any of them. The search has no n-gram model, which knows "
-            f"all domains. The target was trained on both. The drafter without {family} has fewer "
-            "data and takes as many steps.",
+            f"Prompts inside are from {family}, prompts outside from the other modules; neither "
+            "drafter was trained on answers to any of them. The search has no n-gram model, since "
+            "that has counted all domains. The target was trained on both. The drafter without "
+            f"{family} has less data and trains for the same number of steps.",
         ),
     )

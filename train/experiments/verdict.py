@@ -1,4 +1,4 @@
-"""Whether a measured difference is one, and the one that the paper has."""
+"""Decides whether a measured difference is significant and agrees with the paper's."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 RULE = (
     "Rule: a difference is the mean over seeds of the differences at the same seed, with the half "
-    "width of its 95 % confidence interval (Student's t). One whose interval holds 0 is within the "
-    "spread. Any other agrees with the paper if it has the sign of the paper's, else it disagrees; "
-    "its size is not judged."
+    "width of its 95 % confidence interval (Student's t). If the interval contains 0, it is within "
+    "the spread. Otherwise it agrees with the paper if it has the same sign as the paper's, and "
+    "disagrees if not; its size does not matter."
 )
-# Student's t, 97.5 %, by degrees of freedom from 1; the last serves for all above.
+# Student's t, 97.5 %, by degrees of freedom from 1; the last is used for all above.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Difference(NamedTuple):
-    """Of two variants.
+    """The difference between two variants.
 
     Attributes:
-      mean: over seeds.
+      mean: mean over seeds.
       half: half the width of its 95 % confidence interval; infinite with one seed.
     """
 
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """How much more the first has than the second; a figure a seed, in the same order."""
+    """Returns first minus second; one figure per seed, in the same order."""
     each = [a - b for a, b in zip(first, second, strict=True)]
     if len(each) < 2:
         return Difference(each[0], math.inf)
@@ -43,14 +43,14 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
 
 
 def verdict(measured: Difference, paper: float | None = None) -> str:
-    """In words, by `RULE`.
+    """Returns the verdict by `RULE`.
 
     Args:
-      measured: ours.
-      paper: the paper's; None where it is not known, which leaves only more or less.
+      measured: our difference.
+      paper: the paper's difference; None if not published, then the verdict is more or less.
     """
     if math.isinf(measured.half):
-        return "one seed has no spread, so nothing is decided"
+        return "one seed has no spread, so there is no verdict"
     if abs(measured.mean) <= measured.half:
         return "within the spread"
     if paper is None:

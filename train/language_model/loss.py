@@ -1,4 +1,4 @@
-"""Language-model training of the demo's target."""
+"""Next-token loss for training the demo's language models."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from dart_jax.models.pure import Params, bind
 def lm_losses(
     config: TargetConfig, params: Params, tokens: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The sum of next-token cross-entropies in nats over int32 tokens [B, T + 1], and their number.
-
-    Both are float32 scalars.
-    """
+    """Returns the sum of next-token cross-entropies, in nats, of int32 tokens [B, T + 1], and their
+    count: float32 scalars."""
     target = bind(config, params)
     inputs = tokens[:, :-1]
     positions, mask = causal(*inputs.shape)
@@ -27,19 +25,19 @@ def lm_losses(
 
 
 def lm_loss(config: TargetConfig, params: Params, tokens: jax.Array) -> jax.Array:
-    """Their mean."""
+    """Returns the mean next-token cross-entropy in nats."""
     total, count = lm_losses(config, params, tokens)
     return total / count
 
 
 def causal(b: int, t: int) -> tuple[jax.Array, jax.Array]:
-    """Positions int32 [B, T] and the causal mask [1, T, T] of whole sequences."""
+    """Returns positions int32 [B, T] and the causal mask [1, T, T] of unpacked sequences."""
     positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (b, t))
     return positions, jnp.tril(jnp.ones((1, t, t), bool))
 
 
 def held_out_loss(config: TargetConfig, tokens: np.ndarray, length: int, batch: int = 8):
-    """A function from parameters to the mean loss over a fixed set of windows."""
+    """Returns a function from parameters to the mean loss over fixed, consecutive windows."""
     windows = len(tokens) // (length + 1)
     cut = tokens[: windows * (length + 1)].reshape(windows, length + 1).astype(np.int32)
     cut = cut[: windows // batch * batch].reshape(-1, batch, length + 1)

@@ -1,6 +1,6 @@
-"""Token windows whose content depends on (seed, step) alone.
+"""Random token windows that depend only on (seed, step).
 
-So a resumed run needs no data position beyond its step number.
+So a resumed run needs only its step number to find its position in the data.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dart_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Windows:
+class TokenWindows:
     """Random windows of a long token stream.
 
     Attributes:
-      tokens: int [M], documents one after the other.
-      batch: windows a step.
-      length: tokens a window.
-      seed: of the order.
+      tokens: int [M], the concatenated documents.
+      batch: windows per step.
+      length: tokens per window.
+      seed: seed of the order.
     """
 
     tokens: np.ndarray
@@ -31,14 +31,14 @@ class Windows:
 
     @property
     def fingerprint(self) -> str:
-        """Tells other tokens or another order of them."""
+        """Identifies the tokens and their order."""
         digest = hashlib.sha256(np.ascontiguousarray(self.tokens).data)
         return f"{digest.hexdigest()[:16]} {self.length} {self.seed}"
 
     def __call__(self, step: int, rows: slice = slice(None)) -> np.ndarray:
-        """int32 [batch, length] of one step, or some of its rows.
+        """Returns the windows of one step, int32 [batch, length], or some of its rows.
 
-        The stream is cut at a random phase into windows that are visited once an epoch.
+        Each epoch cuts the stream at a random phase into windows and visits each window once.
         """
         per_epoch = (len(self.tokens) - self.length) // self.length // self.batch
         if per_epoch < 1:

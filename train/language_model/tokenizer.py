@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of the demo's own."""
+"""The demo's byte-level BPE tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Byte-level BPE whose id 0 ends a document."""
+    """Trains a byte-level BPE tokenizer; id 0 is the end-of-text token."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -25,5 +25,5 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeniz
 
 
 def end_of_text(tokenizer: tokenizers.Tokenizer) -> int:
-    """The id that ends a document."""
+    """Returns the id of the end-of-text token."""
     return tokenizer.get_vocab()[END_OF_TEXT]

@@ -1,4 +1,4 @@
-"""Sums over chunks, differentiated without keeping or computing anything twice."""
+"""Sums over chunks whose gradients neither store nor recompute intermediate values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def chunked_sum(term: Callable[[Any, Any, jax.Array], Any], chunks: int, args: Any, fixed: Any):
-    """The sum over i = 0 .. chunks - 1 of `term(args, fixed, i)`, float32 of any one shape.
+    """Returns the sum over i = 0 .. chunks - 1 of `term(args, fixed, i)`, float32 of any shape.
 
-    Where a gradient is asked for, of scalars, each term's is computed together with the term and
-    added up: only one chunk's intermediate values are ever held, and none is computed a second
-    time, as `jax.checkpoint` would.
+    Under differentiation, which needs scalar terms, each term's gradient is computed together with
+    the term and accumulated: only one chunk's intermediate values are held at a time, and nothing
+    is recomputed, as `jax.checkpoint` would do.
 
     Args:
-      term: traceable; closes over nothing that is differentiated.
-      chunks: static.
-      args: a pytree of floating arrays, which gradients are taken for.
-      fixed: any pytree of arrays; no gradient reaches it.
+      term: traceable; must not close over anything that is differentiated.
+      chunks: number of chunks; static.
+      args: a pytree of floating-point arrays, which receive gradients.
+      fixed: any pytree of arrays; receives no gradient.
     """
 
     def add(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
@@ -44,8 +44,7 @@ def _forward(term, chunks, args, fixed):
     return total, gradient
 
 
-def _backward(term, chunks, kept, cotangent):
-    gradient = kept
+def _backward(term, chunks, gradient, cotangent):
     scaled = jax.tree.map(lambda g: g * cotangent.astype(g.dtype), gradient)
     return scaled, None
 

@@ -1,9 +1,9 @@
-"""The shapes of drafters that are trained."""
+"""The shapes of trained drafters."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
@@ -12,24 +12,24 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 
 @dataclasses.dataclass(frozen=True)
 class DrafterShape:
-    """What is trained."""
+    """The drafter to train."""
 
     method: Literal["dart", "eagle3"] = "dart"
-    """DART drafts all positions in one forward; EAGLE-3 one after the other."""
+    """DART drafts all positions in one forward pass; EAGLE-3 drafts them sequentially."""
     positions: int = 8
-    """Positions that are learned, d; EAGLE-3 may draft further."""
+    """Drafted positions to train, d; EAGLE-3 may draft more."""
     layers: int = 1
-    """Decoder layers; the reference reads one alone."""
+    """Decoder layers; the reference supports only one."""
     shifted: bool = True
-    """Let the last real row predict as well, as DART does. Unshifted drafters, whose mask rows
-    alone predict, are for comparison."""
+    """Let the anchor predict as well, as DART does. Unshifted drafters, in which only mask rows
+    predict, are for comparison."""
     draft_vocab: int | None = None
-    """Tokens that it may propose, the most frequent of the data; all without it."""
+    """Size of the draft vocabulary, the most frequent tokens of the data; by default all tokens."""
     head: Literal["target", "random"] = "target"
-    """What its head starts as: the target's own, or random."""
+    """Initial weights of the head: the target's head, or random."""
     init: str | None = None
-    """Directory or hub repository of a drafter to start from, of the same shape; with its draft
-    vocabulary."""
+    """Directory or hub repository of a drafter to start from, of the same shape; its draft
+    vocabulary is kept."""
 
     def __post_init__(self) -> None:
         if self.positions < 1 or self.layers < 1:
@@ -40,24 +40,12 @@ class DrafterShape:
             raise UserError("--layers and --no-shifted are DART's; leave them out with eagle3")
 
     def config(self, target: TargetConfig) -> DrafterConfig | Eagle3Config:
-        """The drafter's config: its layers are shaped as the target's."""
-        shape: dict[str, Any] = {
-            "vocab_size": target.vocab_size,
-            "draft_vocab_size": self.draft_vocab or target.vocab_size,
-            "hidden_size": target.hidden_size,
-            "intermediate_size": target.intermediate_size,
-            "num_attention_heads": target.num_attention_heads,
-            "num_key_value_heads": target.num_key_value_heads,
-            "head_dim": target.head_dim,
-            "target_hidden_size": target.hidden_size,
-            "rms_norm_eps": target.rms_norm_eps,
-            "rope": target.rope,
-            "max_position_embeddings": target.max_position_embeddings,
-        }
+        """Returns the drafter's config; its layers have the shapes of the target's."""
         if self.method == "eagle3":
-            return Eagle3Config(**shape)
-        return DrafterConfig(
-            **shape,
+            return Eagle3Config.for_target(target, self.draft_vocab)
+        return DrafterConfig.for_target(
+            target,
+            self.draft_vocab,
             draft_length=self.positions - self.shifted,
             num_hidden_layers=self.layers,
             shifted=self.shifted,

@@ -1,9 +1,9 @@
-"""EAGLE-3's drafter behind every prefix, as it runs when it drafts ("training-time test").
+"""EAGLE-3's drafter after every prefix, unrolled as in drafting ("training-time test").
 
-Drafting feeds the drafter its own output back, so it is trained on that: d steps, of which step t
-reads what step t - 1 gave for the same row, beside the embedding of the next true token. A row sees
-the real rows up to its own and its own earlier steps, and stands one position further on in each.
-Rows do not see one another's later steps, so they are taken a chunk at a time, as DART's anchors.
+Drafting feeds the drafter's output back to it, so training does the same for d steps: step t reads
+the output of step t - 1 for the same row, and the embedding of the next true token. A row attends
+to the real rows up to its own and to its own earlier steps; each step moves it one position ahead.
+Rows do not see one another's later steps, so they are processed in chunks, as DART's anchors are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.eagle3 import Eagle3Drafter
 from dart_jax.models.rope import rotate
 from train.objective.dart_blocks import (
-    Attended,
+    PartialAttention,
     RealRows,
     by_block,
     merge,
@@ -25,10 +25,10 @@ from train.objective.dart_blocks import (
 )
 
 
-def known_rows(
+def real_rows(
     drafter: Eagle3Drafter, features: jax.Array, embeds: jax.Array, document: jax.Array
 ) -> RealRows:
-    """The rows of known tokens; arguments as of `train.objective.dart_blocks.known_rows`."""
+    """Computes the real rows; arguments as for `train.objective.dart_blocks.real_rows`."""
     hidden = drafter.fc(features)
     inputs = drafter.join(embeds, hidden)
     return RealRows(inputs, hidden, *drafter.keys_at(inputs, row_index(document)))
@@ -44,19 +44,19 @@ def draft(
     steps: int,
     successive: bool,
 ) -> jax.Array:
-    """Drafts behind a chunk of anchors along the true tokens.
+    """Drafts from a chunk of anchors along the true tokens.
 
     Args:
       drafter: bound to its parameters.
-      rows: of `known_rows`.
-      embeds: [B, T, D], of the tokens after each row.
+      rows: from `real_rows`.
+      embeds: [B, T, D], embedding of the token after each row.
       document: int32 [B, T], see `Batch`.
-      anchors: int32 [B, C], any rows.
+      anchors: int32 [B, C], indices of any rows.
       steps: d; static.
-      successive: makes no difference here.
+      successive: has no effect here.
 
     Returns:
-      [B, C, d, D]; `drafter.logits` takes it from here.
+      [B, C, d, D], the hidden states that `drafter.logits` reads.
     """
     del successive
     (b, c), rope = anchors.shape, drafter.config.rope
@@ -68,18 +68,20 @@ def draft(
     for step in range(steps):
         place = anchors + step
         q = rotate(drafter.queries(inputs), place, rope)
-        parts = [Attended.to(q, rows.k, rows.v, prefix)]
+        parts = [PartialAttention.to(q, rows.k, rows.v, prefix)]
         if step:
             k, v = drafter.keys_at(inputs, place)
             keys.append(k)
             values.append(v)
             k, v = (by_block(jnp.stack(each, axis=3)) for each in (keys, values))
-            own = Attended.to(by_block(q[:, :, :, None]), k, v, jnp.ones((1, 1, step), bool))
+            own = PartialAttention.to(
+                by_block(q[:, :, :, None]), k, v, jnp.ones((1, 1, step), bool)
+            )
             parts.append(own.map(lambda y: unblock(y, b)[:, :, :, 0]))
         attended = merge(*parts).swapaxes(1, 2).reshape(b, c, -1)
         hidden = drafter.after_attention(hidden, attended.astype(hidden.dtype))
         outputs.append(hidden)
-        # Beyond the row's end nothing is supervised.
+        # Clamp: beyond the end of the row nothing is supervised.
         following = jnp.minimum(place + 1, embeds.shape[1] - 1)
         inputs = drafter.join(take_rows(embeds, following), hidden)
     return jnp.stack(outputs, axis=2)

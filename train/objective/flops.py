@@ -1,18 +1,17 @@
 """Floating-point operations of training steps, for the devices' utilisation.
 
-Matrix products alone are counted, two operations a multiplication and addition; what is computed
-only because it is cheaper than keeping it is not.
+Counts only matrix products, as two operations per multiply-add, and no recomputation.
 """
 
 from __future__ import annotations
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
-from train.objective.predictions import Drafting
+from train.objective.predictions import PackedForward
 
 
 def target_flops(target: TargetConfig, rows: int, context: int) -> float:
-    """Of one forward pass over rows of `context` tokens, without the head."""
+    """FLOPs of one target forward pass over rows of `context` tokens, without the head."""
     d, h = target.hidden_size, target.head_dim
     attention = d * h * (2 * target.num_attention_heads + 2 * target.num_key_value_heads)
     total = 0.0
@@ -21,21 +20,23 @@ def target_flops(target: TargetConfig, rows: int, context: int) -> float:
         if target.moe is not None and target.is_sparse(layer):
             moe = target.moe
             mlp = 3 * d * moe.intermediate_size * moe.num_experts_per_tok + d * moe.num_experts
-        total += attention + mlp + h * target.num_attention_heads * context  # half are masked
+        total += attention + mlp + h * target.num_attention_heads * context  # half of it is masked
     return 2 * rows * context * total
 
 
-def step_flops(drafting: Drafting, rows: int, context: int, anchors: int, *, online: bool) -> float:
-    """Of an update over rows of `context` tokens, each with `anchors` prefixes drafted from.
+def step_flops(
+    forward: PackedForward, rows: int, context: int, anchors: int, *, online: bool
+) -> float:
+    """FLOPs of an update over rows of `context` tokens with `anchors` anchors each.
 
     Args:
-      drafting: target, drafter and positions.
-      rows: of the batch.
-      context: tokens a row.
-      anchors: of a row.
-      online: whether the target runs.
+      forward: target, drafter and number of positions.
+      rows: rows of the batch.
+      context: tokens per row.
+      anchors: anchors per row.
+      online: whether the target runs in the step.
     """
-    config, steps = drafting.drafter, drafting.num_positions
+    config, steps = forward.drafter, forward.num_positions
     anchors = min(anchors, context)
     d, h = config.hidden_size, config.head_dim
     heads = h * config.num_attention_heads
@@ -45,7 +46,7 @@ def step_flops(drafting: Drafting, rows: int, context: int, anchors: int, *, onl
     later = config.num_hidden_layers - 1 if dart else 0
     blocks = anchors * steps
     scores = heads * context  # of one query over its prefix, half of which is masked
-    # Real rows, whose keys all see; queries of anchors; what follows the attention in each block.
+    # Keys of the real rows; queries of the anchors; after attention, output and MLP of each block.
     total = context * (3 * config.target_hidden_size * d + 2 * d * keys)
     total += anchors * 2 * d * heads + blocks * (heads * d + mlp)
     if dart:  # successive anchors share the scores of their mask rows
@@ -55,7 +56,7 @@ def step_flops(drafting: Drafting, rows: int, context: int, anchors: int, *, onl
     else:
         total += (blocks - anchors) * (2 * d * (heads + keys)) + blocks * scores
     total += blocks * d * config.draft_vocab_size
-    flops = 6.0 * rows * total  # forwards, and twice that backwards
-    taught = context if anchors == context else blocks
-    flops += 2.0 * rows * taught * d * drafting.target.vocab_size
-    return flops + (target_flops(drafting.target, rows, context) if online else 0.0)
+    flops = 6.0 * rows * total  # forward, and twice that backward
+    teacher_rows = context if anchors == context else blocks
+    flops += 2.0 * rows * teacher_rows * d * forward.target.vocab_size
+    return flops + (target_flops(forward.target, rows, context) if online else 0.0)

@@ -1,8 +1,8 @@
-"""The objective as the paper writes it down: one long sequence under one explicit mask.
+"""The objective implemented literally as in the paper: one long sequence under one explicit mask.
 
-The rows of a training sequence are its T real ones and, behind them, a block of m mask rows for
-every anchor; each of them attends to all under a mask of (T + A * m)**2 entries. It is slow and
-large, and what `train.objective.dart_blocks` is checked and measured against.
+The rows of a training sequence are its T real rows, followed by a block of m mask rows per anchor;
+all of them attend under a mask of (T + A * m)**2 entries. It is slow and memory-hungry, and serves
+to test and benchmark `train.objective.dart_blocks` against.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.rope import rotate
 from train.data.batch import Batch
-from train.objective.loss import DrafterLoss, number
-from train.objective.predictions import Frozen, Known, Predictions, count
+from train.objective.loss import DrafterLoss, num_valid_anchors
+from train.objective.predictions import Frozen, Predictions, TeacherBatch, valid_predictions
 
 
 def draft_logits(
-    config: DrafterConfig, params: Params, known: Known, anchors: jax.Array
+    config: DrafterConfig, params: Params, data: TeacherBatch, anchors: jax.Array
 ) -> jax.Array:
-    """The drafter's logits behind anchors int32 [B, A]: float32 [B, A, d, Vd]."""
+    """Returns the drafter's logits after anchors int32 [B, A]: float32 [B, A, d, Vd]."""
     drafter = bind(config, params)
-    (b, t), a, m = known.tokens.shape, anchors.shape[1], config.draft_length
-    # Of every row: its block (-1 for real rows), its place, and its document.
+    (b, t), a, m = data.tokens.shape, anchors.shape[1], config.draft_length
+    # For each row: its block (-1 for real rows), its position, and its document.
     index = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (b, t))
     step = jnp.tile(jnp.arange(1, m + 1, dtype=jnp.int32), a)[None]
-    behind = jnp.repeat(anchors, m, axis=1)
+    anchor = jnp.repeat(anchors, m, axis=1)  # of each mask row
     block = jnp.concatenate(
         [
             jnp.full((b, t), -1, jnp.int32),
@@ -36,18 +36,18 @@ def draft_logits(
         ],
         axis=1,
     )
-    place = jnp.concatenate([index, behind + step], axis=1)
-    last = jnp.concatenate([index, behind], axis=1)  # the last real row that a row sees
-    document = jnp.take_along_axis(known.document, last, axis=1)
+    place = jnp.concatenate([index, anchor + step], axis=1)
+    last = jnp.concatenate([index, anchor], axis=1)  # the last real row that a row sees
+    document = jnp.take_along_axis(data.document, last, axis=1)
 
     row, column = (slice(None), slice(None), None), (slice(None), None)
     own = (block[row] == block[column]) & (place[column] <= place[row])
     prefix = (place[column] <= last[row]) & (document[column] == document[row])
     seen = jnp.where(block[column] < 0, prefix, own & (block[row] >= 0))
 
-    hidden = drafter.fc(known.features)
+    hidden = drafter.fc(data.features)
     masks = jnp.broadcast_to(drafter.mask_rep[...], (b, a * m, 2 * config.hidden_size))
-    inputs = jnp.concatenate([drafter.join(known.embeds, hidden), masks], axis=1)
+    inputs = jnp.concatenate([drafter.join(data.embeds, hidden), masks], axis=1)
     x = jnp.concatenate([hidden, masks[..., : config.hidden_size]], axis=1)
     for layer, after in zip([drafter, *drafter.layers], [*drafter.layers, None], strict=True):
         k, v = layer.keys(inputs)
@@ -57,37 +57,37 @@ def draft_logits(
             inputs = after.input_layernorm(x)
     blocks = x[:, t:].reshape(b, a, m, config.hidden_size)
     real = jnp.take_along_axis(x, anchors[..., None], axis=1)[:, :, None]
-    drafting = jnp.concatenate([real, blocks], axis=2) if config.shifted else blocks
-    return drafter.logits(drafting)
+    predicting = jnp.concatenate([real, blocks], axis=2) if config.shifted else blocks
+    return drafter.logits(predicting)
 
 
 def loss(
     of: DrafterLoss, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """What `DrafterLoss` gives for these anchors, all predictions held at once.
+    """Returns what `DrafterLoss` returns for these anchors; holds all predictions in memory.
 
     Raises:
-      TypeError: the drafter is not DART's.
+      TypeError: the drafter is not a DART drafter.
     """
-    config = of.drafting.drafter
+    config = of.forward.drafter
     if not isinstance(config, DrafterConfig):
-        raise TypeError("only DART's objective is written out here")
-    target = bind(of.drafting.target, frozen.target)
-    known = of.drafting.read(frozen, batch)
-    draft = jax.nn.log_softmax(draft_logits(config, params, known, anchors))
-    teacher = jax.lax.stop_gradient(jax.nn.log_softmax(target.logits(known.hidden)))
-    end = known.tokens.shape[1] - 1
+        raise TypeError("the literal objective supports only DART drafters")
+    target = bind(of.forward.target, frozen.target)
+    data = of.forward.run_target(frozen, batch)
+    draft = jax.nn.log_softmax(draft_logits(config, params, data, anchors))
+    teacher = jax.lax.stop_gradient(jax.nn.log_softmax(target.logits(data.hidden)))
+    end = data.tokens.shape[1] - 1
     total = jnp.float32(0)
     for t in range(1, config.num_positions + 1):
         rows = jnp.minimum(anchors + t, end)
-        made = Predictions(
+        predictions = Predictions(
             jnp.int32(t),
             jnp.take_along_axis(teacher, rows[..., None], axis=1),
             draft[:, :, t - 1],
-            jnp.take_along_axis(known.tokens, jnp.minimum(anchors + t + 1, end), axis=1),
-            count(known.document, known.run, anchors, t),
+            jnp.take_along_axis(data.tokens, jnp.minimum(anchors + t + 1, end), axis=1),
+            valid_predictions(data.document, data.run, anchors, t),
             frozen.draft_ids,
         )
-        losses = jnp.where(made.counts, of.losses(made), 0.0)
+        losses = jnp.where(predictions.valid, of.losses(predictions), 0.0)
         total += of.objective.gamma ** (t - 1) * jnp.sum(losses)
-    return total, number(batch, anchors)
+    return total, num_valid_anchors(batch, anchors)

@@ -2,12 +2,12 @@
 
     sum over t = 1..d of gamma**(t - 1) * KL(target(. | x[:n + t + 1]) || draft(. | x[:n + 2], t))
 
-for anchors n, which are rows counted from 0: row n holds the feature of x[n] and the embedding of
-x[n + 1]. EAGLE-3's drafter is trained by the same sum, over its own steps.
+for anchors n, which are rows counted from 0: row n joins the feature of x[n] with the embedding of
+x[n + 1]. EAGLE-3's drafter minimises the same sum, over its own steps.
 
-Where the drafter has a vocabulary of its own, the target's distribution is restricted to it: each
-prediction's divergence is between the restricted one, normed, and the drafter's, times the
-probability that the target gives to the draft vocabulary.
+If the drafter has a draft vocabulary, the target's distribution is restricted to it: each
+prediction's divergence is between the renormalised restriction and the drafter's distribution,
+times the probability that the target gives to the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -21,26 +21,32 @@ import jax.numpy as jnp
 from dart_jax.errors import UserError
 from dart_jax.models.pure import Params
 from train.data.batch import Batch
-from train.objective.predictions import Drafting, Frozen, Predictions, count, runs
+from train.objective.predictions import (
+    Frozen,
+    PackedForward,
+    Predictions,
+    supervised_runs,
+    valid_predictions,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is minimised.
+    """The objective's options.
 
     Raises:
       UserError: a value is out of range.
     """
 
     gamma: float = 0.6
-    """Weight of position t is gamma ** (t - 1)."""
+    """Position t has weight gamma ** (t - 1)."""
     loss: Literal["kl", "top-k-kl", "cross-entropy"] = "kl"
-    """Against the target's whole distribution; against its likeliest tokens, all others taken
-    together as one; or against the text."""
+    """Against the target's full distribution; against its top-k tokens, with all others merged
+    into one; or against the text."""
     top_k: int = 64
-    """Tokens that top-k-kl tells apart."""
+    """Tokens that top-k-kl distinguishes."""
     anchors: int | None = None
-    """Prefixes of a row that are drafted from, drawn anew every step; all without it."""
+    """Anchors per row, drawn at random every step; by default all rows."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma <= 1:
@@ -56,45 +62,45 @@ class DrafterLoss:
     """The loss that `train.run.trainer` minimises; hashable.
 
     Attributes:
-      drafting: target and drafter.
-      objective: what is minimised.
+      forward: target and drafter.
+      objective: the objective's options.
     """
 
-    drafting: Drafting
+    forward: PackedForward
     objective: Objective
 
     def __call__(
         self, params: Params, frozen: Frozen, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The sum over anchors, in nats, and the number of those that have a prediction that
-        counts: float32 scalars.
+        """Returns the loss in nats, summed over anchors, and the number of anchors that have a
+        valid prediction: float32 scalars.
 
         Args:
-          params: the drafter's, which gradients are taken for.
+          params: the drafter's parameters, which receive gradients.
           frozen: what is not trained.
-          batch: rows.
-          key: draws the anchors, if not all are taken.
+          batch: packed rows.
+          key: draws the anchors, unless all rows are anchors.
         """
         anchors = None
         if self.objective.anchors is not None:
             anchors = draw_anchors(key, batch, self.objective.anchors)
-        total = self.drafting.total(self._measure, params, frozen, batch, anchors)
-        return total, number(batch, anchors)
+        total = self.forward.total(self._measure, params, frozen, batch, anchors)
+        return total, num_valid_anchors(batch, anchors)
 
-    def _measure(self, made: Predictions) -> jax.Array:
-        """Losses that count, summed and weighted by their position."""
-        gamma = jnp.float32(self.objective.gamma) ** (made.t - 1).astype(jnp.float32)
-        losses = jnp.where(made.counts, self.losses(made), 0.0)
+    def _measure(self, predictions: Predictions) -> jax.Array:
+        """Sums the valid losses, weighted by their position."""
+        gamma = jnp.float32(self.objective.gamma) ** (predictions.t - 1).astype(jnp.float32)
+        losses = jnp.where(predictions.valid, self.losses(predictions), 0.0)
         return gamma * jnp.sum(losses)
 
-    def losses(self, made: Predictions) -> jax.Array:
-        """In nats, float32 [B, C]."""
+    def losses(self, predictions: Predictions) -> jax.Array:
+        """Losses in nats, float32 [B, C]."""
         if self.objective.loss == "cross-entropy":
-            return cross_entropy(made)
-        teacher, weight = restrict(made)
+            return cross_entropy(predictions)
+        teacher, weight = restrict(predictions)
         if self.objective.loss == "top-k-kl":
-            return weight * top_k_kl(teacher, made.draft, self.objective.top_k)
-        return weight * kl(teacher, made.draft)
+            return weight * top_k_kl(teacher, predictions.draft, self.objective.top_k)
+        return weight * kl(teacher, predictions.draft)
 
 
 def kl(teacher: jax.Array, draft: jax.Array) -> jax.Array:
@@ -103,9 +109,9 @@ def kl(teacher: jax.Array, draft: jax.Array) -> jax.Array:
 
 
 def top_k_kl(teacher: jax.Array, draft: jax.Array, k: int) -> jax.Array:
-    """The same after all but the teacher's k likeliest tokens are taken together as one.
+    """KL after merging all tokens except the teacher's top k into one.
 
-    So it is a divergence of distributions, never above the whole one.
+    This is still a divergence of distributions, never above the full one.
     """
     if k >= teacher.shape[-1]:
         return kl(teacher, draft)
@@ -114,43 +120,45 @@ def top_k_kl(teacher: jax.Array, draft: jax.Array, k: int) -> jax.Array:
     return kl(top, own) + kl(_others(teacher, index), _others(draft, index))
 
 
-def cross_entropy(made: Predictions) -> jax.Array:
-    """Of the text; nothing where its token is not in the draft vocabulary."""
-    index = jnp.searchsorted(made.draft_ids, made.token).astype(jnp.int32)
-    index = jnp.minimum(index, made.draft_ids.shape[0] - 1)
-    there = jnp.take(made.draft_ids, index) == made.token
-    own = jnp.take_along_axis(made.draft, index[..., None], axis=-1)[..., 0]
+def cross_entropy(predictions: Predictions) -> jax.Array:
+    """Cross-entropy against the text; 0 where its token is not in the draft vocabulary."""
+    index = jnp.searchsorted(predictions.draft_ids, predictions.token).astype(jnp.int32)
+    index = jnp.minimum(index, predictions.draft_ids.shape[0] - 1)
+    there = jnp.take(predictions.draft_ids, index) == predictions.token
+    own = jnp.take_along_axis(predictions.draft, index[..., None], axis=-1)[..., 0]
     return jnp.where(there, -own, 0.0)
 
 
-def restrict(made: Predictions) -> tuple[jax.Array, jax.Array]:
-    """The teacher's log-probabilities among the draft vocabulary, [..., Vd], and the probability
-    that it gives to all of it, [...]."""
-    if made.draft.shape[-1] == made.teacher.shape[-1]:
-        return made.teacher, jnp.ones_like(made.teacher[..., 0])
-    teacher = jnp.take(made.teacher, made.draft_ids, axis=-1)
+def restrict(predictions: Predictions) -> tuple[jax.Array, jax.Array]:
+    """Returns the teacher's log-probabilities renormalised over the draft vocabulary, [..., Vd],
+    and the total probability that it gives to that vocabulary, [...]."""
+    if predictions.draft.shape[-1] == predictions.teacher.shape[-1]:
+        return predictions.teacher, jnp.ones_like(predictions.teacher[..., 0])
+    teacher = jnp.take(predictions.teacher, predictions.draft_ids, axis=-1)
     mass = jax.nn.logsumexp(teacher, axis=-1)
     return teacher - mass[..., None], jnp.exp(mass)
 
 
 def draw_anchors(key: jax.Array, batch: Batch, most: int) -> jax.Array:
-    """int32 [B, A], ascending, each row's at random among those whose first prediction counts;
-    others only where these are too few."""
+    """Draws each row's anchors, int32 [B, A], ascending: at random among those whose first
+    prediction is valid; others only if these are too few."""
     rows = _all_rows(batch)
-    first = _first_counts(batch, rows).astype(jnp.float32)
+    first = _first_valid(batch, rows).astype(jnp.float32)
     order = jax.random.uniform(key, first.shape) + first
     _, anchors = jax.lax.top_k(order, min(most, first.shape[1]))
     return jnp.sort(anchors, axis=1)
 
 
-def number(batch: Batch, anchors: jax.Array | None) -> jax.Array:
-    """How many anchors have a prediction that counts, float32; None takes all rows."""
+def num_valid_anchors(batch: Batch, anchors: jax.Array | None) -> jax.Array:
+    """Counts the anchors that have a valid prediction, float32; None stands for all rows."""
     anchors = _all_rows(batch) if anchors is None else anchors
-    return jnp.sum(_first_counts(batch, anchors).astype(jnp.float32))
+    return jnp.sum(_first_valid(batch, anchors).astype(jnp.float32))
 
 
-def _first_counts(batch: Batch, anchors: jax.Array) -> jax.Array:
-    return count(jnp.asarray(batch.document), runs(batch.supervised), anchors, 1)
+def _first_valid(batch: Batch, anchors: jax.Array) -> jax.Array:
+    return valid_predictions(
+        jnp.asarray(batch.document), supervised_runs(batch.supervised), anchors, 1
+    )
 
 
 def _all_rows(batch: Batch) -> jax.Array:
@@ -159,6 +167,6 @@ def _all_rows(batch: Batch) -> jax.Array:
 
 
 def _others(log_probs: jax.Array, index: jax.Array) -> jax.Array:
-    """The log-probability of all tokens but those of an index, [..., 1]."""
+    """Returns the total log-probability of all tokens except those in `index`, [..., 1]."""
     rest = jnp.put_along_axis(log_probs, index, -jnp.inf, axis=-1, inplace=False)
     return jax.nn.logsumexp(rest, axis=-1, keepdims=True)

@@ -1,8 +1,8 @@
-"""Everything that a drafter predicts about a batch, beside what the target says.
+"""A drafter's predictions for a batch, with the teacher's.
 
 Row n of a sequence joins the target's feature at n with the token at n + 1; the prediction at
-position t = 1..d behind it is of the token at n + 1 + t, for which the target's output at n + t is
-the teacher.
+drafted position t = 1..d after it is of the token at n + 1 + t, whose teacher is the target's
+output at n + t.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train.data.batch import Array, Batch, causal, positions
 from train.objective import dart_blocks, eagle3_unrolled
 from train.objective.chunked_sum import chunked_sum
 
-# Bytes that a chunk of anchors may take on a device: the logits of one position, and the scores.
+# Byte limits per chunk of anchors and device: the logits of one position, the attention scores.
 _LOGITS = 2**28
 _SCORES = 2**30
 
@@ -33,7 +33,7 @@ class Frozen(NamedTuple):
 
     Attributes:
       target: the target's parameters.
-      draft_ids: int32 [Vd], the target's id of every draft id, ascending.
+      draft_ids: int32 [Vd], the target's id of each draft id, ascending.
     """
 
     target: Params
@@ -41,39 +41,39 @@ class Frozen(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """A chunk's predictions at one position.
+    """The predictions of a chunk of anchors at one drafted position.
 
     Attributes:
-      t: int32 scalar, from 1.
+      t: int32 scalar, the position, from 1.
       teacher: float32 [B, C, V], the target's log-probabilities.
-      draft: float32 [B, C, Vd], the drafter's.
-      token: int32 [B, C], the text's.
-      counts: bool [B, C], see `count`.
-      draft_ids: int32 [Vd].
+      draft: float32 [B, C, Vd], the drafter's log-probabilities.
+      token: int32 [B, C], the text's tokens.
+      valid: bool [B, C], see `valid_predictions`.
+      draft_ids: int32 [Vd], see `Frozen`.
     """
 
     t: jax.Array
     teacher: jax.Array
     draft: jax.Array
     token: jax.Array
-    counts: jax.Array
+    valid: jax.Array
     draft_ids: jax.Array
 
 
-# Predictions -> float32 of a shape that is always the same; added up over chunks and positions.
+# Predictions -> float32 of a fixed shape; summed over chunks and positions.
 Measure = Callable[[Predictions], jax.Array]
 
 
-class Known(NamedTuple):
-    """A batch as the target and the drafter read it.
+class TeacherBatch(NamedTuple):
+    """A batch with the target's outputs.
 
     Attributes:
       tokens: int32 [B, T].
-      document: int32 [B, T].
-      run: int32 [B, T], how many supervised tokens in a row end there.
-      features: [B, T, 3D], the target's.
-      hidden: [B, T, D], the target's, after its final norm.
-      embeds: [B, T, D], of the tokens after each row.
+      document: int32 [B, T], see `Batch`.
+      run: int32 [B, T], see `supervised_runs`.
+      features: [B, T, 3D], the target's features.
+      hidden: [B, T, D], the target's last hidden states, after its final norm.
+      embeds: [B, T, D], the target's embedding of the token after each row.
     """
 
     tokens: jax.Array
@@ -85,16 +85,16 @@ class Known(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Drafting:
-    """A target and a drafter over packed rows; hashable.
+class PackedForward:
+    """The forward pass of a target and a drafter over packed rows; hashable.
 
     Attributes:
-      target: the teacher's shapes.
-      drafter: the drafter's, DART or EAGLE-3.
-      num_positions: d; for DART its config's own.
-      chunk: anchors of a row that are held in memory at a time, at most; None takes as many as fit
-        a budget of 256 MB for the logits of one position and 1 GB for the scores of attention.
-      devices: how many share the rows of a batch.
+      target: the target's config.
+      drafter: the drafter's config, DART or EAGLE-3.
+      num_positions: d; for DART that of its config.
+      chunk: maximum anchors per row processed at a time; None chooses it to fit 256 MB for the
+        logits of one position and 1 GB for the attention scores.
+      devices: number of devices that share the rows of a batch.
     """
 
     target: TargetConfig
@@ -111,99 +111,103 @@ class Drafting:
         batch: Batch,
         anchors: jax.Array | None,
     ) -> jax.Array:
-        """The sum of a measure over all predictions behind the anchors.
+        """Returns the sum of a measure over the predictions at all positions after all anchors.
 
         Args:
-          measure: of a chunk's predictions at one position; it may close over constants only.
-          params: the drafter's; the only ones that a gradient reaches.
-          frozen: see there.
-          batch: rows.
-          anchors: int32 [B, A], the rows that are drafted from; None takes all.
+          measure: applied to the predictions of a chunk at one position; it may close over
+            constants only.
+          params: the drafter's parameters; only these receive gradients.
+          frozen: what is not trained.
+          batch: packed rows.
+          anchors: int32 [B, A], the rows to draft from; None for all rows.
         """
         method = dart_blocks if isinstance(self.drafter, DrafterConfig) else eagle3_unrolled
         b, rows = batch.tokens.shape
         width = rows if anchors is None else anchors.shape[1]
-        chunks = -(-width // self._most(b, rows, anchors is None))
+        chunks = -(-width // self._max_chunk(b, rows, anchors is None))
         chunk = -(-width // chunks)
-        if anchors is not None:  # the last chunk is filled up with what does not count
+        if anchors is not None:  # pad the last chunk with invalid anchors
             anchors = jnp.pad(anchors, ((0, 0), (0, chunks * chunk - width)), constant_values=rows)
-        known = self.read(frozen, batch)
-        # Each model computes in its own dtype; the head of the target gets its own hidden states.
+        data = self.run_target(frozen, batch)
+        # Each model computes in its own dtype: `hidden`, for the target's head, keeps the target's.
         dtype = params["fc"]["kernel"].dtype
-        known = known._replace(
-            features=known.features.astype(dtype), embeds=known.embeds.astype(dtype)
-        )
-        given = method.known_rows(
-            bind(self.drafter, params), known.features, known.embeds, known.document
+        data = data._replace(features=data.features.astype(dtype), embeds=data.embeds.astype(dtype))
+        real = method.real_rows(
+            bind(self.drafter, params), data.features, data.embeds, data.document
         )
 
-        def behind(args: tuple[Params, Any], fixed: tuple[Frozen, Known, Any], i: jax.Array):
-            """Of a chunk of anchors."""
-            (params, given), (frozen, known, anchors) = args, fixed
+        def chunk_total(
+            args: tuple[Params, Any], fixed: tuple[Frozen, TeacherBatch, Any], i: jax.Array
+        ):
+            """Sums the measure over a chunk of anchors."""
+            (params, real), (frozen, data, anchors) = args, fixed
             if anchors is None:
                 here = jnp.arange(chunk, dtype=jnp.int32)[None] + i * chunk
                 here = jnp.broadcast_to(here, (b, chunk))
             else:
                 here = jax.lax.dynamic_slice_in_dim(anchors, i * chunk, chunk, axis=1)
-            real, here = here < rows, jnp.minimum(here, rows - 1)
+            inside, here = here < rows, jnp.minimum(here, rows - 1)
             drafter, target = bind(self.drafter, params), bind(self.target, frozen.target)
             x = method.draft(
                 drafter,
-                given,
-                known.embeds,
-                known.document,
+                real,
+                data.embeds,
+                data.document,
                 here,
                 steps=self.num_positions,
                 successive=anchors is None,
             )
-            taught = None
-            if anchors is None:  # one row teaches several anchors
+            shared = None
+            if anchors is None:  # several anchors share a teacher row
                 reach = jnp.arange(1, chunk + self.num_positions, dtype=jnp.int32)[None]
-                taught = _teach(target, known, here[:, :1] + reach)
+                shared = _teacher_log_probs(target, data, here[:, :1] + reach)
             head = {name: params[name] for name in ("norm", "lm_head")}
             rest = jax.lax.stop_gradient(params)
             return chunked_sum(
-                at, self.num_positions, (head, x), (rest, frozen, known, here, real, taught)
+                position_measure,
+                self.num_positions,
+                (head, x),
+                (rest, frozen, data, here, inside, shared),
             )
 
-        def at(args: tuple[Params, jax.Array], fixed: Any, i: jax.Array) -> jax.Array:
-            """Of these at position t = i + 1."""
-            (head, x), (rest, frozen, known, here, real, taught) = args, fixed
+        def position_measure(args: tuple[Params, jax.Array], fixed: Any, i: jax.Array) -> jax.Array:
+            """The measure of the chunk at position t = i + 1."""
+            (head, x), (rest, frozen, data, here, inside, shared) = args, fixed
             drafter = bind(self.drafter, rest | head)
-            if taught is None:
-                teacher = _teach(bind(self.target, frozen.target), known, here + i + 1)
+            if shared is None:
+                teacher = _teacher_log_probs(bind(self.target, frozen.target), data, here + i + 1)
             else:
-                teacher = jax.lax.dynamic_slice_in_dim(taught, i, chunk, axis=1)
+                teacher = jax.lax.dynamic_slice_in_dim(shared, i, chunk, axis=1)
             hidden = jax.lax.dynamic_index_in_dim(x, i, axis=2, keepdims=False)
             draft = jax.nn.log_softmax(drafter.logits(hidden))
-            made = Predictions(
+            predictions = Predictions(
                 i + 1,
                 teacher,
                 draft,
-                _at(known.tokens, here + i + 2),
-                real & count(known.document, known.run, here, i + 1),
+                _gather(data.tokens, here + i + 2),
+                inside & valid_predictions(data.document, data.run, here, i + 1),
                 frozen.draft_ids,
             )
-            return measure(made)
+            return measure(predictions)
 
-        return chunked_sum(behind, chunks, (params, given), (frozen, known, anchors))
+        return chunked_sum(chunk_total, chunks, (params, real), (frozen, data, anchors))
 
-    def _most(self, batch: int, rows: int, successive: bool) -> int:
-        """Anchors of a row that are taken at a time, at most."""
+    def _max_chunk(self, batch: int, rows: int, successive: bool) -> int:
+        """Returns the maximum number of anchors per row to process at a time."""
         if self.chunk is not None:
             return self.chunk
         batch = -(-batch // self.devices)
-        lines = self.num_positions  # of scores behind an anchor
+        queries = self.num_positions  # rows of attention scores per anchor
         if isinstance(self.drafter, Eagle3Config):
-            lines = 1
+            queries = 1
         elif successive and self.drafter.num_hidden_layers == 1:
-            lines = 2
-        scores = 4 * batch * lines * self.drafter.num_attention_heads * rows
+            queries = 2
+        scores = 4 * batch * queries * self.drafter.num_attention_heads * rows
         logits = 4 * batch * self.target.vocab_size
         return max(1, min(_LOGITS // logits, _SCORES // scores))
 
-    def read(self, frozen: Frozen, batch: Batch) -> Known:
-        """What the models know of a batch; the target runs, unless the batch has its output."""
+    def run_target(self, frozen: Frozen, batch: Batch) -> TeacherBatch:
+        """Runs the target over a batch, unless the batch already has its outputs."""
         target = bind(self.target, frozen.target)
         tokens, document = jnp.asarray(batch.tokens), jnp.asarray(batch.document)
         if batch.features is None or batch.hidden is None:
@@ -213,42 +217,46 @@ class Drafting:
             dtype = frozen.target["embed_tokens"].dtype
             features, hidden = (jnp.asarray(x, dtype) for x in (batch.features, batch.hidden))
         embeds = target.embed(jnp.roll(tokens, -1, axis=1))
-        known = Known(tokens, document, runs(batch.supervised), features, hidden, embeds)
-        return jax.lax.stop_gradient(known)
+        data = TeacherBatch(
+            tokens, document, supervised_runs(batch.supervised), features, hidden, embeds
+        )
+        return jax.lax.stop_gradient(data)
 
 
-def runs(supervised: Array) -> jax.Array:
-    """int32 [B, T]: how many supervised tokens in a row end at each."""
+def supervised_runs(supervised: Array) -> jax.Array:
+    """int32 [B, T]: the number of consecutive supervised tokens that end at each token."""
     index = jnp.arange(supervised.shape[1], dtype=jnp.int32)[None]
     last = jax.lax.cummax(jnp.where(supervised, -1, index), axis=1)
     return index - last
 
 
-def count(document: Array, run: Array, anchors: jax.Array, t: jax.Array | int) -> jax.Array:
-    """Which predictions count: those whose token, and all between it and the anchor's own, are
-    supervised and in the anchor's document.
+def valid_predictions(
+    document: Array, run: Array, anchors: jax.Array, t: jax.Array | int
+) -> jax.Array:
+    """Returns which predictions are valid: the predicted token and all tokens between it and the
+    anchor's token must be supervised and in the anchor's document.
 
     Args:
       document: int32 [B, T].
-      run: of `runs`.
+      run: from `supervised_runs`.
       anchors: int32 [B, A].
-      t: position, from 1.
+      t: drafted position, from 1.
 
     Returns:
       bool [B, A].
     """
     predicted = anchors + 1 + t
-    own = _at(document, anchors)
-    within = (predicted < document.shape[1]) & (_at(document, predicted) == own) & (own > 0)
-    return within & (_at(run, predicted) >= t)
+    own = _gather(document, anchors)
+    within = (predicted < document.shape[1]) & (_gather(document, predicted) == own) & (own > 0)
+    return within & (_gather(run, predicted) >= t)
 
 
-def _at(rows: Array, index: jax.Array) -> jax.Array:
-    """Entries of [B, T] at int32 [B, A], the last one for those beyond."""
+def _gather(rows: Array, index: jax.Array) -> jax.Array:
+    """Gathers entries of [B, T] at int32 indices [B, A], clamped to the last one."""
     return jnp.take_along_axis(jnp.asarray(rows), jnp.minimum(index, rows.shape[1] - 1), axis=1)
 
 
-def _teach(target: Target, known: Known, rows: jax.Array) -> jax.Array:
-    """The target's log-probabilities at rows [B, A], float32 [B, A, V]."""
-    rows = jnp.minimum(rows, known.hidden.shape[1] - 1)
-    return jax.nn.log_softmax(target.logits(take_rows(known.hidden, rows)))
+def _teacher_log_probs(target: Target, data: TeacherBatch, rows: jax.Array) -> jax.Array:
+    """Returns the target's log-probabilities at rows [B, A], float32 [B, A, V]."""
+    rows = jnp.minimum(rows, data.hidden.shape[1] - 1)
+    return jax.nn.log_softmax(target.logits(take_rows(data.hidden, rows)))

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, written in the background: whole or not there at all."""
+"""Checkpoints of a run, written in the background and atomically."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from dart_jax.files import writing
 from train.run.distributed import from_main
 from train.run.step import TrainState
 
-# Seconds that a process waits for the others to finish a checkpoint; one may have failed.
+# Seconds that a process waits for the others to finish a checkpoint, in case one has failed.
 _PATIENCE = 300
 
 
-# What orbax raises where files are missing, torn or of another shape.
+# What orbax raises if files are missing, truncated or of another shape.
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 class Checkpoints:
     """The newest checkpoints of a run and the best one.
 
-    The best has the highest acceptance length `tau` among the evaluated ones, else the lowest
+    The best is the evaluated one with the highest acceptance length `tau`, else the lowest
     `held_out_loss`, else the lowest training loss.
 
     Attributes:
-      damaged: checkpoints that could not be read, and why.
+      damaged: the checkpoints that could not be read, each with the reason.
     """
 
     def __init__(self, directory: Path, keep: int, settings: Mapping[str, Any]):
-        """Opens the directory, or makes it; what a killed run left half-written is removed.
+        """Opens or creates the directory; removes checkpoints that a killed run left half-written.
 
         Args:
-          directory: of the checkpoints.
-          keep: how many of the newest stay.
-          settings: what must be the same when a run goes on, by the names of the options.
+          directory: holds the checkpoints.
+          keep: number of newest checkpoints to keep.
+          settings: what must not change when a run resumes, by option name.
         """
         self.damaged: list[str] = []
-        # Its errors come back as exceptions; the log would print each a second time.
+        # orbax raises its errors as exceptions; its log would print each a second time.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         policies = ocp.training.preservation_policies
-        best: Any = _rank  # a tuple; whatever sorts will do
+        best: Any = _rank  # returns a tuple; anything sortable works
         kept: Any = policies.AnyPreservationPolicy(
             [policies.LatestN(keep), policies.BestN(get_metric_fn=best, n=1)]
         )
@@ -64,16 +64,16 @@ class Checkpoints:
             )
 
     def resume(self, abstract: TrainState) -> tuple[int, TrainState] | None:
-        """The newest whole checkpoint: the updates it has seen, and the state; None without any.
+        """Returns the newest readable checkpoint's step and state; None if there is no checkpoint.
 
-        One that is damaged is noted in `damaged` and passed over.
+        A damaged checkpoint is recorded in `damaged` and skipped.
 
         Args:
-          abstract: shapes, dtypes and the shardings to load with, which may be others than those
+          abstract: shapes, dtypes and the shardings to load with, which may differ from those
             that were saved.
 
         Raises:
-          UserError: the run was begun with other settings, or no checkpoint can be read.
+          UserError: the run was started with other settings, or no checkpoint can be read.
         """
         for checkpoint in reversed(self._checkpointer.checkpoints):
             step = checkpoint.step
@@ -91,27 +91,27 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, figures: Mapping[str, float]) -> None:
         """Starts writing the state after `step` updates; it may be donated afterwards.
 
-        Waits for the save before it, and raises what went wrong in that.
+        Waits for the previous save, and raises its error if it failed.
 
         Args:
           step: updates done.
-          state: to be saved.
-          figures: by which the best checkpoint is told: `loss`, and of the evaluation what it gave;
-            process 0's count.
+          state: the state to save.
+          figures: determine the best checkpoint: `loss`, and the evaluation's figures if there
+            was one. Process 0's are used.
         """
         kind, score = from_main(np.array(_score(figures), np.float32)).tolist()
         with self._writing():
             self._checkpointer.save_checkpointables_async(
                 step,
                 state._asdict(),
-                force=True,  # orbax would skip it while the one before is still being written
-                overwrite=True,  # a damaged one
+                force=True,  # orbax would skip it while the previous one is still being written
+                overwrite=True,  # a damaged checkpoint
                 metrics={"kind": kind, "score": score},
                 custom_metadata={"step": step, "settings": self._settings},
             )
 
     def close(self) -> None:
-        """Returns when everything is written."""
+        """Waits until everything is written."""
         with self._writing():
             self._checkpointer.close()
 
@@ -124,37 +124,37 @@ class Checkpoints:
 
     def _check(self, step: int) -> None:
         metadata: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
-        begun = metadata["settings"]
+        saved = metadata["settings"]
         changed = [
-            f"{name} ({begun.get(name)}, now {self._settings.get(name)})"
-            for name in {**begun, **self._settings}
-            if begun.get(name) != self._settings.get(name)
+            f"{name} ({saved.get(name)}, now {self._settings.get(name)})"
+            for name in {**saved, **self._settings}
+            if saved.get(name) != self._settings.get(name)
         ]
         if changed:
             raise UserError(
-                f"{self._directory} was begun with another {', '.join(changed)}; pass the same to "
-                "go on, or name another directory"
+                f"{self._directory} was started with another {', '.join(changed)}; pass the same "
+                "to resume, or use another directory"
             )
 
 
 def whole_steps(directory: Path) -> list[int]:
-    """Steps of the checkpoints that are written to the end, ascending."""
+    """Returns the steps of the completely written checkpoints, ascending."""
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
 
 def best_params(directory: Path, abstract: Any) -> tuple[int, Any]:
-    """The best checkpoint's step and parameters, without the optimiser's state.
+    """Returns the best checkpoint's step and parameters, without the optimiser's state.
 
-    One that is damaged is passed over.
+    Damaged checkpoints are skipped.
 
     Args:
-      directory: of the checkpoints.
+      directory: holds the checkpoints.
       abstract: shapes and dtypes of the parameters, and their shardings if there are any.
 
     Raises:
-      UserError: there is no checkpoint that can be read.
+      UserError: no checkpoint can be read.
     """
     with ocp.training.Checkpointer(os.path.abspath(directory)) as checkpointer:
         found = [c for c in checkpointer.checkpoints if c.metrics is not None]
@@ -173,7 +173,7 @@ def best_params(directory: Path, abstract: Any) -> tuple[int, Any]:
 
 
 def _score(figures: Mapping[str, float]) -> tuple[int, float]:
-    """A kind of figure, and its value such that more is better; a better kind counts first."""
+    """Returns the figure's kind and score; higher is better, and the kind is compared first."""
     if "tau" in figures:
         return 2, float(figures["tau"])
     if "held_out_loss" in figures:
@@ -182,6 +182,6 @@ def _score(figures: Mapping[str, float]) -> tuple[int, float]:
 
 
 def _rank(metrics: Any) -> tuple[int, float]:
-    """By which checkpoints are sorted; no number comes last."""
+    """Sort key of checkpoints; NaN ranks last."""
     kind, score = metrics["kind"], metrics["score"]
     return kind, -math.inf if math.isnan(score) else score

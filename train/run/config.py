@@ -1,4 +1,4 @@
-"""The settings of a run, which are the command line of the programs that train."""
+"""The settings of a run, which are command-line options of the training programs."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from dart_jax.errors import UserError
 from train.run.mesh import MeshConfig
 from train.run.optimizer import OptimizerConfig
 
-# What may be another when a run goes on; of these `accumulate` alone changes what is drawn.
+# Options that may change when a run resumes; of these only `accumulate` changes random draws.
 _FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
 _AT_LEAST_1 = ("steps", "batch", "accumulate", "save_every", "eval_every", "keep", "log_every")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainerConfig(OptimizerConfig):
-    """How long training runs, on what, and what it leaves.
+    """How long and on what training runs, and what it writes.
 
     Raises:
       UserError: a number is out of range.
     """
 
     steps: int = 1000
-    """Updates in all. The learning rate falls over them, so a run goes on to no other number: train
-    what it made further by a new run."""
+    """Total number of updates. The learning rate's schedule depends on it, so a run cannot resume
+    with another number; start a new run from the result to train further."""
     batch: int = 32
-    """Rows of an update, over all devices."""
+    """Rows per update, over all devices."""
     accumulate: int = 1
-    """Microbatches that an update adds up: the more, the less memory."""
+    """Microbatches per update, whose gradients are summed; more need less memory."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the loss is computed; parameters and optimiser stay float32."""
+    """dtype in which the loss is computed; parameters and optimiser stay float32."""
     seed: int = 0
-    """Of everything random, in 0..2**32 - 1."""
+    """Seed of everything random, in 0..2**32 - 1."""
     save_every: int = 500
-    """Steps between checkpoints; evaluations and the last step always leave one."""
+    """Steps between checkpoints; evaluations and the last step always save one."""
     eval_every: int = 500
-    """Steps between evaluations; one always ends the run."""
+    """Steps between evaluations; the run always ends with one."""
     keep: int = 2
-    """Newest checkpoints kept, beside the best."""
+    """Newest checkpoints to keep, besides the best."""
     log_every: int = 50
-    """Steps between lines, where the output is no terminal."""
+    """Steps between progress lines if the output is not a terminal."""
     tensorboard: bool = False
-    """Write TensorBoard's files as well."""
+    """Also write TensorBoard files."""
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     """How devices share the work."""
 
@@ -56,5 +56,5 @@ class TrainerConfig(OptimizerConfig):
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What must be the same for a run to go on exactly, by name."""
+        """Settings that must not change for a run to resume exactly, by name."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in _FREE}

@@ -1,10 +1,10 @@
-"""A recipe in a TOML file: the command line's options by their names, in tables as one likes.
+"""Recipes in TOML files: command-line options by name, grouped into any tables.
 
     target = "Qwen/Qwen3-1.7B"
     [objective]
     gamma = 0.6
 
-What stands on the command line replaces what stands in the file.
+The command line overrides the file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 
 def parse(cls: type[T], args: list[str], description: str | None) -> T:
-    """Reads the command line, after the file that `--config FILE` names at its beginning.
+    """Reads the command line, on top of the file given by a leading `--config FILE`.
 
     Args:
-      cls: a dataclass of options and of further such dataclasses.
+      cls: a dataclass of options and nested option dataclasses.
       args: the command line.
       description: for `--help`.
 
     Raises:
-      UserError: the file cannot be read, or an option in it is unknown or of a wrong kind.
+      UserError: the file cannot be read, or an option in it is unknown or has the wrong type.
     """
     values: dict[str, Any] = {}
     path = None
@@ -44,7 +44,7 @@ def parse(cls: type[T], args: list[str], description: str | None) -> T:
         values = _read(path)
     default = _fill(cls, values)
     if values:
-        raise UserError(f"{path}: unknown options {', '.join(values)}; --help lists all")
+        raise UserError(f"{path}: unknown options {', '.join(values)}; --help lists all options")
     return tyro.cli(
         cls,
         args=args,
@@ -55,7 +55,7 @@ def parse(cls: type[T], args: list[str], description: str | None) -> T:
 
 
 def replace(config: Any, options: Mapping[str, Any]) -> Any:
-    """The same options but these, by their names, in whatever part of it they are."""
+    """Returns the config with these options replaced by name, at any level of nesting."""
     changed = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -80,13 +80,13 @@ def _read(path: Path) -> dict[str, Any]:
         for option, given in inner.items():
             key = option.replace("-", "_")
             if key in flat:
-                raise UserError(f"{path}: {option} stands there twice")
+                raise UserError(f"{path}: {option} is given twice")
             flat[key] = tuple(given) if isinstance(given, list) else given
     return flat
 
 
 def _fill(cls: Any, values: dict[str, Any]) -> Any:
-    """An instance with these values, taken out of the dictionary; what lacks is left to tyro."""
+    """Builds an instance, popping its values from the dictionary; tyro supplies missing ones."""
     hints = typing.get_type_hints(cls, include_extras=True)
     made: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
@@ -106,7 +106,7 @@ def _fill(cls: Any, values: dict[str, Any]) -> Any:
 
 
 def _convert(kind: Any, name: str, value: Any) -> Any:
-    """A value of the option's kind; TOML has fewer kinds than there are."""
+    """Converts a TOML value to the option's type."""
     many = typing.get_origin(kind) is tuple
     inner = typing.get_args(kind)[0] if many else kind
     union = typing.get_origin(inner) in (types.UnionType, typing.Union)
@@ -123,7 +123,7 @@ def _convert(kind: Any, name: str, value: Any) -> Any:
                 return value
             elif each is float and isinstance(value, int) and not isinstance(value, bool):
                 return float(value)
-        raise UserError(f"the file gives {name} = {value!r}, which is of a wrong kind; see --help")
+        raise UserError(f"the file has {name} = {value!r}, which has the wrong type; see --help")
 
     if many:
         return tuple(map(one, value if isinstance(value, tuple) else (value,)))

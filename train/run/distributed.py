@@ -1,4 +1,4 @@
-"""Several processes, one on each host or device group, that train together."""
+"""Training with several processes, one per host or device group."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
-    """Who takes part."""
+    """The processes of a run."""
 
     distributed: bool = False
     """Find the other processes through the cluster's environment: Slurm, Open MPI, Kubernetes, TPU
     pods."""
     coordinator: str | None = None
-    """host:port at which process 0 is met, where the environment does not tell."""
+    """host:port of process 0, if the environment does not provide it."""
     processes: int | None = None
-    """How many there are."""
+    """Number of processes."""
     process_id: int | None = None
-    """Which of them this one is, from 0."""
+    """Index of this process, from 0."""
 
 
 def initialize(config: DistributedConfig, timeout: int = 300) -> None:
-    """Joins the other processes; call it before anything else of JAX.
+    """Connects to the other processes; call it before any other use of JAX.
 
     Args:
-      config: without any of its options nothing is done.
-      timeout: seconds to wait for the others; JAX ends the process if they do not come.
+      config: the processes; if none of its options is set, nothing is done.
+      timeout: seconds to wait for the others; JAX ends the process if they do not connect.
 
     Raises:
-      UserError: options are missing or wrong, or the environment tells of no cluster.
+      UserError: options are missing or wrong, or the environment describes no cluster.
     """
     given = coordinator, processes, number = config.coordinator, config.processes, config.process_id
     if coordinator is not None and processes is not None and number is not None:
@@ -50,8 +50,8 @@ def initialize(config: DistributedConfig, timeout: int = 300) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"the processes could not meet: {reason}; --coordinator, --processes and --process-id "
-            "tell what the environment does not"
+            f"the processes could not connect: {reason}; pass --coordinator, --processes and "
+            "--process-id where the environment does not provide them"
         ) from None
 
 
@@ -64,12 +64,12 @@ def _check(coordinator: str, processes: int, process_id: int) -> None:
 
 
 def is_main() -> bool:
-    """Whether this process is the one that talks to the user and writes what is not sharded."""
+    """Whether this process reports to the user and writes what is not sharded (process 0)."""
     return jax.process_index() == 0
 
 
 def wait(name: str, timeout: int = 24 * 3600) -> None:
-    """Waits in every process for all others, without the devices, whose own waits are short."""
+    """Barrier over all processes; does not use the devices, whose timeouts are short."""
     multihost.sync_global_processes(name, timeout=timeout)
 
 
@@ -81,7 +81,7 @@ def any_process(flag: bool) -> bool:
 
 
 def from_main(value: Any) -> Any:
-    """What process 0 passes, in every process: a tree of numbers."""
+    """Broadcasts process 0's tree of numbers to every process."""
     if jax.process_count() == 1:
         return value
     return multihost_utils.broadcast_one_to_all(value)

@@ -1,8 +1,8 @@
 """How devices share a training step: rows over "data", the target's matrices over "model".
 
-What is trained is kept in parts along "data" (FSDP) and gathered where it is used; the frozen
-target's matrices are split along "model" (tensor parallelism) and, if asked for, along "data" too.
-A dimension that does not divide is kept whole on every device.
+Trained parameters are sharded along "data" (FSDP) and gathered where they are used; the frozen
+target's matrices are sharded along "model" (tensor parallelism) and, on request, along "data" too.
+A dimension that does not divide evenly is replicated.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jax.sharding import PartitionSpec as P
 
 from dart_jax.errors import UserError
 
-# Below this a parameter's parts cost more messages than they save memory.
+# Parameters with fewer elements are not sharded: communication would cost more than it saves.
 SMALL = 2**12
 
-# Axis of a parameter that tensor parallelism splits, by the part of its path that names it. The
-# experts' three-dimensional weights are split inside each expert, as an MLP's are: `dart_jax.models.moe`
-# goes through one expert after the other.
+# Axis of a parameter that tensor parallelism splits, by the component of its path that names it.
+# The experts' three-dimensional weights are split inside each expert, as an MLP's are:
+# `dart_jax.models.moe` processes the experts one at a time.
 _OUT, _IN = -1, -2
 _TENSOR_PARALLEL = {
     "q_proj": _OUT,
@@ -41,28 +41,28 @@ _TENSOR_PARALLEL = {
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How many devices share what."""
+    """Shape of the device mesh."""
 
     data: Annotated[int, tyro.conf.arg(name="mesh-data")] = -1
-    """Groups of devices that share a batch's rows; -1: as many as there are."""
+    """Groups of devices that share a batch's rows; -1 uses all devices."""
     model: Annotated[int, tyro.conf.arg(name="mesh-model")] = 1
     """Devices that share the target's matrices."""
     shard_target: bool = False
     """Split the target over the groups as well: more communication, and less memory on all devices
-    but the first of a process, which loads the whole target and keeps it for evaluation."""
+    except the first of a process, which loads the whole target and keeps it for evaluation."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh ("data", "model") of all devices, or of the first ones if fewer are asked for.
+    """Returns the mesh ("data", "model") of all devices, or of the first ones as configured.
 
-    Those of a process are neighbours, so that it reads neighbouring rows.
+    A process's devices are adjacent, so that it reads adjacent rows.
 
     Args:
-      config: how many.
-      devices: JAX's; by default all there are.
+      config: the mesh's shape.
+      devices: JAX devices; by default all.
 
     Raises:
-      UserError: there are too few devices, or several processes and devices left over.
+      UserError: there are too few devices, or there are several processes and devices left over.
     """
     devices = sorted(devices or jax.devices(), key=lambda d: (d.process_index, d.id))
     count, model = len(devices), config.model
@@ -82,15 +82,15 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """The sharding of what is replicated on every device."""
     return NamedSharding(mesh, P())
 
 
 def batch_sharding(mesh: Mesh, batch: int, accumulate: int = 1) -> NamedSharding:
-    """Of arrays [accumulate, batch / accumulate, ...]: the rows of a microbatch over "data".
+    """The sharding of [accumulate, batch / accumulate, ...]: a microbatch's rows over "data".
 
     Raises:
-      UserError: the rows do not divide.
+      UserError: the rows do not divide evenly.
     """
     parts = accumulate * mesh.shape["data"]
     if batch % parts:
@@ -102,9 +102,9 @@ def batch_sharding(mesh: Mesh, batch: int, accumulate: int = 1) -> NamedSharding
 
 
 def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
-    """Of what is trained, and of its optimiser's state: the largest axis over "data".
+    """Shardings of trained parameters and optimiser state: the largest axis over "data".
 
-    Depends on shapes alone, so that parameters and their moments are split alike.
+    Depends on shapes only, so that parameters and their moments are sharded alike.
     """
 
     def sharding(leaf: Any) -> NamedSharding:
@@ -116,12 +116,12 @@ def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
 
 
 def target_shardings(mesh: Mesh, params: Any, *, shard_target: bool = False) -> Any:
-    """Of frozen parameters: matrices over "model", the rest on every device.
+    """Shardings of frozen parameters: matrices over "model", the rest replicated.
 
     Args:
       mesh: with axes "data" and "model".
       params: arrays or their shapes, in the target's nested dicts or in a tree around them.
-      shard_target: also split what is large over "data".
+      shard_target: also split large parameters over "data".
     """
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
@@ -138,7 +138,7 @@ def target_shardings(mesh: Mesh, params: Any, *, shard_target: bool = False) -> 
 
 
 def place(tree: Any, shardings: Any) -> Any:
-    """Brings arrays onto their devices; what each process has to itself must be the same in all."""
+    """Puts arrays onto their devices; process-local arrays must be equal in all processes."""
 
     def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
@@ -152,7 +152,7 @@ def place(tree: Any, shardings: Any) -> Any:
 
 
 def _split_largest(spec: list[str | None], shape: Sequence[int], mesh: Mesh) -> None:
-    """Puts "data" on the largest axis that is whole so far and divides."""
+    """Assigns "data" to the largest axis that is not yet split and divides evenly."""
     if int(np.prod(shape)) < SMALL:
         return
     free = [i for i, name in enumerate(spec) if name is None and _divides(shape[i], mesh, "data")]

@@ -1,4 +1,4 @@
-"""The record of a run: one JSON object a step, and TensorBoard's files beside it."""
+"""The metrics of a run: one JSON object per step, and optional TensorBoard files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dart_jax.files import atomic_path
 
 
 class Metrics:
-    """Appends to `metrics.jsonl`, from the step on from which a run goes on.
+    """Appends to `metrics.jsonl`, starting at the step from which a run resumes.
 
-    Lines of steps behind that, which are taken again, are cut off.
+    Lines of later steps, which will run again, are removed.
     """
 
     def __init__(self, directory: Path, step: int, *, tensorboard: bool = False):
-        """`step`: updates done so far."""
+        """Opens the file of a run that has done `step` updates."""
         self._path = path = directory / "metrics.jsonl"
         if path.is_file():
             with path.open("rb") as old, atomic_path(path) as part, part.open("wb") as new:
@@ -26,7 +26,7 @@ class Metrics:
         self._board = _open_board(directory, step) if tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
-        """One step's figures; `step` is among them."""
+        """Writes one step's figures, which include `step`."""
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         if self._board is not None:
@@ -35,18 +35,18 @@ class Metrics:
                     self._board.add_scalar(name, value, record["step"])
 
     def sync(self) -> None:
-        """Returns when what was written is on the disk."""
+        """Flushes the file to disk."""
         with self._path.open("a") as file:
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Ends TensorBoard's files."""
+        """Closes the TensorBoard files."""
         if self._board is not None:
             self._board.close()
 
 
 def _step(line: bytes) -> int:
-    """The step of a record; 0 for a line that a killed process left unfinished."""
+    """Returns the step of a record; 0 for a line that a killed process left incomplete."""
     try:
         return json.loads(line)["step"] if line.endswith(b"\n") else 0
     except (ValueError, KeyError, TypeError):

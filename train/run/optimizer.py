@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up, cosine decay and clipping, as the paper trains (section 4.1)."""
+"""AdamW with linear warm-up, cosine decay and clipping, as in the paper (section 4.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser; the defaults are the paper's where it names them.
+    """The optimiser; the defaults are the paper's where it states them.
 
     Raises:
       UserError: a number is out of range.
@@ -22,17 +22,17 @@ class OptimizerConfig:
     lr: float = 2e-5
     """Learning rate at the end of the warm-up."""
     warmup: float = 0.05
-    """Segment of the steps in which the learning rate rises, from 0 to below 1."""
+    """Fraction of the steps over which the learning rate rises, from 0 to below 1."""
     final_lr: float = 0.0
-    """Segment of the learning rate that is left at the end of its cosine."""
+    """Final learning rate, at the end of the cosine, as a fraction of --lr."""
     clip: float = 0.5
-    """Largest global norm of a gradient."""
+    """Gradients are clipped to this global norm."""
     b1: float = 0.9
-    """Decay of the mean of gradients."""
+    """Decay of the running mean of gradients."""
     b2: float = 0.999
-    """Decay of the mean of squared gradients."""
+    """Decay of the running mean of squared gradients."""
     weight_decay: float = 0.0
-    """Of matrices; vectors never decay."""
+    """Weight decay of matrices; vectors are not decayed."""
 
     def __post_init__(self) -> None:
         for name in ("warmup", "b1", "b2"):
@@ -43,7 +43,7 @@ class OptimizerConfig:
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.Array:
-    """float32 scalar: the rate of one step, int32, counted from 0, of `steps`."""
+    """Returns the learning rate, a float32 scalar, of int32 `step`, from 0, out of `steps`."""
     warmup = round(config.warmup * steps)
     at = step.astype(jnp.float32)
     progress = jnp.clip((at - warmup) / max(steps - warmup, 1), 0, 1)
@@ -52,7 +52,7 @@ def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.A
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The optimiser of a run of `steps` updates."""
+    """Returns the optimiser of a run of `steps` updates."""
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
         optax.adamw(

@@ -1,4 +1,4 @@
-"""How many floating-point operations a second the devices can do."""
+"""Peak floating-point operations per second of the devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-# Dense products of bfloat16 (of float16 where there is no bfloat16: T4 and V100), 1e12 a second,
-# from the vendors' data sheets, for one of JAX's devices; the first name found in its kind counts.
+# Dense bfloat16 matrix products (float16 on T4 and V100, which have no bfloat16), in 1e12 FLOP/s
+# per JAX device, from the vendors' data sheets; the first pattern found in the device kind counts.
 _TERA = {
     r"B200|GB200": 2250,
     r"H200|GH200": 989,
@@ -42,12 +42,12 @@ _TERA = {
 
 
 def known_peak(kind: str) -> float | None:
-    """FLOP/s of bfloat16 products on a device of this kind, as JAX names it."""
+    """Returns the FLOP/s of bfloat16 products on a device of this JAX device kind, if listed."""
     return next((1e12 * tera for name, tera in _TERA.items() if re.search(name, kind)), None)
 
 
 def peak_flops(devices: Sequence[Any], dtype: DTypeLike) -> float:
-    """FLOP/s of all these JAX devices: bfloat16 if they are known, else measured in `dtype`."""
+    """Returns the total FLOP/s of the devices: in bfloat16 if listed, else measured in `dtype`."""
     here = next(device for device in devices if device.process_index == jax.process_index())
     peak = known_peak(here.device_kind)
     if peak is not None:
@@ -58,7 +58,7 @@ def peak_flops(devices: Sequence[Any], dtype: DTypeLike) -> float:
 
 
 def _measured(device: Any, dtype: DTypeLike, size: int = 1024) -> float:
-    """FLOP/s of the fastest of a few square products."""
+    """Returns the FLOP/s of the fastest of a few square products."""
     matrix = jax.device_put(jnp.ones((size, size), dtype), device)
     product = jax.jit(jnp.matmul)
     product(matrix, matrix).block_until_ready()

@@ -1,4 +1,4 @@
-"""Brings a step's rows to the devices while the step before it runs."""
+"""Loads the next step's rows onto the devices while the current step runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 
-class Batches(Protocol):
-    """Training data: a pure function of the step, so that resuming needs nothing else.
+class BatchSource(Protocol):
+    """Training data as a pure function of the step, so that resuming needs only the step number.
 
     Attributes:
-      batch: rows of a step, over all processes.
-      fingerprint: tells other data, or another order of them.
+      batch: rows per step, over all processes.
+      fingerprint: identifies the data and their order.
     """
 
     @property
@@ -27,18 +27,18 @@ class Batches(Protocol):
     def fingerprint(self) -> str: ...
 
     def __call__(self, step: int, rows: slice) -> Any:
-        """A tree of numpy arrays that hold these rows of the step's batch along their first axis.
+        """Returns a tree of numpy arrays with these rows of the step's batch along the first axis.
 
-        Runs in a thread of its own.
+        Runs in a separate thread.
         """
         ...
 
 
-def load(batches: Batches, step: int, sharding: NamedSharding, accumulate: int) -> Any:
-    """One step's batch as global arrays [accumulate, batch / accumulate, ...].
+def load(batches: BatchSource, step: int, sharding: NamedSharding, accumulate: int) -> Any:
+    """Returns one step's batch as global arrays [accumulate, batch / accumulate, ...].
 
-    Microbatch i is rows i * batch / accumulate and on, whatever the mesh. A process reads what its
-    own devices need, once.
+    Microbatch i starts at row i * batch / accumulate, whatever the mesh. Each process reads only
+    the rows that its own devices need, once.
     """
     size = batches.batch // accumulate
     needed = sharding.addressable_devices_indices_map((accumulate, size)).values()
@@ -61,9 +61,9 @@ def load(batches: Batches, step: int, sharding: NamedSharding, accumulate: int) 
 
 @contextmanager
 def loading(
-    batches: Batches, steps: range, sharding: NamedSharding, accumulate: int
+    batches: BatchSource, steps: range, sharding: NamedSharding, accumulate: int
 ) -> Iterator[Iterator[Any]]:
-    """Yields every step's batch; the next one is loaded in a thread meanwhile."""
+    """Yields every step's batch; a thread loads the next one meanwhile."""
     with ThreadPoolExecutor(1, "loader") as thread:
 
         def ahead() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What a run tells: figures of every step for a person, a file and TensorBoard."""
+"""Reports every step of a run: progress on stderr, metrics in files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dart_jax.files import writing
 from train.run.config import TrainerConfig
 from train.run.distributed import is_main
 from train.run.metrics import Metrics
-from train.run.watch import Watch
+from train.run.progress import ProgressDisplay
 
 
-class Work(NamedTuple):
-    """What a step does, where it is known.
+class StepWork(NamedTuple):
+    """The work of one step.
 
     Attributes:
-      tokens: how many it trains on.
-      utilisation: of the devices' arithmetic, if it took a second.
+      tokens: tokens trained on; 0 if unknown.
+      utilisation: of the devices' peak FLOP/s, if the step took one second; 0 if unknown.
     """
 
     tokens: int = 0
@@ -27,10 +27,12 @@ class Work(NamedTuple):
 
 
 class Report:
-    """Process 0 tells; in the others nothing happens."""
+    """Reports in process 0; does nothing in the others."""
 
-    def __init__(self, directory: Path, work: Work, outlets: tuple[Watch, Metrics] | None):
-        self._directory, self._work, self._outlets = directory, work, outlets
+    def __init__(
+        self, directory: Path, work: StepWork, outputs: tuple[ProgressDisplay, Metrics] | None
+    ):
+        self._directory, self._work, self._outputs = directory, work, outputs
 
     def step(
         self,
@@ -39,18 +41,18 @@ class Report:
         figures: Mapping[str, float],
         evaluated: Mapping[str, float],
     ) -> None:
-        """The `number`th step is done.
+        """Reports a finished step.
 
         Args:
-          number: from 1.
-          seconds: it took.
-          figures: of the step itself; `loss` is one.
-          evaluated: the evaluation's behind it, if there was one.
+          number: the step's number, from 1.
+          seconds: the step's duration.
+          figures: the step's own figures, including `loss`.
+          evaluated: figures of the evaluation after it, if there was one.
         """
-        if self._outlets is None:
+        if self._outputs is None:
             return
-        watch, metrics = self._outlets
-        watch.step(number, figures["loss"], seconds)
+        progress, metrics = self._outputs
+        progress.step(number, figures["loss"], seconds)
         record = {"step": number, **figures, "seconds": round(seconds, 6)}
         if self._work.tokens:
             record["tokens_per_second"] = round(self._work.tokens / seconds, 1)
@@ -59,37 +61,37 @@ class Report:
         with writing("metrics", self._directory):
             metrics.write({**record, **evaluated})
         if evaluated:
-            told = "  ".join(f"{name} {value:.4g}" for name, value in evaluated.items())
-            watch.say(f"step {number}: {told}")
+            values = "  ".join(f"{name} {value:.4g}" for name, value in evaluated.items())
+            progress.say(f"step {number}: {values}")
 
     def sync(self) -> None:
-        """Returns when the figures so far are on the disk."""
-        if self._outlets is not None:
+        """Flushes the figures so far to disk."""
+        if self._outputs is not None:
             with writing("metrics", self._directory):
-                self._outlets[1].sync()
+                self._outputs[1].sync()
 
     def say(self, line: str) -> None:
-        """A line for the person."""
-        if self._outlets is not None:
-            self._outlets[0].say(line)
+        """Prints a line for the user."""
+        if self._outputs is not None:
+            self._outputs[0].say(line)
 
     @property
     def recent_loss(self) -> float:
-        """Mean over the last steps; process 0 alone knows it."""
-        return self._outlets[0].loss if self._outlets is not None else 0.0
+        """Mean loss over recent steps; 0 except in process 0."""
+        return self._outputs[0].loss if self._outputs is not None else 0.0
 
 
 @contextlib.contextmanager
 def reporting(
-    name: str, directory: Path, config: TrainerConfig, done: int, work: Work
+    name: str, directory: Path, config: TrainerConfig, done: int, work: StepWork
 ) -> Iterator[Report]:
-    """A report of the steps behind `done`, into the files of `directory`."""
+    """Yields the report of the steps after `done`, with files in `directory`."""
     if not is_main():
         yield Report(directory, work, None)
         return
     with writing("metrics", directory):
         metrics = Metrics(directory, done, tensorboard=config.tensorboard)
-    watch = Watch(
+    progress = ProgressDisplay(
         name,
         steps=config.steps,
         done=done,
@@ -97,5 +99,5 @@ def reporting(
         tokens=work.tokens,
         utilisation=work.utilisation,
     )
-    with contextlib.closing(metrics), watch:
-        yield Report(directory, work, (watch, metrics))
+    with contextlib.closing(metrics), progress:
+        yield Report(directory, work, (progress, metrics))

@@ -1,4 +1,4 @@
-"""One update of the parameters: the gradient of a batch, added up over microbatches."""
+"""One parameter update: the gradient of a batch, summed over microbatches."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from jax.typing import DTypeLike
 
 from train.run.mesh import fsdp_shardings, replicated
 
-# (params, frozen, batch, key) -> the sum of the losses and their number, float32 scalars.
+# (params, frozen, batch, key) -> the sum of the losses and their count, float32 scalars.
 Loss = Callable[[Any, Any, Any, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class TrainState(NamedTuple):
-    """What an update changes: float32 parameters and what the optimiser remembers."""
+    """What an update changes: the float32 parameters and the optimiser's state."""
 
     params: Any
     opt_state: Any
 
 
 class Measured(NamedTuple):
-    """What a step tells of itself, float32 scalars.
+    """Figures of a step, float32 scalars.
 
     Attributes:
-      loss: mean over the batch's losses; 0 where it has none.
-      grad_norm: of the whole gradient, before it is clipped.
+      loss: mean of the batch's losses; 0 if it has none.
+      grad_norm: global norm of the gradient before clipping.
     """
 
     loss: jax.Array
@@ -40,7 +40,7 @@ Update = Callable[[TrainState, Any, Any, Any], tuple[TrainState, Measured]]
 
 
 def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
-    """Where the parameters (arrays or shapes) and the optimiser's state go."""
+    """Returns the shardings of the parameters (arrays or shapes) and of the optimiser's state."""
     opt_state = jax.eval_shape(optimizer.init, params)
     return TrainState(fsdp_shardings(mesh, params), fsdp_shardings(mesh, opt_state))
 
@@ -54,24 +54,24 @@ def make_update(
     dtype: DTypeLike = jnp.float32,
     seed: int = 0,
 ) -> Update:
-    """The jitted step: (state, frozen, microbatches, step number int32) -> state, measurements.
+    """Returns the jitted step: (state, frozen, microbatches, int32 step number) -> state, measured.
 
-    The gradient of the *sum* of losses is added up in float32 over microbatches and divided once,
-    so that their number does not change the result. Computed in bfloat16, each microbatch's own
-    gradient is rounded to that before.
+    The gradient of the *sum* of losses is accumulated in float32 over microbatches and divided
+    once, so that the number of microbatches does not change the result. With bfloat16, each
+    microbatch's own gradient is first rounded to bfloat16.
 
     Args:
-      loss: of one microbatch; its parameters come in `dtype`.
-      optimizer: makes an update of a gradient.
+      loss: computes the loss of one microbatch; receives its parameters in `dtype`.
+      optimizer: turns a gradient into an update.
       mesh: the devices.
       shardings: of the state, which is donated.
       dtype: in which the loss is computed.
-      seed: of the keys: microbatch i of step n gets fold_in(fold_in(key(seed), n), i).
+      seed: microbatch i of step n gets the key fold_in(fold_in(key(seed), n), i).
     """
 
     def total(params: Any, frozen: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         cast = jax.tree.map(lambda p: p.astype(dtype), params)
-        # The parts of a parameter are gathered once, in the smaller dtype, not computed with.
+        # Gather the sharded parameters once, in the smaller dtype.
         cast = jax.lax.with_sharding_constraint(cast, replicated(mesh))
         return loss(cast, frozen, batch, key)
 
@@ -97,7 +97,7 @@ def make_update(
 
         number = jnp.maximum(number, 1)
         grads = jax.tree.map(lambda g: g / number, grads)
-        # optax raises a float to an integer power.
+        # optax raises a float to an integer power, which needs standard promotion.
         with jax.numpy_dtype_promotion("standard"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -1,7 +1,7 @@
 """The training loop: any loss, any mesh, resumable.
 
-A run that was interrupted gives, to the bit, what it would have given without, on the same kind of
-devices, the same mesh and version of XLA; on GPUs XLA is deterministic only with
+An interrupted and resumed run is bit-identical to an uninterrupted one on the same kind of devices,
+with the same mesh and version of XLA; on GPUs XLA is deterministic only with
 `XLA_FLAGS=--xla_gpu_deterministic_ops=true`.
 """
 
@@ -37,10 +37,10 @@ from train.run.mesh import (
 )
 from train.run.optimizer import learning_rate, make_optimizer
 from train.run.peak import peak_flops
-from train.run.prefetch import Batches, loading
-from train.run.report import Work, reporting
+from train.run.prefetch import BatchSource, loading
+from train.run.report import StepWork, reporting
 from train.run.step import Loss, TrainState, make_update, state_shardings
-from train.run.work_directory import alone
+from train.run.work_directory import exclusive
 
 
 def fit(
@@ -48,7 +48,7 @@ def fit(
     *,
     params: Params,
     loss: Loss,
-    batches: Batches,
+    batches: BatchSource,
     config: TrainerConfig,
     directory: Path,
     frozen: Any = None,
@@ -57,32 +57,33 @@ def fit(
     tokens_per_step: int = 0,
     flops_per_step: float = 0.0,
 ) -> Params:
-    """Trains to `config.steps`, going on from the newest checkpoint in `directory`.
+    """Trains to `config.steps`, resuming from the newest checkpoint in `directory`.
 
-    With several processes all call it alike; process 0 writes metrics and shows progress.
+    Every process must make the same call; process 0 writes metrics and shows progress.
 
     Args:
-      name: shown beside the progress.
-      params: initial parameters; they stay valid.
-      loss: (params, frozen, batch, key) -> sum of the losses and their number, float32 scalars;
-        jitted here, for one microbatch.
-      batches: the data; `batches.batch` is `config.batch`.
+      name: shown next to the progress.
+      params: initial parameters; they are not donated.
+      loss: (params, frozen, batch, key) -> sum of one microbatch's losses and their count, float32
+        scalars; jitted here.
+      batches: the data; `batches.batch` must be `config.batch`.
       config: the recipe.
-      directory: gets `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
-      frozen: a tree of arrays that the loss needs: the target's parameters.
+      directory: receives `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
+      frozen: a tree of arrays that the loss needs, such as the target's parameters.
       evaluate: called in process 0 with the parameters on one device, valid during the call; its
-        figures join the metrics, and `tau` or `held_out_loss` among them tells the best checkpoint.
-      settings: what else must be the same when a run goes on, by name; JSON values.
-      tokens_per_step: for the tokens a second, if known.
+        figures join the metrics, and `tau` or `held_out_loss` among them selects the best
+        checkpoint.
+      settings: further settings that must not change when a run resumes, by name; JSON values.
+      tokens_per_step: for the reported tokens per second; 0 if unknown.
       flops_per_step: floating-point operations of an update over the whole batch, for the
-        devices' utilisation, if known.
+        reported utilisation of the devices; 0 if unknown.
 
     Returns:
       The trained parameters, on one device of every process.
 
     Raises:
-      UserError: the run cannot start, go on or be saved; its newest checkpoint stays.
-      SystemExit: SIGTERM or SIGINT came; the state was saved.
+      UserError: the run cannot start, resume or be saved; its newest checkpoint stays.
+      SystemExit: SIGTERM or SIGINT arrived; the state was saved.
     """
     if batches.batch != config.batch:
         raise ValueError(f"batches of {batches.batch} rows do not match --batch {config.batch}")
@@ -95,10 +96,10 @@ def fit(
     rate = jax.jit(lambda step: learning_rate(config, step, config.steps))
     gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
 
-    def whole(params: Params) -> Params:
+    def gathered(params: Params) -> Params:
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), gather(params))
 
-    def begin(params: Params) -> TrainState:
+    def initial_state(params: Params) -> TrainState:
         copy = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
         return TrainState(copy, optimizer.init(copy))
 
@@ -108,31 +109,31 @@ def fit(
         with writing("the run", directory):
             directory.mkdir(parents=True, exist_ok=True)
             if is_main():
-                stack.enter_context(alone(directory))
+                stack.enter_context(exclusive(directory))
         checkpoints = Checkpoints(saved, config.keep, fixed)
         stack.enter_context(contextlib.closing(checkpoints))
         placed = place(params, fsdp_shardings(mesh, params))
         abstract = jax.tree.map(
             lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
-            jax.eval_shape(begin, placed),
+            jax.eval_shape(initial_state, placed),
             shardings,
         )
         resumed = checkpoints.resume(abstract)
-        done, state = resumed or (0, jax.jit(begin, out_shardings=shardings)(placed))
+        done, state = resumed or (0, jax.jit(initial_state, out_shardings=shardings)(placed))
         if done >= config.steps:
-            return whole(state.params)
+            return gathered(state.params)
         split = target_shardings(mesh, frozen, shard_target=config.mesh.shard_target)
         frozen = place(frozen, split)
-        work = Work(tokens_per_step)
+        work = StepWork(tokens_per_step)
         if flops_per_step:
-            work = Work(
+            work = StepWork(
                 tokens_per_step, flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
             )
         report = stack.enter_context(reporting(name, directory, config, done, work))
         for line in checkpoints.damaged:
-            report.say(f"passes over a damaged checkpoint: {line}")
+            report.say(f"skipped a damaged checkpoint: {line}")
         if done:
-            report.say(f"goes on from the checkpoint of step {done}")
+            report.say(f"resuming from the checkpoint of step {done}")
         signals = stack.enter_context(_signals())
         steps = range(done, config.steps)
         arrays = stack.enter_context(loading(batches, steps, rows, config.accumulate))
@@ -149,48 +150,48 @@ def fit(
             if not all(map(math.isfinite, figures.values())):
                 raise UserError(
                     f"step {number} of {name} has loss {figures['loss']} and gradient norm "
-                    f"{figures['grad_norm']}; the run stops and {saved} keeps what was saved "
-                    "before; try a lower --lr or a longer --warmup in another directory"
+                    f"{figures['grad_norm']}; the run stops and {saved} keeps the earlier "
+                    "checkpoints; try a lower --lr or a longer --warmup in another directory"
                 )
             last = number == config.steps
             evaluated: dict[str, float] = {}
-            judged = evaluate is not None and (last or number % config.eval_every == 0)
-            if evaluate is not None and judged:
-                gathered = whole(state.params)
+            evaluating = evaluate is not None and (last or number % config.eval_every == 0)
+            if evaluate is not None and evaluating:
+                full = gathered(state.params)
                 if is_main():
-                    evaluated = evaluate(gathered)
+                    evaluated = evaluate(full)
                 wait(f"{name}: evaluation of step {number}")
             report.step(number, seconds, figures, evaluated)
             stopped = any_process(bool(signals))
-            # What was judged is saved: it may be the best.
-            if last or stopped or judged or number % config.save_every == 0:
-                # A checkpoint must not know of more steps than the metrics.
+            # An evaluated state is saved: it may be the best.
+            if last or stopped or evaluating or number % config.save_every == 0:
+                # The metrics on disk must cover every step of the checkpoint.
                 report.sync()
                 checkpoints.save(number, state, {"loss": report.recent_loss, **evaluated})
             if stopped and not last:
                 checkpoints.close()
-                report.say(f"stopped; step {number} is saved, the same command goes on from there")
+                report.say(f"stopped; step {number} is saved, run the same command to resume")
                 raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
-        return whole(state.params)
+        return gathered(state.params)
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and SIGINT meanwhile; what comes a second time ends the process."""
-    came: list[int] = []
+    """Collects SIGTERM and SIGINT; a second signal of a kind has its usual effect."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield came  # where Python allows no handlers
+        yield received  # Python allows signal handlers only in the main thread
         return
 
-    def note(number: int, _: FrameType | None) -> None:
-        came.append(number)
+    def record(number: int, _: FrameType | None) -> None:
+        received.append(number)
         signal.signal(number, before[number])
 
     before: dict[int, Any] = {}
     for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, note)
+        before[number] = signal.signal(number, record)
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

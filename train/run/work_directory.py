@@ -1,4 +1,4 @@
-"""What a long run keeps on the disk, so that it can go on after any interruption."""
+"""Work directories of long runs, from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SETTINGS = "settings.json"
 
 @contextlib.contextmanager
 def locked(work: Path) -> Iterator[None]:
-    """Makes the directory and holds it for this process alone.
+    """Creates the directory and locks it for this process.
 
     Raises:
-      UserError: another process has it, or it holds something else.
+      UserError: another process holds the lock, or the directory holds other files.
     """
     try:
         work.mkdir(exist_ok=True)
         if any(work.iterdir()) and not (work / _LOCK).is_file():
-            raise UserError(f"--work {work} holds other files; name another directory")
+            raise UserError(f"--work {work} holds other files; use another directory")
         lock = (work / _LOCK).open("w")
     except OSError as error:
         raise UserError(f"cannot use --work {work}: {error.strerror}") from None
@@ -36,67 +36,68 @@ def locked(work: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"another process is at work in {work}; wait for it") from None
-        for left in work.glob("tmp-*"):  # by a process that was killed
+            raise UserError(f"another process is using {work}; wait for it") from None
+        for left in work.glob("tmp-*"):  # left by a killed process
             shutil.rmtree(left, ignore_errors=True)
         yield
 
 
 @contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Holds a directory for this process: two runs would remove each other's files.
+def exclusive(directory: Path) -> Iterator[None]:
+    """Locks a run's directory: two runs would remove each other's files.
 
     Raises:
-      UserError: another process has it.
+      UserError: another process holds the lock.
     """
     with (directory / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"another run trains in {directory}; wait for it or name another directory"
+                f"another run is training in {directory}; wait for it or use another directory"
             ) from None
         yield
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Around a program: an interruption ends it with a line that says how to go on."""
+    """Wraps a program: Ctrl-C ends it with one line that says how to resume."""
     try:
         yield
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from what was saved", file=sys.stderr)
+        print("interrupted; run the same command to resume from what was saved", file=sys.stderr)
         sys.exit(130)
 
 
-def claim(work: Path, settings: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """Notes what the directory is for; refuses to mix.
+def check_settings(work: Path, settings: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """Records the settings in a new directory; checks them against those of an existing one.
 
     Args:
       work: the directory.
-      settings: what must be the same, by the names of the options.
-      kept: what a new directory notes beside, and an old one keeps.
+      settings: what must not change, by option name.
+      kept: further values, which a new directory records and an existing one keeps.
 
     Returns:
-      `kept`, as the directory has it.
+      `kept`, as recorded in the directory.
 
     Raises:
-      UserError: it was begun with other settings.
+      UserError: the directory was started with other settings.
     """
     path = work / _SETTINGS
     if not path.is_file():
         write_atomically(path, json.dumps([settings, kept], indent=2).encode())
-    begun, kept = json.loads(path.read_text())
-    changed = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
+    saved, kept = json.loads(path.read_text())
+    changed = [name for name in {**saved, **settings} if saved.get(name) != settings.get(name)]
     if changed:
         raise UserError(
-            f"{work} was begun with another {', '.join(changed)}; delete it or pass another --work"
+            f"{work} was started with another {', '.join(changed)}; delete it or pass another "
+            "--work"
         )
     return kept
 
 
 def remove(work: Path) -> None:
-    """Deletes the directory; what is left if that is interrupted can still be gone on with."""
+    """Deletes the directory; if interrupted, the rest still allows the run to resume."""
     last = [work / _SETTINGS, work / _LOCK]
     for path in work.iterdir():
         if path not in last:

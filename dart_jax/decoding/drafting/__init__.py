@@ -1,7 +1,8 @@
-"""Ways of drafting: what proposes the next draft tree.
+"""Drafting methods: each proposes the next draft tree.
 
-One file a way. `dart_jax.decoding.step` knows them by the base class of `dart_jax.decoding.drafting.base` alone;
-`drafting_method` finds the one that belongs to a configuration. A new way is a file here and a line there.
+One file per method. `dart_jax.decoding.step` depends only on the base class `DraftingMethod` in
+`base.py`; `drafting_method` selects the method for a config. To add one, add a file here and a case
+to `drafting_method`.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ __all__ = [
     "drafting_method",
 ]
 
-# What tells how drafts are made; a small model of the target's kind drafts token by token.
+# Config that selects the drafting method; a `TargetConfig` is a small model of the target's kind,
+# which drafts token by token.
 AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig | PromptLookupConfig | NgramConfig
 
 
 def drafting_method(
     drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree
 ) -> DraftingMethod:
-    """The way of drafting.
+    """Returns the drafting method for a config.
 
     Args:
-      drafter: tells which.
+      drafter: selects the method.
       nodes: tree nodes without the root, N.
-      candidates: a DART drafter's most likely tokens handed to the search at each position.
-      eagle: how an EAGLE-3 drafter grows its trees.
+      candidates: top-k tokens per drafted position that a DART drafter passes to the search.
+      eagle: depth and width of an EAGLE-3 drafter's trees.
     """
     match drafter:
         case DrafterConfig():

@@ -1,4 +1,4 @@
-"""What every way of drafting has in common."""
+"""The interface of a drafting method."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from dart_jax.models.target import Target
 
 
 class DraftInput(NamedTuple):
-    """What there is to draft from: P rows that the drafter has not seen, and what stands around.
+    """Input of a drafting method: P rows that the drafter has not seen yet, and their context.
 
     Attributes:
       target: bound to its parameters.
       params: see `dart_jax.decoding.state.DecodeParams`.
       tokens: int32 [B, P], the rows' own tokens.
-      following: int32 [B, P], the tokens *after* them; that of the last real row is the newest
-        known token, the next tree's root.
-      features: [B, P, 3D], the target's; [B, P, 0] of a target without.
+      next_tokens: int32 [B, P], the token *after* each row; after the last real row it is the
+        newest token of the sequence, the next tree's root.
+      features: [B, P, 3D], the target's; [B, P, 0] if the target has no feature layers.
       positions: int32 [B, P].
-      last: int32 [B], index of the last real row; those behind it are padding.
-      start: int32 [B], rows known before these.
+      last: int32 [B], index of the last real row, the anchor; rows after it are padding.
+      start: int32 [B], number of rows before these.
       capacity: rows that a cache must have; static.
-      seed: uint32 scalar, of the target's draws.
-      sampling: how the target draws.
-      seen: bool [B, V], tokens known so far; None without a repetition penalty.
+      seed: uint32 scalar, seed of the target's draws.
+      sampling: how the target samples.
+      seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
     """
 
     target: Target
     params: Any
     tokens: jax.Array
-    following: jax.Array
+    next_tokens: jax.Array
     features: jax.Array
     positions: jax.Array
     last: jax.Array
@@ -45,11 +45,13 @@ class DraftInput(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What a draft comes to: a tree, or what the host's search makes one of.
+    """The result of drafting: trees, or candidates for the host's search.
 
     Attributes:
-      trees: int32 [B, 3, N + 1], packed (see `dart_jax.decoding.tree`); None where the host makes them.
-      candidates: int32 ids and float32 logits [B, d, k] for the host's search; None for none.
+      trees: int32 [B, 3, N + 1], packed (see `dart_jax.decoding.tree`); None if the host builds
+        them.
+      candidates: int32 ids and float32 logits [B, d, k] for the host's search; None if there are
+        none.
     """
 
     trees: jax.Array | None = None
@@ -57,7 +59,9 @@ class Proposal(NamedTuple):
 
 
 class DraftingMethod(abc.ABC):
-    """A way of drafting trees of N nodes: a frozen dataclass, part of what a step is compiled for.
+    """Base class of methods that draft trees of N nodes.
+
+    Subclasses are frozen dataclasses, since a step is compiled for its method.
 
     Attributes:
       nodes: tree nodes without the root, N.
@@ -67,7 +71,7 @@ class DraftingMethod(abc.ABC):
 
     @property
     def depth(self) -> int:
-        """Deepest level of a tree; here all its nodes may stand in one line."""
+        """Maximum depth of a tree; by default a tree may be a single chain."""
         return self.nodes
 
     @property
@@ -77,22 +81,23 @@ class DraftingMethod(abc.ABC):
 
     @property
     def positions(self) -> int:
-        """Positions that the host's search goes through, d: none behind the deepest level."""
+        """Drafted positions that the host's search uses, d; none beyond the maximum depth."""
         return self.depth if self.searches else 0
 
     @property
     def candidates(self) -> int:
-        """Candidates handed over for each, k."""
+        """Candidates per drafted position, k."""
         return 0
 
     @abc.abstractmethod
-    def __call__(self, memory: Any, inputs: DraftInput) -> tuple[Any, Proposal]:
-        """Drafts behind the last real row.
+    def __call__(self, draft_state: Any, inputs: DraftInput) -> tuple[Any, Proposal]:
+        """Drafts after the last real row.
 
         Args:
-          memory: what the last call returned, such as caches; None in the prefill.
-          inputs: what to draft from.
+          draft_state: the state that the last call returned, such as a KV cache; None in the
+            prefill.
+          inputs: rows to draft from.
 
         Returns:
-          The new memory, a pytree of arrays whose shapes stay the same; and the draft.
+          The new state, a pytree of arrays whose shapes never change; and the proposal.
         """

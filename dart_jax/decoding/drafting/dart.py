@@ -1,4 +1,4 @@
-"""DART: one forward drafts all positions; the host's search joins them into a tree."""
+"""DART: one forward pass drafts all positions; the host's search builds the tree from them."""
 
 from __future__ import annotations
 
@@ -15,53 +15,55 @@ from dart_jax.models.pure import bind
 
 @dataclasses.dataclass(frozen=True)
 class Dart(DraftingMethod):
-    """See `dart_jax.decoding.drafting.base.DraftingMethod`; its memory is the drafter's cache of the known tokens.
+    """Drafts with a DART drafter (see the base class); `draft_state` is its KV cache.
 
     Attributes:
       config: the drafter's shapes.
       nodes: tree nodes without the root, N.
-      most: candidates handed over at each position, or the whole draft vocabulary if that is
+      max_candidates: candidates per drafted position; the whole draft vocabulary if that is
         smaller.
     """
 
     config: DrafterConfig
     nodes: int
-    most: int
+    max_candidates: int
 
     @property
     def depth(self) -> int:
-        """Deepest level of a tree."""
+        """Maximum depth of a tree."""
         return min(self.config.num_positions, self.nodes)
 
     @property
     def searches(self) -> bool:
-        """The host joins the candidates into a tree."""
+        """True: the host builds the tree from the candidates."""
         return True
 
     @property
     def candidates(self) -> int:
-        """Candidates a position, k."""
-        return min(self.most, self.config.draft_vocab_size)
+        """Candidates per drafted position, k."""
+        return min(self.max_candidates, self.config.draft_vocab_size)
 
-    def __call__(self, memory: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
+    def __call__(self, draft_state: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
-        logits, rows = self.forward(memory, inputs)
+        logits, rows = self.forward(draft_state, inputs)
         ids, logits = self.top_candidates(inputs.params["draft_ids"], logits)
         proposal = Proposal(candidates=(ids, logits))
-        if memory is None:
+        if draft_state is None:
             return cache_from(rows, inputs.capacity), proposal
-        return extend(memory, rows, wait_for(ids, inputs.start)), proposal
+        return extend(draft_state, rows, wait_for(ids, inputs.start)), proposal
 
-    def forward(self, memory: KVCache | None, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
-        """The drafter: float32 logits [B, d, Vd], and the rows for its cache. A tree too small for
-        all its positions is drafted from the first ones alone."""
+    def forward(self, cache: KVCache | None, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
+        """Runs the drafter; returns float32 logits [B, d, Vd] and the new rows for its cache.
+
+        If the tree is too small to use all drafted positions, only the first ones are computed.
+        """
         drafter = bind(self.config.shortened(self.depth), inputs.params["drafter"])
-        embeds = inputs.target.embed(inputs.following)
-        return drafter(inputs.features, embeds, inputs.positions, inputs.last, memory, inputs.start)
+        embeds = inputs.target.embed(inputs.next_tokens)
+        return drafter(inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start)
 
     def top_candidates(
         self, draft_ids: jax.Array, logits: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The candidates of every position, [B, d, k]: int32 ids and float32 logits."""
-        best, index = jax.lax.top_k(logits, self.candidates)
-        return jnp.take(draft_ids, index), best
+        """Returns each position's top-k candidates, [B, d, k]: int32 ids and float32 logits."""
+        top, index = jax.lax.top_k(logits, self.candidates)
+        return jnp.take(draft_ids, index), top

@@ -1,4 +1,4 @@
-"""EAGLE-3: a forward a level grows the tree on the device."""
+"""EAGLE-3: grows the tree on the device with one forward pass per level."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dart_jax.models.pure import bind
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3(DraftingMethod):
-    """See `dart_jax.decoding.drafting.base.DraftingMethod`; its memory is the drafter's cache of the known tokens.
+    """Drafts with an EAGLE-3 drafter (see the base class); `draft_state` is its KV cache.
 
     Attributes:
       config: the drafter's shapes.
       nodes: tree nodes without the root, N.
-      tree: how deep and wide trees are drafted.
+      tree: depth and width of the trees.
     """
 
     config: Eagle3Config
@@ -27,10 +27,10 @@ class Eagle3(DraftingMethod):
 
     @property
     def depth(self) -> int:
-        """Deepest level of a tree."""
+        """Maximum depth of a tree."""
         return min(self.tree.levels, self.nodes)
 
-    def __call__(self, memory: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
+    def __call__(self, draft_state: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
         trees, rows = draft_tree(
             self.tree,
@@ -38,13 +38,13 @@ class Eagle3(DraftingMethod):
             inputs.target.embed,
             inputs.params["draft_ids"],
             inputs.features,
-            inputs.following,
+            inputs.next_tokens,
             inputs.positions,
             inputs.last,
             self.nodes,
-            memory,
+            draft_state,
             inputs.start,
         )
-        if memory is None:
+        if draft_state is None:
             return cache_from(rows, inputs.capacity), Proposal(trees)
-        return extend(memory, rows, wait_for(trees, inputs.start)), Proposal(trees)
+        return extend(draft_state, rows, wait_for(trees, inputs.start)), Proposal(trees)

@@ -1,7 +1,7 @@
 """EAGLE-3's draft tree, grown level by level on the device (docs/method.md, section 7).
 
-DART drafts all positions in one forward; EAGLE-3 runs one forward per level and feeds its own output
-back. There is no search on the host.
+DART drafts all positions in one forward pass; EAGLE-3 runs one forward pass per level and feeds its
+own output back. There is no search on the host.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dart_jax.models.eagle3 import Eagle3Drafter
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3Tree:
-    """How deep and how wide trees are drafted; the defaults are the reference's.
+    """Depth and width of EAGLE-3 trees; the defaults are the reference's.
 
     Attributes:
-      depth: forwards that follow the first one. Each makes a level, as the first one does.
-      top_k: rows of such a forward, and tokens that each row proposes; the whole draft vocabulary
-        where that is smaller.
+      depth: forward passes after the first one; every pass, including the first, adds a level.
+      top_k: rows per later pass, and tokens that each row proposes; the whole draft vocabulary if
+        that is smaller.
 
     Raises:
       UserError: one of them is below 1.
@@ -47,14 +47,14 @@ class Eagle3Tree:
 
     @property
     def levels(self) -> int:
-        """Levels of a tree, its greatest depth."""
+        """Levels of a tree: its maximum depth."""
         return self.depth + 1
 
 
 class _Candidates(NamedTuple):
-    """Nodes that compete for a place in the tree, each array [B, candidates].
+    """Candidate nodes of the tree, each array [B, candidates].
 
-    They are numbered from 1 in the order in which they are made, over all levels; the root is 0.
+    Candidates are numbered from 1 in order of creation, over all levels; the root is 0.
 
     Attributes:
       scores: float32, log-probability of the path from the root.
@@ -68,11 +68,11 @@ class _Candidates(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What one forward hands to the next.
+    """State passed from one forward pass to the next.
 
     Attributes:
       chosen: the newest level's best candidates, [B, k], which become rows.
-      numbers: int32 [B, k], theirs.
+      numbers: int32 [B, k], their numbers.
       hidden: [B, k, D], their parents' output.
       lineage: bool [B, k, depth * k], the drafted rows that they descend from.
       k: keys of all drafted rows, [B, K, depth * k, h].
@@ -93,17 +93,17 @@ def draft_tree(
     embed: Callable[[jax.Array], jax.Array],
     draft_ids: jax.Array,
     features: jax.Array,
-    following: jax.Array,
+    next_tokens: jax.Array,
     positions: jax.Array,
     last: jax.Array,
     nodes: int,
     cache: KVCache | None = None,
     length: jax.Array | None = None,
 ) -> tuple[jax.Array, KVCache]:
-    """Drafts a tree behind the known tokens.
+    """Drafts a tree after the last real row.
 
-    Of equally likely tokens the smaller draft id comes first, of equally likely nodes the one made
-    first; so a node's parent is always in the tree.
+    Ties: of equally likely tokens the smaller draft id wins; of equally likely nodes the one
+    created first. So a node's parent is always in the tree.
 
     Args:
       settings: static.
@@ -111,48 +111,49 @@ def draft_tree(
       embed: the target's embedding, int32 [B, T] -> [B, T, D].
       draft_ids: int32 [Vd], the target's id of every draft id.
       features: [B, P, 3D], target features of P new real rows.
-      following: int32 [B, P], the tokens *after* those rows; that of the last real row, the last
-        known token, becomes the root.
+      next_tokens: int32 [B, P], the token *after* each row; after the last real row it becomes the
+        root.
       positions: int32 [B, P].
-      last: int32 [B], index of the last real row; rows behind it are padding and never seen.
-      nodes: tree nodes without the root, N; static. Places beyond what is drafted stay unused.
+      last: int32 [B], index of the last real row; rows after it are padding and never seen.
+      nodes: tree nodes without the root, N; static. If fewer are drafted, the rest stay unused.
       cache: keys and values of earlier real rows; None for no prefix.
       length: int32 [B], valid rows of the cache.
 
     Returns:
-      The packed trees, int32 [B, 3, N + 1] (see `dart_jax.decoding.tree`), nodes by depth; and the keys and
-      values of the P real rows, to be appended to the cache. Those of drafted rows are dropped.
+      The packed trees, int32 [B, 3, N + 1] (see `dart_jax.decoding.tree`), nodes sorted by depth;
+      and the keys and values of the P real rows, to append to the cache. Those of drafted rows are
+      dropped.
     """
     b, p, _ = features.shape
-    chex.assert_shape([following, positions], (b, p))
+    chex.assert_shape([next_tokens, positions], (b, p))
     chex.assert_shape(last, (b,))
-    chex.assert_type([draft_ids, following, positions, last], jnp.int32)
-    # Of a level no more than N can be among the best N of all, and neither can what hangs below.
+    chex.assert_type([draft_ids, next_tokens, positions, last], jnp.int32)
+    # Only a level's best N nodes, and their descendants, can be among the best N overall.
     top_k = min(settings.top_k, draft_ids.shape[0], max(nodes, 1))
     # A tree of N nodes has at most N levels.
     depth = max(min(settings.depth, nodes - 1), 1)
     propose = functools.partial(_propose, drafter, draft_ids, top_k)
 
-    # Only the last real row proposes tokens; the others merely give their keys.
+    # Only the last real row proposes tokens; the others only contribute keys and values.
     at = last[:, None]
     hidden = drafter.fc(features)
-    inputs = drafter.join(embed(following), hidden)
+    inputs = drafter.join(embed(next_tokens), hidden)
     k, v = real_rows = drafter.keys_at(inputs, positions)
     real = jnp.arange(p, dtype=jnp.int32)[None] <= at
     prefix = [(k, v, real[:, None])]
     if cache is not None and length is not None:
         ((k_old, v_old),) = cache
         prefix.append((k_old, v_old, length_mask(k_old.shape[2], length)))
-    start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, following))
+    start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, next_tokens))
     hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, prefix)
-    certain = jnp.zeros((b, 1), jnp.float32)
-    first = propose(hidden, certain, jnp.zeros_like(at))
+    root_score = jnp.zeros((b, 1), jnp.float32)
+    first = propose(hidden, root_score, jnp.zeros_like(at))
 
     row = jnp.arange(top_k, dtype=jnp.int32)
-    slot = jnp.arange(depth * top_k, dtype=jnp.int32)  # every drafted row's
+    slot = jnp.arange(depth * top_k, dtype=jnp.int32)  # one per drafted row
 
     def grow(rows: _Rows, level: jax.Array) -> tuple[_Rows, _Candidates]:
-        """Runs the chosen rows and chooses among what they propose."""
+        """Runs the chosen rows and selects the best of the candidates they propose."""
         inputs = drafter.join(embed(rows.chosen.tokens), rows.hidden)
         # The rows of a level share a position and do not see each other.
         position = jnp.broadcast_to(start + level, (b, top_k))
@@ -163,23 +164,23 @@ def draft_tree(
         )
         lineage = rows.lineage | (slot[None] == own[:, None])[None]
         hidden = drafter(rows.hidden, inputs, position, [*prefix, (k, v, lineage)])
-        made = propose(hidden, rows.chosen.scores, rows.numbers)
+        proposed = propose(hidden, rows.chosen.scores, rows.numbers)
 
-        _, best = jax.lax.top_k(made.scores, top_k)
+        _, best = jax.lax.top_k(proposed.scores, top_k)
         parent = best // top_k
-        chosen = _Candidates(*(jnp.take_along_axis(x, best, axis=1) for x in made))
+        chosen = _Candidates(*(jnp.take_along_axis(x, best, axis=1) for x in proposed))
         numbers = 1 + top_k + (level - 1) * top_k**2 + best
         hidden, lineage = take_rows(hidden, parent), take_rows(lineage, parent)
-        return _Rows(chosen, numbers, hidden, lineage, k, v), made
+        return _Rows(chosen, numbers, hidden, lineage, k, v), proposed
 
-    none = jnp.zeros((*k.shape[:2], slot.size, k.shape[3]), k.dtype)
+    empty = jnp.zeros((*k.shape[:2], slot.size, k.shape[3]), k.dtype)
     rows = _Rows(
         chosen=first,
         numbers=jnp.broadcast_to(1 + row[None], (b, top_k)),
         hidden=jnp.broadcast_to(hidden, (b, top_k, hidden.shape[2])),
         lineage=jnp.zeros((b, top_k, slot.size), bool),
-        k=none,
-        v=none,
+        k=empty,
+        v=empty,
     )
     # Unrolled, the loop takes nearly three times as long to compile and runs no faster on a CPU.
     _, later = jax.lax.scan(grow, rows, jnp.arange(1, depth + 1, dtype=jnp.int32))
@@ -200,15 +201,15 @@ def _propose(
     scores: jax.Array,
     numbers: jax.Array,
 ) -> _Candidates:
-    """The likeliest followers of each of T rows, row by row: [B, T * k].
+    """Proposes the top-k next tokens of each of T rows, row by row: [B, T * k].
 
     Args:
-      drafter: gives the probabilities.
+      drafter: computes the probabilities.
       draft_ids: int32 [Vd].
-      top_k: followers of a row.
+      top_k: tokens per row.
       hidden: [B, T, D], the layer's output.
-      scores: float32 [B, T], the rows' own.
-      numbers: int32 [B, T], the rows' own.
+      scores: float32 [B, T], the rows' scores.
+      numbers: int32 [B, T], the rows' numbers.
     """
     log_probs, ids = jax.lax.top_k(drafter.log_probs(hidden), top_k)
     tokens = jnp.take(draft_ids, ids).reshape(ids.shape[0], -1)
@@ -220,16 +221,16 @@ def _propose(
 
 
 def _pack(pool: _Candidates, depth: jax.Array, root: jax.Array, nodes: int) -> jax.Array:
-    """The best N candidates behind the root.
+    """Packs the root and the best N candidates.
 
     Args:
-      pool: all levels' candidates.
+      pool: candidates of all levels.
       depth: int32 [candidates], their levels.
       root: int32 [B, 1].
       nodes: N.
     """
     _, best = jax.lax.top_k(pool.scores, min(nodes, depth.size))
-    best = jnp.sort(best, axis=1)  # as made, so that parents stand before their children
+    best = jnp.sort(best, axis=1)  # in order of creation, so that parents precede their children
     tokens, parents = (jnp.take_along_axis(x, best, axis=1) for x in pool[1:])
     # A node's index is the number of chosen candidates up to its own.
     earlier = best[:, None, :] < parents[:, :, None]

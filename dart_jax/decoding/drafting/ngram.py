@@ -1,4 +1,4 @@
-"""The n-gram model alone: the host's search grows trees of what it knows to follow."""
+"""Drafting with only the n-gram model: the host's search grows trees of its continuations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class NgramConfig:
-    """How far it looks ahead.
+    """Options of drafting with only the n-gram model.
 
     Attributes:
-      levels: deepest level of a tree.
+      levels: maximum depth of a tree.
 
     Raises:
       UserError: levels is below 1.
@@ -28,10 +28,10 @@ class NgramConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Ngram(DraftingMethod):
-    """See `dart_jax.decoding.drafting.base.DraftingMethod`; there is nothing to remember.
+    """Drafts with the n-gram model (see the base class); it has no `draft_state`.
 
     Attributes:
-      config: how far it looks ahead.
+      config: options.
       nodes: tree nodes without the root, N.
     """
 
@@ -40,14 +40,14 @@ class Ngram(DraftingMethod):
 
     @property
     def depth(self) -> int:
-        """Deepest level of a tree."""
+        """Maximum depth of a tree."""
         return min(self.config.levels, self.nodes)
 
     @property
     def searches(self) -> bool:
-        """The host grows the tree."""
+        """True: the host grows the tree."""
         return True
 
-    def __call__(self, memory: None, inputs: DraftInput) -> tuple[None, Proposal]:
-        """Leaves it to the host; see the base class."""
+    def __call__(self, draft_state: None, inputs: DraftInput) -> tuple[None, Proposal]:
+        """Proposes nothing: the host drafts."""
         return None, Proposal()

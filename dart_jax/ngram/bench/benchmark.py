@@ -1,7 +1,7 @@
 """Measures the n-gram engine: building, size, opening, memory, search, and calls from XLA.
 
-Figures of the reference implementation stand beside ours. They were measured once, with its own
-sources and on 2 cores of an AMD EPYC (Zen 4): 47.8 M tokens of text and 12.3 M n-grams.
+The results are shown next to those of the reference implementation, which were measured once, with
+its own sources, on 2 cores of an AMD EPYC (Zen 4): 47.8 M tokens of text and 12.3 M n-grams.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from dart_jax.ngram.bench.workload import generate, make_drafts
 from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.windows import WindowLayout
 
-VOCABULARY = 151_936  # of that model: Qwen3's
+VOCABULARY = 151_936  # of the generated model: Qwen3's
 
 
 def bench(config: BenchConfig, console: Console) -> None:
     """Runs the command.
 
     Raises:
-      UserError: there is too little text, or a bad setting.
+      UserError: there is too little text, or an option is invalid.
     """
     if config.queries < 100 or config.nodes < 1:
         raise UserError("--queries must be at least 100 and --nodes at least 1")
@@ -74,7 +74,7 @@ def measure_generated(
     console: Console,
     rng: np.random.Generator,
 ) -> None:
-    """The same for a made-up model, whose file is kept in the work directory for the next time."""
+    """Measures a made-up model, whose file is kept in the work directory for later runs."""
     path = work / f"generated-{config.generate:.0f}.dng"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=work) as scratch:
@@ -85,7 +85,7 @@ def measure_generated(
     results.add(MADE_UP + "n-grams", sum(model.sizes), f"{sum(model.sizes):,}")
     results.add(MADE_UP + "first open", populated, f"{populated:.2f} s, checksums included")
     measure_file(path, results, MADE_UP)
-    # The text's tokens, spread over the larger vocabulary.
+    # Map the text's tokens to random ids of the larger vocabulary.
     spread = rng.permutation(VOCABULARY)[: text.max() + 1].astype(np.int32)
     drafts = make_drafts(model, spread[text], config.queries, rng)
     measure_search(model, drafts, config.nodes, results, name=MADE_UP, bars=(120e-6, None, None))

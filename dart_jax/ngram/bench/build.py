@@ -1,4 +1,4 @@
-"""Counting text into an n-gram file, timed."""
+"""Builds the n-gram file of the benchmark and times it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from dart_jax.ngram.windows import WindowLayout
 from dart_jax.text.fingerprint import vocabulary_size
 from dart_jax.text.tokenizer import Tokenizer
 
-LEAST_SORT = 32 * 10**6  # bytes for DuckDB
+LEAST_SORT = 32 * 10**6  # minimum bytes for DuckDB
 
 
 def tokenise(config: BenchConfig, work: Path, console: Console) -> tuple[NDArray[np.int32], int]:
-    """Writes tokens.i32 and offsets.npy of the text to count.
+    """Tokenises the text to count and writes tokens.i32 and offsets.npy.
 
     Returns:
-      The tokens kept for the queries, and the vocabulary's size.
+      The tokens held out for the queries, and the vocabulary size.
     """
     tokenizer = Tokenizer.load(config.tokenizer).backend
     files = text_files(config.data)
@@ -57,7 +57,7 @@ def tokenise(config: BenchConfig, work: Path, console: Console) -> tuple[NDArray
 
 
 def text_files(data: tuple[Path, ...]) -> list[Path]:
-    """The files of a command line's paths, directories searched for all their files."""
+    """Expands the paths of the command line to files, directories recursively."""
     if not data:
         roots = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")}
         return sorted({file for root in roots for file in root.rglob("*.py") if file.is_file()})
@@ -72,7 +72,7 @@ def text_files(data: tuple[Path, ...]) -> list[Path]:
 def build(
     config: BenchConfig, work: Path, vocab_size: int, results: Results, console: Console
 ) -> Path:
-    """Counts the tokens in a process of its own, on one core and within the memory asked for."""
+    """Counts the tokens in a separate process, on one core and within the given memory."""
     memory = parse_memory(config.memory)
     out = work / "model.dng"
     with console.status("counting"), multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -83,7 +83,7 @@ def build(
     results.add("tokens", tokens, f"{tokens:,}")
     ngrams = sum(NgramModel.load(out).sizes)
     results.add("n-grams", ngrams, f"{ngrams:,}")
-    results.add("building", rate, f"{rate / 1e6:.1f} M tokens/s", ">= 9 M a core")
+    results.add("building", rate, f"{rate / 1e6:.1f} M tokens/s", ">= 9 M per core")
     results.add(
         "building, peak memory",
         peak,
@@ -96,10 +96,10 @@ def build(
 
 
 def _build(work: Path, layout: WindowLayout, memory: int, out: Path) -> tuple[float, int, int]:
-    """Runs, their merge, and the file. Returns seconds, and peak memory before and after."""
+    """Writes runs, merges them, writes the file. Returns seconds, peak memory before and after."""
     before = peak_memory()
     offsets = np.load(work / "offsets.npy")
-    sort = (memory - before) // 4  # beside it, windows and pages of the files
+    sort = (memory - before) // 4  # the rest is for windows and pages of the files
     if sort < LEAST_SORT:
         raise UserError(f"--memory must be at least {(before + 4 * LEAST_SORT) / 1e6:.0f}MB")
     began = time.perf_counter()
@@ -120,7 +120,7 @@ def _build(work: Path, layout: WindowLayout, memory: int, out: Path) -> tuple[fl
 def _units(
     path: Path, offsets: NDArray[np.int64], size: int
 ) -> Iterator[Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]]:
-    """The documents in batches, each given in batches of its own that fit the cache."""
+    """Yields the documents in batches, each as smaller batches that fit the cache."""
 
     def batches(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
         while first < last:
@@ -140,7 +140,7 @@ def _units(
 
 
 def measure_engines(work: Path, layout: WindowLayout, results: Results) -> None:
-    """Ways to find the distinct windows in order, everything in memory, on one core."""
+    """Times alternatives for sorting and grouping the windows, in memory and on one core."""
     tokens, offsets = np.fromfile(work / "tokens.i32", np.int32), np.load(work / "offsets.npy")
     windows = layout.windows(tokens, offsets)
     columns = {f"w{i}": np.ascontiguousarray(windows[:, i]) for i in range(layout.words)}

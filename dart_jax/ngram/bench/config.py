@@ -20,23 +20,23 @@ class BenchConfig:
     tokenizer: Path = DEMO / "target"
     """Directory with a tokenizer.json."""
     tokens: int = 100_000_000
-    """Tokens taken at most; one document in fifty of them is kept for the queries."""
+    """Maximum number of tokens; one document in fifty is held out for the queries."""
     order: int = 3
     """Tokens in the longest n-grams."""
     memory: str = "600MB"
-    """For the process that builds."""
+    """Memory of the process that builds the file."""
     queries: int = 2000
-    """Searches timed."""
+    """Number of timed searches."""
     nodes: int = 59
     """Nodes of a tree, the root not counted."""
     generate: float = 0
-    """Also a made-up model of so many n-grams, of a vocabulary of 151,936: 1.2e9 is the published
-    model's size, and takes 20 GB of disk and a quarter of an hour."""
+    """Also measure a made-up model with this many n-grams and a vocabulary of 151,936. 1.2e9 is the
+    size of the published model; it takes 20 GB of disk and a quarter of an hour."""
     work: Path | None = None
     """Directory for all files; by default a temporary one."""
     seed: int = 0
-    """Of queries and made-up n-grams."""
+    """Seed of queries and made-up n-grams."""
     engines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Also what else could group and sort the windows: numpy, DuckDB, polars (if installed)."""
+    """Also time other engines for grouping the windows: numpy, DuckDB, polars (if installed)."""
     json: Path | None = None
-    """Write everything measured to this file."""
+    """Write all results to this file."""

@@ -1,4 +1,4 @@
-"""Size, memory and opening of an n-gram file, and searches in it, timed."""
+"""Measures an n-gram file: size, memory, opening time and search time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.pruner import Pruner, trees_inside
+from dart_jax.decoding.pruner import Pruner, search_in_jit
 from dart_jax.ngram.bench.results import Results
 from dart_jax.ngram.bench.workload import Drafts
 from dart_jax.ngram.model import NgramModel
 
 
 def measure_file(path: Path, results: Results, name: str = "") -> None:
-    """Size, opening, and memory that two processes with the same file open share."""
+    """Measures size, opening time, and memory shared by two processes that open the same file."""
     size = path.stat().st_size
     model = NgramModel.load(path)
     ratio = size / sum(model.sizes)
     bar = "<= 3.0, aim 2.3" if model.exact else ""
-    results.add(name + "bytes an n-gram", ratio, f"{ratio:.2f}", bar)
+    results.add(name + "bytes per n-gram", ratio, f"{ratio:.2f}", bar)
     results.add(name + "file", size, f"{size / 1e6:,.1f} MB")
     checked = _median_open(path, checksums=True)
     results.add(name + "open", checked, f"{1e3 * checked:.2f} ms, checksums included", "<= 5 ms")
@@ -41,7 +41,7 @@ def measure_file(path: Path, results: Results, name: str = "") -> None:
             "the file's size, shared",
         )
         results.add(
-            name + "memory, bytes an n-gram",
+            name + "memory, bytes per n-gram",
             shared / sum(model.sizes),
             f"{(shared + private) / sum(model.sizes):.2f}",
         )
@@ -57,8 +57,8 @@ def _median_open(path: Path, checksums: bool) -> float:
 
 
 def _mapping(path: Path) -> tuple[int, int]:
-    """Resident bytes of the mapped file that are this process's own, and those it shares."""
-    model = NgramModel.load(path)  # which the parent process has open as well
+    """Returns the resident bytes of the mapped file that are private, and those that are shared."""
+    model = NgramModel.load(path)  # the parent process has it open as well
     private = shared = 0
     within = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -81,7 +81,7 @@ def measure_search(
     name: str = "",
     bars: tuple[float | None, ...],
 ) -> None:
-    """Time of a search on one core: in C++, and called from Python with one row."""
+    """Times a search on one core: in C++, and called from Python with one row."""
     search = _core.TreeSearch(model.core, nodes=nodes)
     queries = len(drafts.context)
     trees = np.empty((queries, 3, nodes + 1), np.int32)
@@ -96,31 +96,32 @@ def measure_search(
         python.append(time.perf_counter() - began)
 
     def add(what: str, seconds: float, bar: float | None) -> None:
-        wanted = "" if bar is None else f"<= {1e6 * bar:.0f} us"
-        results.add(name + what, seconds, f"{1e6 * seconds:.1f} us", wanted)
+        target = "" if bar is None else f"<= {1e6 * bar:.0f} us"
+        results.add(name + what, seconds, f"{1e6 * seconds:.1f} us", target)
 
     median, p99, through_python = bars
-    # Of five passes over all queries, the middle one.
+    # The median of five passes over all queries.
     add("search, C++", float(np.median([np.median(times) for times in passes])), median)
     add("search, C++, 99 %", float(np.median([np.percentile(t, 99) for t in passes])), p99)
     add("search, Python", float(np.median(python)), through_python)
 
 
 def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Results) -> None:
-    """Time of the same search inside a jitted loop, called by XLA itself and through Python."""
+    """Times the same search inside a jitted loop, called by XLA directly and through Python."""
     host_buffer = HostBuffer(*drafts.ids.shape[1:], path=1)
     pruner = Pruner(host_buffer, nodes, ngram=model)
     queries = len(drafts.context)
-    won = np.zeros((queries, 2 + host_buffer.path), np.int32)
+    accepted = np.zeros((queries, 2 + host_buffer.path), np.int32)
     bits = drafts.logits.view(np.int32).reshape(queries, -1)
-    packed = np.concatenate([won, drafts.context, drafts.ids.reshape(queries, -1), bits], axis=1)
+    ids = drafts.ids.reshape(queries, -1)
+    packed = np.concatenate([accepted, drafts.context, ids, bits], axis=1)
 
     def seconds(native: bool) -> float:
         @jax.jit
         def search_all(packed: jax.Array, handle: jax.Array) -> jax.Array:
             def one(query: jax.Array, total: jax.Array) -> jax.Array:
                 row = jax.lax.dynamic_slice_in_dim(packed, query, 1)
-                trees = trees_inside(host_buffer, nodes, handle, row, native=native)
+                trees = search_in_jit(host_buffer, nodes, handle, row, native=native)
                 return total + trees.sum()
 
             return jax.lax.fori_loop(0, queries, one, 0)

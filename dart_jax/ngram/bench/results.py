@@ -1,4 +1,4 @@
-"""The table of results, with the reference implementation's figures beside them."""
+"""The table of results, next to those of the reference implementation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import dataclasses
 from rich import box
 from rich.table import Table
 
-MADE_UP = "made up: "  # before what is measured of a made-up model
+MADE_UP = "made up: "  # prefix of results for a made-up model
 
-# The reference's, as above.
+# Results of the reference implementation, see benchmark.py.
 REFERENCE = {
-    "bytes an n-gram": "36",
-    "memory, bytes an n-gram": "142",
+    "bytes per n-gram": "36",
+    "memory, bytes per n-gram": "142",
     "open": "2,000 ms",
     "search, C++": "960 us",
     "search, Python": "1,059 us; as shipped 2,888",
@@ -31,18 +31,18 @@ class Row:
 
 
 class Results:
-    """What was measured, in order."""
+    """The results, in order of measurement."""
 
     def __init__(self):
         self.rows: list[Row] = []
 
     def add(self, what: str, value: float, text: str, bar: str = "") -> None:
-        """Notes one figure."""
+        """Adds one result."""
         self.rows.append(Row(what, value, text, bar))
 
     def table(self) -> Table:
-        """All of it, with the reference's figures beside."""
-        table = Table("", "dart_jax", "wanted", "reference", box=box.SIMPLE)
+        """Returns a table of all results, next to the reference's."""
+        table = Table("", "dart_jax", "goal", "reference", box=box.SIMPLE)
         for row in self.rows:
             table.add_row(
                 row.what, row.text, row.bar, REFERENCE.get(row.what.removeprefix(MADE_UP), "")

@@ -1,4 +1,4 @@
-"""Searches to time: drafts made up for real text, and a model as large as the published one."""
+"""Workloads: made-up drafts for real text, and a made-up model as large as the published one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dart_jax.ngram.model import NgramModel
 from dart_jax.ngram.windows import WindowLayout
 
 POSITIONS, CANDIDATES = 8, 25
-SUCCESSORS = 12  # candidates of each position that the text is known to go on with
+SUCCESSORS = 12  # candidates per position that the model has seen as followers
 
 
 class Drafts(NamedTuple):
-    """What a drafter could have proposed at some places of a text.
+    """Drafts that a drafter could have proposed at some positions of a text.
 
     Attributes:
       context: int32 [Q, 4].
@@ -35,17 +35,17 @@ class Drafts(NamedTuple):
 def make_drafts(
     model: NgramModel, tokens: NDArray[np.integer], queries: int, rng: np.random.Generator
 ) -> Drafts:
-    """Drafts at random places of a text.
+    """Makes drafts for random positions of a text.
 
-    A position's candidates are the token that really follows, the more likely in front the nearer
-    the position; tokens that the model has seen after the token before, by their frequency; and
-    tokens from anywhere in the text.
+    The candidates of a drafted position are the true next token, ranked higher the nearer the
+    position; tokens that the model has seen after the previous token, drawn by frequency; and
+    random tokens of the text.
 
     Args:
-      model: tells what follows what.
-      tokens: integers [n], text the model was not counted from.
+      model: supplies the seen continuations.
+      tokens: integers [n], text that the model was not counted from.
       queries: Q.
-      rng: decides everything.
+      rng: source of all randomness.
     """
     d, k = POSITIONS, CANDIDATES
     place = rng.integers(CONTEXT, len(tokens) - d - 1, queries)
@@ -56,10 +56,10 @@ def make_drafts(
         for level in range(d):
             before, true = tokens[place[query] + level], tokens[place[query] + level + 1]
             row = ids[query, level]
-            if known := model.continuations(np.array([before], np.int32)):
-                counts = known[0].counts
+            if seen := model.continuations(np.array([before], np.int32)):
+                counts = seen[0].counts
                 drawn = rng.choice(len(counts), SUCCESSORS, p=counts / counts.sum())
-                row[:SUCCESSORS] = known[0].token[drawn]
+                row[:SUCCESSORS] = seen[0].token[drawn]
             rank = min(rng.geometric(0.7 * 0.85**level), k) - 1
             row[rng.permutation(rank)] = row[:rank]
             row[rank] = true
@@ -75,13 +75,13 @@ def generate(
     rng: np.random.Generator,
     progress: bool = False,
 ) -> None:
-    """Writes an order-3 model of about `ngrams` made-up n-grams, five in six of them trigrams.
+    """Writes an order-3 model of about `ngrams` made-up n-grams, five sixths of them trigrams.
 
-    Like in text, frequent tokens are followed by many others, most contexts by one or two, and most
-    n-grams occur once.
+    As in text, frequent tokens have many followers, most contexts one or two, and most n-grams
+    occur once.
     """
-    # How many tokens follow each, by Zipf's law over a random order of the tokens; and which,
-    # popular ones more often than others.
+    # The number of followers of each token, by Zipf's law over a random order of the tokens, and
+    # the followers themselves, popular ones more often.
     share = 1 / (10.0 + rng.permutation(vocab_size))
     share = np.minimum(share / share.sum() * ngrams / 6 * 1.3, 0.7 * vocab_size)
     follow = np.clip(share * (ngrams / 6 / share.sum()), 1, vocab_size).astype(np.int64)
@@ -96,17 +96,17 @@ def generate(
         successors[begin[token] : begin[token + 1]] = kept
 
     def trigrams(token: int, scale: float) -> NDArray[np.int64]:
-        """[n, 3] that begin with the token. Most bigrams go on in one way, a few in very many."""
+        """Makes trigrams [n, 3] that begin with a token; most bigrams have one follower."""
         middle = successors[begin[token] : begin[token + 1]].astype(np.int64)
-        wanted = (rng.pareto(1.25, len(middle)) * scale + 1).astype(np.int64)
-        wanted = np.minimum(wanted, follow[middle])
-        row = np.repeat(np.arange(len(middle)), wanted)
+        fan_out = (rng.pareto(1.25, len(middle)) * scale + 1).astype(np.int64)
+        fan_out = np.minimum(fan_out, follow[middle])
+        row = np.repeat(np.arange(len(middle)), fan_out)
         rank = (rng.random(len(row)) ** 1.5 * follow[middle[row]]).astype(np.int64)
         row, rank = np.divmod(np.unique(row * 2**32 + rank), 2**32)
         last = successors[begin[middle[row]] + rank]
         return np.stack([np.full(len(row), token), middle[row], last], axis=1)
 
-    # The scale that gives five trigrams a bigram, found on a sample.
+    # Find the scale that gives five trigrams per bigram, on a sample.
     sample = rng.integers(0, vocab_size, 100)
     scale = 1.0
     for _ in range(5):

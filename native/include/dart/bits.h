@@ -1,4 +1,4 @@
-// Bit strings: fields of 0 to 57 bits, one after the other, lowest bit first.
+// Bit strings: consecutive fields of 0 to 57 bits, lowest bit first.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace dart {
 // The widest field that one 64-bit load can fetch from any bit position.
 constexpr unsigned kMaxFieldBits = 57;
 
-// The bits that hold any value up to this one: 0 for 0.
+// The number of bits needed for values up to this one; 0 for 0.
 inline unsigned bit_length(std::uint64_t value) {
 #if defined(__GNUC__)
   return value == 0 ? 0 : 64u - static_cast<unsigned>(__builtin_clzll(value));
@@ -26,7 +26,7 @@ inline unsigned bit_length(std::uint64_t value) {
 #endif
 }
 
-// The value that lies at `data`, aligned or not.
+// Loads a value from `data`, aligned or not.
 template <class T>
 T load(const std::uint8_t* data) {
   T value;
@@ -34,8 +34,8 @@ T load(const std::uint8_t* data) {
   return value;
 }
 
-// The field of `width` bits at bit `position`. Precondition: width <= kMaxFieldBits, and 8 bytes may
-// be read from where the field begins.
+// Reads the field of `width` bits at bit `position`. Precondition: width <= kMaxFieldBits, and 8
+// bytes are readable from the byte where the field begins.
 inline std::uint64_t read_bits(const std::uint8_t* data, std::uint64_t position, unsigned width) {
   const auto word = load<std::uint64_t>(data + (position >> 3));
   return (word >> (position & 7)) & ((std::uint64_t{1} << width) - 1);
@@ -71,13 +71,13 @@ class BitWriter {
     append(other.current_, other.used_);
   }
 
-  // The whole words so far, which are forgotten: what follows continues behind them.
+  // Moves the complete words so far into `words`; later bits continue after them.
   void take_words(std::vector<std::uint64_t>* words) {
     words->clear();
     words->swap(words_);
   }
 
-  // Fills the last word up with zeros.
+  // Pads the last word with zeros.
   void align() {
     if (used_ != 0) append(0, 64 - used_);
   }

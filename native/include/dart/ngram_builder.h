@@ -1,4 +1,4 @@
-// From the sorted windows of a corpus to its n-grams.
+// Builds the n-grams of a corpus from its sorted windows.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace dart {
 
-// An array that grows at its end and is read once it is finished. With a path it lives in a file:
-// memory then holds only the newest part, and afterwards the pages being read.
+// An append-only array that is read once it is finished. With a path it is stored in a file: memory
+// then holds only the newest part, and after finish() the pages being read.
 template <class T>
 class Column {
  public:
@@ -28,10 +28,10 @@ class Column {
     if (file_ != nullptr && buffer_.size() == kBuffered) flush();
   }
 
-  // Ends the growth. The values are valid as long as the column.
+  // Ends appending. The span is valid as long as the column.
   Span<T> finish();
 
-  // Lets go of the pages read so far; they come back from the file when needed.
+  // Releases the pages read so far; they are read from the file again when needed.
   void release() const;
 
  private:
@@ -46,8 +46,8 @@ class Column {
   void* mapped_ = nullptr;
 };
 
-// Takes the distinct windows of a corpus in ascending order, as dart_jax/ngram/windows.py describes
-// them.
+// Converts the distinct windows of a corpus, added in ascending order, into n-gram levels; see
+// dart_jax/ngram/windows.py for the windows.
 class NgramBuilder {
  public:
   // Args:
@@ -59,15 +59,15 @@ class NgramBuilder {
   std::uint64_t vocab_size() const { return vocab_size_; }
   std::size_t words() const { return words_; }
 
-  // Takes `size` windows of words() words each.
-  // Throws std::invalid_argument for windows that do not ascend, or are none of the vocabulary's,
-  // and for negative counts.
+  // Adds `size` windows of words() words each.
+  // Throws std::invalid_argument for windows that do not ascend or contain tokens outside the
+  // vocabulary, and for negative counts.
   void add(const std::uint64_t* windows, const std::int64_t* counts, std::size_t size);
 
-  // Ends the adding. The levels are valid as long as the builder.
+  // Ends adding. The levels are valid as long as the builder.
   std::vector<NgramLevel> finish();
 
-  // See Column.
+  // See Column::release.
   void release() const;
 
  private:
@@ -79,7 +79,7 @@ class NgramBuilder {
     Column<std::int32_t> token;
     Column<std::int64_t> count;
     Column<std::int64_t> child_begin;
-    // The newest n-gram, whose count still grows.
+    // The newest n-gram, whose count is still growing; -1 if there is none.
     std::int32_t open_token = -1;
     std::int64_t open_count = 0;
   };

@@ -1,4 +1,4 @@
-// Writing the n-gram file.
+// Writes n-gram files.
 #pragma once
 
 #include <array>
@@ -15,19 +15,19 @@ namespace dart {
 struct NgramFileOptions {
   std::uint64_t vocab_size = 0;
   // n-grams of n tokens counted less than min_count[n - 1] are left out. Must not descend, so that
-  // with an n-gram all shorter ones in it stay.
+  // all shorter n-grams within a kept one are kept.
   std::array<std::uint64_t, kMaxOrder> min_count{};
   std::uint32_t precision = format::kExact;  // significant bits of a count
   std::array<std::uint8_t, 32> fingerprint{};
 };
 
-// Writes the file's bytes to `out`, an empty file that can be sought in. The same n-grams and
-// options give the same bytes. Memory holds what follows one token at a time, and `release` is
-// called now and then for the caller to let go of pages of the levels that were read.
+// Writes the file to `out`, an empty seekable file. The same n-grams and options give the same
+// bytes. Memory holds the n-grams that begin with one token at a time, and `release` is called now
+// and then so that the caller can release pages of the levels that were read.
 //
 // Preconditions: check_levels holds.
-// Throws std::invalid_argument for options out of range, and if an n-gram lacks the shorter ones it
-// ends in; std::runtime_error if writing fails.
+// Throws std::invalid_argument for options out of range, and if an n-gram's shorter suffixes are
+// missing; std::runtime_error if writing fails.
 void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOptions& options,
                       std::FILE* out, const std::function<void()>& release = [] {});
 

@@ -1,4 +1,4 @@
-// The n-gram file, as docs/ngram-format.md describes it: what its reader and its writer share.
+// The n-gram file format (docs/ngram-format.md): definitions shared by its reader and writer.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@ namespace format {
 constexpr char kMagic[8] = {'d', 'a', 'r', 't', 'n', 'g', 'm', '\n'};
 constexpr std::uint32_t kVersion = 1;
 
-// Entries of a chunk, the unit in which long lists are packed and found.
+// Entries per chunk, the unit in which long lists are packed and searched.
 constexpr std::uint32_t kChunk = 16;
 
-// Zero bytes behind the last bit of a section, so that any field can be read with one 64-bit load.
+// Zero bytes after the last bit of a section, so that any field can be read with one 64-bit load.
 constexpr std::uint64_t kPadding = 8;
 
 // Largest vocabulary: every token has an entry, seen or not.
@@ -44,10 +44,10 @@ struct Header {
   std::uint32_t precision;  // significant bits of a count; kExact
   std::uint64_t vocab_size;
   std::uint64_t smallest;              // the smallest count below level 1: 1; 0 if any is 0
-  std::uint64_t tokens;                // all unigrams' counts before any was dropped or rounded
+  std::uint64_t tokens;                // sum of unigram counts before dropping and rounding
   std::uint64_t ngrams[kMaxOrder];     // n-grams of each length
   std::uint64_t dropped[kMaxOrder];    // n-grams left out for their counts
-  std::uint64_t min_count[kMaxOrder];  // the counts asked for; 0 where none was
+  std::uint64_t min_count[kMaxOrder];  // the minimum counts requested; 0 for none
   std::uint8_t fingerprint[32];        // of the tokenizer; zeros if unknown
   std::uint32_t unigram_count_bits;
   std::uint32_t unigram_offset_bits;
@@ -60,14 +60,14 @@ static_assert(sizeof(Header) == 272, "the header has no padding");
 
 inline std::uint64_t section_bytes(std::uint64_t bits) { return (bits + 63) / 64 * 8 + kPadding; }
 
-// Counts are kept as codes. A code is the count itself, or where `precision` bits are not enough for
-// it, a floating-point number: the exponent and the leading bits, the highest of which, always 1, is
-// added to the exponent. Codes ascend with counts.
+// Counts are stored as codes. A code is the count itself or, if it needs more than `precision`
+// bits, a floating-point number: the exponent and the leading bits. The highest of these bits is
+// always 1 and is added to the exponent. Codes ascend with counts.
 inline std::uint64_t encode_count(std::uint64_t count, std::uint32_t precision) {
   const unsigned length = bit_length(count);
   if (precision == kExact || length <= precision) return count;
   const unsigned exponent = length - precision;
-  // Rounded to nearest. A carry into one more bit gives the code of the next power of two.
+  // Round to nearest. A carry into one more bit gives the code of the next power of two.
   const std::uint64_t leading = (count + (std::uint64_t{1} << (exponent - 1))) >> exponent;
   return (std::uint64_t{exponent} << (precision - 1)) + leading;
 }
@@ -80,8 +80,8 @@ inline std::uint64_t decode_count(std::uint64_t code, std::uint32_t precision) {
   return ((code & (half - 1)) + half) << exponent;
 }
 
-// Bits of a position in a list's universe of `size` positions. Never 0, so that no list with
-// entries is empty.
+// Bits of a position in a universe of `universe` positions. Never 0, so that a list with entries
+// always takes space.
 inline unsigned index_bits(std::uint64_t universe) {
   return universe <= 2 ? 1 : bit_length(universe - 1);
 }

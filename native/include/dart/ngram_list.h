@@ -1,7 +1,7 @@
-// One list of an n-gram file: everything that was seen after one context (docs/ngram-format.md).
+// One list of an n-gram file: everything seen after one context (docs/ngram-format.md).
 //
-// Reading is safe whatever the bits say: a list that claims more than its region holds is empty, and
-// a continuation whose own list would lie outside has none.
+// Reading is safe for arbitrary bits: a list that claims more than its region holds is empty, and
+// an entry whose own list would lie outside the region has no list.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace dart {
 
-// A context that was seen, and where the list of what followed it lies.
+// A context and the bit range of the list of its followers.
 struct NgramContext {
-  std::uint64_t begin = 0;  // bits; begin == end: nothing followed
+  std::uint64_t begin = 0;  // in bits; begin == end: nothing followed
   std::uint64_t end = 0;
-  std::uint64_t code = 0;  // of its count; 0 if it was not seen
+  std::uint64_t code = 0;  // count code; 0 if it was not seen
 
   bool has_list() const { return begin < end; }
 };
 
-// What all lists of a file have in common.
+// What all lists of a file share.
 struct ListFormat {
   const std::uint8_t* data = nullptr;
   std::uint64_t bits = 0;
@@ -32,15 +32,15 @@ class NgramList {
  public:
   struct Entry {
     std::uint64_t code;     // of the count
-    std::uint32_t index;    // rank in this list: the position in the next one's universe
+    std::uint32_t index;    // rank in this list: the position in the universe of the next list
     std::uint32_t in_chunk;  // rank in its chunk
     std::uint32_t chunk;
   };
 
   NgramList() = default;
 
-  // The list of a context. Its entries are positions in a universe of `universe` positions. `inner`
-  // tells whether entries have lists of their own.
+  // The list of a context. Its entries are positions in a universe of `universe` positions.
+  // `inner`: whether entries have their own lists.
   NgramList(const ListFormat& file, const NgramContext& context, std::uint64_t universe,
             bool inner)
       : file_(&file), begin_(context.begin), end_(context.end), inner_(inner) {
@@ -58,13 +58,13 @@ class NgramList {
 
   std::uint32_t size() const { return size_; }
 
-  // Finds the entry of a position. False if there is none.
+  // Finds the entry at a position. Returns false if there is none.
   bool find(std::uint64_t position, Entry* entry) const {
     return size_ > 0 && find_in(locate(position), position, entry);
   }
 
-  // The same in two steps, so that the second can wait for memory while others are taken: the chunk
-  // where a position must be, and the search in it. Precondition: size() > 0.
+  // find() in two steps, so that the chunk can be prefetched in between: locate() returns the chunk
+  // that must hold a position, find_in() searches it. Precondition: size() > 0.
   std::uint32_t locate(std::uint64_t position) const {
     // The last chunk that begins at or before the position; the first if none does.
     std::uint32_t low = 0;
@@ -87,14 +87,14 @@ class NgramList {
   bool find_in(std::uint32_t number, std::uint64_t position, Entry* entry) const {
     Chunk chunk;
     if (!open_chunk(number, &chunk) || position < chunk.first) return false;
-    const std::uint64_t wanted = position - chunk.first;
-    // Entries ascend, so as many as do not exceed the position, the implied one among them, end in
-    // the one that may equal it.
+    const std::uint64_t target = position - chunk.first;
+    // Entries ascend: the last of those that do not exceed the position, the implied entry
+    // included, is the only one that may equal it.
     std::uint32_t rank = chunk.implied;
     for (std::uint32_t i = chunk.implied; i < chunk.size; ++i) {
-      rank += index_in(chunk, i) <= wanted;
+      rank += index_in(chunk, i) <= target;
     }
-    if (rank == 0 || index_in(chunk, --rank) != wanted) return false;
+    if (rank == 0 || index_in(chunk, --rank) != target) return false;
     entry->chunk = number;
     entry->in_chunk = rank;
     entry->index = number * format::kChunk + rank;
@@ -102,7 +102,7 @@ class NgramList {
     return true;
   }
 
-  // The entry found as the context it makes together with this list's. Only of inner lists.
+  // The context that consists of this list's context and a found entry. Inner lists only.
   NgramContext child(const Entry& entry) const {
     NgramContext context;
     context.code = entry.code;
@@ -129,7 +129,7 @@ class NgramList {
     return context;
   }
 
-  // The entry of a rank below size(), and its position. False if the list is damaged.
+  // Reads the entry of a rank below size(), and its position. Returns false if the list is damaged.
   bool at(std::uint32_t rank, std::uint64_t* position, Entry* entry) const {
     const std::uint32_t number = rank / format::kChunk;
     Chunk chunk;
@@ -140,7 +140,7 @@ class NgramList {
     return true;
   }
 
-  // Whether the list and, behind it, those of its entries fill the region without a gap.
+  // Whether the list, followed by the lists of its entries, fills the region without a gap.
   bool fills_region() const {
     std::uint64_t end = begin_;
     if (chunks_ > 0) end = record_at(chunks_);
@@ -159,7 +159,8 @@ class NgramList {
     return whole && end == end_;
   }
 
-  // Calls f(position, entry) for all entries in ascending order; false if the list is damaged.
+  // Calls f(position, entry) for all entries in ascending order. Returns false if the list is
+  // damaged.
   template <class F>
   bool for_each(F f) const {
     std::uint32_t rank = 0;
@@ -174,11 +175,11 @@ class NgramList {
   }
 
  private:
-  // Instead of a width: the rest of the region is the only entry's list.
+  // Used in place of a width: the list of the only entry is the rest of the region.
   static constexpr unsigned kRest = 64;
 
-  // Up to 16 entries. Positions are relative to `first`; of a long list's chunk the first position,
-  // 0, is implied rather than stored.
+  // Up to 16 entries. Positions are relative to `first`. In a chunk of a long list, the first
+  // position, 0, is implied rather than stored.
   struct Chunk {
     std::uint64_t first;
     std::uint64_t index_at;
@@ -195,7 +196,7 @@ class NgramList {
     return read_bits(file_->data, at, width);
   }
 
-  // The directory's record of a chunk: first position, then offset, then base.
+  // The directory record of a chunk: first position, then offset, then base.
   std::uint64_t record_at(std::uint32_t chunk) const {
     return directory_at_ + std::uint64_t{chunk} * record_bits_;
   }
@@ -216,7 +217,7 @@ class NgramList {
            file_->smallest;
   }
 
-  // The width of the field that says how wide this list's codes are.
+  // The width of the field that holds the width of this list's codes.
   unsigned width_bits() const { return bit_length(bit_length(bound_)); }
 
   void open_only_child() {
@@ -301,7 +302,7 @@ class NgramList {
   std::uint64_t end_ = 0;
   std::uint64_t bound_ = 0;  // no code stored here exceeds it
   std::uint32_t size_ = 0;
-  std::uint32_t chunks_ = 0;  // 0: short, and `only_` is all of it
+  std::uint32_t chunks_ = 0;  // 0: a short list, which is `only_`
   unsigned index_bits_ = 0;
   unsigned offset_bits_ = 0;
   unsigned base_bits_ = 0;

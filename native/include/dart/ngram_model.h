@@ -1,4 +1,4 @@
-// A read-only n-gram count model, read in place from the bytes of an n-gram file.
+// A read-only n-gram count model that reads the bytes of an n-gram file in place.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace dart {
 
-// What the model remembers of a token sequence. A plain value: copy it to follow several
-// continuations of one sequence.
+// The model's state after a token sequence. A plain value: copy it to follow several continuations
+// of one sequence.
 struct NgramState {
   std::array<NgramContext, kMaxOrder - 1> context;  // [n - 1]: the last n tokens
 };
@@ -28,15 +28,15 @@ struct OwnedLevel {
 struct Continuations {
   std::uint64_t count = 0;            // of the context
   std::vector<std::int32_t> token;    // ascending
-  std::vector<std::int64_t> counts;   // of the context with the token behind it
+  std::vector<std::int64_t> counts;   // of the context extended by each token
 };
 
 class NgramModel {
  public:
-  // Reads but does not own the file's bytes: they must outlive the model and must not change.
-  // Throws std::invalid_argument unless they are a whole file with matching checksums. Checksums of
-  // sections, which take time in proportion to the file, are skipped if `checksums` is false. No
-  // file content makes a model that reads out of bounds.
+  // Does not own the file's bytes: they must outlive the model and must not change.
+  // Throws std::invalid_argument unless they are a whole file with matching checksums. Section
+  // checksums, which take time in proportion to the file size, are skipped if `checksums` is false.
+  // Whatever the file holds, the model never reads out of bounds.
   explicit NgramModel(Span<std::uint8_t> file, bool checksums = true);
 
   const format::Header& header() const { return header_; }
@@ -56,8 +56,8 @@ class NgramModel {
     return context;
   }
 
-  // The list of what followed the last n tokens of a state; `universe` is the size of the list one
-  // token shorter (the vocabulary's at n = 1).
+  // The list of followers of a state's last n tokens; `universe` is the size of the list after the
+  // last n - 1 tokens (at n = 1, of the vocabulary).
   NgramList list(const NgramState& state, int n, std::uint64_t universe) const {
     return {lists_, state.context[n - 1], universe, n + 1 < order()};
   }
@@ -72,7 +72,7 @@ class NgramModel {
     return seen == 0 ? 0.0f : 1.0f / static_cast<float>(seen);
   }
 
-  // Hints that the contexts' lists, or a token's context, will be read soon.
+  // Prefetches the lists of the contexts, or the context of a token.
   void prefetch(const NgramState& state) const {
     for (int n = 0; n + 1 < order(); ++n) prefetch(lists_.data, state.context[n].begin);
   }
@@ -83,8 +83,8 @@ class NgramModel {
                              header_.unigram_offset_bits));
   }
 
-  // The state after one more token; any token the model does not know, such as -1, is unseen.
-  // A default-constructed state is that of an empty sequence.
+  // The state after one more token; a token outside the vocabulary, such as -1, counts as unseen.
+  // A default-constructed state is the state of an empty sequence.
   NgramState advance(const NgramState& state, std::int32_t token) const;
 
   // probability[i] = count(context, tokens[i]) / count(context) for the longest context, of at
@@ -94,13 +94,14 @@ class NgramModel {
   // probability has room for tokens.size values.
   void probabilities(const NgramState& state, Span<std::int32_t> tokens, float* probability) const;
 
-  // What followed the last 1, 2, .. order() - 1 tokens of a state, as far as they were seen.
+  // The followers of the last 1, 2, .. order() - 1 tokens of a state, up to the longest that was
+  // seen.
   // Throws std::invalid_argument if a list is damaged.
   std::vector<Continuations> continuations(const NgramState& state) const;
 
-  // Reads every list. Throws std::invalid_argument if one is damaged: if it does not fill its place
-  // in the file, its entries do not ascend, are not those of a shorter context, or are counted more
-  // often than the context; or if the n-grams are not as many as the header says.
+  // Reads every list. Throws std::invalid_argument if one is damaged, that is, if it does not fill
+  // its region, or its entries do not ascend, do not follow the shorter contexts too, or are
+  // counted more often than the context; or if the number of n-grams differs from the header.
   void check() const;
 
   // All n-grams as sorted arrays. Throws std::invalid_argument if a list is damaged.

@@ -1,7 +1,8 @@
-// Small numbers that stand for tree searches inside compiled programs.
+// Integer handles of tree searches, for use in compiled programs.
 //
-// A program that held a search's address would be useless to another process and dangerous once the
-// search is gone. A handle is an argument of the program instead, and is looked up at every call.
+// A program with a search's address compiled in would be useless to other processes and dangerous
+// once the search is destroyed. Instead, the program takes a handle as an argument and looks it up
+// at every call.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace dart {
 
-// Gives a search its handle, never used again, for as long as this object lives. The end waits for
-// calls in progress.
+// Assigns a search a handle for the lifetime of this object. Handles are never reused. The
+// destructor waits for calls in progress.
 class SearchHandle {
  public:
   explicit SearchHandle(const TreeSearch& search);
@@ -26,7 +27,8 @@ class SearchHandle {
   std::int32_t value_;
 };
 
-// Calls `use` with the search, which cannot go away meanwhile. False if no search has this handle.
+// Calls `use` with the search, which is not destroyed meanwhile. Returns false if no search has
+// this handle.
 bool with_search(std::int32_t handle, const std::function<void(const TreeSearch&)>& use);
 
 }  // namespace dart

@@ -1,4 +1,4 @@
-// A view of a contiguous array that somebody else owns (std::span is C++20).
+// A non-owning view of a contiguous array (std::span is C++20).
 #pragma once
 
 #include <cstddef>

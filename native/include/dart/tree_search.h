@@ -1,29 +1,29 @@
-// The pruned draft tree: which drafted tokens, joined into paths, are worth verifying.
+// Tree search: joins drafted candidates into paths and keeps the nodes most worth verifying.
 //
-// The drafter proposes k candidates for each of d positions, independently of one another. The
-// search joins them into paths scored by the drafter and an n-gram model together, and keeps the
-// best N nodes (paper, arXiv 2601.19278; the arithmetic is that of the reference code):
+// The drafter proposes k candidates for each of d positions independently. The search joins them
+// into paths, scores these with the drafter and an n-gram model, and keeps the best N nodes (paper:
+// arXiv 2601.19278; the arithmetic follows the reference code):
 //
 //   score(child) = score(parent) + w_l * (g_l * log(p + eps) + ngram_weight * log(q + eps))
 //   w_l = (l + 1) ** -level_decay,  g_l = logit_decay ** l,  l = 0 .. d - 1
 //
-// p is the softmax over the level's k logits alone, q the n-gram model's probability. The n-gram
-// term is left out at level 0, and everywhere if there is no model. All in float32.
+// p is the softmax over the level's k logits only, q the n-gram model's probability. The n-gram
+// term is omitted at level 0, and at all levels without a model. All arithmetic is in float32.
 //
-// A beam limits which nodes of a level are extended: those not ending in EOS first, then by score.
-// Every scored node competes for the tree, those outside the beam too.
+// A beam limits which nodes of a level are extended: nodes not ending in EOS first, then by score.
+// All scored nodes compete for the tree, including those outside the beam.
 //
-// Without candidates (k = 0) the n-gram model drafts alone: the tree of the N likeliest paths of at
-// most d tokens, where a token's probability is its share of what followed the longest context that
-// anything followed. Nothing is weighted, and there is no beam; behind EOS nothing is drafted.
+// Without candidates (k = 0) only the n-gram model drafts: the tree of the N most likely nodes of
+// depth at most d, where a token's probability is its share of the counts after the longest context
+// with any follower. There are no weights and no beam; nothing is drafted after EOS.
 //
-// Ties, by default: no increment is positive, and of equal scores the node created first is the
-// better one - the shallower, then the one of the better-ranked parent, then the smaller token. So a
-// chosen node's parent is always chosen too, and a node that is already behind N others can be
-// dropped together with all that would descend from it, which changes nothing but the time.
+// Ties, by default: of equal scores, the node created first wins: the shallower one, then the one
+// of the better-ranked parent, then the smaller token. As no increment is positive, a chosen node's
+// parent is always chosen too, and a node that is worse than N others can be dropped together with
+// its subtree, which saves time without changing the result.
 //
-// Ties, compatible: what the reference's unstable sorts make of them (row_search.h). That depends
-// on the C++ library, and only with its own, libstdc++, are they the reference's.
+// Ties, compatible: resolved by the same unstable sorts as in the reference (row_search.h). The
+// result depends on the C++ library; it equals the reference's only with libstdc++.
 #pragma once
 
 #include <atomic>
@@ -49,19 +49,20 @@ struct TreeSearchConfig {
   int threads = 1;  // rows searched at the same time
 };
 
-// What is drafted for a batch of sequences. Inner axes are contiguous; from one row to the next are
-// `stride` values, so that a batch can be read where it was packed.
+// The drafts of a batch of sequences. Inner axes are contiguous; rows are `stride` values apart, so
+// that a packed batch can be read in place.
 struct DraftBatch {
   std::size_t rows = 0;        // B
   std::size_t context = 0;     // C >= 1
   std::size_t levels = 0;      // d
   std::size_t candidates = 0;  // k
 
-  // [B, C] the newest known tokens. The last one is the tree's root; -1, on the left, is none.
+  // [B, C] the newest tokens of each sequence, padded with -1 on the left. The last one is the
+  // root.
   const std::int32_t* context_tokens = nullptr;
   std::size_t context_stride = 0;
-  // [B, d, k] in any order. A candidate is left out if its token is negative or its logit is not
-  // finite; of one token given twice at a level, the higher logit counts (but see Ties).
+  // [B, d, k] in any order. A candidate is skipped if its token is negative or its logit is not
+  // finite. Of duplicates within a level, the higher logit counts (except with compatible ties).
   const std::int32_t* tokens = nullptr;
   std::size_t tokens_stride = 0;
   const float* logits = nullptr;
@@ -77,11 +78,11 @@ class TreeSearch {
 
   const TreeSearchConfig& config() const { return config_; }
 
-  // Writes each row's tree to out [B, 3, nodes + 1]: the nodes' tokens, parents (as places in this
-  // array) and depths. Place 0 is the root, its own parent, at depth 0. The other nodes follow by
-  // depth, then (unless compatible) by descending score. Places left over are zero, so that
-  // depth > 0 tells a node from padding. A row whose root is negative (a finished one) gets zeros
-  // only.
+  // Writes each row's tree to out [B, 3, nodes + 1]: the nodes' tokens, parents (as indices into
+  // this array) and depths. Index 0 is the root, its own parent, at depth 0. The other nodes follow
+  // by depth, then (unless ties are compatible) by descending score. Unused places are zero, so
+  // depth > 0 distinguishes nodes from padding. A row whose root is negative (a finished one) gets
+  // only zeros.
   // Throws std::length_error if a row could score 2^31 nodes or more.
   // Safe to call from several threads at once.
   void search(const DraftBatch& batch, std::int32_t* out) const;

@@ -1,6 +1,5 @@
-// The checksum of a file's parts: XXH64, seed 0, as its specification defines it
-// (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md). It is no protection against
-// forgery.
+// XXH64 with seed 0, the checksum of a file's sections, as specified in
+// https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md. Not cryptographic.
 #pragma once
 
 #include <array>
@@ -11,10 +10,10 @@ namespace dart {
 
 class Xxh64 {
  public:
-  // Takes the next bytes.
+  // Hashes the next bytes.
   void update(const void* data, std::size_t size);
 
-  // The checksum of all bytes taken.
+  // Returns the checksum of all bytes so far.
   std::uint64_t digest() const;
 
  private:

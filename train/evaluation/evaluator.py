@@ -1,4 +1,4 @@
-"""Judging trained drafters alike: what they predict, what decoding gains, and what it costs."""
+"""Evaluates trained drafters identically: agreement, acceptance length, and time per step."""
 
 from __future__ import annotations
 
@@ -15,69 +15,64 @@ from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.packed_dataset import PackedDataset
-from train.drafter import DrafterTraining
-from train.evaluation.acceptance import AcceptanceLength, Agreement
-from train.objective.predictions import Drafting, Frozen
+from train.evaluation.acceptance import AcceptanceConfig, AcceptanceLength, Agreement
+from train.objective.predictions import Frozen, PackedForward
 
-_LONGEST = 128  # tokens of a prompt
+_LONGEST = 128  # maximum tokens of a prompt
 
 
-class Judge:
-    """The same text and the same search for every drafter."""
+class DrafterEvaluator:
+    """Evaluates every drafter on the same text with the same search."""
 
     def __init__(
         self,
-        recipe: DrafterTraining,
+        model: DartModel,
         held_out: PackedDataset,
-        ngram: str | None,
+        acceptance: AcceptanceConfig,
         new_tokens: int,
         nodes: int | None = None,
+        chunk: int | None = None,
     ):
-        """Takes what all drafters share.
+        """Loads nothing; drafters are loaded one by one.
 
         Args:
-          recipe: of their training: target, held-out rows and the weight of the n-gram model.
-          held_out: rows that none was trained on.
-          ngram: file of the n-gram model; None searches without one.
-          new_tokens: decoded greedily behind every prompt.
-          nodes: of the trees; None for the device's.
-
-        Raises:
-          UserError: the target or the n-gram model cannot be read.
+          model: the target, and the n-gram model of the search, if there is one.
+          held_out: rows that no drafter was trained on.
+          acceptance: how many of these rows are compared, and the weight of the n-gram model.
+          new_tokens: tokens decoded greedily for every prompt.
+          nodes: nodes of the draft trees; None for the default of the device.
+          chunk: see `train.drafter.DrafterTraining`.
         """
-        self._recipe, self._held_out = recipe, held_out
-        self._new_tokens, self._nodes = new_tokens, nodes
-        self._model = DartModel.from_pretrained(
-            recipe.target, ngram=ngram, dtype=recipe.target_dtype
-        )
-        # One program for all drafters of a shape.
+        self._model, self._held_out, self._acceptance = model, held_out, acceptance
+        self._new_tokens, self._nodes, self._chunk = new_tokens, nodes, chunk
+        # One compiled program per drafter shape.
         self._agreements: dict[Hashable, Agreement] = {}
 
     def load(self, drafter: Path) -> DartModel:
-        """The target, which is in memory once, with one of the drafters."""
+        """Loads a drafter next to the shared target."""
         return self._model.with_drafter(drafter)
 
     def agreement(self, model: DartModel) -> dict[str, float]:
-        """See `Agreement`."""
+        """Returns the figures of `Agreement`."""
         assert isinstance(model.drafter, DrafterConfig)
         ids = model.params["draft_ids"]
         shape = (model.drafter, np.asarray(ids).tobytes())
         if shape not in self._agreements:
             positions = model.drafter.num_positions
-            drafting = Drafting(model.target, model.drafter, positions, self._recipe.chunk)
+            forward = PackedForward(model.target, model.drafter, positions, self._chunk)
             frozen = Frozen(model.params["target"], ids)
-            rows = self._recipe.acceptance.eval_rows
-            self._agreements[shape] = Agreement(drafting, frozen, self._held_out, rows)
+            rows = self._acceptance.eval_rows
+            self._agreements[shape] = Agreement(forward, frozen, self._held_out, rows)
         return self._agreements[shape](model.params["drafter"])
 
     def tau(
         self, model: DartModel, prompts: Sequence[np.ndarray], weight: float | None = None
     ) -> float:
-        """Tokens per verification, bonus included; `weight` as of `Variant`."""
+        """Returns the acceptance length; `weight` as `Variant.ngram_weight`."""
         return self._length(model, prompts).tau(model.params["drafter"], self._weight(weight))
 
     def decoder(self, model: DartModel, prompts: Sequence[np.ndarray]) -> Decoder:
-        """What the first of these figures is decoded with."""
+        """Returns the decoder that `tau` uses by default."""
         return self._length(model, prompts).decoder(model.params["drafter"], self._weight(None))
 
     def _length(self, model: DartModel, prompts: Sequence[np.ndarray]) -> AcceptanceLength:
@@ -85,11 +80,11 @@ class Judge:
         return AcceptanceLength(model, prompts, self._new_tokens, weight, self._nodes)
 
     def _weight(self, weight: float | None) -> float:
-        return self._recipe.acceptance.ngram_weight if weight is None else weight
+        return self._acceptance.ngram_weight if weight is None else weight
 
 
 def benchmark_prompts(tokenizer: Tokenizer, per_group: int) -> list[np.ndarray]:
-    """The demo benchmark's, int32 [n] each, of modules that no training and no count has seen."""
+    """Returns the demo benchmark's prompts, int32 [n] each, from modules held out of training."""
     return [
         tokens.astype(np.int32)
         for group in HELD_OUT
@@ -100,14 +95,14 @@ def benchmark_prompts(tokenizer: Tokenizer, per_group: int) -> list[np.ndarray]:
 
 
 def parameters(model: DartModel) -> int:
-    """How many the drafter has."""
+    """Returns the drafter's number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(model.params["drafter"]))
 
 
 def step_seconds(
     decoders: Sequence[Decoder], prompts: Sequence[np.ndarray], new_tokens: int, repeats: int
 ) -> list[list[float]]:
-    """Of a decode step, prefill left out: for every decoder one figure a repeat.
+    """Returns seconds per decode step, without prefill: for each decoder, one figure per repeat.
 
     Prompts are decoded one at a time, by the decoders in turn, after a pass that compiles.
     """
@@ -116,7 +111,7 @@ def step_seconds(
         spent = np.zeros(len(decoders))
         steps = np.zeros(len(decoders))
         for prompt in prompts:
-            # The order changes, so that none always comes behind the same other.
+            # Rotate the order, so that no decoder always follows the same one.
             for number in np.roll(np.arange(len(decoders)), repeat).tolist():
                 made = decoders[number]([prompt], new_tokens)
                 spent[number] += sum(made.seconds.values()) - made.seconds["prefill"]

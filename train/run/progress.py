@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, a line now and then in a log file."""
+"""The progress display of a run: a bar on a terminal, occasional lines in a log file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_RECENT = 50  # steps that figures are averaged over
+_RECENT = 50  # steps that the shown figures are averaged over
 
 
-class Watch:
+class ProgressDisplay:
     """Shows progress on stderr."""
 
     def __init__(
@@ -26,16 +26,16 @@ class Watch:
         utilisation: float = 0.0,
         console: Console | None = None,
     ):
-        """Begins at `done` of `steps`.
+        """Starts at `done` of `steps`.
 
         Args:
-          name: of what is trained.
-          steps: of the whole run.
-          done: of these, earlier.
-          log_every: steps between lines, where there is no terminal.
-          tokens: of a step; 0 if unknown.
-          utilisation: of the devices' arithmetic, were a step done every second; 0 if unknown.
-          console: another than stderr.
+          name: name of the run.
+          steps: total number of steps.
+          done: steps done earlier.
+          log_every: steps between lines if there is no terminal.
+          tokens: tokens per step; 0 if unknown.
+          utilisation: of the devices' peak FLOP/s at one step per second; 0 if unknown.
+          console: where to write; None for stderr.
         """
         self._name, self._steps, self._log_every = name, steps, log_every
         self._tokens, self._utilisation = tokens, utilisation
@@ -54,7 +54,7 @@ class Watch:
             )
             self._task = self._bar.add_task(name, total=steps, completed=done, note="")
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ProgressDisplay:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -69,9 +69,9 @@ class Watch:
             self._bar.stop()
 
     def step(self, number: int, loss: float, seconds: float) -> None:
-        """A step is done, the `number`th; it took so long."""
+        """Shows that step `number` is done and how long it took."""
         self._losses.append(loss)
-        if not self._first:  # which compiles
+        if not self._first:  # the first step compiles
             self._seconds.append(seconds)
         self._first = False
         note = "  ".join(self._figures())
@@ -85,12 +85,12 @@ class Watch:
             self.say(f"step {number}/{self._steps}  {note}{left}")
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Prints a permanent line."""
         self.console.print(f"{self._name}: {line}", soft_wrap=True, highlight=False, markup=False)
 
     @property
     def loss(self) -> float:
-        """Mean over recent steps."""
+        """Mean loss over recent steps."""
         return sum(self._losses) / len(self._losses)
 
     def _figures(self) -> list[str]:

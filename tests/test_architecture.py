@@ -1,0 +1,143 @@
+"""The packages are as docs/architecture.svg draws them: what is imported is drawn further down."""
+
+import ast
+import graphlib
+import importlib
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from documents import ROOT
+
+SVG = "{http://www.w3.org/2000/svg}"
+PICTURE = ElementTree.parse(ROOT / "docs/architecture.svg")
+TREES = ("dart_jax", "train", "eval")
+MOST_FILES = 15
+MOST_LINES = 400
+PATHS = {
+    path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for tree in TREES
+    for path in sorted((ROOT / tree).rglob("*.py"))
+}
+MODULES = {*PATHS.values(), "dart_jax._core"}
+
+
+# Modules and packages in the picture -> their box.
+DRAWN = {
+    name: box for box in PICTURE.iter(f"{SVG}rect") for name in box.get("data-holds", "").split()
+}
+
+
+def box_of(module):
+    """The box of a module or of the innermost package around it."""
+    parts = module.split(".")
+    names = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    name = next((name for name in names if name in DRAWN), None)
+    # Nothing inside of `dart_jax` is drawn by the box of its `__init__.py`.
+    assert name is not None, f"{module} is not drawn"
+    assert name != "dart_jax" or module == name, f"{module} is not drawn"
+    return DRAWN[name]
+
+
+def imports(path):
+    """The modules of this repository that a file imports, inside functions as well."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else node.module)
+    return found & MODULES
+
+
+# What `from dart_jax import DartModel` loads is loaded lazily, and so are the exports of packages.
+IMPORTS = {
+    module: imports(path) - {module} for path, module in PATHS.items() if module != "dart_jax"
+}
+
+
+def fault(importer, imported):
+    """What is wrong with an import, or None."""
+    if {importer.split(".")[0], imported.split(".")[0]} == {"train", "eval"}:
+        return f"{importer} imports {imported}: train and eval do not know each other"
+    one, other = box_of(importer), box_of(imported)
+    if one is not other and float(other.get("y")) <= float(one.get("y")):
+        return f"{importer} imports {imported}, which is drawn no further down"
+    return None
+
+
+def test_imports_go_down():
+    faults = [fault(one, other) for one, others in IMPORTS.items() for other in sorted(others)]
+    assert not list(filter(None, faults))
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("dart_jax.models.target", "dart_jax.decoding.step"),
+        ("dart_jax.decoding.step", "dart_jax.weights.checkpoint"),
+        ("dart_jax.text.tokenizer", "dart_jax.ngram.model"),
+        ("dart_jax.model", "eval.compare"),
+        ("eval.compare", "train.drafter"),
+        ("train.data.batch", "train.objective.loss"),
+    ],
+)
+def test_an_import_against_the_arrow_is_found(importer, imported):
+    assert fault(importer, imported) is not None
+
+
+def test_everything_is_drawn_and_everything_drawn_exists():
+    for module in sorted(MODULES):
+        box_of(module)
+    for name in DRAWN:
+        assert name in MODULES, name
+
+
+def test_no_circles():
+    graphlib.TopologicalSorter(IMPORTS).prepare()
+
+
+def test_packages_and_files_are_small():
+    for tree in TREES:
+        for package in {path.parent for path in PATHS if path.is_relative_to(ROOT / tree)}:
+            files = [*package.glob("*.py"), *package.glob("*.pyi")]
+            assert len(files) <= MOST_FILES, f"{package}: {len(files)} files"
+    sources = [*PATHS, *(ROOT / "native").rglob("*.cpp"), *(ROOT / "native").rglob("*.h")]
+    assert len(sources) > 200
+    for path in sources:
+        lines = len(path.read_text().splitlines())
+        assert lines <= MOST_LINES, f"{path}: {lines} lines"
+
+
+def test_packages_say_what_they_are_for():
+    for path, module in PATHS.items():
+        if path.name == "__init__.py":
+            doc = ast.get_docstring(ast.parse(path.read_text()))
+            assert doc, module
+            assert len(doc.splitlines()) > 2, f"{module}: what may it import, where to start?"
+
+
+def test_the_names_of_a_step_exist():
+    names = [text.get("data-name") for text in PICTURE.iter(f"{SVG}text") if text.get("data-name")]
+    assert len(names) == 9
+    for name in names:
+        module, attribute = name.rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_the_package_loads_its_exports_lazily():
+    import dart_jax
+
+    for name in dart_jax.__all__:
+        assert getattr(dart_jax, name) is not None
+    code = "import sys, dart_jax; print(sorted({'jax', 'numpy', 'flax'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = dart_jax.Nothing
+    with pytest.raises(ImportError):
+        importlib.import_module("dart_jax.nothing")
