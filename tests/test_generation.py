@@ -63,6 +63,7 @@ def test_a_completion(model, sampled):
     assert sampled.tokens_per_second == pytest.approx(40 / sum(sampled.seconds.values()))
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("options", [{"nodes": 0}, {"nodes": 3}, {"use_ngram": False}])
 def test_drafting_changes_nothing(model, sampled, options):
     other = model.generate(TEXT, SAMPLED, **options)
@@ -78,6 +79,7 @@ def test_prompt_formats(model, sampled):
     same(chat, model.generate("<user>heap?\n?def ", SAMPLED))
 
 
+@pytest.mark.long
 def test_a_batch(model):
     """With greedy decoding every prompt of a batch continues as it does alone, at any length."""
     prompts = [TEXT, "x", model.tokenizer.encode("import os\n"), CHAT]

@@ -66,7 +66,7 @@ def test_parts_can_be_left_out(tiny):
         model.decoder(nodes=4, max_length=MAX_LENGTH)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("loop", ["fused", "host"])
 @pytest.mark.parametrize(
     ("nodes", "use_ngram", "sampling"),
@@ -87,6 +87,7 @@ def test_decoders_agree(tiny, model, loop, nodes, use_ngram, sampling):
     assert generation.seconds["search"] > 0 == expected.seconds["search"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("embedding", [False, True], ids=["", "with an embedding"])
 def test_an_eagle3_drafter(tiny, model, tmp_path, embedding):
     """Has its own vocabulary and is read from files; some repeat the target's embedding."""
@@ -177,6 +178,7 @@ def test_a_damaged_tokenizer(tiny, tmp_path, damage):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_demo_model():
     """The model in the package decodes losslessly, and its drafts are accepted."""
     model = DartModel.demo()

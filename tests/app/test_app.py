@@ -287,6 +287,7 @@ def test_the_devices_trees_can_be_watched(models):
         known = np.concatenate([known, won.tokens[0]])
 
 
+@pytest.mark.long
 def test_accepted_paths(models, prompts, plain):
     """The accepted tokens are found in the tree, node by node."""
     config = DecodeConfig(models.target, models.drafter, 8)

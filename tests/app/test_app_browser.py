@@ -13,6 +13,9 @@ WICKED = (
 )
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def address():
     """An app that serves one visitor at a time, so that a second one is turned away, and slows down

@@ -60,7 +60,7 @@ def test_plain_decoding_fills_the_cache(prompts, plain):
         np.testing.assert_array_equal(generation.tau, np.ones(4))
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NUCLEUS, PENALIZED])
 def test_plain_loops_agree(models, prompts, plain, sampling):
     config = DecodeConfig(models.target)
@@ -69,7 +69,7 @@ def test_plain_loops_agree(models, prompts, plain, sampling):
     np.testing.assert_array_equal(fused.steps, plain(sampling).steps)
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize("drafting", ["search", "search with n-grams", "oracle"])
 def test_dart_is_plain_decoding(models, prompts, plain, truth, case, drafting):
     config, sampling = case
@@ -119,6 +119,7 @@ def test_plain_tokens_are_the_targets_own(plain):
     assert not any(drafted.any() for drafted in plain(GREEDY).drafted)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_step_ends_on_a_token_of_the_target(models, prompts, truth, greedy, loop):
     """On a path with 3 true levels, 3 tokens are drafted and the 4th is the bonus token."""
@@ -130,6 +131,7 @@ def test_every_step_ends_on_a_token_of_the_target(models, prompts, truth, greedy
     assert lists(generation.drafted) == [pattern[:n] for n in budget]
 
 
+@pytest.mark.long
 def test_option_values_do_not_recompile(models, prompts):
     """Other temperatures, filters, penalties, seeds and stop ids run the same program."""
     config = DecodeConfig(models.target)
@@ -216,7 +218,7 @@ def test_stop_ids_end_plain_decoding(models, prompts, ending, cut):
     assert lists(generate_streaming(config, models.params, None, prompts, ending).tokens) == cut
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("loop", LOOPS)
 def test_stop_ids_end_dart(models, prompts, truth, eight, ending, cut, loop):
     oracle = Oracle(eight, truth(GREEDY), levels=8)

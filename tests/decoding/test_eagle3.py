@@ -322,6 +322,7 @@ def batch(name):
     return golden_model(name), golden_inputs(name)
 
 
+@pytest.mark.long
 def test_a_batch_is_its_sequences():
     model, inputs = batch("random")
     trees, rows = draft(model, inputs, 59)

@@ -63,6 +63,7 @@ def test_logits_and_features(golden, prompts):
             np.testing.assert_allclose(ours[i, :n], expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.long(keep=1)
 def test_draft_logits_of_every_step(golden, config, prompts, drafts):
     # With this many candidates the host buffer holds every draft logit.
     vocab = golden.drafter.draft_vocab_size

@@ -90,6 +90,7 @@ def broken(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rounding_of_the_tiny_model(pair, dtype):
     model = DartModel.from_pretrained(pair["target"], dtype=dtype)
@@ -180,6 +181,7 @@ def test_penalty_and_min_p(check):
         assert name in text
 
 
+@pytest.mark.long
 def test_a_wrong_acceptance_diverges(check, broken, pair, capfd):
     def lenient(tree, mask, drawn, max_depth):
         """Accepts the first child of the root, whatever the target sampled."""

@@ -55,6 +55,7 @@ def test_capacity_has_room_for_a_path_after_the_last_token(models):
     assert [dart.capacity(n) for n in (1, 55, 56)] == [64, 64, 128]
 
 
+@pytest.mark.long
 def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
     config = DecodeConfig(models.target, models.drafter, nodes=60)
     oracle = Oracle(config, sequences(prompts, plain(Sampling()).tokens))

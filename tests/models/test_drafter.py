@@ -32,6 +32,7 @@ def real_rows(number):
     )
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_a_cache_changes_nothing(config):
     """Rows given in two calls, padded differently, against all rows at once."""
@@ -61,6 +62,7 @@ def test_a_cache_changes_nothing(config):
     assert len(np.unique(np.asarray(whole[0]), axis=0)) == config.num_positions
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_the_first_positions_need_none_of_the_later_ones(config):
     params = random_params(config, 1)

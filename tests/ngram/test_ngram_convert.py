@@ -153,6 +153,7 @@ def test_every_truncation_is_reported(trie):
             read_windows(trie[:size], 5)
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(st.data())
 def test_a_flipped_bit_is_reported_or_gives_a_trie(data):

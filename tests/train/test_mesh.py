@@ -54,22 +54,26 @@ def many(tmp_path_factory):
     return directory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", ["data", "both"])
 def test_eight_devices_train_as_one(alone, many, mesh):
     assert_close(records(many / mesh), records(alone[1]))
 
 
+@pytest.mark.long
 def test_microbatches_on_eight_devices(many, tmp_path):
     recipe = dataclasses.replace(RECIPE, batch=16)
     toy_fit(tmp_path, recipe, loss=plain_loss, batches=ToyBatches(16))
     assert_close(records(many / "accumulated"), records(tmp_path))
 
 
+@pytest.mark.long
 def test_a_split_target_and_drafter_compute_the_same(many):
     one, split = json.loads((many / "drafter.json").read_text())
     assert split == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.long
 def test_going_on_with_another_mesh(alone, many, tmp_path):
     """Saved by eight devices, loaded by one."""
     shutil.copytree(many / "both", tmp_path / "run")

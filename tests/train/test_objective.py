@@ -71,7 +71,7 @@ def assert_close(ours, theirs):
 SOME = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("drafter", "anchors"),
     [
@@ -103,6 +103,7 @@ def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drafter", [DART, dataclasses.replace(DART, num_hidden_layers=2)])
 def test_training_sees_what_decoding_computes(batch, target, drafter):
     """After one anchor: the drafter over only its document's prefix, as in drafting."""
@@ -122,6 +123,7 @@ def test_training_sees_what_decoding_computes(batch, target, drafter):
     np.testing.assert_allclose(packed[row, 0], logits[0], rtol=0, atol=1e-4)
 
 
+@pytest.mark.long
 def test_eagle3_is_trained_as_it_drafts(batch, target):
     """Its steps against its own layer, row by row, with growing keys as in drafting."""
     params, steps = random_params(EAGLE3, 2), 3

@@ -370,6 +370,7 @@ def test_merging_in_pieces_changes_nothing(tmp_path, monkeypatch, order):
     assert at_once[1].sum() == 120 * 300
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("order", [3, 4])
 def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch, order):
     monkeypatch.setattr(counting, "PART", 3000)

@@ -331,6 +331,7 @@ def test_options_out_of_range(tmp_path):
 # The disk
 
 
+@pytest.mark.long
 def test_no_room_for_a_checkpoint(uninterrupted, half_way):
     """No file may grow beyond 64 KB, as if the disk were full then; a checkpoint's would."""
     limited = ["bash", "-c", 'ulimit -f 64; exec "$@"', "-", *PROGRAM, "--directory", str(half_way)]
