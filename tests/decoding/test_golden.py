@@ -108,7 +108,7 @@ def test_trees_of_every_step(golden, config, drafts, j):
         assert paths(tokens, seen, depth) == paths(*expected)
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("generate", [generate_streaming, generate_fused])
 @pytest.mark.parametrize("name", ["ar_out", "dart_out"])
 def test_generated_tokens(golden, config, pruner, prompts, generate, name):

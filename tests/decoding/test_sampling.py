@@ -116,6 +116,7 @@ def test_temperature_0_takes_the_first_of_the_most_likely():
     assert draw(Sampling(), logits, jnp.uint32(0), zero, zero).tolist() == [[1, 0]]
 
 
+@pytest.mark.long(keep=5)
 @pytest.mark.parametrize(
     "sampling", [Sampling(1.0), Sampling(0.5), Sampling(0.8, top_k=5), Sampling(1.3, 6, 0.9)]
 )

@@ -291,6 +291,7 @@ def test_of_a_token_given_twice_the_higher_logit_counts():
 # Compatible ties: as the reference
 
 
+@pytest.mark.long
 @settings(max_examples=500)
 @given(seeds, st.sampled_from([0.0, 0.3]))
 def test_compatible_trees_are_those_of_the_reference_where_nothing_ties(seed, repeat):
@@ -305,6 +306,7 @@ def test_compatible_trees_are_those_of_the_reference_where_nothing_ties(seed, re
     assert sorted(paths(tree)) == sorted(expected)  # the order within a depth is the sort's
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(seeds)
 def test_both_rules_agree_where_nothing_ties(seed):

@@ -346,6 +346,7 @@ def test_plain_text_is_refused(tmp_path):
 # The hub
 
 
+@pytest.mark.long
 def test_from_the_hub(tmp_path):
     """In a new process, which reads the hub's settings from its environment."""
     program = """

@@ -139,6 +139,7 @@ def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
     close(features, torch.cat(entering, -1).numpy())
 
 
+@pytest.mark.long(keep=4)
 def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tokens):
     """After a cached prefix, longer in one row: the next token, and a tree below it."""
     config, params = ours

@@ -79,6 +79,7 @@ def assert_same_bits(ours, theirs):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.long(keep=14)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700, 1])
 @pytest.mark.parametrize("config", TARGETS.values(), ids=list(TARGETS))

@@ -111,6 +111,7 @@ def test_many_processes_at_once(environment):
     assert compile_slow(environment)[1:] == (1, 0, "")
 
 
+@pytest.mark.long
 def test_what_the_user_configured_stays(environment, tmp_path):
     own = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "own")}
     assert compile_slow(environment | own)[0] == str(tmp_path / "own")
@@ -175,6 +176,7 @@ CONVERT = f"""
 """
 
 
+@pytest.mark.long
 def test_two_processes_at_once(environment):
     processes = [start(CONVERT, environment) for _ in range(2)]
     results = [finish(process) for process in processes]
