@@ -1,4 +1,4 @@
 """Training the demo's language models: tokenizer, token windows, loss.
 
-May import `dart_jax`. `train/demo.py` is the program.
+May import `dart_jax`. Start with `loss.py`; `train/demo.py` is the program.
 """

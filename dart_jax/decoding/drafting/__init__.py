@@ -2,7 +2,8 @@
 
 One file per method. `dart_jax.decoding.step` depends only on the base class `DraftingMethod` in
 `base.py`; `drafting_method` selects the method for a config. To add one, add a file here and a case
-to `drafting_method`.
+to `drafting_method`. May import what `dart_jax.decoding` may, and its `sampling` and `tree`. Start
+with `base.py`, then `dart.py`; `prompt_lookup.py` is the smallest complete method.
 """
 
 from __future__ import annotations
