@@ -1,5 +1,29 @@
-"""Re-exports from `dart_jax.weights.checkpoint`, for code that still imports them from here."""
+"""The former place of `dart_jax.weights.checkpoint`, kept for code that imports it from here."""
 
-from dart_jax.weights.checkpoint import load_drafter, load_target, save_drafter, save_target
+from dart_jax.weights.checkpoint import (
+    check_features,
+    check_fit,
+    load_drafter,
+    load_eos,
+    load_target,
+    read_any_drafter_config,
+    read_drafter_config,
+    read_target_config,
+    save_drafter,
+    save_target,
+    weights_dtype,
+)
 
-__all__ = ["load_drafter", "load_target", "save_drafter", "save_target"]
+__all__ = [
+    "check_features",
+    "check_fit",
+    "load_drafter",
+    "load_eos",
+    "load_target",
+    "read_any_drafter_config",
+    "read_drafter_config",
+    "read_target_config",
+    "save_drafter",
+    "save_target",
+    "weights_dtype",
+]
