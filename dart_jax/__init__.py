@@ -13,12 +13,14 @@ The packages, from the bottom up (diagram in `docs/architecture.md`):
     ngram/     the n-gram model
     models/    the target, the drafters, their layers and caches
     decoding/  draft tree, verification, acceptance, search, loops, drafting methods
-    weights/   checkpoints, the hub, the user's cache
+    weights/   checkpoints, the hub, the per-user cache
     data/      data files, and the standard library as the demo's training text
     programs/  code shared by the command-line programs
     app/       the web page
 
-`model.py` on top of them loads a model from its parts; `generate.py` is its command line.
+`model.py` on top of them loads a model from its parts; `generate.py` is its command line. Start
+with `model.py`. All may import `errors.py`, `files.py` and `memory.py`; none imports `train` or
+`eval`.
 Names exported here are imported lazily, on first use.
 """
 

@@ -9,5 +9,5 @@
     loading.py   time and memory of loading a checkpoint
     startup.py   time from starting a process to its first text
 
-May import `dart_jax`, never `train`.
+May import `dart_jax`, never `train`. Start with `speedup/program.py`.
 """

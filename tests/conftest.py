@@ -8,6 +8,7 @@ import functools
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,10 +37,10 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, own or cores)
 
 # Programs are small and run only a few times: LLVM's optimiser would take half of the total time.
-_QUICK = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
-)
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if "--long" not in sys.argv:
+    # A fifth less time to compile; the long run compiles fusions as users do.
+    _QUICK += " --xla_cpu_use_fusion_emitters=false"
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}"
     # Tests share compiled programs across processes; nothing is kept after the run. With a maximum

@@ -10,5 +10,5 @@ The modules at the top level are the programs; `python -m dart_jax` lists them. 
     language_model/  training the demo's target
     counting/        from a corpus to an n-gram file
 
-May import `dart_jax`, never `eval`.
+May import `dart_jax`, never `eval`. Start with `drafter.py`.
 """

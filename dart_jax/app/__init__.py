@@ -3,5 +3,6 @@
 Data flows one way. A visitor's prompt and settings (`chat`, `settings`) become an `Answer`;
 `service` has `turns` run its steps on one thread, in turn with those of other visitors; `events`
 reads the current state and draws it (`markup`, `step_view`, `tree_picture`). Only `page` and
-`events` use Gradio. May import the rest of the library. Start with `page.py`.
+`events` use Gradio. May import `dart_jax.programs`, `dart_jax.model` and what they import. Start
+with `page.py`.
 """

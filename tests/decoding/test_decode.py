@@ -218,7 +218,7 @@ def test_stop_ids_end_plain_decoding(models, prompts, ending, cut):
     assert lists(generate_streaming(config, models.params, None, prompts, ending).tokens) == cut
 
 
-@pytest.mark.long
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_stop_ids_end_dart(models, prompts, truth, eight, ending, cut, loop):
     oracle = Oracle(eight, truth(GREEDY), levels=8)

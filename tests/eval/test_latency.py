@@ -417,7 +417,6 @@ def reported(tmp_path_factory, monkeypatch):
     return report(tmp_path_factory.getbasetemp())
 
 
-@pytest.mark.long
 def test_report(reported):
     text, content, markdown = reported
     assert [case["context"] for case in content["cases"]] == [CONTEXT]
@@ -459,7 +458,6 @@ def test_report(reported):
         assert line in markdown
 
 
-@pytest.mark.long
 def test_what_was_left_out(reported):
     text, content, markdown = reported
     [large, long, both] = content["left_out"]
@@ -474,7 +472,6 @@ def test_what_was_left_out(reported):
         assert line in markdown
 
 
-@pytest.mark.long
 def test_figure(reported, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "latency.png"
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -2,8 +2,9 @@
 
 One file per method. `dart_jax.decoding.step` depends only on the base class `DraftingMethod` in
 `base.py`; `drafting_method` selects the method for a config. To add one, add a file here and a case
-to `drafting_method`. May import what `dart_jax.decoding` may, and its `sampling` and `tree`. Start
-with `base.py`, then `dart.py`; `prompt_lookup.py` is the smallest complete method.
+to `drafting_method`. May import `dart_jax.models`, and `sampling` and `tree` of
+`dart_jax.decoding`. Start with `base.py`, then `dart.py`; `prompt_lookup.py` is the smallest
+complete method.
 """
 
 from __future__ import annotations
