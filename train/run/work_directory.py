@@ -49,7 +49,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     Raises:
       UserError: another process holds the lock.
     """
-    with (directory / "lock").open("w") as lock:
+    with (directory / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
