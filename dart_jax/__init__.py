@@ -9,20 +9,25 @@ them to a small draft tree, and the target verifies the whole tree at once.
 
 The packages, from the bottom up (diagram in `docs/architecture.md`):
 
-    text/      tokenizers and incremental detokenization
-    ngram/     the n-gram model
-    models/    the target, the drafters, their layers and caches
-    decoding/  draft tree, verification, acceptance, search, loops, drafting methods
-    weights/   checkpoints, the hub, the per-user cache
-    data/      data files, and the standard library as the demo's training text
-    programs/  code shared by the command-line programs
-    app/       the web page
+    text/        tokenizers and incremental detokenization
+    ngram/       the n-gram model
+    models/      the target, the drafters, their layers and caches
+    decoding/    draft tree, verification, acceptance, search, loops, drafting methods
+    generation/  options and results, from prompts to pieces of text
+    weights/     checkpoints, the hub, the per-user cache
+    data/        data files, and the standard library as the demo's training text
+    programs/    code shared by the command-line programs
+    app/         the web page
 
 `model.py` on top of them loads a model from its parts; `generate.py` is its command line. Start
-with `model.py`. All may import `errors.py`, `files.py` and `memory.py`; none imports `train` or
-`eval`.
+with `model.py`. All may import `errors.py`, `files.py`, `interruption.py` and `memory.py`; none
+imports `train` or `eval`.
 Names exported here are imported lazily, on first use.
 """
+
+from dart_jax.interruption import end_imports_quietly
+
+end_imports_quietly()
 
 __version__ = "0.1.0"
 
@@ -31,9 +36,12 @@ _EXPORTS = {
     "Completion": "dart_jax.generation",
     "DartModel": "dart_jax.model",
     "GenerationConfig": "dart_jax.generation",
+    "LogitsProcessor": "dart_jax.decoding.logits",
     "NgramConfig": "dart_jax.decoding.drafting",
+    "Piece": "dart_jax.generation",
     "PromptLookupConfig": "dart_jax.decoding.drafting",
     "SearchConfig": "dart_jax.decoding.pruner",
+    "TextGeneration": "dart_jax.generation",
     "UserError": "dart_jax.errors",
 }
 
@@ -41,9 +49,12 @@ __all__ = [
     "Completion",
     "DartModel",
     "GenerationConfig",
+    "LogitsProcessor",
     "NgramConfig",
+    "Piece",
     "PromptLookupConfig",
     "SearchConfig",
+    "TextGeneration",
     "UserError",
     "__version__",
 ]
@@ -51,9 +62,10 @@ __all__ = [
 TYPE_CHECKING = False  # importing it from `typing` would double the time of this import
 if TYPE_CHECKING:
     from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+    from dart_jax.decoding.logits import LogitsProcessor
     from dart_jax.decoding.pruner import SearchConfig
     from dart_jax.errors import UserError
-    from dart_jax.generation import Completion, GenerationConfig
+    from dart_jax.generation import Completion, GenerationConfig, Piece, TextGeneration
     from dart_jax.model import DartModel
 
 

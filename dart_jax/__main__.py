@@ -1,48 +1,121 @@
-"""Lists the command-line programs: `python -m dart_jax`."""
+"""All programs by one command: `dart-jax NAME ...`, or `python -m dart_jax NAME ...`.
+
+Without a name, lists them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Table
+import dart_jax
+from dart_jax import interruption
 
-from dart_jax import __version__
 
-# Module -> what the program does. Programs that are not installed are not listed.
+class Program(NamedTuple):
+    """A command-line program.
+
+    Attributes:
+      module: what `python -m` runs in a checkout; it, or its `__main__`, defines `main`.
+      what: what the program does.
+    """
+
+    module: str
+    what: str
+
+
 PROGRAMS = {
-    "dart_jax.generate": "continue a prompt in the terminal, with the demo model or another",
-    "dart_jax.app": "the same in a browser",
-    "dart_jax.ngram": "inspect, convert and measure n-gram files",
-    "eval.speedup": "compare the speed of plain decoding, DART and other methods",
-    "eval.lossless": "check that drafting does not change any token",
-    "eval.latency": "time every stage of a step against the hardware's limits",
-    "eval.loading": "measure the memory and time that loading a checkpoint takes",
-    "eval.startup": "measure how long a new process takes to its first text",
-    "eval.compare": "show what changed between two reports of eval.speedup",
-    "train.regenerate": "let the target write the answers that a drafter is trained on",
-    "train.drafter": "train a drafter for a target",
-    "train.measure": "compare time and memory of the training objective with its literal form",
-    "train.plot": "plot the curves of training runs",
-    "train.ngram": "count an n-gram model of a corpus",
-    "train.ablate": "repeat the paper's experiments",
-    "train.demo": "rebuild the demo model",
+    "generate": Program("dart_jax.generate", "continue a prompt in the terminal"),
+    "app": Program("dart_jax.app", "the same in a browser"),
+    "ngram": Program("dart_jax.ngram", "inspect, convert and measure n-gram files"),
+    "speedup": Program(
+        "eval.speedup", "compare the speed of plain decoding, DART and other methods"
+    ),
+    "lossless": Program("eval.lossless", "check that drafting does not change any token"),
+    "latency": Program("eval.latency", "time every stage of a step against the hardware's limits"),
+    "loading": Program(
+        "eval.loading", "measure the memory and time that loading a checkpoint takes"
+    ),
+    "startup": Program("eval.startup", "measure how long a new process takes to its first text"),
+    "compare": Program("eval.compare", "show what changed between two reports of speedup"),
+    "regenerate": Program(
+        "train.regenerate", "let the target write the answers that a drafter is trained on"
+    ),
+    "train-drafter": Program("train.drafter", "train a drafter for a target"),
+    "train-demo": Program("train.demo", "rebuild the demo model"),
+    "plot-training": Program("train.plot", "plot the curves of training runs"),
+    "measure-training": Program(
+        "train.measure", "compare time and memory of the training objective with its literal form"
+    ),
+    "ablate": Program("train.ablate", "repeat the paper's experiments"),
+    "count-ngrams": Program("train.ngram", "count an n-gram model of a corpus"),
 }
 
 
 def main() -> None:
-    """Prints the programs that are installed."""
-    console = Console(highlight=False)
-    console.print(f"dart_jax {__version__}: DART speculative decoding in JAX\n")
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for module, description in PROGRAMS.items():
-        if importlib.util.find_spec(module) is not None:
-            table.add_row(f"python -m {module}", description)
-    console.print(table)
-    console.print(
-        "\nEach has --help. To get started: python -m dart_jax.generate 'def mean(values):'",
-        markup=False,
+    """Runs the program that the first argument names.
+
+    A mistyped name ends in one line and exit status 2, as every other mistake in a command line.
+    """
+    interruption.end_at_once()
+    find_programs()
+    # A module that was run keeps its own name here; a console script has its path.
+    called = "python -m dart_jax" if sys.argv[0].endswith("__main__.py") else "dart-jax"
+    name, *args = sys.argv[1:] or ["--help"]
+    if name in PROGRAMS:
+        # What the program's help and errors call it; see `command_line.command`.
+        sys.argv = [f"{called} {name}", *args]
+        find_main(PROGRAMS[name])()
+        return
+    from dart_jax.errors import UserError
+    from dart_jax.programs.command_line import did_you_mean, program
+
+    with program():
+        if name in ("-h", "--help"):
+            print(overview(called))
+        elif name == "--version":
+            print(f"dart-jax {dart_jax.__version__}")
+        else:
+            raise UserError(
+                f"no program {name!r}{did_you_mean(name, PROGRAMS)} ({called} lists all)"
+            )
+
+
+def overview(called: str) -> str:
+    """The programs, as text; `called` is the command that runs them."""
+    width = max(map(len, PROGRAMS))
+    lines = [f"  {called} {name:{width}}  {each.what}" for name, each in PROGRAMS.items()]
+    return "\n".join(
+        [
+            f"dart_jax {dart_jax.__version__}: DART speculative decoding in JAX",
+            "",
+            *lines,
+            "",
+            f"Each has --help. To get started: {called} generate 'def mean(values):'",
+        ]
     )
+
+
+def find_programs() -> None:
+    """Puts the directory of `eval` and `train` first on the path, for this process only.
+
+    In a wheel these packages lie below `dart_jax`, as their names are too general for the top of
+    everybody's environment; in a checkout beside it.
+    """
+    package = Path(dart_jax.__file__).parent
+    installed = package / "_programs"
+    sys.path.insert(0, str(installed if installed.is_dir() else package.parent))
+
+
+def find_main(program: Program) -> Callable[..., None]:
+    """Imports the program and returns its `main`."""
+    spec = importlib.util.find_spec(program.module)
+    package = spec is not None and spec.submodule_search_locations is not None
+    return importlib.import_module(program.module + (".__main__" if package else "")).main
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Atomic file writes, and one-line errors when writing fails."""
+"""Output files: whether they can be written, atomic writes, one-line errors when writing fails."""
 
 from __future__ import annotations
 
@@ -16,13 +16,54 @@ from dart_jax.errors import UserError
 _FULL = {errno.ENOSPC: "is full", errno.EDQUOT: "has no quota left"}
 
 
+def check_writable(path: Path, *, directory: bool = False) -> None:
+    """Tries, before any work, to write where a result will be written.
+
+    Creates missing directories. What lies at `path` stays as it is.
+
+    Args:
+      path: the file to write.
+      directory: whether `path` is a directory to write files in.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    place = path if directory else path.parent
+    try:
+        if not directory and path.is_dir():
+            raise UserError(f"cannot write {path}: it is a directory; name a file")
+        if not directory and _is_device(path):
+            return
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place, prefix=f".{path.name}."):
+            pass
+    except (FileExistsError, NotADirectoryError):
+        while not place.exists():
+            place = place.parent
+        raise UserError(f"cannot write {path}: {place} is a file, not a directory") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _is_device(path: Path) -> bool:
+    """Whether the path is something like /dev/null, which must not be replaced by a file."""
+    return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yields a temporary path next to `path`, which replaces `path` when the block ends.
 
     Creates the directory if it is missing. A reader of `path` never sees a half-written file. If
-    the block raises, `path` is unchanged.
+    the block raises, `path` is unchanged. A device, such as /dev/null, is not replaced but written.
     """
+    if _is_device(path):
+        with tempfile.TemporaryDirectory() as directory:
+            part = Path(directory) / "part"
+            yield part
+            with path.open("wb") as device:
+                device.write(part.read_bytes())
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)

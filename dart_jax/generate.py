@@ -2,8 +2,8 @@
 
     python -m dart_jax.generate 'def mean(values):'
 
-Without --target, uses the demo model, which continues Python code. The generated text goes to
-standard output, statistics to standard error.
+Without --target, uses the demo model, which continues Python code. --chat without a message talks
+turn by turn. The generated text goes to standard output, statistics to standard error.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from dart_jax.errors import UserError, one_line_errors
-from dart_jax.generation import Completion, GenerationConfig, Piece
+from dart_jax.chat import talk
+from dart_jax.errors import UserError
+from dart_jax.generation import Completion, GenerationConfig, Piece, TextGeneration
+from dart_jax.model import DartModel
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
@@ -36,11 +39,14 @@ class GenerateConfig(ModelChoice):
     prompt: Annotated[str, tyro.conf.Positional] = "-"
     """Text to continue; - reads standard input."""
     chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Format the prompt as a user message with the target's chat template."""
+    """Format the prompt as a user message with the target's chat template; without a prompt, talk
+    turn by turn."""
     system: str | None = None
     """System message before the prompt; implies --chat."""
     chat_template_kwargs: str = "{}"
     """Arguments of the target's chat template, as JSON: '{"enable_thinking": false}'."""
+    use_generation_config: bool = False
+    """Sample as the target's generation_config.json says, unless an option says otherwise."""
     generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
     """Generation options."""
 
@@ -58,30 +64,76 @@ class GenerateConfig(ModelChoice):
             raise UserError(f"--chat-template-kwargs is not valid JSON: {error}") from None
 
 
-def prompt_of(config: GenerateConfig) -> str | list[dict[str, Any]]:
-    """Returns the prompt as text, or as chat messages; reads standard input for "-"."""
-    text = config.prompt
-    if text == "-":
-        if sys.stdin.isatty():
-            raise UserError("no prompt; give one as an argument or through standard input")
-        text = sys.stdin.read()
+def read_prompt(config: GenerateConfig) -> str:
+    """Returns the prompt; reads standard input for "-"."""
+    if config.prompt != "-":
+        return config.prompt
+    if sys.stdin.isatty():
+        raise UserError("no prompt; give one as an argument or through standard input")
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"standard input is not UTF-8 text (byte {error.start + 1}); convert it first"
+        ) from None
+
+
+def messages(config: GenerateConfig, text: str) -> str | list[dict[str, Any]]:
+    """Returns a prompt's text, or its chat messages."""
     if not config.chat and config.system is None:
         return text
     system = [] if config.system is None else [{"role": "system", "content": config.system}]
     return [*system, {"role": "user", "content": text}]
 
 
-def run(config: GenerateConfig, out: Console, err: Console) -> None:
-    """Streams the continuation, then prints statistics."""
-    prompt = prompt_of(config)
+def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
+    """Returns the generation options: those given, on top of the target's own if requested."""
+    if not config.use_generation_config:
+        return config.generation
+    given = {
+        field.name: getattr(config.generation, field.name)
+        for field in dataclasses.fields(GenerationConfig)
+        if getattr(config.generation, field.name) != getattr(GenerationConfig(), field.name)
+    }
+    # A temperature above 0 asks for sampling, and 0 for none, whatever the file says.
+    return GenerationConfig.of(
+        dataclasses.replace(model.generation_config, do_sample=None)
+        if "temperature" in given
+        else model.generation_config,
+        given,
+    )
+
+
+def run(
+    config: GenerateConfig, out: Console, err: Console, read: Callable[[str], str] | None = None
+) -> None:
+    """Streams the continuation, then prints statistics; or talks turn by turn.
+
+    Args:
+      config: what to do.
+      out: receives the text.
+      err: receives statistics.
+      read: reads a line of the conversation, like `input`, if there is a user to talk to.
+
+    Raises:
+      UserError: the prompt, an option or the model cannot be used.
+    """
+    talks = config.prompt == "-" and read is not None and (config.chat or config.system is not None)
+    text = "" if talks else read_prompt(config)
     model = config.load()
-    stream = model.stream(prompt, config.generation, chat_template_kwargs=config.template_kwargs)
-    # Ctrl-C ends generation; the statistics are still printed.
-    with contextlib.suppress(KeyboardInterrupt):
+    generation, template = options(config, model), config.template_kwargs
+
+    def answer(stream: TextGeneration) -> None:
         for piece in stream:
             show(piece, out)
-    out.print()
-    err.print(summary(stream.completion), style="dim", highlight=False, soft_wrap=True)
+        out.print()
+        err.print(summary(stream.completion), style="dim", highlight=False, soft_wrap=True)
+
+    if talks and read is not None:
+        talk(model, generation, config.system, template, read, answer, err)
+        return
+    prompt = messages(config, text)
+    answer(model.stream(prompt, generation, chat_template_kwargs=template))
 
 
 def show(piece: Piece, out: Console) -> None:
@@ -99,6 +151,9 @@ def summary(completion: Completion) -> str:
     """Statistics in one line."""
     count = len(completion.tokens)
     words = [f"{count} tokens", f"{completion.tokens_per_second:,.0f} tokens/s"]
+    compiling = completion.seconds["compile"]
+    if compiling >= 0.1:
+        words.append(f"after compiling for {compiling:.1f} s")
     if completion.drafted.any():
         words.append(f"{completion.drafted.mean():.0%} drafted")
     if completion.steps:
@@ -107,12 +162,20 @@ def summary(completion: Completion) -> str:
     return ", ".join([*words, ends[completion.finish]])
 
 
+def line_reader() -> Callable[[str], str] | None:
+    """Returns `input` with line editing, or None if standard input is not a terminal."""
+    if not sys.stdin.isatty():
+        return None
+    with contextlib.suppress(ImportError):  # not on every platform
+        import readline  # noqa: F401
+    return input
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line; bad input is reported in one line, with exit status 2."""
-    with one_line_errors():
-        prog = "python -m dart_jax.generate"
-        config = tyro.cli(GenerateConfig, args=args, prog=prog, description=__doc__)
-        run(config, Console(highlight=False), Console(stderr=True))
+    with program():
+        config = parse(GenerateConfig, args, __doc__)
+        run(config, Console(highlight=False), Console(stderr=True), line_reader())
 
 
 if __name__ == "__main__":

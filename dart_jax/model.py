@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import html
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +15,24 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dart_jax.decoding.decoder import Decoder, Loop
-from dart_jax.decoding.drafting import AnyDrafter, NgramConfig, PromptLookupConfig
+from dart_jax.decoding.drafting import (
+    AnyDrafter,
+    NgramConfig,
+    PromptLookupConfig,
+    drafter_title,
+)
+from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.pruner import Pruner, SearchConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
-from dart_jax.generation import Completion, GenerationConfig, default_tree, length_bucket
+from dart_jax.generation import MAX_NODES, GenerationConfig
+from dart_jax.generation.text_generator import TextGenerator
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.target import untie
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
-from dart_jax.text_generation import Prompt, TextGeneration, encode_prompt, is_batch, split_stops
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
     check_fit,
@@ -36,6 +43,7 @@ from dart_jax.weights.checkpoint import (
     read_target_config,
     weights_dtype,
 )
+from dart_jax.weights.tensor_files import read_json
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 
 PathLike = str | os.PathLike[str]
@@ -45,8 +53,8 @@ PathLike = str | os.PathLike[str]
 DEMO = Path(__file__).parent / "demo"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class DartModel:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class DartModel(TextGenerator):
     """A target, its drafter and its n-gram model.
 
     Attributes:
@@ -64,6 +72,46 @@ class DartModel:
     ngram: NgramModel | None
     tokenizer: Tokenizer
     eos: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"DartModel({', '.join(f'{name}: {what}' for name, what in self._parts().items())})"
+
+    def _repr_html_(self) -> str:
+        """A table of the model's parts, for notebooks."""
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(what)}</td></tr>"
+            for name, what in self._parts().items()
+        )
+        return f"<table><caption>DartModel</caption>{rows}</table>"
+
+    def _parts(self) -> dict[str, str]:
+        """What the model consists of, in words."""
+        leaves = jax.tree.leaves(self.params)
+        embedding = self.params["target"]["embed_tokens"]
+        devices = sorted(device.id for device in embedding.devices())
+        kind = next(iter(embedding.devices())).device_kind
+        drafting = drafter_title(self.drafter)
+        if "drafter" in self.params:
+            drafting += f", {_count(self.params['drafter'])} parameters"
+        return {
+            "target": f"{self.target.model_type}, {_count(self.params['target'])} parameters",
+            "drafter": drafting,
+            "n-gram model": "none" if self.ngram is None else repr(self.ngram),
+            "dtype": str(embedding.dtype),
+            "device": f"{kind} {', '.join(map(str, devices))}",
+            "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
+        }
+
+    @functools.cached_property
+    def generation_config(self) -> GenerationConfig:
+        """The target's own generation options, from its `generation_config.json`; the defaults if
+        it has none. Used only if passed to `generate`.
+
+        Raises:
+          UserError: the file asks for something that is not supported, such as beam search.
+        """
+        path = (self.tokenizer.directory or Path()) / "generation_config.json"
+        return GenerationConfig.from_transformers(read_json(path) if path.is_file() else {})
 
     @classmethod
     def from_pretrained(
@@ -175,86 +223,6 @@ class DartModel:
             DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype
         )
 
-    @overload
-    def generate(
-        self, prompts: str, config: GenerationConfig | None = None, **options: Any
-    ) -> Completion: ...
-    @overload
-    def generate(
-        self, prompts: Any, config: GenerationConfig | None = None, **options: Any
-    ) -> Any: ...
-    def generate(
-        self,
-        prompts: Prompt | list[Prompt],
-        config: GenerationConfig | None = None,
-        **options: Any,
-    ) -> Completion | list[Completion]:
-        """Continues prompts.
-
-        Args:
-          prompts: text, token ids, or a chat (a list of messages with `role` and `content`,
-            formatted with the target's chat template); or a list of such prompts, of any lengths,
-            which are decoded as a batch.
-          config: generation options; None is `GenerationConfig()`.
-          options: fields of `GenerationConfig`, which override those of `config`.
-
-        Returns:
-          A completion, or a list of completions for a list of prompts.
-
-        Raises:
-          UserError: an option is unknown or out of range, or a prompt cannot be decoded.
-        """
-        batch = is_batch(prompts)
-        as_batch: Any = prompts if batch else [prompts]
-        generation = self._start(as_batch, GenerationConfig.of(config, options))
-        generation.run()
-        return generation.completions if batch else generation.completions[0]
-
-    def stream(
-        self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any
-    ) -> TextGeneration:
-        """Continues one prompt, step by step.
-
-        Iterating over the result yields the text in pieces (`Piece`, a `str` with a `drafted`
-        flag), each as soon as it is final and never splitting a character; joined they are the
-        text that `generate` returns. Its `completion` holds the completion so far.
-
-        Args:
-          prompt: text, token ids or a chat.
-          config: generation options; None is `GenerationConfig()`.
-          options: fields of `GenerationConfig`, which override those of `config`.
-
-        Raises:
-          UserError: as `generate`.
-        """
-        return self._start([prompt], GenerationConfig.of(config, options))
-
-    def _start(self, prompts: Sequence[Prompt], config: GenerationConfig) -> TextGeneration:
-        """Encodes the prompts and sets up their generation; raises UserError as `generate`."""
-        strings, ids = split_stops(self.tokenizer, cast(tuple[str | int, ...], config.stop))
-        tokens = [encode_prompt(self.tokenizer, prompt, config) for prompt in prompts]
-        longest = max(map(len, tokens), default=0) + max(config.max_new_tokens, 1)
-        nodes, search = self._tree(config)
-        decoder = self.decoder(
-            nodes=nodes,
-            max_length=min(length_bucket(longest), self.target.max_length),
-            sampling=config.sampling,
-            stop=(*self.eos, *ids),
-            use_ngram=config.use_ngram,
-            search=search,
-        )
-        return TextGeneration(decoder, self.tokenizer, tokens, config, strings)
-
-    def _tree(self, config: GenerationConfig) -> tuple[int, SearchConfig]:
-        """Returns the number of tree nodes and the search parameters."""
-        nodes, search = default_tree(self.drafter)
-        if self.drafter is None:
-            nodes = 0
-        if config.nodes is not None:
-            # The default search is tuned for the default size.
-            nodes, search = config.nodes, search if config.nodes == nodes else SearchConfig()
-        return nodes, config.search or search
-
     def decoder(
         self,
         *,
@@ -264,6 +232,7 @@ class DartModel:
         stop: tuple[int, ...] | None = None,
         use_ngram: bool = True,
         search: SearchConfig | None = None,
+        logits: LogitsConfig = LogitsConfig(),
         loop: Loop = "fused",
     ) -> Decoder:
         """Returns a decoder with draft trees of `nodes` nodes.
@@ -276,10 +245,11 @@ class DartModel:
           use_ngram: use the n-gram model in the search, if there is one.
           search: parameters of a DART drafter's search; unused when only the
             n-gram model drafts.
+          logits: processors of the target's logits, and what is reported about them.
           loop: see `Decoder`.
 
         Raises:
-          UserError: `nodes` is negative or needs a drafter that was not loaded, or `max_length`
+          UserError: `nodes` is out of range or needs a drafter that was not loaded, or `max_length`
             exceeds the target's positions.
         """
         if max_length > self.target.max_length:
@@ -287,11 +257,12 @@ class DartModel:
                 f"a cache of {max_length} tokens is beyond the target's {self.target.max_length} "
                 "positions; lower the length"
             )
-        if nodes < 0:
-            raise UserError(f"a tree cannot have {nodes} nodes")
+        if not 0 <= nodes <= MAX_NODES:
+            raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
         if nodes and self.drafter is None:
             raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
-        config = DecodeConfig(self.target, self.drafter if nodes else None, nodes)
+        drafter = self.drafter if nodes else None
+        config = DecodeConfig(self.target, drafter, nodes, logits=logits)
         pruner = None
         if config.searches:
             if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
@@ -312,6 +283,12 @@ class DartModel:
             self.eos if stop is None else stop,
             loop,
         )
+
+
+def _count(params: Any) -> str:
+    """The number of parameters, such as 1.7 B."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
 def _find_drafter(

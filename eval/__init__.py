@@ -11,3 +11,7 @@
 
 May import `dart_jax`, never `train`. Start with `speedup/program.py`.
 """
+
+from dart_jax.interruption import end_imports_quietly
+
+end_imports_quietly()

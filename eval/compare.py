@@ -1,4 +1,4 @@
-"""Compares two reports of `eval.speedup` and shows changes beyond noise.
+"""Compare two reports of `eval.speedup`, and show what changed beyond noise.
 
     python -m eval.compare before.json after.json
 
@@ -14,6 +14,7 @@ import dataclasses
 import json
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +23,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
+from dart_jax.programs.command_line import parse, program
 
 Verdict = Literal["better", "worse", "same", "too few repeats", "different trees"]
 
@@ -37,12 +39,14 @@ _TOLERANCE = 1e-9
 class CompareConfig:
     """The reports to compare."""
 
-    before: tyro.conf.Positional[Path]
+    before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE")]
     """JSON of eval.speedup."""
-    after: tyro.conf.Positional[Path]
+    after: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="AFTER")]
     """Another JSON of eval.speedup."""
-    groups: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    groups: bool = False
     """Also compare each group of prompts, not only all of them together."""
+    all: bool = False
+    """Also list the figures that did not change beyond noise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,9 +190,9 @@ def _exact_change(
     return Change(setting, method, metric, f"{old:{form}}", f"{new:{form}}", ratio, verdict)
 
 
-def table(found: Sequence[Change]) -> Table:
+def table(title: str, found: Sequence[Change]) -> Table:
     """Returns a row per metric, with its verdict if it changed."""
-    result = Table(title="Changes beyond noise", title_justify="left")
+    result = Table(title=title, title_justify="left")
     for name in ("setting", "method", "metric"):
         result.add_column(name)
     for name in ("before", "after", "ratio", ""):
@@ -223,15 +227,22 @@ def run(config: CompareConfig, console: Console) -> bool:
         )
     for line in differences(before, after):
         console.print(line, soft_wrap=True)
-    console.print(table(found))
+    changed = [change for change in found if change.verdict in ("better", "worse")]
+    if config.all:
+        console.print(table("All figures", found))
+    elif changed:
+        console.print(table("Changes beyond noise", changed))
+    counts = Counter(change.verdict for change in found)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    beyond = f"{len(changed)} changed" if changed else "nothing changed"
+    console.print(f"{beyond} beyond noise ({len(found)} figures: {verdicts})", highlight=False)
     return all(change.verdict != "worse" for change in found)
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 1: something got worse; 2: bad input, reported in one line."""
-    with one_line_errors():
-        config = tyro.cli(CompareConfig, args=args, description=__doc__)
-        if not run(config, Console()):
+    with program():
+        if not run(parse(CompareConfig, args, __doc__), Console()):
             sys.exit(1)
 
 

@@ -1,9 +1,9 @@
-"""Measures the memory and time of loading a checkpoint.
+"""Measure the memory and time of loading a checkpoint.
 
     python -m eval.loading --size 1GB --shards 4
     python -m eval.loading --target path/to/checkpoint
 
-writes a random sharded checkpoint (or uses the given one) and loads it in a new process. Reports
+Writes a random sharded checkpoint (or uses the given one) and loads it in a new process. Reports
 the process's peak resident memory, minus what was resident before, relative to the size of the
 largest file plus the model on the device. On CPU the model on the device is part of that memory.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,13 +22,14 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
 
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.pure import abstract_params
+from dart_jax.programs.child import run_child
+from dart_jax.programs.command_line import parse, program
 from dart_jax.weights.checkpoint import load_target, save_target
 
 
@@ -132,12 +132,7 @@ def measure(directory: Path, dtype: str) -> Loading:
 
 def in_new_process(directory: Path, dtype: str) -> Loading:
     """Runs `measure` in a new process; raises UserError if that fails."""
-    command = [sys.executable, "-m", "eval.loading", "--child", str(directory), dtype]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        message = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise UserError(message.removeprefix("error: "))
-    return Loading(**json.loads(done.stdout))
+    return Loading(**json.loads(run_child("loading", ["--child", str(directory), dtype])))
 
 
 @contextlib.contextmanager
@@ -172,11 +167,11 @@ def _count(config: TargetConfig) -> int:
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
     args = sys.argv[1:] if args is None else args
-    with one_line_errors():
+    with program():
         if args[:1] == ["--child"]:
             print(json.dumps(dataclasses.asdict(measure(Path(args[1]), args[2]))))
             return
-        config = tyro.cli(LoadingConfig, args=args, description=__doc__)
+        config = parse(LoadingConfig, args, __doc__)
         with _checkpoint(config) as directory:
             print(in_new_process(directory, config.dtype))
 

@@ -1,8 +1,8 @@
-"""Measures the time to the first text in a new process, with a cold and a warm compilation cache.
+"""Measure the time to the first text in a new process, with a cold and a warm compilation cache.
 
     python -m eval.startup
 
-loads a model and generates text, in new processes: once with an empty compilation cache, then with
+Loads a model and generates text, in new processes: once with an empty compilation cache, then with
 the cache that the first process filled.
 """
 
@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,13 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tyro
 from huggingface_hub.constants import HF_HOME
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
+from dart_jax.programs.child import run_child
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
@@ -47,6 +47,7 @@ class StartupConfig(ModelChoice):
     """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.repeats < 1:
             raise UserError("--repeats must be at least 1")
 
@@ -79,16 +80,9 @@ def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
     environ = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     environ |= {"XDG_CACHE_HOME": str(cache), "HF_HOME": HF_HOME}
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "eval.startup", "--child", options],
-        env=environ,
-        capture_output=True,
-        text=True,
-    )
+    printed = run_child("startup", ["--child", options], environ)
     total = time.perf_counter() - start
-    if done.returncode:
-        raise UserError((done.stderr.strip().splitlines() or ["no output"])[-1])
-    seconds = json.loads(done.stdout.splitlines()[-1])
+    seconds = json.loads(printed.splitlines()[-1])
     return {"starting Python, imports": total - sum(seconds.values()), **seconds}
 
 
@@ -121,11 +115,11 @@ def run(config: StartupConfig, console: Console) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
     args = sys.argv[1:] if args is None else args
-    with one_line_errors():
+    with program():
         if args[:1] == ["--child"]:
             print(json.dumps(stages(StartupConfig(**json.loads(args[1])))))
             return
-        run(tyro.cli(StartupConfig, args=args, description=__doc__), Console())
+        run(parse(StartupConfig, args, __doc__), Console())
 
 
 if __name__ == "__main__":

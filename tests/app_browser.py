@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +24,11 @@ PATIENCE = 240_000  # milliseconds
 
 
 class Served(NamedTuple):
-    """A running app: its address and its process."""
+    """A running app: its address, its process, and the file with what it writes to stderr."""
 
     address: str
     pid: int
+    log: Path
 
 
 @contextlib.contextmanager
@@ -36,12 +38,18 @@ def app(*options: str, pace: float = 0, **environment: str) -> Iterator[Served]:
     program = ["-m", "dart_jax.app"] if not pace else [str(_PACED), str(pace)]
     command = [sys.executable, *program, "--port", "0", *options]
     environ = os.environ | environment
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("dart_jax is at http://127.0.0.1:"), line
-            yield Served(line.split()[-1], process.pid)
+            problem = line + Path(log.name).read_text()
+            assert line.startswith("dart_jax is at http://127.0.0.1:"), problem
+            yield Served(line.split()[-1], process.pid, Path(log.name))
         finally:
             process.terminate()
 
@@ -80,8 +88,8 @@ class Visitor:
         self.page.goto(address)
         self.page.wait_for_selector("#send")
 
-    def set(self, name: str, value: float) -> None:
-        """Types a number into a control."""
+    def set(self, name: str, value: float | str) -> None:
+        """Types a number into a control; an empty string empties it."""
         box = self.page.locator(f"#{name} input[type=number]")
         box.fill(str(value))
         box.press("Tab")
@@ -101,6 +109,37 @@ class Visitor:
         self.page.click("#send")
         self.page.wait_for_selector("#current .cursor")
         self.page.wait_for_function("document.querySelector('#current .answer')?.innerText.length")
+
+    def race(self, prompt: str) -> None:
+        """Starts a race in its tab, and waits for the first tokens of both sides."""
+        self.tab("Race")
+        self.page.fill("#prompt textarea", prompt)
+        self.page.click("#race")
+        for side in ("left", "right"):
+            self.page.wait_for_selector(f"#lane-{side} .answer span", state="attached")
+
+    def box(self, selector: str) -> dict[str, float]:
+        """The place of a visible element in the window: left, top, right, bottom."""
+        box = "e => e.getBoundingClientRect().toJSON()"
+        return self.page.locator(selector).locator("visible=true").evaluate(box)
+
+    def in_window(self, selector: str) -> bool:
+        """Whether an element lies in the window and nothing covers its middle."""
+        return (
+            self.page.locator(selector)
+            .locator("visible=true")
+            .evaluate("""e => {
+            const box = e.getBoundingClientRect();
+            const [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+            const inside = box.top >= 0 && box.left >= 0
+                && box.bottom <= innerHeight && box.right <= innerWidth;
+            return inside && e.contains(document.elementFromPoint(x, y));
+        }""")
+        )
+
+    def message(self) -> str:
+        """The message above the prompt."""
+        return self.page.inner_text("#message").strip()
 
     def clear(self) -> None:
         """Presses Clear, and waits until nothing stands there."""

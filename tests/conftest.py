@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from dart_jax.decoding.loop import Generation, Options, Prompts, generate_streaming
+from dart_jax.decoding.loop import Generation, generate_streaming
+from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
@@ -28,6 +29,9 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import load_drafter, load_target
+
+# Child processes find `eval` and `train` as pytest does (`pythonpath` in pyproject.toml).
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 # Workers of pytest-xdist split the cores: XLA's threads would otherwise wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):

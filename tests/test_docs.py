@@ -19,6 +19,7 @@ import pytest
 import tyro
 from documents import ROOT, anchors, commands, documents, fenced, inline, links
 
+from dart_jax.__main__ import PROGRAMS as NAMED
 from train.run import config_file
 
 COMMANDS = [command for path in documents() for command in commands(path)]
@@ -85,7 +86,7 @@ def check_python(words, parser):
     if module in OTHERS:
         return
     if module == "dart_jax":
-        assert not args
+        check_program(args, parser)
         return
     assert module.startswith(("dart_jax.", "train.", "eval.")), f"no program {module}"
     error = io.StringIO()
@@ -96,6 +97,12 @@ def check_python(words, parser):
     except SystemExit as end:
         status = end.code
     assert not status, error.getvalue()
+
+
+def check_program(words, parser):
+    """The dispatcher: a name, and what that program takes."""
+    if words:
+        check_python(["-m", NAMED[words[0]].module, *words[1:]], parser)
 
 
 def check_pip(words, parser):
@@ -142,6 +149,7 @@ def check_git(words, parser):
 CHECKS = {
     "python": check_python,
     "pip": check_pip,
+    "dart-jax": check_program,
     "pytest": check_pytest,
     "cmake": check_cmake,
     "ctest": lambda words, parser: check_cmake([], parser),

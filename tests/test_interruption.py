@@ -7,18 +7,21 @@ from pathlib import Path
 import pytest
 import tyro
 
+from dart_jax import interruption
+
 TRAIN = Path(__file__).parents[1] / "train"
 
 
 @pytest.mark.parametrize("program", ["ablate", "demo", "drafter", "ngram", "regenerate"])
-def test_one_line_and_no_traceback(monkeypatch, capsys, program):
+def test_one_line_and_no_traceback(monkeypatch, capfd, program):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tyro, "cli", interrupted)
+    monkeypatch.setattr(interruption, "_said", False)
     monkeypatch.setattr(sys, "argv", [program])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(TRAIN / f"{program}.py"), run_name="__main__")
     assert end.value.code == 130
-    message = "interrupted; run the same command to resume from what was saved\n"
-    assert capsys.readouterr().err == message
+    message = "interrupted; run the same command again to continue\n"
+    assert capfd.readouterr().err == message

@@ -83,7 +83,7 @@ def test_decoders_agree(tiny, model, loop, nodes, use_ngram, sampling):
     assert lists(generation) == lists(expected)
     assert max(map(len, expected.tokens)) == 12
     rest = {"host"} if loop == "host" else set()
-    assert set(generation.seconds) == {"prefill", "device", "search"} | rest
+    assert set(generation.seconds) == {"prefill", "device", "search", "compile"} | rest
     assert generation.seconds["search"] > 0 == expected.seconds["search"]
 
 
@@ -123,6 +123,7 @@ def test_generation_stops_at_the_end_of_the_cache(tiny, model):
     ("nodes", "max_length", "message"),
     [
         (-1, 64, "a tree cannot have -1 nodes"),
+        (513, 64, "a tree cannot have 513 nodes; choose 0 to 512"),
         (4, 2049, "a cache of 2049 tokens is beyond the target's 2048 positions"),
     ],
 )

@@ -1,16 +1,17 @@
 """What a package says of itself: versions, stubs, and what there is to run."""
 
 import ast
-import importlib.util
 import math
 import re
+import sys
 import tomllib
 
+import pytest
 import yaml
 from documents import ROOT, tracked
 
 import dart_jax
-from dart_jax import __main__ as overview
+from dart_jax import __main__ as programs
 from dart_jax import _core
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -51,15 +52,29 @@ def test_nothing_private_is_in_the_checkout():
     assert {"tests/conftest.py", "native/CMakeLists.txt", "LICENSE"} <= names
 
 
-def test_the_overview_names_programs(capsys):
-    overview.main()
-    shown = capsys.readouterr().out
-    for module, what in overview.PROGRAMS.items():
-        there = importlib.util.find_spec(module) is not None
-        assert (f"python -m {module} " in shown) == there
-        assert what
-    missing = [module for module in overview.PROGRAMS if not importlib.util.find_spec(module)]
-    assert set(missing) <= {"dart_jax.app"}
+def test_a_wheel_puts_only_dart_jax_at_the_top():
+    packages = PYPROJECT["tool"]["scikit-build"]["wheel"]["packages"]
+    assert {name.split("/")[0] for name in packages} == {"dart_jax"}
+    inside = {path: name for name, path in packages.items()}
+    for module in {program.module.split(".")[0] for program in programs.PROGRAMS.values()}:
+        assert inside[module] in (module, f"dart_jax/_programs/{module}")
+
+
+def test_the_console_script_runs_the_dispatcher():
+    [script] = PYPROJECT["project"]["scripts"].items()
+    assert script == ("dart-jax", "dart_jax.__main__:main")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_dispatcher_finds_the_programs(installed, tmp_path, monkeypatch):
+    """Before others of the same name: in a wheel inside of `dart_jax`, in a checkout beside it."""
+    (tmp_path / "dart_jax").mkdir()
+    place = tmp_path / "dart_jax/_programs" if installed else tmp_path
+    (place / "eval").mkdir(parents=True)
+    monkeypatch.setattr(dart_jax, "__file__", str(tmp_path / "dart_jax/__init__.py"))
+    monkeypatch.setattr(sys, "path", ["/elsewhere", *sys.path])
+    programs.find_programs()
+    assert sys.path[0] == str(place)
 
 
 # The stubs of the compiled module.

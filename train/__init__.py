@@ -12,3 +12,7 @@ The modules at the top level are the programs; `python -m dart_jax` lists them. 
 
 May import `dart_jax`, never `eval`. Start with `drafter.py`.
 """
+
+from dart_jax.interruption import end_imports_quietly
+
+end_imports_quietly()

@@ -1,4 +1,4 @@
-"""Runs the paper's experiments: trains and evaluates drafters that differ in one option.
+"""Repeat the paper's experiments: train and evaluate drafters that differ in one option.
 
     python -m train.ablate gamma
 
@@ -15,21 +15,23 @@ import dataclasses
 import datetime
 import functools
 import json
+import math
 import shlex
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 import tyro
 
 from dart_jax.data.records import find_files, fingerprint
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
+from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from dart_jax.text.tokenizer import Tokenizer
@@ -52,14 +54,14 @@ Figures = dict[str, dict[str, list[float]]]
 class AblateConfig:
     """The experiment and its options."""
 
-    experiment: tyro.conf.Positional[variants.Name]
+    experiment: Annotated[variants.Name, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")]
     """gamma: the weight of later positions; shift: whether the last real row predicts; layers;
     horizon: positions; ngram: its weight in the search; domain: data without one domain."""
     recipe: Path = Path(__file__).parent / "ablate.toml"
     """Recipe of every run, as for `train.drafter --config`."""
     steps: int | None = None
     """Training steps, overriding the recipe's."""
-    batch: int | None = None
+    batch_size: int | None = None
     """Batch size, overriding the recipe's."""
     seeds: int = 3
     """Runs per variant; the seed sets the initial parameters and the order of the data."""
@@ -67,13 +69,13 @@ class AblateConfig:
     """Directory of runs, prepared data and raw figures, for all experiments."""
     out: Path = Path("docs")
     """Directory to write the report to."""
-    gammas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    gamma: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     """Values of the experiment gamma."""
     layers: tuple[int, ...] = (1, 2, 3)
     """Numbers of layers of the experiment layers."""
-    horizons: tuple[int, ...] = (4, 6, 8, 12, 16)
+    horizon: tuple[int, ...] = (4, 6, 8, 12, 16)
     """Numbers of drafted positions of the experiment horizon."""
-    weights: tuple[float, ...] = (0.25, 0.5, 1.0)
+    ngram_weight: tuple[float, ...] = (0.25, 0.5, 1.0)
     """Weights of the experiment ngram, besides 0."""
     family: str = "asyncio"
     """Module or package of the standard library that the experiment domain leaves out."""
@@ -81,10 +83,11 @@ class AblateConfig:
     """N-gram file for the tree search."""
     prompts: int = 8
     """Prompts from each of the benchmark's four groups."""
-    new_tokens: int = 128
+    max_new_tokens: int = 128
     """Tokens decoded per prompt."""
     tree_nodes: int | None = None
-    """Nodes of the draft trees; by default few on a CPU and the paper's 59 elsewhere."""
+    """Nodes of the draft trees; the root not counted; by default few on a CPU and the
+    reference's 60 elsewhere."""
     repeats: int = 5
     """Repeats of every time measurement."""
 
@@ -94,12 +97,19 @@ class AblateConfig:
                 raise UserError(f"--{name} must be at least 1")
         if self.tree_nodes is not None and self.tree_nodes < 1:
             raise UserError("--tree-nodes must be at least 1")
-        if self.new_tokens < 2:
-            raise UserError("--new-tokens must be at least 2")
-        for name in ("gammas", "layers", "horizons", "weights"):
+        if self.max_new_tokens < 2:
+            raise UserError("--max-new-tokens must be at least 2")
+        for name in ("gamma", "layers", "horizon", "ngram_weight"):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise UserError(f"--{name} must be one or more distinct values")
+        for name in ("layers", "horizon"):
+            if min(getattr(self, name)) < 1:
+                raise UserError(f"--{name} must be numbers of at least 1")
+        if not all(0 < value <= 1 for value in self.gamma):
+            raise UserError("--gamma must be above 0 and at most 1")
+        if not all(0 <= value < math.inf for value in self.ngram_weight):
+            raise UserError("--ngram-weight must be finite numbers of at least 0")
         if self.experiment == "ngram" and self.ngram is None:
             raise UserError("the experiment ngram needs an --ngram model")
 
@@ -107,15 +117,15 @@ class AblateConfig:
         """Returns the experiment."""
         match self.experiment:
             case "gamma":
-                return variants.gamma(self.gammas)
+                return variants.gamma(self.gamma)
             case "shift":
                 return variants.shift()
             case "layers":
                 return variants.layers(self.layers)
             case "horizon":
-                return variants.horizon(self.horizons)
+                return variants.horizon(self.horizon)
             case "ngram":
-                return variants.ngram(self.weights)
+                return variants.ngram(self.ngram_weight)
             case "domain":
                 return variants.domain(self.family)
 
@@ -135,13 +145,13 @@ def run(config: AblateConfig, command: str) -> Path:
     """
     drawing = config.out / f"ablation_{config.experiment}.png"
     raw = config.work / f"{config.experiment}.json"
-    check_outputs(raw, drawing=drawing, option="--out")
+    check_outputs(raw, config.out / "ablations.md", drawing=drawing, option="--out")
     plan, recipe = config.plan(), _recipe(config)
     with work_directory.locked(config.work):
         directory = hub.resolve(recipe.target, patterns=hub.TARGET)
-        tokenizer, vocab_size = Tokenizer.load(directory), read_target_config(directory).vocab_size
+        tokenizer, target = Tokenizer.load(directory), read_target_config(directory)
         if config.ngram is not None:
-            load_ngram(config.ngram, tokenizer, vocab_size)  # fail before hours of training
+            load_ngram(config.ngram, tokenizer, target.vocab_size)  # fail before hours of training
         split = None
         if config.experiment == "domain":
             split = domains.split(
@@ -153,12 +163,18 @@ def run(config: AblateConfig, command: str) -> Path:
             )
         drafters = _train(config, plan, recipe, split)
         one = _training(config, recipe, next(iter(plan.variants.values())), 0, split)
-        data = prepare(one.data, tokenizer, one.cache or one.out, vocab_size=vocab_size)
+        data = prepare(
+            one.data,
+            tokenizer,
+            one.cache or one.out,
+            vocab_size=target.vocab_size,
+            longest=target.max_length,
+        )
         evaluator = DrafterEvaluator(
             DartModel.from_pretrained(recipe.target, ngram=config.ngram, dtype=recipe.target_dtype),
             data.held_out,
             recipe.acceptance,
-            config.new_tokens,
+            config.max_new_tokens,
             config.tree_nodes,
             recipe.chunk,
         )
@@ -198,7 +214,7 @@ def _recipe(config: AblateConfig) -> DrafterTraining:
         raise UserError(f"{config.recipe} holds no records out for evaluation; raise its held_out")
     changes: dict[str, Any] = {"teacher": "cached", "eval_prompts": 0, "ngram": None}
     changes |= {"steps": config.steps, "epochs": None} if config.steps is not None else {}
-    changes |= {"batch": config.batch} if config.batch is not None else {}
+    changes |= {"batch_size": config.batch_size} if config.batch_size is not None else {}
     return config_file.replace(recipe, changes)
 
 
@@ -285,7 +301,7 @@ def _evaluate(
     if plan.timed:
         few = prompts[:: max(1, len(prompts) // _TIMED_PROMPTS)][:_TIMED_PROMPTS]
         decoders = [evaluator.decoder(load(paths[0]), few) for paths in drafters.values()]
-        times = step_seconds(decoders, few, config.new_tokens, config.repeats)
+        times = step_seconds(decoders, few, config.max_new_tokens, config.repeats)
         seconds = dict(zip(drafters, times, strict=True))
         for name, own in figures.items():
             own["step_seconds"] = seconds[name]
@@ -298,8 +314,8 @@ def _evaluate(
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line; bad input ends with a one-line error and exit status 2."""
     args = sys.argv[1:] if args is None else args
-    with one_line_errors(), work_directory.interruptible():
-        config = tyro.cli(AblateConfig, args=args, description=__doc__)
+    with program(RESUMABLE):
+        config = parse(AblateConfig, args, __doc__)
         print(run(config, shlex.join(["python", "-m", "train.ablate", *args])))
 
 

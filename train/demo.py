@@ -1,4 +1,4 @@
-"""Builds the demo model from the standard library: tokenizer, target, drafters and n-gram model.
+"""Rebuild the demo model from the standard library: tokenizer, target, drafters and n-gram model.
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,15 +22,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
-import tyro
 
 from dart_jax.data.stdlib import HELD_OUT, function_prompts, held_out_files, read, training_files
-from dart_jax.errors import UserError, one_line_errors
-from dart_jax.files import write_atomically
+from dart_jax.errors import UserError
+from dart_jax.files import check_writable, write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import init_params
 from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
+from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.weights.checkpoint import (
     load_drafter,
     load_eos,
@@ -42,11 +43,10 @@ from train.language_model.loss import held_out_loss, lm_losses
 from train.language_model.token_windows import TokenWindows
 from train.language_model.tokenizer import end_of_text, train_tokenizer
 from train.regenerate import RegenerateConfig
-from train.regenerate import main as regenerate
+from train.regenerate import run as regenerate
+from train.run import config_file
 from train.run.config import TrainerConfig
-from train.run.config_file import parse
 from train.run.trainer import fit
-from train.run.work_directory import interruptible
 
 # Recipes of the drafters, by name.
 _RECIPES = Path(__file__).parent
@@ -65,22 +65,40 @@ class DemoConfig:
     export: Path | None = None
     """Directory to write the packaged model to, in bfloat16."""
     vocab_size: int = 4096
+    """Tokens of the tokenizer."""
     hidden_size: int = 320
+    """Hidden size of the target; a multiple of 64."""
     intermediate_size: int = 896
+    """Intermediate size of the target's feed-forward layers."""
     layers: int = 8
+    """Layers of the target."""
     context: int = 512
-    batch: int = 8
+    """Tokens per row of the target's and the draft model's training."""
+    batch_size: int = 8
+    """Rows per update."""
     target_steps: int = 1500
+    """Training steps of the target."""
     lr: float = 2e-3
-    answer: int = 128
+    """Learning rate of the target and the draft model at the end of the warm-up."""
+    max_new_tokens: int = 128
     """Tokens that the target generates after a function's head."""
     draft_hidden_size: int = 192
     """Hidden size of the small model that drafts token by token."""
     draft_intermediate_size: int = 512
+    """Intermediate size of its feed-forward layers."""
     draft_layers: int = 2
+    """Its layers."""
     draft_steps: int = 1000
     """Training steps of the draft model; the drafters' number."""
     seed: int = 0
+    """Seed of everything random."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.type == "int" and field.name != "seed" and getattr(self, field.name) < 1:
+                raise UserError(f"--{field.name.replace('_', '-')} must be at least 1")
+        # Raises for the other options that are out of range.
+        TrainerConfig(lr=self.lr, seed=self.seed)
 
     @property
     def target(self) -> TargetConfig:
@@ -165,7 +183,7 @@ def train_language_model(
         return
     recipe = TrainerConfig(
         steps=steps,
-        batch=config.batch,
+        batch_size=config.batch_size,
         lr=config.lr,
         warmup=1 / 16,
         final_lr=1 / 20,
@@ -180,11 +198,11 @@ def train_language_model(
         name,
         params=init_params(shape, config.seed),
         loss=lambda params, frozen, batch, key: lm_losses(shape, params, batch),
-        batches=TokenWindows(tokens, config.batch, config.context + 1, config.seed),
+        batches=TokenWindows(tokens, config.batch_size, config.context + 1, config.seed),
         config=recipe,
         directory=config.work / f"{name}-training",
         evaluate=held_out_loss(shape, held_out, config.context),
-        tokens_per_step=config.batch * config.context,
+        tokens_per_step=config.batch_size * config.context,
     )
     save_target(config.work / name, shape, params, eos=(end,))
 
@@ -202,8 +220,8 @@ def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
                 data=(str(functions),),
                 out=path,
                 temperature=(0.0, 1.0),
-                max_new_tokens=config.answer,
-                batch=64,
+                max_new_tokens=config.max_new_tokens,
+                batch_size=64,
                 seed=config.seed,
             )
         )
@@ -226,7 +244,7 @@ def train_drafter(config: DemoConfig, name: str, answers: Path) -> None:
         "--seed": config.seed,
     }
     args = [str(word) for option in options.items() for word in option]
-    train(parse(DrafterTraining, ["--config", str(RECIPES[name]), *args], None))
+    train(config_file.parse(DrafterTraining, ["--config", str(RECIPES[name]), *args], None))
 
 
 def export(config: DemoConfig, directory: Path) -> None:
@@ -243,12 +261,14 @@ def export(config: DemoConfig, directory: Path) -> None:
         write_atomically(directory / name, (config.work / name).read_bytes())
 
 
-def main(config: DemoConfig) -> None:
+def run(config: DemoConfig) -> None:
     """Runs every unfinished stage.
 
     Raises:
       UserError: the work directory belongs to another configuration.
     """
+    for directory in filter(None, (config.work, config.export)):
+        check_writable(directory, directory=True)
     check_config(config)
     tokenizer = make_tokenizer(config)
     documents = tokenize(tokenizer, training_files())
@@ -293,6 +313,11 @@ def main(config: DemoConfig) -> None:
         export(config, config.export)
 
 
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 2: bad input, reported in one line."""
+    with program(RESUMABLE):
+        run(parse(DemoConfig, args, __doc__))
+
+
 if __name__ == "__main__":
-    with one_line_errors(), interruptible():
-        main(tyro.cli(DemoConfig, description=__doc__))
+    main()

@@ -1,4 +1,4 @@
-"""Trains a drafter for a target: DART's recipe (paper, section 4.1), or EAGLE-3's.
+"""Train a drafter for a target: DART's recipe (paper, section 4.1), or EAGLE-3's.
 
     python -m train.drafter --target Qwen/Qwen3-1.7B --data chats.jsonl --out runs/dart
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.errors import UserError, one_line_errors
-from dart_jax.files import write_atomically, writing
+from dart_jax.errors import UserError
+from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import Params, abstract_params, init_params
 from dart_jax.models.target import untie
+from dart_jax.programs.command_line import RESUMABLE, program
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
@@ -64,7 +65,6 @@ from train.run.config import TrainerConfig
 from train.run.distributed import DistributedConfig, initialize, is_main, wait
 from train.run.mesh import make_mesh, replicated
 from train.run.trainer import fit
-from train.run.work_directory import interruptible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,12 @@ class DrafterTraining:
     acceptance: AcceptanceConfig = dataclasses.field(default_factory=AcceptanceConfig)
     processes: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
 
+    def __post_init__(self) -> None:
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise UserError(f"--epochs must be a finite number above 0, got {self.epochs:g}")
+        if self.chunk is not None and self.chunk < 1:
+            raise UserError(f"--chunk must be at least 1, got {self.chunk}")
+
 
 def train(config: DrafterTraining) -> Path:
     """Trains and writes the drafter.
@@ -106,23 +112,19 @@ def train(config: DrafterTraining) -> Path:
     """
     initialize(config.processes)
     enable_compilation_cache()
+    for made in filter(None, (config.out, config.cache)):
+        check_writable(made, directory=True)
     dtype = weights_dtype(config.target_dtype)
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
     check_features(target)
-    context = config.data.context
-    if context > target.max_length:
-        raise UserError(
-            f"--context {context} is beyond the target's {target.max_length} positions; lower it"
-        )
-    if config.epochs is not None and config.epochs <= 0:
-        raise UserError(f"--epochs must be above 0, got {config.epochs:g}")
-    if config.chunk is not None and config.chunk < 1:
-        raise UserError(f"--chunk must be at least 1, got {config.chunk}")
     if config.acceptance.ngram is not None and config.drafter.method != "dart":
         raise UserError("only DART's tree search takes an n-gram model; leave --ngram out")
     cache = config.cache or config.out
-    data = prepare(config.data, tokenizer, cache, vocab_size=target.vocab_size)
+    data = prepare(
+        config.data, tokenizer, cache, vocab_size=target.vocab_size, longest=target.max_length
+    )
+    context = data.training.context
     target, target_params = load_target(directory, dtype)
     drafter, params, ids = _start(config, target, target_params, data.training)
     frozen = Frozen(target_params, jnp.asarray(ids))
@@ -131,7 +133,7 @@ def train(config: DrafterTraining) -> Path:
     rows = data.training
     if config.teacher == "cached":
         rows = cached_teacher(target, target_params, rows, cache / "features", digest)
-    order = Order(rows.rows, config.trainer.batch, config.trainer.seed)
+    order = Order(rows.rows, config.trainer.batch_size, config.trainer.seed)
     trainer = config.trainer
     if config.epochs is not None:
         trainer = dataclasses.replace(
@@ -151,10 +153,10 @@ def train(config: DrafterTraining) -> Path:
         frozen=frozen,
         evaluate=_evaluation(config, forward, frozen, data.held_out, tokenizer, directory),
         settings=_settings(config, digest, dtype, drafter, params),
-        tokens_per_step=trainer.batch * context,
+        tokens_per_step=trainer.batch_size * context,
         flops_per_step=step_flops(
             forward,
-            trainer.batch,
+            trainer.batch_size,
             context,
             config.objective.anchors or context,
             online=config.teacher == "online",
@@ -275,7 +277,11 @@ def _evaluation(
     return evaluate
 
 
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 2: bad input, reported in one line."""
+    with program(RESUMABLE):
+        print(train(config_file.parse(DrafterTraining, args, __doc__)))
+
+
 if __name__ == "__main__":
-    with one_line_errors(), interruptible():
-        path = train(config_file.parse(DrafterTraining, sys.argv[1:], __doc__))
-        print(path)
+    main()

@@ -1,7 +1,7 @@
-"""Measures the cost of the objective: `DrafterLoss` against the paper's literal form.
+"""Measure the cost of the training objective: `DrafterLoss` against the paper's literal form.
 
     python -m train.measure
-    python -m train.measure --compile-only --contexts 6400 --positions 8 --hidden-size 2560 \\
+    python -m train.measure --compile-only --context 6400 --positions 8 --hidden-size 2560 \\
         --intermediate-size 9728 --vocab-size 151936 --dtype bfloat16
 
 Both use every prefix of every row, with precomputed features of the target, and return the same
@@ -19,21 +19,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jax.typing import DTypeLike
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
+from dart_jax.memory import parse_memory
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.rope import Rope
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.figures import new_figure, save_figure
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
@@ -51,11 +52,11 @@ _HEAD = 64
 class MeasureConfig:
     """What to measure; the default shapes are the demo model's."""
 
-    contexts: tuple[int, ...] = (128, 256, 512, 1024)
+    context: tuple[int, ...] = (128, 256, 512, 1024)
     """Tokens per row."""
     positions: tuple[int, ...] = (4, 8)
     """Numbers of drafted positions, d."""
-    batch: int = 1
+    batch_size: int = 1
     """Rows per batch."""
     hidden_size: int = 320
     """Hidden size of target and drafter; a multiple of 64."""
@@ -67,9 +68,9 @@ class MeasureConfig:
     """dtype in which the loss is computed."""
     chunk: int | None = None
     """As `train.drafter --chunk`."""
-    memory: float = 4e9
-    """Memory limit in bytes; a program that needs more is compiled but not run."""
-    compile_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    memory: str = "4GB"
+    """Memory limit of a program; one that needs more is compiled but not run."""
+    compile_only: bool = False
     """Report only the memory of `DrafterLoss`, without creating arrays or running anything."""
     repeats: int = 5
     """Repeats of every measurement."""
@@ -79,11 +80,12 @@ class MeasureConfig:
     """Plot time and memory to this file."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "intermediate_size", "vocab_size", "repeats"):
+        for name in ("batch_size", "intermediate_size", "vocab_size", "repeats"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if not self.contexts or min(self.contexts) < 4:
-            raise UserError("--contexts must be lengths of at least 4")
+        _ = parse_memory(self.memory)  # raises
+        if not self.context or min(self.context) < 4:
+            raise UserError("--context must be lengths of at least 4")
         if not self.positions or min(self.positions) < 1:
             raise UserError("--positions must be numbers of at least 1")
         if self.hidden_size < 1 or self.hidden_size % _HEAD:
@@ -127,7 +129,9 @@ def measure(config: MeasureConfig, context: int, positions: int) -> Case:
       UserError: the device does not report the memory of a program.
     """
     loss, shapes = _shapes(config, context, positions)
-    anchors = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32)[None], (config.batch, context))
+    anchors = jnp.broadcast_to(
+        jnp.arange(context, dtype=jnp.int32)[None], (config.batch_size, context)
+    )
 
     def efficient(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
         total, number = loss(params, frozen, batch, jax.random.key(0))
@@ -144,7 +148,7 @@ def measure(config: MeasureConfig, context: int, positions: int) -> Case:
         if analysis is None:
             raise UserError("this device does not report how much memory a program needs")
         memory.append(int(analysis.temp_size_in_bytes))
-        programs.append(compiled if memory[-1] <= config.memory else None)
+        programs.append(compiled if memory[-1] <= parse_memory(config.memory) else None)
     if config.compile_only:
         return Case(context, positions, Measured(memory[0], [], None), None)
     seconds, losses = _alternate(programs, _arguments(shapes), config.repeats)
@@ -159,11 +163,11 @@ def _alternate(
     seconds: list[list[float]] = [[] for _ in programs]
     losses: list[float | None] = [None for _ in programs]
     for repeat in range(-1, repeats):
-        for number, program in enumerate(programs):
-            if program is None:
+        for number, compiled in enumerate(programs):
+            if compiled is None:
                 continue
             began = time.perf_counter()
-            loss, gradients = jax.block_until_ready(program(*arguments))
+            loss, gradients = jax.block_until_ready(compiled(*arguments))
             if repeat >= 0:
                 seconds[number].append(time.perf_counter() - began)
             losses[number] = float(loss)
@@ -193,7 +197,7 @@ def _shapes(
 
     # Shapes in place of arrays.
     def rows(kind: DTypeLike, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct((config.batch, context, *shape), kind)
+        return jax.ShapeDtypeStruct((config.batch_size, context, *shape), kind)
 
     def weights(model: TargetConfig | DrafterConfig) -> Params:
         shapes = abstract_params(model)
@@ -240,14 +244,14 @@ def _arguments(shapes: tuple[Params, Frozen, Batch]) -> tuple[Params, Frozen, Ba
     )
 
 
-def table(cases: Sequence[Case], limit: float) -> Table:
+def table(cases: Sequence[Case], limit: str) -> Table:
     """Returns a table with one row per case."""
     made = Table(title="Loss and gradient of every prefix", title_justify="left")
     made.caption_justify = "left"
     made.caption = (
         "s: median seconds per step and half the range; MB: temporary memory\n"
         "rows: length of the attended sequence\n"
-        f"-: not run, as it needs more than --memory {limit:g} bytes"
+        f"-: not run, as it needs more than --memory {limit}"
     )
     for name in ("T", "d", "rows", "s", "literal rows", "literal s", "x", "MB", "literal MB", "x"):
         made.add_column(name, justify="right")
@@ -320,7 +324,7 @@ def run(config: MeasureConfig, console: Console) -> list[Case]:
     check_outputs(config.json, drawing=config.plot)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     cases = []
-    for context in config.contexts:
+    for context in config.context:
         for positions in config.positions:
             with console.status(f"T {context}, d {positions}"):
                 cases.append(measure(config, context, positions))
@@ -358,8 +362,8 @@ def _spread(seconds: Sequence[float]) -> str:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line; bad input ends with a one-line error and exit status 2."""
-    with one_line_errors():
-        run(tyro.cli(MeasureConfig, args=args, description=__doc__), Console())
+    with program():
+        run(parse(MeasureConfig, args, __doc__), Console())
 
 
 if __name__ == "__main__":

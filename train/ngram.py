@@ -1,4 +1,4 @@
-"""Counts a corpus into an n-gram model.
+"""Count a corpus into an n-gram model.
 
     python -m train.ngram --data 'corpus/**/*.jsonl.gz' --tokenizer path/to/target --out model.dng
 
@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import duckdb
 import tyro
 
 from dart_jax.data.records import PARQUET, find_files, without
-from dart_jax.errors import UserError, one_line_errors
-from dart_jax.files import write_atomically
+from dart_jax.errors import UserError
+from dart_jax.files import check_writable, write_atomically
+from dart_jax.machine import available_cores, available_memory
 from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
 from dart_jax.ngram.builder import check_lossy
+from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.programs.progress import progress_bars
 from train.counting import text_tokenizer
 from train.counting.executors import Executor, LocalExecutor, RayExecutor
-from train.counting.pipeline import DRIVER, LEAST, MB, Budget, Counted, Counting
+from train.counting.pipeline import MB, Budget, Counted, Counting, Least
 from train.data.documents import Corpus
 from train.run import work_directory
 
@@ -48,7 +50,9 @@ class NgramConfig:
     """The file to write."""
     field: str | None = None
     """Field or column with the text or the chat; by default `messages` if present, else `text`."""
-    eos: bool = True
+    eos: Annotated[
+        bool, tyro.conf.arg(help="Do not end documents with the end-of-sequence token.")
+    ] = True
     """Whether every document ends with the end-of-sequence token."""
     eos_token: str | None = None
     """The end-of-sequence token, if the tokenizer names none or another."""
@@ -104,7 +108,7 @@ class Summary(NamedTuple):
         )
 
 
-def main(config: NgramConfig) -> Summary:
+def run(config: NgramConfig) -> Summary:
     """Counts and writes the file.
 
     Raises:
@@ -117,6 +121,7 @@ def main(config: NgramConfig) -> Summary:
     files = without(find_files(config.data), (work, config.out))
     tokenizer = text_tokenizer.load(config.tokenizer)
     corpus = Corpus(files, config.field, tokenizer.template)
+    least = Least.of(corpus)
     eos = tokenizer.eos_named(config.eos_token) if config.eos else None
     layout = WindowLayout(config.order, tokenizer.vocab_size)
     encoder = tokenizer.backend.to_str().encode()
@@ -130,12 +135,12 @@ def main(config: NgramConfig) -> Summary:
         "--limit": config.limit,
     }
     with (
-        make_executor(config) as executor,
+        make_executor(config, least) as executor,
         work_directory.locked(work),
         progress_bars() as progress,
     ):
-        memory = total_memory(config, executor.workers)
-        budget = Budget.of(memory, executor.workers)
+        memory = total_memory(config, executor.workers, least)
+        budget = Budget.of(memory, executor.workers, least)
         corpus = dataclasses.replace(corpus, memory=PARQUET + budget.reading)
         # Keep the unit size of an existing directory, even if the memory changed.
         kept = work_directory.check_settings(work, settings, {"unit": budget.unit(corpus.size)})
@@ -181,32 +186,32 @@ def check(config: NgramConfig) -> None:
             raise UserError(f"--{name} must be at least 1, got {value}")
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
-    if config.out.is_dir():
-        raise UserError(f"--out {config.out} is a directory; name a file")
+    check_writable(config.out)
 
 
-def total_memory(config: NgramConfig, workers: int) -> int:
+def total_memory(config: NgramConfig, workers: int, least: Least) -> int:
     """Returns the memory for all processes, in bytes."""
     if config.memory is not None:
         return parse_memory(config.memory)
     if config.ray or config.ray_address:
-        return DRIVER + workers * 2000 * MB
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
-        memory = min(memory, int(text))
-    return memory // 2
+        return least.driver + workers * 2000 * MB
+    return available_memory() // 2
 
 
-def make_executor(config: NgramConfig) -> Executor:
+def make_executor(config: NgramConfig, least: Least) -> Executor:
     """Returns the executor: by default one worker per core, as far as memory allows."""
     if config.ray or config.ray_address:
         return RayExecutor(config.ray_address, config.workers)
-    cores = os.cpu_count() or 1
-    fitting = max(1, (total_memory(config, cores) - DRIVER) // LEAST)
+    cores = available_cores()
+    fitting = max(1, (total_memory(config, cores, least) - least.driver) // least.worker)
     return LocalExecutor(config.workers or min(cores, fitting))
 
 
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 2: bad input, reported in one line."""
+    with program(RESUMABLE):
+        print(run(parse(NgramConfig, args, __doc__)))
+
+
 if __name__ == "__main__":
-    with one_line_errors(), work_directory.interruptible():
-        print(main(tyro.cli(NgramConfig, description=__doc__)))
+    main()

@@ -1,4 +1,4 @@
-"""Plots the metrics of runs: losses, acceptance, learning rate and gradient norm over the steps.
+"""Plot the metrics of runs: losses, acceptance, learning rate and gradient norm over the steps.
 
 python -m train.plot runs/dart runs/other --out curves.png
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.figures import COLOURS, new_figure, save_figure
 from dart_jax.programs.outputs import check_outputs
 
@@ -143,8 +143,8 @@ def _positions(run: Recorded) -> int:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line; bad input ends with a one-line error and exit status 2."""
-    with one_line_errors():
-        config = tyro.cli(PlotConfig, args=args, description=__doc__)
+    with program():
+        config = parse(PlotConfig, args, __doc__)
         if not config.runs:
             raise UserError("no runs; pass one or more run directories")
         check_outputs(drawing=config.out, option="--out")
@@ -155,4 +155,4 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,4 +1,4 @@
-"""Generates a drafter's training data with its target.
+"""Generate a drafter's training data with its target.
 
     python -m train.regenerate --target owner/name --data chats.jsonl --out answers.jsonl
 
@@ -21,15 +21,16 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
-from dart_jax.errors import UserError, one_line_errors
-from dart_jax.files import atomic_path, write_atomically
+from dart_jax.errors import UserError
+from dart_jax.files import atomic_path, check_writable, write_atomically
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
+from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.programs.progress import progress_bars
 from dart_jax.weights import hub
 from train.data.answers import AnswerGenerator, AnswerLog, Conversation, prompt_turns
@@ -67,9 +68,11 @@ class RegenerateConfig:
     """Sample from the k most likely tokens; 0 for all."""
     seed: int = 0
     """Seed of the sampling."""
-    batch: int = 32
+    batch_size: int = 32
     """Answers generated at once."""
-    unfinished: bool = True
+    unfinished: Annotated[
+        bool, tyro.conf.arg(help="Drop answers cut off by --max-new-tokens, and end their chats.")
+    ] = True
     """Keep answers cut off by --max-new-tokens; otherwise a chat ends before such an answer."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
     """Options for the target's chat template, as JSON."""
@@ -81,7 +84,7 @@ class RegenerateConfig:
     """Directory for intermediate results; by default next to the output."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "batch", "limit"):
+        for name in ("max_new_tokens", "batch_size", "limit"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.seed < 0:
@@ -135,7 +138,7 @@ class Summary(NamedTuple):
         return ", ".join(words)
 
 
-def main(config: RegenerateConfig) -> Summary:
+def run(config: RegenerateConfig) -> Summary:
     """Generates the answers and writes the file.
 
     Raises:
@@ -146,6 +149,7 @@ def main(config: RegenerateConfig) -> Summary:
         raise UserError(f"--out {config.out} already exists; delete it or name another file")
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
+    check_writable(config.out)
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     work = (config.work or config.out.with_name(config.out.name + ".work")).resolve()
     files = without(find_files(config.data), (work, config.out))
@@ -197,7 +201,7 @@ def _answer_blocks(
     generator = AnswerGenerator(
         model,
         config.samplings,
-        config.batch,
+        config.batch_size,
         parse_template_kwargs(config.chat_template_kwargs),
         unfinished=config.unfinished,
         seed=config.seed,
@@ -210,7 +214,7 @@ def _answer_blocks(
     with progress_bars() as progress:
         bar = progress.add_task("regenerate", total=size, note="")
         answered, before, began = 0, 0, time.perf_counter()
-        while block := list(islice(examples, _BLOCK * config.batch)):
+        while block := list(islice(examples, _BLOCK * config.batch_size)):
             after = block[-1][1]
             path = work / f"block-{len(blocks):06}.jsonl"
             if not path.is_file():
@@ -279,6 +283,11 @@ def _join(blocks: Iterable[Path], out: Path, skipped: Skipped) -> tuple[int, int
     return answers, tokens, unfinished
 
 
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 2: bad input, reported in one line."""
+    with program(RESUMABLE):
+        print(run(parse(RegenerateConfig, args, __doc__)))
+
+
 if __name__ == "__main__":
-    with one_line_errors(), work_directory.interruptible():
-        print(main(tyro.cli(RegenerateConfig, description=__doc__)))
+    main()

@@ -1,4 +1,4 @@
-"""A web page that shows how drafting works: colours, speed, a race, draft trees.
+"""Serve a web page that shows how drafting works: colours, speed, a race, draft trees.
 
     python -m dart_jax.app
 
@@ -12,13 +12,12 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from dart_jax.app.methods import Methods
 from dart_jax.app.service import Service
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class AppConfig(ModelChoice):
     eagle3: str | None = None
     """Directory or hub repository of an EAGLE-3 drafter, offered as a further method; the demo
     model has one."""
-    listen: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    listen: bool = False
     """Let other machines open the page. There are no passwords."""
     port: int = 7860
     """Port of the page; 0 picks a free one."""
@@ -78,8 +77,8 @@ def start(config: AppConfig) -> Running:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
-    with one_line_errors():
-        config = tyro.cli(AppConfig, args=args, prog="python -m dart_jax.app", description=__doc__)
+    with program():
+        config = parse(AppConfig, args, __doc__)
         running = start(config)
         print(f"dart_jax is at {running.address}", flush=True)
         running.wait()

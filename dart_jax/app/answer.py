@@ -10,9 +10,8 @@ from typing import Literal
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.generation import Piece, Step
+from dart_jax.generation import Piece, Step, TextGeneration
 from dart_jax.model import DartModel
-from dart_jax.text_generation import TextGeneration
 
 # Tokens seldom have more characters: longer texts are rejected without encoding.
 _CHARACTERS_PER_TOKEN = 32
@@ -58,6 +57,7 @@ class Answer:
 
     Attributes:
       title: the method's title.
+      limit: maximum number of tokens.
       pieces: the text.
       verified: the steps after the prefill.
       tokens: number of tokens so far.
@@ -66,9 +66,9 @@ class Answer:
       ended: whether it is complete or stopped.
     """
 
-    def __init__(self, title: str, generation: TextGeneration):
+    def __init__(self, title: str, limit: int, generation: TextGeneration):
         """Prepares the answer without running anything."""
-        self.title = title
+        self.title, self.limit = title, limit
         self.pieces: list[Piece] = []
         self.verified: list[Verified] = []
         self.tokens = 0
@@ -136,26 +136,38 @@ def race(left: Answer, right: Answer) -> Iterator[None]:
             steps.close()
 
 
+def prompt_label(chat: bool) -> str:
+    """The prompt's name on the page and in messages."""
+    return "Your message" if chat else "Text to continue"
+
+
 def encode(model: DartModel, prompt: Prompt, max_tokens: int) -> list[int]:
     """Encodes a prompt to at most `max_tokens` tokens.
 
     Raises:
-      UserError: there are more, or none.
+      UserError: there are more, or none, or characters that cannot be encoded.
     """
     chat = not isinstance(prompt, str)
     texts = [message["content"] for message in prompt] if chat else [prompt]
-    if not any(text.strip() for text in texts):
-        raise UserError("there is no text yet; write some, or choose an example")
+    name = prompt_label(chat)
+    if not texts[-1].strip():
+        raise UserError(f"{name} is empty; write some text or choose an example")
+    too_long = (
+        f"too long: {max_tokens:,} tokens fit beside the answer; shorten it, lower Maximum new "
+        f"tokens{' or clear the chat' if len(texts) > 1 else ''}"
+    )
+    if len(texts) > 1:
+        name += ", with the chat before it,"
     length = sum(map(len, texts))
-    too_long = f"at most {max_tokens:,} tokens fit here; shorten it"
-    if chat and len(texts) > 1:
-        too_long += ", or clear the chat"
     if length > max_tokens * _CHARACTERS_PER_TOKEN:
-        raise UserError(f"a text of {length:,} characters is too long: {too_long}")
-    if isinstance(prompt, str):
-        tokens = model.tokenizer.encode(prompt)
-    else:
-        tokens = model.tokenizer.encode_chat(prompt)
+        raise UserError(f"{name} has {length:,} characters, which is {too_long}")
+    try:
+        if isinstance(prompt, str):
+            tokens = model.tokenizer.encode(prompt)
+        else:
+            tokens = model.tokenizer.encode_chat(prompt)
+    except UserError as error:
+        raise UserError(f"{name} cannot be read: {error}") from None
     if len(tokens) > max_tokens:
-        raise UserError(f"a text of {len(tokens):,} tokens is too long: {too_long}")
+        raise UserError(f"{name} has {len(tokens):,} tokens, which is {too_long}")
     return tokens

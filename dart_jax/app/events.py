@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ class Outputs(NamedTuple):
     tabs: gr.Tabs
     left: gr.HTML
     right: gr.HTML
-    verdict: gr.HTML
+    board: gr.HTML
     step: gr.Slider
     tree: gr.HTML
     settings: gr.BrowserState
@@ -49,7 +50,10 @@ class Outputs(NamedTuple):
 
 
 class Events:
-    """Handles the page's events. A visitor is a browser tab, identified by Gradio's session."""
+    """Handles the page's events. A visitor is a browser tab, identified by Gradio's session.
+
+    All values come unchecked from a browser.
+    """
 
     def __init__(self, service: Service, out: Outputs):
         """`out`: the components to update."""
@@ -57,24 +61,24 @@ class Events:
         self.seed: Any = None  # the seed control, to show a new seed
 
     async def write(
-        self, request: gr.Request, prompt: str, stored: Any, *values: Any
+        self, request: gr.Request, prompt: Any, stored: Any, *values: Any
     ) -> AsyncGenerator[Update, None]:
         """Answers a prompt."""
-        async for update in self._write(request, restore(stored), prompt or "", values):
+        async for update in self._write(request, restore(stored), _text(prompt), values):
             yield update
 
     async def write_again(
-        self, request: gr.Request, prompt: str, stored: Any, *values: Any
+        self, request: gr.Request, prompt: Any, stored: Any, *values: Any
     ) -> AsyncGenerator[Update, None]:
         """Answers the last prompt again and replaces its answer, with the current settings and,
         when sampling, another seed."""
         before = restore(stored)
         if not before:
-            yield {self.out.message: markup.note("There is no answer yet to write again.")}
+            yield {self.out.message: markup.note("There is no answer yet to regenerate.", "error")}
             return
         update: Update = {}
         temperature, seed = values[1], values[-1]
-        if isinstance(temperature, int | float) and temperature > 0 and isinstance(seed, int):
+        if isinstance(temperature, int | float) and temperature > 0 and seed in range(2**32):
             seed = (seed + 1) % 2**32
             update = {self.seed: seed}
         last = before.pop()
@@ -117,7 +121,7 @@ class Events:
             yield self._replaced()
             return
         except UserError as error:
-            message = markup.note(str(error), "error")
+            message = markup.note(_sentence(error), "error")
         service.remember(visitor, answer, settings.method)
         entry = _entry(prompt, answer)
         yield self._buttons(busy=False) | {
@@ -131,19 +135,20 @@ class Events:
     async def race(
         self,
         request: gr.Request,
-        prompt: str,
+        prompt: Any,
         stored: Any,
-        left: str,
-        right: str,
+        left: Any,
+        right: Any,
         *values: Any,
     ) -> AsyncGenerator[Update, None]:
         """Runs two methods on the same prompt, side by side."""
         out, service, visitor = self.out, self.service, _visitor(request)
         try:
             before = restore(stored) if service.chat else []
-            if service.chat and not (prompt or "").strip() and before:
+            prompt = _text(prompt)
+            if service.chat and not prompt.strip() and before:
                 prompt = before.pop().prompt  # the box is empty after an answer
-            words = full_prompt(before, prompt or "", service.chat)
+            words = full_prompt(before, prompt, service.chat)
             both = [
                 service.prepare(words, service.settings((method, *values[1:])))
                 for method in (left, right)
@@ -152,23 +157,22 @@ class Events:
             yield self._error(error)
             return
         one, other = (prepared.answer for prepared in both)
-        empty = {out.verdict: "", out.message: "", out.tabs: gr.Tabs(selected="race")}
         shown = "" if service.chat else prompt
-        yield self._buttons(busy=True) | empty | self._lanes(one, other, shown)
-        message = ""
+        yield self._buttons(busy=True) | self._lanes(one, other, shown) | {out.message: ""}
+        message = verdict = ""
         try:
             async for line in service.serve(visitor, both, lambda: race(one, other)):
                 yield self._lanes(one, other, shown) | {out.message: markup.note(line)}
-            result = markup.note(markup.verdict(one, other), "winner")
+            verdict = markup.note(markup.verdict(one, other), "winner")
         except Replaced:
             yield self._replaced()
             return
         except UserError as error:
-            message, result = markup.note(str(error), "error"), ""
+            message = markup.note(_sentence(error), "error")
         yield (
             self._buttons(busy=False)
-            | self._lanes(one, other, shown)
-            | {out.message: message, out.verdict: result}
+            | self._lanes(one, other, shown, verdict)
+            | {out.message: message}
         )
 
     def stop(self, request: gr.Request) -> None:
@@ -180,20 +184,23 @@ class Events:
         """Clears the conversation and stops the running answer; a typed prompt stays."""
         out = self.out
         await self.service.clear(_visitor(request))
-        shown = (out.history, out.current, out.message, out.left, out.right, out.verdict)
+        shown = (out.history, out.message, out.left, out.right, out.board)
         return (
             self._buttons(busy=False)
             | dict.fromkeys(shown, "")
             | {
+                out.current: markup.NO_ANSWER,
                 out.chat: [],
                 out.last: "",
                 **self._first_step(_visitor(request)),
             }
         )
 
-    def show_step(self, request: gr.Request, number: float) -> str:
-        """Draws the draft tree of a step of the visitor's last answer."""
-        return self._tree(_visitor(request), int(number or 1))
+    def show_step(self, request: gr.Request, number: Any) -> str:
+        """Draws the draft tree of a step of the visitor's last answer, the nearest if there is no
+        such step."""
+        valid = isinstance(number, int | float) and math.isfinite(number)
+        return self._tree(_visitor(request), int(number) if valid else 1)
 
     def restore(
         self, request: gr.Request, settings: Any, stored: Any, last: Any, draft: Any
@@ -211,7 +218,7 @@ class Events:
             if all(isinstance(one, str) and one in self.service.methods for one in settings[7:]):
                 racers = settings[7:]
         entries = restore(stored)
-        current = self._draw(entries[-1]) if entries else ""
+        current = self._draw(entries[-1]) if entries else markup.NO_ANSWER
         prompt = draft if isinstance(draft, str) else gr.skip()
         shown = [self._draw_all(entries[:-1]), current, prompt, visitor if inherited else gr.skip()]
         return [*controls, *racers, *shown, *self._first_step(visitor).values()]
@@ -234,8 +241,7 @@ class Events:
 
     def _error(self, error: UserError) -> Update:
         """Shows an error message in place of an answer."""
-        text = str(error)
-        return {self.out.message: markup.note(text[:1].upper() + text[1:] + ".", "error")}
+        return {self.out.message: markup.note(_sentence(error), "error")}
 
     def _replaced(self) -> Update:
         """Ends a replaced answer without changes: Gradio repeats the last update at the end,
@@ -243,10 +249,16 @@ class Events:
         return {self.out.message: gr.skip()}
 
     def _buttons(self, *, busy: bool) -> Update:
+        """Stop takes the place of the button that started the answer."""
         out = self.out
+        # The style sheet shows the one of these two that belongs to the open tab.
+        start = gr.Button(visible="hidden" if busy else True)
         return {
-            button: gr.Button(interactive=not busy) for button in (out.send, out.run, out.again)
-        } | {out.stop: gr.Button(interactive=busy)}
+            out.send: start,
+            out.run: start,
+            out.stop: gr.Button(visible=busy),
+            out.again: gr.Button(interactive=not busy),
+        }
 
     def _draw(self, entry: Entry, busy: bool = False) -> str:
         return markup.entry(entry.prompt, entry.text, entry.line, chat=self.service.chat, busy=busy)
@@ -254,17 +266,26 @@ class Events:
     def _draw_all(self, entries: list[Entry]) -> str:
         return "".join(map(self._draw, entries))
 
-    def _lanes(self, one: Answer, other: Answer, prompt: str) -> Update:
-        over = None not in (one.finish, other.finish)
+    def _lanes(self, one: Answer, other: Answer, prompt: str, verdict: str = "") -> Update:
         return {
-            self.out.left: markup.lane(one, prompt, over and one.seconds < other.seconds),
-            self.out.right: markup.lane(other, prompt, over and other.seconds < one.seconds),
+            self.out.board: markup.board((one, other)) + verdict,
+            self.out.left: markup.lane(one, prompt),
+            self.out.right: markup.lane(other, prompt),
         }
 
 
 def _entry(prompt: str, answer: Answer) -> Entry:
     runs = tuple(markup.runs(list(answer.pieces)))
     return Entry(prompt, runs, markup.statistics(answer))
+
+
+def _sentence(error: UserError) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:] + "."
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _visitor(request: gr.Request) -> str:

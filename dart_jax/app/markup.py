@@ -20,9 +20,11 @@ _HIDDEN = re.compile(
 )
 
 LEGEND = (
-    '<p class="legend"><span class="drafted">drafted</span> tokens that the target accepted, '
-    'followed by the target\'s <span class="own">own</span> token.</p>'
+    '<p class="legend"><span class="drafted">Drafted</span> and accepted, or the target\'s '
+    '<span class="own">own</span>.</p>'
 )
+
+NO_ANSWER = '<p class="note">The answer will be shown here.</p>'
 
 
 def visible(text: str) -> str:
@@ -50,16 +52,18 @@ def coloured(text: Sequence[tuple[str, bool]]) -> str:
     return "".join(spans)
 
 
-def statistics(answer: Answer) -> str:
-    """Returns the answer's statistics as a line of plain text."""
+def statistics(answer: Answer, *, with_limit: bool = False) -> str:
+    """Returns the answer's statistics as a line of plain text; `with_limit`: "3 of 8 tokens"."""
     if not answer.tokens:
         return ""
-    words = [f"{answer.tokens} tokens", f"{answer.tokens_per_second:,.0f} tokens/s"]
+    limit = f" of {answer.limit}" if with_limit else ""
+    words = [f"{answer.tokens}{limit} tokens", f"{answer.tokens_per_second:,.0f} tokens/s"]
     if any(verified.tree.shape[1] > 1 for verified in answer.verified):
         words.append(f"tau {answer.tau:.2f}")
     if answer.ended:
         ends = {"stop": "finished", "length": "cut at the maximum length", None: "stopped"}
-        words.append(ends[answer.finish])
+        if not (with_limit and answer.tokens == answer.limit):
+            words.append(ends[answer.finish])
     return " · ".join(words)
 
 
@@ -78,17 +82,34 @@ def entry(
 
 def note(text: str, kind: str = "note") -> str:
     """A message to the visitor; `kind` is note, error or winner."""
-    return f'<p class="{kind}" role="status">{escape(text)}</p>' if text else ""
+    role = "alert" if kind == "error" else "status"
+    return f'<p class="{kind}" role="{role}">{escape(text)}</p>' if text else ""
 
 
-def lane(answer: Answer, prompt: str, winner: bool = False) -> str:
-    """One side of a race."""
+def lane(answer: Answer, prompt: str) -> str:
+    """The text of one side of a race."""
     return (
-        f'<div class="lane{" won" if winner else ""}"><h3>{escape(answer.title)}</h3>'
-        f'<p class="clock">{answer.seconds:.2f} s</p>'
-        f'<p class="line">{escape(statistics(answer)) or "&nbsp;"}</p>'
+        f'<div class="lane"><h2>{escape(answer.title)}</h2>'
         f'<div class="text"><span class="prompt">{escape(prompt)}</span>'
         f'<span class="answer">{coloured(runs(list(answer.pieces)))}</span></div></div>'
+    )
+
+
+def board(runners: Sequence[Answer]) -> str:
+    """The progress of a race: for every runner its clock and a bar of its tokens.
+
+    The bar of a text that ended before its limit is full.
+    """
+    over = all(answer.finish for answer in runners)
+    best = min(answer.seconds for answer in runners)
+    return "".join(
+        f'<div class="runner{(" won" if answer.seconds == best else " lost") if over else ""}">'
+        f'<span class="name">{escape(answer.title)}</span>'
+        f'<progress max="{answer.limit}" aria-label="tokens of {escape(answer.title)}" '
+        f'value="{answer.limit if answer.finish else answer.tokens}"></progress>'
+        f'<span class="clock">{answer.seconds:.2f} s</span>'
+        f'<span class="line">{escape(statistics(answer, with_limit=True))}</span></div>'
+        for answer in runners
     )
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.themes import Default
+from gradio.themes import Base, Default
+from gradio.themes.utils.colors import red
 
+from dart_jax.app.answer import prompt_label
 from dart_jax.app.events import Events, Outputs
-from dart_jax.app.markup import LEGEND, escape
+from dart_jax.app.markup import LEGEND, NO_ANSWER, escape
 from dart_jax.app.methods import PLAIN
 from dart_jax.app.service import Service
-from dart_jax.app.settings import LEAST, SIZES, Settings
+from dart_jax.app.settings import fields
 from dart_jax.app.step_view import NOTHING
 from dart_jax.app.tree_picture import STYLE as TREE_STYLE
 from dart_jax.errors import UserError
@@ -39,85 +42,37 @@ QUESTIONS = {
 _FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 _MONO = ("ui-monospace", "Menlo", "Consolas", "monospace")
 
-_RACE_RULES = (
-    "Both methods continue the same text with the same seed and share one target in memory. The "
-    "device runs one step at a time, always for the method that has used less time so far. A clock "
-    "counts only its method's own steps: prefill, verification and drafting. It excludes "
-    "compilation, the other method's steps and other visitors' steps, but compiling for another "
-    "visitor at the same time slows it down."
-)
+_RACE_RULE = "Both methods continue the same text; each clock counts only its own method's steps."
+
+
+_SUBMIT = """() => {
+    const race = document.querySelector('#tab-race-button[aria-selected=true]');
+    document.querySelector(race ? '#race' : '#send').click();
+}"""
 
 
 def build(service: Service, name: str, demo: bool) -> gr.Blocks:
     """Builds the page of a service; `name` is the model's, `demo` whether it is the demo model."""
-    examples = QUESTIONS if service.chat else CODE
     with gr.Blocks(title="dart_jax", analytics_enabled=False) as blocks:
         gr.HTML(_head(service, name, demo))
-        with gr.Row():
-            with gr.Column(scale=3, min_width=320):
+        with gr.Row(elem_id="layout"):
+            with gr.Column(elem_id="main"):
                 with gr.Tabs(selected="answer") as tabs:
-                    with gr.Tab("Answer", id="answer"):
-                        kind = ["chat"] if service.chat else []
-                        history = gr.HTML(elem_id="history", elem_classes=kind)
-                        current = gr.HTML(elem_id="current", elem_classes=kind)
-                    with gr.Tab("Race", id="race"):
-                        gr.HTML(f'<p class="fine">{escape(_RACE_RULES)}</p>')
-                        with gr.Row():
-                            racers = [
-                                gr.Dropdown(
-                                    service.methods.choices,
-                                    value=value,
-                                    label=label,
-                                    elem_id=f"racer-{n}",
-                                    min_width=150,
-                                )
-                                for n, (label, value) in enumerate(
-                                    (("Left", PLAIN), ("Right", service.methods.default))
-                                )
-                            ]
-                        verdict = gr.HTML(elem_id="verdict")
-                        with gr.Row():
-                            lanes = [
-                                gr.HTML(elem_id=f"lane-{side}", min_width=260)
-                                for side in ("left", "right")
-                            ]
-                    with gr.Tab("Draft tree", id="tree"):
+                    with gr.Tab("Answer", id="answer", elem_id="tab-answer"):
+                        history, current = _texts(service)
+                    with gr.Tab("Race", id="race", elem_id="tab-race"):
+                        racers, board, lanes = _race(service)
+                    with gr.Tab("Draft tree", id="tree", elem_id="tab-tree"):
                         step = gr.Slider(
                             1, 2, value=1, step=1, label="Step of the last answer", elem_id="step"
                         )
                         tree = gr.HTML(NOTHING, elem_id="tree")
-                message = gr.HTML(elem_id="message")
-                prompt = gr.Textbox(
-                    value="" if service.chat else CODE["mean"],
-                    label="Your message" if service.chat else "Text to continue",
-                    lines=5,
-                    max_lines=5,  # fixed: resizing takes minutes for long texts
-                    elem_id="prompt",
-                    elem_classes=[] if service.chat else ["code"],
-                    info="Shift+Enter sends it.",
-                )
-                with gr.Row():
-                    send = gr.Button(
-                        "Send" if service.chat else "Continue",
-                        variant="primary",
-                        elem_id="send",
-                        min_width=120,
-                    )
-                    run = gr.Button("Race", elem_id="race", min_width=80)
-                    stop = gr.Button(
-                        "Stop", variant="stop", elem_id="stop", interactive=False, min_width=80
-                    )
-                    again = gr.Button("Regenerate", elem_id="again", min_width=100)
-                    clear = gr.Button("Clear", elem_id="clear", min_width=80)
-                with gr.Row(elem_classes="examples"):
-                    for key, text in examples.items():
-                        title = text.strip().split("\n")[0]
-                        button = gr.Button(
-                            title, size="sm", elem_id=f"example-{key}", min_width=140
-                        )
-                        # Runs in the browser only.
-                        button.click(None, None, prompt, js=f"() => {_quoted(text)}")
-            with gr.Column(scale=1, min_width=260):
+                with gr.Column(elem_id="composer"):
+                    message = gr.HTML(elem_id="message")
+                    prompt = _prompt(service)
+                    with gr.Row(elem_id="buttons"):
+                        send, run, stop, again, clear = _buttons(service)
+            with gr.Column(elem_id="settings", scale=0, min_width=336):
                 controls = _controls(service)
         settings, chat, last, draft = (
             gr.BrowserState(storage_key=f"dart_jax {what} {_key(name)}", secret="not a secret")
@@ -135,7 +90,7 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
             tabs=tabs,
             left=lanes[0],
             right=lanes[1],
-            verdict=verdict,
+            board=board,
             step=step,
             tree=tree,
             settings=settings,
@@ -150,31 +105,91 @@ def build(service: Service, name: str, demo: bool) -> gr.Blocks:
 def _head(service: Service, name: str, demo: bool) -> str:
     what = "It answers in a chat." if service.chat else "It continues your text; it does not chat."
     if demo:
-        what = (
-            "It completes Python code and does not chat. It is tiny and its code is seldom good: "
-            "watch how the code is drafted and verified."
-        )
+        what = "It is tiny and completes Python code."
     return (
-        f'<div class="head"><h1>dart_jax</h1><p>Speculative decoding with {escape(name)}. '
+        f'<div id="head"><h1>dart_jax</h1><p>Speculative decoding with {escape(name)}. '
         f"{escape(what)}</p>{LEGEND}</div>"
     )
+
+
+def _texts(service: Service) -> tuple[gr.HTML, gr.HTML]:
+    """Creates the places of the former answers and of the newest one."""
+    kind = ["chat"] if service.chat else []
+    # The outer column scrolls and stays at its end while the inner one grows.
+    with gr.Column(elem_id="answers"), gr.Column():
+        history = gr.HTML(elem_id="history", elem_classes=kind)
+        current = gr.HTML(NO_ANSWER, elem_id="current", elem_classes=kind)
+    return history, current
+
+
+def _race(service: Service) -> tuple[list[Any], gr.HTML, list[gr.HTML]]:
+    """Creates the choice of two methods, the progress of their race, and their texts."""
+    gr.HTML(f'<p class="fine">{escape(_RACE_RULE)}</p>')
+    with gr.Row(elem_id="racers"):
+        racers: list[Any] = [
+            gr.Dropdown(
+                service.methods.choices,
+                value=value,
+                label=label,
+                filterable=False,
+                elem_id=f"racer-{label.lower()}",
+                min_width=130,
+            )
+            for label, value in (("Left", PLAIN), ("Right", service.methods.default))
+        ]
+    board = gr.HTML(elem_id="board")
+    with gr.Row(elem_id="lanes"):
+        lanes = [gr.HTML(elem_id=f"lane-{side}", min_width=260) for side in ("left", "right")]
+    return racers, board, lanes
+
+
+def _prompt(service: Service) -> gr.Textbox:
+    """Creates the prompt with its examples."""
+    label = prompt_label(service.chat)
+    prompt = gr.Textbox(
+        value="" if service.chat else CODE["mean"],
+        label=label,
+        info="Shift+Enter starts.",
+        lines=3,
+        max_lines=3,  # fixed: resizing takes minutes for long texts
+        elem_id="prompt",
+        elem_classes=[] if service.chat else ["code"],
+        render=False,
+    )
+    with gr.Row(elem_id="examples"):
+        gr.HTML('<span class="fine">Examples</span>', min_width=60)
+        for key, text in (QUESTIONS if service.chat else CODE).items():
+            button = gr.Button(key, size="sm", elem_id=f"example-{key}", min_width=60)
+            # Runs in the browser only.
+            button.click(None, None, prompt, js=f"() => {_quoted(text)}")
+    prompt.render()
+    return prompt
+
+
+def _buttons(service: Service) -> list[gr.Button]:
+    """Creates the buttons; one of the first three is visible."""
+    start = "Send" if service.chat else "Continue"
+    return [
+        gr.Button(start, variant="primary", elem_id="send", min_width=90),
+        gr.Button("Race", variant="primary", elem_id="race", min_width=90),
+        gr.Button("Stop", variant="stop", elem_id="stop", visible=False, min_width=90),
+        gr.Button("Regenerate", elem_id="again", min_width=90),
+        gr.Button("Clear", elem_id="clear", min_width=70),
+    ]
 
 
 def _controls(service: Service) -> list[Any]:
     """Creates the controls, in the order of the fields of `Settings`."""
     default = service.default
-    controls = [
-        gr.Radio(service.methods.choices, value=default.method, label="Method", elem_id="method"),
-        gr.Slider(0, 2, step=0.05, label="Temperature", info="0 is greedy decoding"),
-        gr.Slider(0.05, 1, step=0.05, label="Top-p"),
-        gr.Slider(0, 200, step=1, label="Top-k", info="0 for all"),
-        gr.Slider(SIZES.start, SIZES[-1], step=SIZES.step, label="Tree nodes"),
-        gr.Slider(LEAST, service.most, step=LEAST, label="Maximum new tokens"),
-        gr.Number(precision=0, minimum=0, maximum=2**32 - 1, label="Seed"),
-    ]
-    for field, control in zip(dataclasses.fields(Settings), controls, strict=True):
-        control.value = getattr(default, field.name)
-        control.elem_id = field.name
+    controls: list[Any] = [gr.Radio(service.methods.choices, label="Method", elem_id="method")]
+    for name, field in fields(service.most).items():
+        shown: dict[str, Any] = {"label": field.label, "info": field.hint, "elem_id": name}
+        if name == "seed":  # too many values for a slider
+            controls.append(gr.Number(**shown))
+        else:
+            controls.append(gr.Slider(field.least, field.most, step=field.step, **shown))
+    for name, control in zip(dataclasses.asdict(default), controls, strict=True):
+        control.value = getattr(default, name)
     return controls
 
 
@@ -188,10 +203,13 @@ def _connect(
 ) -> None:
     """Connects events to their handlers."""
     # No concurrency limit: handlers share only the worker, which schedules fairly. None is an API.
+    # They check what they are given themselves: Gradio's messages do not name the field, and it
+    # logs their tracebacks.
     quiet: dict[str, Any] = {
         "show_progress": "hidden",
         "concurrency_limit": None,
         "api_visibility": "private",
+        "preprocess": False,
     }
     inputs = [out.prompt, out.chat, *controls]
     outputs = [
@@ -199,17 +217,17 @@ def _connect(
         out.tabs, out.step, out.tree, out.chat, out.last, controls[-1],
     ]  # fmt: skip
     events.seed = controls[-1]
-    gr.on([out.send.click, out.prompt.submit], events.write, inputs, outputs, **quiet)
+    out.send.click(events.write, inputs, outputs, **quiet)
+    # Shift+Enter starts what the open tab shows.
+    out.prompt.submit(None, None, None, js=_SUBMIT, api_visibility="private")
     out.again.click(events.write_again, inputs, outputs, **quiet)
     race_outputs = [
-        out.left, out.right, out.verdict, out.message, out.send, out.run, out.stop, out.again,
+        out.left, out.right, out.board, out.message, out.send, out.run, out.stop, out.again,
     ]  # fmt: skip
-    out.run.click(
-        events.race, [out.prompt, out.chat, *racers, *controls], [*race_outputs, out.tabs], **quiet
-    )
+    out.run.click(events.race, [out.prompt, out.chat, *racers, *controls], race_outputs, **quiet)
     out.stop.click(events.stop, None, None, queue=False, **quiet)
     # Queued, so that it runs after pending updates of an answer.
-    clear.click(events.clear, None, [*outputs[:-1], out.left, out.right, out.verdict], **quiet)
+    clear.click(events.clear, None, [*outputs[:-1], out.left, out.right, out.board], **quiet)
     gr.on(
         [out.step.change, out.step.release],
         events.show_step,
@@ -248,6 +266,24 @@ def _key(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
+def _theme() -> Base:
+    """Gradio's theme, with enough contrast for white on green and for small grey text."""
+    return Default(primary_hue="green", font=_FONT, font_mono=_MONO).set(
+        color_accent="*primary_700",
+        slider_color="*primary_700",
+        slider_color_dark="*primary_500",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_800",
+        button_cancel_background_fill=red.c700,
+        button_cancel_background_fill_hover=red.c800,
+        body_text_color_subdued="*neutral_600",
+        block_label_text_color="*neutral_800",
+        block_title_text_color="*neutral_800",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Running:
     """A page that is being served.
@@ -263,9 +299,12 @@ class Running:
     blocks: gr.Blocks
 
     def wait(self) -> None:
-        """Serves until Ctrl-C."""
-        self.blocks.block_thread()
-        self.service.close()
+        """Serves until Ctrl-C, which it raises after closing the page."""
+        try:
+            threading.Event().wait()
+        finally:
+            self.blocks.close(verbose=False)
+            self.service.close()
 
 
 def launch(service: Service, name: str, *, demo: bool, host: str, port: int) -> Running:
@@ -292,7 +331,7 @@ def launch(service: Service, name: str, *, demo: bool, host: str, port: int) -> 
             mcp_server=False,
             ssr_mode=False,
             pwa=False,
-            theme=Default(primary_hue="green", font=_FONT, font_mono=_MONO),
+            theme=_theme(),
             css_paths=[STYLE, TREE_STYLE],
         )
     except OSError as error:

@@ -17,7 +17,7 @@ from dart_jax.app.settings import LEAST, Settings
 from dart_jax.app.turns import Job, Turns
 from dart_jax.app.warm import Warm
 from dart_jax.errors import UserError
-from dart_jax.text_generation import TextGeneration
+from dart_jax.generation import TextGeneration
 
 _logger = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class Service:
             return method.model.stream(tokens, settings.generation(self.methods))
 
         generation = make()
-        return Prepared(Answer(method.title, generation), make, generation)
+        answer = Answer(method.title, settings.max_new_tokens, generation)
+        return Prepared(answer, make, generation)
 
     def warm_up(self, prompt: Prompt) -> None:
         """Compiles the programs for the initial settings, in the background."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from dart_jax.app.methods import Methods
@@ -18,6 +17,50 @@ SIZES = range(4, 65, 4)
 
 
 @dataclasses.dataclass(frozen=True)
+class Field:
+    """A number that a visitor can set.
+
+    Attributes:
+      label: its name on the page, also in messages.
+      least: the smallest value.
+      most: the largest value.
+      step: distance of neighbouring values on the page.
+      hint: a short explanation.
+      whole: whether it must be a whole number.
+    """
+
+    label: str
+    least: float
+    most: float
+    step: float
+    hint: str = ""
+    whole: bool = True
+
+    def check(self, value: Any) -> Any:
+        """Returns an untrusted value; raises UserError if it is not such a number."""
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and self.least <= value <= self.most and (value % 1 == 0 or not self.whole):
+            return int(value) if self.whole else value
+        kind = "a whole number" if self.whole else "a number"
+        given = "nothing" if value is None else str(value)[:40] if number else repr(str(value)[:40])
+        raise UserError(
+            f"{self.label} must be {kind} from {self.least:,} to {self.most:,}, got {given}"
+        )
+
+
+def fields(most: int) -> dict[str, Field]:
+    """Returns the fields of `Settings` that are numbers, with at most `most` new tokens."""
+    return {
+        "temperature": Field("Temperature", 0, 2, 0.05, "0 is greedy decoding", whole=False),
+        "top_p": Field("Top-p", 0.05, 1, 0.05, "1 for all", whole=False),
+        "top_k": Field("Top-k", 0, 200, 1, "0 for all"),
+        "tree_nodes": Field("Tree nodes", SIZES.start, SIZES[-1], SIZES.step),
+        "max_new_tokens": Field("Maximum new tokens", LEAST, most, LEAST),
+        "seed": Field("Seed", 0, 2**32 - 1, 1, f"for sampling; 0 to {2**32 - 1:,}"),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """The page's controls, in their order.
 
@@ -26,7 +69,7 @@ class Settings:
       temperature: 0 always picks the most likely token.
       top_p: as in `GenerationConfig`.
       top_k: as in `GenerationConfig`.
-      nodes: nodes of the draft tree.
+      tree_nodes: as in `GenerationConfig`.
       max_new_tokens: maximum tokens of an answer.
       seed: seed for sampling.
     """
@@ -35,7 +78,7 @@ class Settings:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    nodes: int = 8
+    tree_nodes: int = 8
     max_new_tokens: int = 128
     seed: int = 0
 
@@ -45,37 +88,28 @@ class Settings:
         method = methods.default
         nodes, _ = default_tree(methods[method].model.drafter)
         size = min(SIZES, key=lambda size: abs(size - nodes))
-        return cls(method, nodes=size, max_new_tokens=min(cls.max_new_tokens, most))
+        return cls(method, tree_nodes=size, max_new_tokens=min(cls.max_new_tokens, most))
 
     @classmethod
     def of(cls, values: Any, methods: Methods, most: int) -> Settings:
         """Validates untrusted settings from a browser.
 
         Args:
-          values: the fields' values, in order; None is the default.
+          values: the fields' values, in order.
           methods: the methods to choose from.
           most: maximum new tokens of an answer.
 
         Raises:
           UserError: a value has the wrong type or is out of range.
         """
-        default = cls.default(methods, most)
         names = [field.name for field in dataclasses.fields(cls)]
-        given = {
-            name: value for name, value in zip(names, values, strict=True) if value is not None
-        }
-        made = dataclasses.replace(default, **given)
-        if made.method not in methods:
-            raise UserError(f"no method {str(made.method)[:40]!r}; choose another")
-        return dataclasses.replace(
-            made,
-            temperature=_number("temperature", made.temperature, 0, 10),
-            top_p=_number("top-p", made.top_p, 0.01, 1),
-            top_k=int(_number("top-k", made.top_k, 0, 10**6)),
-            nodes=int(_number("tree nodes", made.nodes, SIZES.start, SIZES[-1])),
-            max_new_tokens=int(_number("new tokens", made.max_new_tokens, 1, most)),
-            seed=int(_number("seed", made.seed, 0, 2**32 - 1)),
-        )
+        given = dict(zip(names, values, strict=True))
+        method = given.pop("method")
+        if method not in list(methods):
+            titles = ", ".join(method.title for method in methods.values())
+            raise UserError(f"Method must be one of {titles}, got {str(method)[:40]!r}")
+        checks = fields(most)
+        return cls(method, **{name: checks[name].check(value) for name, value in given.items()})
 
     def generation(self, methods: Methods) -> GenerationConfig:
         """Returns the config for `DartModel.stream`."""
@@ -88,15 +122,6 @@ class Settings:
             top_k=self.top_k,
             top_p=self.top_p,
             seed=self.seed,
-            nodes=self.nodes if method.drafts else 0,
+            tree_nodes=self.tree_nodes if method.drafts else 0,
             search=search,
         )
-
-
-def _number(name: str, value: Any, least: float, most: float) -> float:
-    """Returns a number, checked against a range."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"{name} must be a number, got {str(value)[:40]!r}")
-    if not least <= value <= most:
-        raise UserError(f"{name} must be between {least:g} and {most:g}, got {value:g}")
-    return value

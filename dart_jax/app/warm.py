@@ -10,7 +10,7 @@ import jax
 
 from dart_jax.app.turns import Turns
 from dart_jax.errors import UserError
-from dart_jax.text_generation import TextGeneration
+from dart_jax.generation import TextGeneration
 
 # Programs take memory, and memory mappings, whose number per process is limited.
 _MOST = 100

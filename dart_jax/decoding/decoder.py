@@ -7,7 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from dart_jax.decoding.loop import Generation, Options, Prompts, generate_fused, generate_streaming
+from dart_jax.decoding.drafting import drafter_title
+from dart_jax.decoding.loop import Generation, generate_fused, generate_streaming
+from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
@@ -15,7 +17,7 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams
 Loop = Literal["fused", "host"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Decoder:
     """Decodes batches of token prompts with a fixed configuration.
 
@@ -37,9 +39,19 @@ class Decoder:
     stop: tuple[int, ...]
     loop: Loop
 
-    def pad(self, prompts: list[np.ndarray], max_new_tokens: int) -> Prompts:
-        """Pads prompts to a batch for this decoder; raises UserError as `Prompts.pad`."""
-        return Prompts.pad(prompts, max_new_tokens, self.max_length, self.config.target.vocab_size)
+    def __repr__(self) -> str:
+        method = "plain decoding"
+        if self.config.drafting is not None:
+            title = drafter_title(self.config.drafter)
+            method = f"drafting: {title}, trees of {self.config.nodes} nodes"
+        return f"Decoder({method}, up to {self.max_length} tokens, {self.loop} loop)"
+
+    def pad(
+        self, prompts: list[np.ndarray], max_new_tokens: int, limit: int | None = None
+    ) -> Prompts:
+        """Pads prompts to a batch for this decoder; see `Prompts.pad`."""
+        vocab_size = self.config.target.vocab_size
+        return Prompts.pad(prompts, max_new_tokens, self.max_length, vocab_size, limit)
 
     def options(self, seed: int) -> Options:
         """The options of a batch; raises UserError if the seed is out of range."""

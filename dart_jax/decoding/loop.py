@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,82 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dart_jax.decoding.compilation import measure_compilation
+from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner, search_in_jit
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import prefill, step
 from dart_jax.errors import UserError
 
 # Stop ids are padded to a multiple of this, to limit the number of compiled shapes.
 _STOP_IDS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Prompts:
-    """A batch of prompts, padded on the right to a power of two, at least 16, to limit the number
-    of compiled shapes.
-
-    Attributes:
-      tokens: int32 [B, T].
-      length: int32 [B].
-      max_new_tokens: int32 [B], reduced to the room that `max_length` leaves.
-      max_length: maximum length of prompt and new tokens together, per row.
-    """
-
-    tokens: np.ndarray
-    length: np.ndarray
-    max_new_tokens: np.ndarray
-    max_length: int
-
-    @classmethod
-    def pad(
-        cls, prompts: list[np.ndarray], max_new_tokens: int, max_length: int, vocab_size: int
-    ) -> Prompts:
-        """Pads prompts of different lengths to a batch.
-
-        Raises:
-          UserError: there is no prompt, a prompt is empty, leaves no room for a new token or has a
-            token outside the vocabulary, or `max_new_tokens` is below 1.
-        """
-        if not prompts:
-            raise UserError("no prompts")
-        if max_new_tokens < 1:
-            raise UserError(f"max-new-tokens must be at least 1, got {max_new_tokens}")
-        length = np.array([len(prompt) for prompt in prompts], np.int32)
-        if length.min() < 1:
-            raise UserError("a prompt is empty; give it at least one token")
-        if length.max() >= max_length:
-            raise UserError(
-                f"a prompt of {length.max()} tokens leaves no room in {max_length} positions; "
-                "shorten it"
-            )
-        padded = min(max(16, 1 << (int(length.max()) - 1).bit_length()), max_length)
-        tokens = np.zeros((len(prompts), padded), np.int32)
-        for row, prompt in zip(tokens, prompts, strict=True):
-            if prompt.min() < 0 or prompt.max() >= vocab_size:
-                raise UserError(f"prompt tokens must be in 0..{vocab_size - 1}")
-            row[: len(prompt)] = prompt
-        budget = np.minimum(max_new_tokens, max_length - length).astype(np.int32)
-        return cls(tokens, length, budget, max_length)
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a batch that can change without recompiling.
-
-    Attributes:
-      sampling: how the target samples.
-      stop: ids that end a sequence.
-      seed: seed of sampling, in 0..2**32 - 1.
-    """
-
-    sampling: Sampling = Sampling()
-    stop: tuple[int, ...] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"the seed must be in 0..{2**32 - 1}, got {self.seed}")
 
 
 @dataclasses.dataclass
@@ -103,14 +37,18 @@ class Generation:
       tokens: the new tokens of each row, including the stop id if one was drawn.
       drafted: per row, bool, which of them the drafter proposed; the others are the target's.
       steps: int [B], verifications each row took part in (the prefill does not count).
-      seconds: wall time: `prefill`, `device` (draft and verify), `search` and, in the host loop,
-        `host` (the rest); in the fused loop the rest is part of `device`.
+      seconds: wall time: `prefill`, `device` (draft and verify), `search`, `compile` (JAX's, 0 for
+        programs that were used before) and, in the host loop, `host` (the rest); in the fused loop
+        the rest is part of `device`.
+      scores: what is reported about the new tokens of each row, without the batch axis; None if
+        nothing is.
     """
 
     tokens: list[np.ndarray]
     drafted: list[np.ndarray]
     steps: np.ndarray
     seconds: dict[str, float]
+    scores: list[TokenScores] | None = None
 
     @property
     def tau(self) -> np.ndarray:
@@ -147,11 +85,14 @@ class StepOutput(NamedTuple):
       tokens: the emitted tokens of each row.
       drafted: int [B], the first `drafted` tokens of a row were proposed by the drafter.
       drafts: what was verified; None for the prefill, and if it was not requested.
+      scores: what is reported about the tokens of each row, without the batch axis; None if
+        nothing is.
     """
 
     tokens: list[np.ndarray]
     drafted: np.ndarray
     drafts: Drafts | None = None
+    scores: list[TokenScores] | None = None
 
 
 def start(
@@ -192,18 +133,27 @@ def stream(
       pruner: the search, if trees are built on the host; otherwise None.
       prompts: the batch.
       options: how to decode.
-      seconds: collects wall time under `prefill`, `device` and `search`.
+      seconds: collects wall time under `prefill`, `device`, `search` and `compile`.
       with_drafts: also yield what each step verified.
+
+    Raises:
+      UserError: the target's logits are NaN.
     """
     seconds = {} if seconds is None else seconds
-    seconds |= {"prefill": 0.0, "device": 0.0, "search": 0.0}
+    seconds |= {"prefill": 0.0, "device": 0.0, "search": 0.0, "compile": 0.0}
     stage, began = "prefill", time.perf_counter()
-    state, packed = start(config, params, prompts, options)
-    drafts = None
+    with measure_compilation() as compilation:
+        state, packed = start(config, params, prompts, options)
+    drafts, before = None, np.zeros(len(prompts.tokens), int)
     while True:
         buffer = np.asarray(packed)
-        seconds[stage] += time.perf_counter() - began
-        ended = yield StepOutput(config.host_buffer.emitted(buffer), buffer[:, 1], drafts)
+        seconds[stage] += time.perf_counter() - began - compilation.seconds
+        seconds["compile"] += compilation.seconds
+        tokens = config.host_buffer.emitted(buffer)
+        _check_numbers(tokens, before)
+        before += buffer[:, 0]
+        scores = _rows(state.scores, [len(row) for row in tokens])
+        ended = yield StepOutput(tokens, buffer[:, 1], drafts, scores)
         if ended is not None and ended.any():
             buffer = buffer.copy()
             buffer[ended, config.host_buffer.root] = -1
@@ -217,7 +167,31 @@ def stream(
         if with_drafts:
             drafts = _drafts(config, state, buffer, trees)
         stage, began = "device", time.perf_counter()
-        state, packed = step(config, params, state, trees)
+        with measure_compilation() as compilation:
+            state, packed = step(config, params, state, trees)
+
+
+def _check_numbers(tokens: list[np.ndarray], before: np.ndarray) -> None:
+    """Raises UserError if a token was drawn from logits that are NaN.
+
+    Args:
+      tokens: new tokens of each row.
+      before: int [B], how many new tokens each row had before.
+    """
+    for row, count in zip(tokens, before, strict=True):
+        if len(row) and row[-1] < 0:
+            raise UserError(
+                f"the target's logits are NaN at new token {count + len(row)} of a text; its "
+                "weights, or a logits processor, give numbers that are too large or not numbers"
+            )
+
+
+def _rows(scores: TokenScores | None, counts: Sequence[int]) -> list[TokenScores] | None:
+    """Copies each row's scores to the host, of as many tokens as it has emitted."""
+    if scores is None:
+        return None
+    arrays = jax.tree.map(np.array, scores)  # copies: the state is donated
+    return [jax.tree.map(lambda x, n=n: x[n, : counts[n]], arrays) for n in range(len(counts))]
 
 
 def _drafts(
@@ -255,7 +229,12 @@ def collect(steps: list[StepOutput], seconds: dict[str, float]) -> Generation:
         for n in range(len(rows))
     ]
     verifications = np.array([sum(len(tokens) > 0 for tokens in row[1:]) for row in rows])
-    return Generation([np.concatenate(row) for row in rows], drafted, verifications, seconds)
+    scores = None
+    if steps[0].scores is not None:
+        of_rows = zip(*(step.scores or () for step in steps), strict=True)
+        scores = [jax.tree.map(lambda *parts: np.concatenate(parts), *row) for row in of_rows]
+    tokens = [np.concatenate(row) for row in rows]
+    return Generation(tokens, drafted, verifications, seconds, scores)
 
 
 def generate_fused(
@@ -268,31 +247,40 @@ def generate_fused(
     """Runs the prefill, then the whole generation as one jitted program.
 
     Without a pruner the program never leaves the device.
+
+    Raises:
+      UserError: the target's logits are NaN.
     """
     began = time.perf_counter()
-    state, packed = jax.block_until_ready(start(config, params, prompts, options))
+    with measure_compilation() as compiling_prefill:
+        state, packed = jax.block_until_ready(start(config, params, prompts, options))
     prefilled = time.perf_counter()
     handle = None
     if pruner is not None:
         pruner.seconds = 0.0
         handle = jnp.int32(pruner.handle)
     native = pruner is None or pruner.native
-    _, *results = _run(config, native, prompts.max_length, params, state, packed, handle)
-    output, drafted, emitted, steps = jax.device_get(results)
+    with measure_compilation() as compiling:
+        _, *results = _run(config, native, prompts.max_length, params, state, packed, handle)
+    (output, drafted, scores), emitted, steps = jax.device_get(results)
     total = time.perf_counter()
     search = pruner.seconds if pruner is not None else 0.0
     seconds = {
-        "prefill": prefilled - began,
-        "device": total - prefilled - search,
+        "prefill": prefilled - began - compiling_prefill.seconds,
+        "device": total - prefilled - search - compiling.seconds,
         "search": search,
+        "compile": compiling_prefill.seconds + compiling.seconds,
     }
-    rows = list(zip(output, drafted, emitted, strict=True))
-    return Generation(
-        [tokens[:count] for tokens, _, count in rows],
-        [was_drafted[:count] for _, was_drafted, count in rows],
-        steps,
-        seconds,
+    tokens, drafted = (
+        [row[:count] for row, count in zip(rows, emitted, strict=True)]
+        for rows in (output, drafted)
     )
+    _check_numbers(tokens, np.zeros(len(tokens), int))
+    return Generation(tokens, drafted, steps, seconds, _rows(scores, emitted))
+
+
+# Of a batch of rows, [B, tokens, ...] each: tokens int32, whether they were drafted, and scores.
+_Emitted = tuple[jax.Array, jax.Array, TokenScores | None]
 
 
 @partial(jax.jit, static_argnames=("config", "native", "size"), donate_argnames=("state",))
@@ -304,37 +292,43 @@ def _run(
     state: DecodeState,
     packed: jax.Array,
     handle: jax.Array | None,
-) -> tuple[DecodeState, jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> tuple[DecodeState, _Emitted, jax.Array, jax.Array]:
     """Decodes until every row is finished.
 
     Returns:
-      The final state, so that the donated caches can be updated in place; new tokens
-      int32 [B, size + P]; which of them were drafted, bool [B, size + P]; how many of them each
-      row emitted [B]; and the verifications each row took part in [B].
+      The final state, so that the donated caches can be updated in place; what was emitted, with
+      size + P tokens per row; how many of them each row emitted [B]; and the verifications each
+      row took part in [B].
     """
     width = config.host_buffer.path
 
-    def write_row(output, drafted, emitted, packed):
-        was_drafted = jnp.arange(width, dtype=jnp.int32) < packed[1]
-        output = jax.lax.dynamic_update_slice(output, packed[2 : 2 + width], (emitted,))
-        drafted = jax.lax.dynamic_update_slice(drafted, was_drafted, (emitted,))
-        return output, drafted, emitted + packed[0]
+    def emitted_in(state: DecodeState, packed: jax.Array) -> _Emitted:
+        """The path of one step: its tokens, of which the packed count is valid."""
+        was_drafted = jnp.arange(width, dtype=jnp.int32)[None] < packed[:, 1:2]
+        return packed[:, 2 : 2 + width], was_drafted, state.scores
 
-    write = jax.vmap(write_row)
+    @jax.vmap
+    def write(all_tokens: jax.Array, path: jax.Array, at: jax.Array) -> jax.Array:
+        start = (at, *(0,) * (all_tokens.ndim - 1))
+        return jax.lax.dynamic_update_slice(all_tokens, path, start)
 
     def body(carry):
-        state, packed, (output, drafted, emitted), steps = carry
+        state, packed, output, emitted, steps = carry
         steps = steps + state.active.astype(jnp.int32)
         trees = None
         if handle is not None:
             trees = search_in_jit(config.host_buffer, config.nodes, handle, packed, native=native)
         state, packed = step(config, params, state, trees)
-        return state, packed, write(output, drafted, emitted, packed), steps
+        new = emitted_in(state, packed)
+        output = jax.tree.map(lambda old, path: write(old, path, emitted), output, new)
+        return state, packed, output, emitted + packed[:, 0], steps
 
-    zero = jnp.zeros((packed.shape[0],), jnp.int32)
-    output = jnp.zeros((packed.shape[0], size + width), jnp.int32)
-    written = write(output, output > 0, zero, packed)
-    state, _, (output, drafted, emitted), steps = jax.lax.while_loop(
-        lambda carry: jnp.any(carry[0].active), body, (state, packed, written, zero)
+    def room(path: jax.Array) -> jax.Array:
+        return jnp.pad(path, ((0, 0), (0, size), *((0, 0),) * (path.ndim - 2)))
+
+    first = jax.tree.map(room, emitted_in(state, packed))
+    carry = (state, packed, first, packed[:, 0], jnp.zeros((packed.shape[0],), jnp.int32))
+    state, _, output, emitted, steps = jax.lax.while_loop(
+        lambda carry: jnp.any(carry[0].active), body, carry
     )
-    return state, output, drafted, emitted, steps
+    return state, output, emitted, steps

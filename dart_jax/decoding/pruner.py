@@ -8,7 +8,6 @@ running a JAX computation inside one can deadlock.
 from __future__ import annotations
 
 import dataclasses
-import os
 import weakref
 from functools import cache, partial
 from typing import Literal
@@ -19,6 +18,7 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.machine import available_cores
 from dart_jax.ngram import NgramModel
 
 
@@ -67,7 +67,8 @@ class Pruner:
             no candidates, only the n-gram model drafts.
           eos: tokens that end a sequence.
           search: parameters.
-          threads: rows of a batch searched in parallel; None uses all cores.
+          threads: rows of a batch searched in parallel; None uses all cores that this
+            process may use.
 
         Raises:
           ValueError: a parameter is out of range.
@@ -77,11 +78,14 @@ class Pruner:
             ngram.core if ngram else None,
             nodes=nodes,
             eos=list(eos),
-            threads=threads or os.cpu_count() or 1,
+            threads=threads or available_cores(),
             **dataclasses.asdict(search),
         )
         self._handle = _core.SearchHandle(self._search)
         _pruners[self.handle] = self
+
+    def __repr__(self) -> str:
+        return f"Pruner({self.nodes} nodes)"
 
     @property
     def handle(self) -> int:

@@ -42,8 +42,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature must be 0 or a positive number, got {self.temperature}")
-        if self.top_k < 0:
-            raise UserError(f"top-k must be 0 (off) or positive, got {self.top_k}")
+        if not 0 <= self.top_k < 2**31:
+            raise UserError(f"top-k must be 0 (off) or in 1..{2**31 - 1}, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top-p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.min_p <= 1:
@@ -62,8 +62,10 @@ class Sampling:
         penalty = unless(1, self.repetition_penalty)
         if self.temperature == 0:
             return SamplingValues(repetition_penalty=penalty)
+        # Smaller ones would be flushed to 0; these already draw the most likely token.
+        temperature = max(self.temperature, float(jnp.finfo(jnp.float32).tiny))
         return SamplingValues(
-            temperature=jnp.float32(self.temperature),
+            temperature=jnp.float32(temperature),
             top_k=None if self.top_k == 0 else jnp.int32(self.top_k),
             top_p=unless(1, self.top_p),
             min_p=unless(0, self.min_p),
@@ -102,12 +104,14 @@ def draw(
       levels: int32 [B, T], the level of each node; its noise is that of `position[level]`.
 
     Returns:
-      int32 [B, T].
+      int32 [B, T]; -1 where the logits are NaN.
     """
     chex.assert_shape(levels, logits.shape[:2])
     chex.assert_type(logits, jnp.float32)
     if sampling.temperature is None:
         return _argmax(logits)
+    # Dividing by a very small temperature would overflow to infinity for every token.
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     logits = filter_logits(sampling, logits / sampling.temperature)
     noise = gumbel_noise(seed, position, logits.shape[-1])
     noise = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
@@ -145,13 +149,14 @@ def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
 
 
 def _argmax(x: jax.Array) -> jax.Array:
-    """Argmax over the last axis, int32; the first index wins ties.
+    """Argmax over the last axis, int32; the first index wins ties; -1 if there is a NaN.
 
     Two plain reductions: XLA's CPU code for `jnp.argmax` takes four times as long.
     """
     index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     top = jnp.max(x, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(x == top, index, x.shape[-1] - 1), axis=-1)
+    first = jnp.min(jnp.where(x == top, index, x.shape[-1]), axis=-1)
+    return jnp.where(first < x.shape[-1], first, -1)  # nothing equals NaN
 
 
 def _top_k_mask(logits: jax.Array, k: jax.Array) -> jax.Array:
@@ -195,10 +200,14 @@ def _nucleus_threshold(probability: jax.Array, top_p: jax.Array) -> jax.Array:
 
 
 def gumbel_noise(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """Gumbel noise float32 [B, P, V]; row b's depends only on (seed, b, position)."""
+    """Gumbel noise float32 [B, P, V]; row b's depends only on (seed, b, position).
+
+    Threefry whatever JAX's default is: "rbg" gives other numbers to the same key in a batch of
+    another size, so plain decoding and a draft tree would not draw alike.
+    """
 
     def row(index, positions):
-        key = jax.random.fold_in(jax.random.key(seed), index)
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), index)
         keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(positions)
         return jax.vmap(lambda k: jax.random.gumbel(k, (vocab,), jnp.float32))(keys)
 

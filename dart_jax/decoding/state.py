@@ -12,6 +12,7 @@ import jax
 from dart_jax.decoding.drafting import AnyDrafter, DraftingMethod, drafting_method
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.host_buffer import HostBuffer
+from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
@@ -31,6 +32,7 @@ class DecodeConfig:
       nodes: tree nodes without the root, N.
       candidates: top-k tokens per drafted position that a DART drafter passes to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
+      logits: processors of the target's logits, and what is reported about them.
       imposed_tau: average number of tokens emitted per verification, regardless of the target's
         draws, to measure speed only (see `accept.impose_tau`); None for real acceptance.
     """
@@ -40,6 +42,7 @@ class DecodeConfig:
     nodes: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
+    logits: LogitsConfig = LogitsConfig()
     imposed_tau: float | None = None
 
     @functools.cached_property
@@ -94,6 +97,8 @@ class DecodeConfig:
         "seed",
         "sampling",
         "seen",
+        "tokens",
+        "scores",
         "trees",
     ],
     meta_fields=[],
@@ -114,6 +119,8 @@ class DecodeState:
       seed: uint32 scalar.
       sampling: how the target samples.
       seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
+      tokens: int32 [B, S], the sequences up to the root, then -1; None without logits processors.
+      scores: what is reported about the tokens that the last step emitted; None if nothing is.
       trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
     """
 
@@ -126,6 +133,8 @@ class DecodeState:
     seed: jax.Array
     sampling: SamplingValues
     seen: jax.Array | None = None
+    tokens: jax.Array | None = None
+    scores: TokenScores | None = None
     trees: jax.Array | None = None
 
     @property

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from dart_jax.decoding.accept import accept, impose_tau
 from dart_jax.decoding.drafting import DraftInput
 from dart_jax.decoding.host_buffer import CONTEXT
+from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
 from dart_jax.decoding.sampling import SamplingValues, draw, mark_seen, penalize_repetition
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import DraftTree, ancestor_mask, root_only, unpack
@@ -117,13 +118,18 @@ def prefill(
         out = target(tokens, positions, jnp.tril(jnp.ones((1, t, t), bool)))
         last = (length - 1)[:, None]
         hidden = jnp.take_along_axis(out.hidden, last[:, :, None], axis=1)
-        logits = target.logits(hidden)
-    seen = None
+        logits = processed = target.logits(hidden)
+    known = jnp.where(positions <= last, tokens, -1)
+    seen = sequences = None
     if sampling.repetition_penalty is not None:
-        seen = jnp.zeros((b, config.target.vocab_size), bool)
-        seen = mark_seen(seen, jnp.where(positions <= last, tokens, -1))
-        logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
-    first = draw(sampling, logits, seed, length[:, None], jnp.zeros_like(last))
+        seen = mark_seen(jnp.zeros((b, config.target.vocab_size), bool), known)
+        processed = penalize_repetition(sampling.repetition_penalty, processed, seen[:, None])
+    if config.logits.processors:
+        sequences = jnp.pad(known, ((0, 0), (0, capacity - t)), constant_values=-1)
+        processors = config.logits.processors
+        processed = process(processors, processed, sequences[:, None], length[:, None])
+    first = draw(sampling, processed, seed, length[:, None], jnp.zeros_like(last))
+    scores = token_scores(config.logits, sampling, logits, processed, first)
 
     index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
     context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
@@ -137,8 +143,10 @@ def prefill(
         seed=seed,
         sampling=sampling,
         seen=seen,
+        tokens=sequences,
+        scores=jax.tree.map(partial(_pad_path, config.max_depth), scores),
     )
-    state, count = _emit(state, first, jnp.ones_like(length))
+    state, count = _emit(state, first, jnp.ones_like(length), length)
     # The drafter's row i joins the feature at i with the token at i + 1.
     next_tokens = jnp.concatenate([tokens[:, 1:], first], axis=1)
     next_tokens = jnp.where(positions == last, first, next_tokens)
@@ -157,7 +165,7 @@ def prefill(
         seen=state.seen,
     )
     state, ids, logits = _draft(config, state, inputs)
-    first = jnp.pad(first, ((0, 0), (0, config.max_depth)))
+    first = _pad_path(config.max_depth, first)
     none = jnp.zeros_like(count)
     packed = config.host_buffer.pack(state.context, count, none, state.active, first, ids, logits)
     return state, packed
@@ -213,14 +221,23 @@ def accept_and_compact(
         if state.seen is not None and state.sampling.repetition_penalty is not None:
             seen = _seen_at_nodes(state.seen, tree, mask)
             logits = penalize_repetition(state.sampling.repetition_penalty, logits, seen)
+        if state.tokens is not None:
+            sequences = sequences_at_nodes(state.tokens, start, tree, mask)
+            logits = process(config.logits.processors, logits, *sequences)
         drawn = draw(state.sampling, logits, state.seed, positions + 1, tree.depth)
         if config.imposed_tau is None:
             accepted = accept(tree, mask, drawn, depth)
         else:
             left, end = state.remaining, start + state.remaining
             accepted = impose_tau(tree, drawn, depth, left, end, config.imposed_tau)
-    state, count = _emit(state, accepted.tokens, accepted.count)
+    state, count = _emit(state, accepted.tokens, accepted.count, start + 1)
     path = accepted.path
+    if state.scores is not None:
+        own, processed = (
+            jnp.take_along_axis(x, path[:, :, None], axis=1) for x in (verified.logits, logits)
+        )
+        scores = token_scores(config.logits, state.sampling, own, processed, accepted.tokens)
+        state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
         length = wait_for(accepted.tokens, start)
         cache = append(state.target_cache, verified.rows, path, length)
@@ -278,17 +295,30 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
     return unpack(trees)
 
 
-def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[DecodeState, jax.Array]:
-    """Appends the accepted tokens [B, P] to each sequence, and finishes rows that reach a stop id
-    or their token budget.
+def _pad_path(max_depth: int, first: jax.Array) -> jax.Array:
+    """Pads an array [B, 1, ...] of the prefill to paths [B, P, ...], with zeros."""
+    return jnp.pad(first, ((0, 0), (0, max_depth), *((0, 0),) * (first.ndim - 2)))
+
+
+def _emit(
+    state: DecodeState, tokens: jax.Array, count: jax.Array, at: jax.Array
+) -> tuple[DecodeState, jax.Array]:
+    """Appends the accepted tokens [B, P] to each sequence, and finishes rows that reach a stop id,
+    their token budget or logits that are NaN (token -1).
+
+    Args:
+      state: is updated.
+      tokens: int32 [B, P].
+      count: int32 [B], how many of them are accepted.
+      at: int32 [B], position of the first one.
 
     Returns:
-      The state with new `context`, `seen` and `remaining`, and the number of tokens that each row
-      emits.
+      The state with new `context`, `seen`, `tokens` and `remaining`, and the number of tokens that
+      each row emits.
     """
     count = jnp.minimum(count, state.remaining)
     place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    stop = jnp.isin(tokens, state.stop) & (place < count[:, None])
+    stop = (jnp.isin(tokens, state.stop) | (tokens < 0)) & (place < count[:, None])
     ended = jnp.any(stop, axis=1)
     count = jnp.where(ended, jnp.argmax(stop, axis=1).astype(jnp.int32) + 1, count)
     extended = jnp.concatenate([state.context, tokens], axis=1)
@@ -296,11 +326,15 @@ def _emit(state: DecodeState, tokens: jax.Array, count: jax.Array) -> tuple[Deco
     seen = state.seen
     if seen is not None:
         seen = mark_seen(seen, jnp.where(place < count[:, None], tokens, -1))
+    sequences = state.tokens
+    if sequences is not None:
+        sequences = append_tokens(sequences, tokens, count, at)
     state = dataclasses.replace(
         state,
         context=jnp.take_along_axis(extended, latest, axis=1),
         remaining=jnp.where(ended, 0, state.remaining - count),
         seen=seen,
+        tokens=sequences,
     )
     return state, count
 

@@ -38,7 +38,22 @@ class Segment(NamedTuple):
     mask: jax.Array
 
 
-def attend(segments: Sequence[Segment]) -> jax.Array:
+class Scoring(NamedTuple):
+    """How scores are computed from products of queries and keys.
+
+    Attributes:
+      scale: factor on the products; None for h ** -0.5.
+      cap: softcap: scores become cap * tanh(score / cap), before masking; None for none.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+
+
+_PLAIN = Scoring()
+
+
+def attend(segments: Sequence[Segment], scoring: Scoring = _PLAIN) -> jax.Array:
     """Grouped-query attention with a single softmax over the keys of all segments.
 
     This avoids concatenating the cache and the new rows, and a segment may hold the same queries
@@ -52,14 +67,15 @@ def attend(segments: Sequence[Segment]) -> jax.Array:
     keys = sum(segment.k.shape[2] for segment in segments)
     rows = max(1, _MAX_SCORE_BYTES // (4 * b * heads * keys))
     if rows >= t:
-        return _attend(segments)
+        return _attend(segments, scoring)
 
     def chunk(start: jax.Array | int, size: int) -> jax.Array:
         def cut(x: jax.Array, axis: int) -> jax.Array:
             broadcast = x.shape[axis] == 1
             return x if broadcast else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
-        return _attend([Segment(cut(p.q, 2), p.k, p.v, cut(p.mask, 1)) for p in segments])
+        cuts = [Segment(cut(p.q, 2), p.k, p.v, cut(p.mask, 1)) for p in segments]
+        return _attend(cuts, scoring)
 
     full = t // rows
     starts = jnp.arange(full, dtype=jnp.int32) * rows
@@ -69,8 +85,8 @@ def attend(segments: Sequence[Segment]) -> jax.Array:
     return jnp.concatenate([out, chunk(full * rows, rest)], axis=1) if rest else out
 
 
-def _attend(segments: Sequence[Segment]) -> jax.Array:
-    all_scores = [scores(segment) for segment in segments]
+def _attend(segments: Sequence[Segment], scoring: Scoring) -> jax.Array:
+    all_scores = [scores(segment, scoring) for segment in segments]
     top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in all_scores])
     top = jax.lax.stop_gradient(top)
     weights = [jnp.exp(s - top) for s in all_scores]
@@ -83,15 +99,23 @@ def _attend(segments: Sequence[Segment]) -> jax.Array:
     return out.reshape(b, t, heads * h).astype(segments[0].q.dtype)
 
 
-def scores(segment: Segment) -> jax.Array:
-    """Scaled, masked scores, float32 [B, K, G, T, S]."""
+def scores(segment: Segment, scoring: Scoring = _PLAIN) -> jax.Array:
+    """Scaled, capped, masked scores, float32 [B, K, G, T, S]."""
     b, heads, t, h = segment.q.shape
     kv_heads = segment.k.shape[1]
     # Fold the queries that share a key head into the rows of one matrix product.
     q = segment.q.reshape(b, kv_heads, heads // kv_heads * t, h)
     score = jnp.einsum("bkqh,bksh->bkqs", q, segment.k, preferred_element_type=jnp.float32)
-    score = score.reshape(b, kv_heads, heads // kv_heads, t, -1) * h**-0.5
+    scale = h**-0.5 if scoring.scale is None else scoring.scale
+    score = score.reshape(b, kv_heads, heads // kv_heads, t, -1) * scale
+    if scoring.cap is not None:
+        score = softcap(score, scoring.cap)
     return jnp.where(segment.mask[:, None, None], score, -jnp.inf)
+
+
+def softcap(x: jax.Array, cap: float) -> jax.Array:
+    """Bounds values smoothly to -cap .. cap: cap * tanh(x / cap), same shape and dtype."""
+    return jnp.tanh(x / cap) * cap
 
 
 def weighted_values(weights: jax.Array, segment: Segment) -> jax.Array:

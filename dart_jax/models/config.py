@@ -10,6 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.models.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    architecture_of,
+    text_part,
+)
 from dart_jax.models.config_fields import (
     check_attention,
     check_fields,
@@ -18,15 +24,19 @@ from dart_jax.models.config_fields import (
     require,
     with_head_defaults,
 )
+from dart_jax.models.layers import ACTIVATIONS
 from dart_jax.models.rope import Rope
 
-# `model_type` -> target architecture, and the RoPE base if the config has none.
-_ARCHITECTURES: dict[str, tuple[str, float | None]] = {
-    "qwen3": ("Qwen3ForCausalLM", None),
-    "qwen3_moe": ("Qwen3MoeForCausalLM", None),
-    "llama": ("LlamaForCausalLM", 1e4),
-    "mistral": ("MistralForCausalLM", 1e4),
-    "mixtral": ("MixtralForCausalLM", 1e6),
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+# Fields that only some architectures have -> values that change nothing.
+_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "attention_multiplier": (None,),
+    "attn_logit_softcapping": (None,),
+    "embedding_multiplier": (None, 1),
+    "final_logit_softcapping": (None,),
+    "logits_scaling": (None, 1),
+    "query_pre_attn_scalar": (None,),
+    "residual_multiplier": (None, 1),
 }
 
 
@@ -40,6 +50,8 @@ class MoEConfig:
       intermediate_size: width of one expert.
       norm_topk_prob: whether the chosen experts' weights are scaled to sum to 1.
       dense_layers: layers with a plain MLP.
+      shared_intermediate_size: width of the expert that every token passes through, weighted by a
+        gate of its own; None if there is none.
     """
 
     num_experts: int
@@ -47,6 +59,7 @@ class MoEConfig:
     intermediate_size: int
     norm_topk_prob: bool
     dense_layers: tuple[int, ...] = ()
+    shared_intermediate_size: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -62,8 +75,24 @@ class TargetConfig:
     """A decoder of the Llama family, with the field names of its Hugging Face `config.json`.
 
     Attributes:
-      sliding_window: positions a row may attend back; sequences never grow beyond it.
+      model_type: names the architecture: what is not a field here (`architecture`).
+      sliding_window: positions that a row of a windowed layer sees, its own included; None if no
+        layer has a window.
+      sliding_layers: the windowed layers; None for all.
+      sliding_rope: RoPE of the windowed layers; None if it is the same in all layers.
+      no_rope_layers: layers without RoPE.
       moe: None for a dense model.
+      hidden_act: activation of the gated MLP.
+      attention_bias: whether queries, keys and values have biases.
+      attention_out_bias: whether the attention's output has one.
+      mlp_bias: whether the MLP's three projections have biases.
+      attn_logit_softcapping: bound of the attention's scores (`softcap`); None for none.
+      final_logit_softcapping: bound of the logits; None for none.
+      query_pre_attn_scalar: the scores' divisor is its square root; None for the head's size.
+      attention_multiplier: the scores' factor itself; None for the above.
+      embedding_multiplier: factor on the embeddings.
+      residual_multiplier: factor on what attention and MLP add to the residual stream.
+      logits_scaling: divisor of the logits.
     """
 
     vocab_size: int
@@ -80,10 +109,36 @@ class TargetConfig:
     model_type: str = "qwen3"
     sliding_window: int | None = None
     moe: MoEConfig | None = None
+    sliding_layers: tuple[int, ...] | None = None
+    sliding_rope: Rope | None = None
+    no_rope_layers: tuple[int, ...] = ()
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    query_pre_attn_scalar: float | None = None
+    attention_multiplier: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_attention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        for rope in (self.rope, self.sliding_rope):
+            if rope is not None:
+                rope.check(self.head_dim)
+        if self.hidden_act not in ACTIVATIONS or (self.moe and self.hidden_act != "silu"):
+            raise UserError(
+                f"config.json has hidden_act={self.hidden_act!r}, which is not supported"
+            )
+
+    @property
+    def architecture(self) -> Architecture:
+        """What all models of this `model_type` have in common."""
+        return ARCHITECTURES[self.model_type]
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -94,98 +149,203 @@ class TargetConfig:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head."""
-        return self.model_type in ("qwen3", "qwen3_moe")
+        """Whether queries and keys are normalised."""
+        return self.architecture.qk_norm is not None
+
+    @property
+    def attention_scale(self) -> float | None:
+        """Factor on the attention's scores; None for h ** -0.5."""
+        if self.attention_multiplier is not None:
+            return self.attention_multiplier
+        scalar = self.query_pre_attn_scalar
+        return None if scalar is None else scalar**-0.5
 
     @property
     def max_length(self) -> int:
-        """Maximum sequence length, limited by the positions and the sliding window."""
-        length = max(self.max_position_embeddings, self.rope.max_positions)
-        return min(length, self.sliding_window or length)
+        """Maximum sequence length."""
+        return self.rope.longest(self.max_position_embeddings)
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts instead of a plain MLP."""
         return self.moe is not None and layer not in self.moe.dense_layers
 
+    def window(self, layer: int) -> int | None:
+        """Positions that a row of this layer sees, its own included; None for all."""
+        windowed = self.sliding_layers is None or layer in self.sliding_layers
+        return self.sliding_window if windowed else None
+
+    def layer_rope(self, layer: int) -> Rope | None:
+        """RoPE of a layer; None if it has none."""
+        if layer in self.no_rope_layers:
+            return None
+        return self.rope if self.window(layer) is None else self.sliding_rope or self.rope
+
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> TargetConfig:
-        """Reads a Hugging Face config.
+        """Reads a Hugging Face config; of a vision-language model, its text part.
 
         Raises:
           UserError: a field is missing or wrong, or names an unsupported option that would change
             the computation.
         """
-        kind = json.get("model_type")
-        architectures = json.get("architectures") or []
-        if not isinstance(kind, str) or kind not in _ARCHITECTURES:
-            raise UserError(
-                f"target model_type is {kind!r}; supported are {', '.join(_ARCHITECTURES)}"
-            )
-        architecture, default_theta = _ARCHITECTURES[kind]
-        if architectures and (
-            not isinstance(architectures, list) or architecture not in architectures
-        ):
-            raise UserError(
-                f"the target's architectures are {architectures!r}, which is not supported; with "
-                f"model_type {kind!r} they must be [{architecture!r}]"
-            )
-        refuse(json, "attention_bias", (False, None))
-        refuse(json, "mlp_bias", (False, None))
-        refuse(json, "hidden_act", ("silu",))
-        refuse(json, "quantization_config", (None,))
+        json = text_part(json)
+        architecture = architecture_of(json)
+        json = {**architecture.defaults, **json}
+        for name in ("quantization_config", "use_bidirectional_attention", "use_mrope"):
+            refuse(json, name, (None, False))
         refuse(json, "pretraining_tp", (0, 1, None))
-        types = json.get("layer_types") or []
-        if not isinstance(types, list) or any(t != "full_attention" for t in types):
-            raise UserError("target layer_types other than 'full_attention' are not supported")
-        fields = with_head_defaults(json, guess=kind not in ("qwen3",))
-        fields["rope"] = Rope.from_json(json, default_theta)
-        if kind == "mistral":
-            fields.setdefault("sliding_window", 4096)
-        elif kind != "mixtral":
-            refuse(json, "use_sliding_window", (False, None))
-            fields["sliding_window"] = None  # configs may set it without using it
-        fields["moe"] = _moe(json) if kind in ("qwen3_moe", "mixtral") else None
         # Required, because their defaults differ between architectures.
-        require(json, ("rms_norm_eps", "max_position_embeddings"))
+        require(json, ("num_hidden_layers", "rms_norm_eps", "max_position_embeddings"))
+        layers = _positive(json, "num_hidden_layers")
+        fields = with_head_defaults(json, guess=architecture.guesses_heads)
+        fields["hidden_act"] = _activation(json, architecture)
+        for name, source in architecture.biases.items():
+            if source is False:
+                refuse(json, name, (False, None))
+            fields[name] = source if isinstance(source, bool) else json.get(source) or False
+        for name, neutral in _OPTIONS.items():
+            if name not in architecture.options:
+                refuse(json, name, neutral)
+                fields.pop(name, None)
+        fields["sliding_window"], fields["sliding_layers"] = _windows(json, architecture, layers)
+        fields["rope"], fields["sliding_rope"] = _ropes(json, architecture)
+        if fields["sliding_rope"] == fields["rope"]:
+            fields["sliding_rope"] = None
+        fields["no_rope_layers"] = _no_rope_layers(json, architecture, layers)
+        fields["moe"] = _moe(json) if architecture.moe else None
         return cls(**known_fields(cls, fields))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the config in the form that `transformers` reads."""
-        json = {
-            "architectures": [_ARCHITECTURES[self.model_type][0]],
-            "attention_bias": False,
-            "hidden_act": "silu",
-            **dataclasses.asdict(self),
-            **self.rope.to_json(),
-        }
-        del json["rope"], json["moe"]
-        if self.moe is None:
-            return json
-        json["num_experts_per_tok"] = self.moe.num_experts_per_tok
-        if self.model_type == "mixtral":
-            return {
-                **json,
-                "num_local_experts": self.moe.num_experts,
-                "intermediate_size": self.moe.intermediate_size,
-            }
-        return {
-            **json,
-            "num_experts": self.moe.num_experts,
-            "moe_intermediate_size": self.moe.intermediate_size,
-            "norm_topk_prob": self.moe.norm_topk_prob,
-            "mlp_only_layers": list(self.moe.dense_layers),
-            "decoder_sparse_step": 1,
-        }
+        architecture, layers = self.architecture, range(self.num_hidden_layers)
+        json: dict[str, Any] = {"architectures": [architecture.name], **dataclasses.asdict(self)}
+        json |= self.rope.to_json()
+        dropped = {"rope", "moe", "sliding_layers", "sliding_rope", "no_rope_layers"}
+        dropped |= {*architecture.biases, *_OPTIONS}
+        dropped -= {*architecture.options}
+        for name in dropped:
+            del json[name]
+        if "hidden_activation" in architecture.defaults:
+            json["hidden_activation"] = json.pop("hidden_act")
+        # Read by the reference implementation and by old versions of transformers.
+        json["attention_bias"] = self.attention_bias
+        for name, source in architecture.biases.items():
+            if isinstance(source, str):
+                json[source] = getattr(self, name)
+        if architecture.windows in ("optional", "types") or isinstance(architecture.windows, int):
+            windowed = [self.window(i) is not None for i in layers]
+            json["layer_types"] = [_SLIDING if w else _FULL for w in windowed]
+        if architecture.windows == "optional":
+            json["use_sliding_window"] = self.sliding_window is not None
+        if architecture.two_ropes:
+            json |= _nested(self.rope, self.sliding_rope or self.rope)
+        if architecture.no_rope_interval:
+            json["no_rope_layers"] = [int(i not in self.no_rope_layers) for i in layers]
+        return json if self.moe is None else json | _moe_json(self.model_type, self.moe)
+
+
+def _activation(json: Mapping[str, Any], architecture: Architecture) -> Any:
+    """Reads the MLP's activation; in Gemma's files "gelu" is its approximation by tanh."""
+    name = "hidden_activation" if "hidden_activation" in architecture.defaults else "hidden_act"
+    given = json.get(name, "silu")
+    return "gelu_pytorch_tanh" if given == "gelu" and architecture.embedding_scaled else given
+
+
+def _windows(
+    json: Mapping[str, Any], architecture: Architecture, layers: int
+) -> tuple[Any, tuple[int, ...] | None]:
+    """Reads the sliding window, and the layers that have it: None for all."""
+    rule, window, types = architecture.windows, json.get("sliding_window"), json.get("layer_types")
+    if rule == "none":
+        refuse(json, "use_sliding_window", (False, None))
+    if rule == "none" or (rule == "optional" and not json.get("use_sliding_window")):
+        window = None  # configs may set it without using it
+    first = 0
+    if rule == "optional" and window is not None:
+        first = json.get("max_window_layers", 28)
+    every = rule if isinstance(rule, int) else layers + 1
+    if architecture.window_pattern and not types:
+        every = json.get(architecture.window_pattern, every)
+    if not isinstance(first, int) or not isinstance(every, int) or every < 1:
+        raise UserError("config.json does not say by integers which layers have a sliding window")
+    if window is None and not isinstance(rule, int):
+        expected = [_FULL] * layers
+    else:
+        expected = [_SLIDING if i >= first and (i + 1) % every else _FULL for i in range(layers)]
+    types = types or expected
+    if not isinstance(types, list) or len(types) != layers or {*types} - {_FULL, _SLIDING}:
+        raise UserError(
+            f"config.json has layer_types={types!r}; they must be {_FULL!r} or {_SLIDING!r} for "
+            f"each of {layers} layers"
+        )
+    if types != expected and (rule in ("none", "all") or window is None):
+        raise UserError(f"target layer_types other than {expected[0]!r} are not supported here")
+    sliding = tuple(i for i, kind in enumerate(types) if kind == _SLIDING)
+    if sliding and window is None:
+        raise UserError("config.json has layers of sliding attention and no sliding_window")
+    if not sliding:
+        return None, None
+    return window, None if len(sliding) == layers else sliding
+
+
+def _ropes(json: Mapping[str, Any], architecture: Architecture) -> tuple[Rope, Rope | None]:
+    """Reads the RoPE of full and, if it can differ, of sliding attention."""
+    theta, partial = architecture.rope_theta, architecture.partial_rope
+    if not architecture.two_ropes:
+        return Rope.from_json(json, theta, partial), None
+    nested = json.get("rope_parameters")
+    if not isinstance(nested, dict) or not {_FULL, _SLIDING} & nested.keys():
+        # The older layout: scaling is for full attention.
+        local = {"rope_theta": json.get("rope_local_base_freq", architecture.sliding_theta)}
+        return Rope.from_json(json, theta), Rope.from_json(local)
+    plain = {n: v for n, v in json.items() if n not in ("rope_scaling", "rope_theta")}
+    # As in transformers, `rope_scaling` is for full attention in this layout, too.
+    full = {**(nested.get(_FULL) or {}), **(json.get("rope_scaling") or {})}
+    sliding = {**plain, "rope_parameters": nested.get(_SLIDING)}
+    return (
+        Rope.from_json({**plain, "rope_parameters": full}, theta),
+        Rope.from_json(sliding, architecture.sliding_theta),
+    )
+
+
+def _nested(full: Rope, sliding: Rope) -> dict[str, Any]:
+    """RoPE parameters in the layout of transformers 5, by kind of attention."""
+    ropes = {_FULL: full, _SLIDING: sliding}
+    parameters = {
+        kind: {"rope_type": rope.kind, "rope_theta": rope.theta, **dict(rope.scaling)}
+        for kind, rope in ropes.items()
+    }
+    return {"rope_parameters": parameters, "rope_local_base_freq": sliding.theta}
+
+
+def _no_rope_layers(
+    json: Mapping[str, Any], architecture: Architecture, layers: int
+) -> tuple[int, ...]:
+    """Reads which layers have no RoPE; `config.json` lists a 1 for each layer that has it."""
+    if architecture.no_rope_interval is None:
+        refuse(json, "no_rope_layers", (None, [], [1] * layers))
+        return ()
+    with_rope = json.get("no_rope_layers")
+    if with_rope is None:
+        every = json.get("no_rope_layer_interval", architecture.no_rope_interval)
+        if type(every) is not int or every < 1:
+            raise UserError(f"config.json has no_rope_layer_interval={every!r}")
+        with_rope = [(i + 1) % every for i in range(layers)]
+    if not isinstance(with_rope, list) or len(with_rope) != layers:
+        raise UserError(f"config.json has no_rope_layers={with_rope!r}, not one entry per layer")
+    return tuple(i for i, has in enumerate(with_rope) if not has)
 
 
 def _moe(json: Mapping[str, Any]) -> MoEConfig:
-    """Reads the experts of a Qwen3-MoE or Mixtral config."""
+    """Reads the experts of a Qwen-MoE or Mixtral config."""
     fields: dict[str, Any] = dict(json)
     fields.setdefault("num_experts", json.get("num_local_experts"))
     mixtral = json["model_type"] == "mixtral"
     if mixtral:
         fields.update(moe_intermediate_size=json.get("intermediate_size"))
-    names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_hidden_layers")
+    names = ["num_experts", "num_experts_per_tok", "moe_intermediate_size"]
+    if json["model_type"] == "qwen2_moe":
+        names.append("shared_expert_intermediate_size")
     require(fields, names)
     return MoEConfig(
         num_experts=fields["num_experts"],
@@ -193,18 +353,39 @@ def _moe(json: Mapping[str, Any]) -> MoEConfig:
         intermediate_size=fields["moe_intermediate_size"],
         norm_topk_prob=mixtral or json.get("norm_topk_prob", False),
         dense_layers=() if mixtral else _dense_layers(json),
+        shared_intermediate_size=fields[names[3]] if len(names) > 3 else None,
     )
 
 
+def _moe_json(model_type: str, moe: MoEConfig) -> dict[str, Any]:
+    """The fields of the experts in a Qwen-MoE or Mixtral config."""
+    json: dict[str, Any] = {"num_experts_per_tok": moe.num_experts_per_tok}
+    if model_type == "mixtral":
+        sizes = {"intermediate_size": moe.intermediate_size}
+        return json | {"num_local_experts": moe.num_experts} | sizes
+    if moe.shared_intermediate_size is not None:
+        json["shared_expert_intermediate_size"] = moe.shared_intermediate_size
+    return json | {
+        "num_experts": moe.num_experts,
+        "moe_intermediate_size": moe.intermediate_size,
+        "norm_topk_prob": moe.norm_topk_prob,
+        "mlp_only_layers": list(moe.dense_layers),
+        "decoder_sparse_step": 1,
+    }
+
+
 def _dense_layers(json: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the layers of a Qwen3-MoE model without experts."""
-    layers, step = json["num_hidden_layers"], json.get("decoder_sparse_step", 1)
+    """Returns the layers of a Qwen-MoE model without experts."""
+    layers, step = _positive(json, "num_hidden_layers"), _positive(json, "decoder_sparse_step", 1)
     only = json.get("mlp_only_layers") or []
-    for name, value in (("num_hidden_layers", layers), ("decoder_sparse_step", step)):
-        if type(value) is not int or value < 1:
-            raise UserError(
-                f"config.json has {name}={value!r}; it must be an integer of at least 1"
-            )
     if not isinstance(only, list):
         raise UserError(f"config.json has mlp_only_layers={only!r}; it must be a list of layers")
     return tuple(i for i in range(layers) if i in only or (i + 1) % step)
+
+
+def _positive(json: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Reads an integer of at least 1."""
+    value = json.get(name, default)
+    if type(value) is not int or value < 1:
+        raise UserError(f"config.json has {name}={value!r}; it must be an integer of at least 1")
+    return value

@@ -20,9 +20,10 @@ def check_fields(config: Any) -> None:
             valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
             valid = valid or (value is None and field.type == "int | None")
             expected = f"an integer of at least {least}"
-        elif field.type == "float":
+        elif field.type in ("float", "float | None"):
             valid = isinstance(value, int | float) and not isinstance(value, bool)
             valid = valid and 0 < value < float("inf")
+            valid = valid or (value is None and field.type == "float | None")
             expected = "a positive number"
         else:
             continue

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention import Segment, attend, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
-from dart_jax.models.layers import Linear, RMSNorm, SwiGLU
+from dart_jax.models.layers import GatedMLP, Linear, RMSNorm
 
 
 class Layer(nnx.Module):
@@ -29,7 +29,7 @@ class Layer(nnx.Module):
         self.v_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
         self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs)
         self.post_attention_layernorm = RMSNorm(d, config.rms_norm_eps, dtype=dtype)
-        self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
+        self.mlp = GatedMLP(d, config.intermediate_size, dtype=dtype, rngs=rngs)
 
     def queries(self, inputs: jax.Array) -> jax.Array:
         """Queries [B, H, T, h] of inputs [B, T, C], before rotation."""

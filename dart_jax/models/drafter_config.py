@@ -40,6 +40,7 @@ class DraftLayerConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_attention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        self.rope.check(self.head_dim)
 
     @classmethod
     def for_target(
@@ -52,6 +53,9 @@ class DraftLayerConfig:
           draft_vocab_size: None for the target's whole vocabulary.
           **fields: the subclass's own fields.
         """
+        rope = target.rope
+        if rope.kind == "longrope" or rope.share != 1:
+            rope = Rope(rope.theta)  # the reference, a Llama layer, would ignore the difference
         return cls(
             vocab_size=target.vocab_size,
             draft_vocab_size=draft_vocab_size or target.vocab_size,
@@ -62,10 +66,15 @@ class DraftLayerConfig:
             head_dim=target.head_dim,
             target_hidden_size=target.hidden_size,
             rms_norm_eps=target.rms_norm_eps,
-            rope=target.rope,
+            rope=rope,
             max_position_embeddings=target.max_position_embeddings,
             **fields,
         )
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether rows are as wide as the target's, so that the drafter reads its embedding."""
+        return self.hidden_size == self.target_hidden_size
 
     @classmethod
     def _read(cls, json: Mapping[str, Any]) -> Any:
@@ -91,6 +100,10 @@ class DraftLayerConfig:
             **self.rope.to_json(),
         }
         del json["rope"]
+        if self.shares_embedding:
+            # A file that names it says to EAGLE's loaders that it brings its own embedding: without
+            # one, they would leave theirs random. Published configs have no such field.
+            del json["target_hidden_size"]
         return json
 
 

@@ -5,6 +5,8 @@ Norms are computed in float32 for every dtype of the weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,37 +20,74 @@ Params = dict[str, Any]
 INIT = nnx.initializers.normal(0.02)
 
 
-class Linear(nnx.Module):
-    """`x @ kernel`, kernel [in, out], no bias."""
+# The activations of gated MLPs, by their names in config.json.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+}
 
-    def __init__(self, d_in: int, d_out: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+
+class Linear(nnx.Module):
+    """`x @ kernel + bias`, kernel [in, out]; most layers have no bias."""
+
+    def __init__(
+        self, d_in: int, d_out: int, *, dtype: DTypeLike, rngs: nnx.Rngs, bias: bool = False
+    ):
         self.kernel = nnx.Param(INIT(rngs.params(), (d_in, d_out), dtype))
+        if bias:
+            self.bias = nnx.Param(jnp.zeros((d_out,), dtype))
+        self.has_bias = bias
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x @ self.kernel[...]
+        y = x @ self.kernel[...]
+        return y + _row(self.bias[...], y) if self.has_bias else y
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm over the last axis."""
+    """Root-mean-square norm over the last axis.
 
-    def __init__(self, size: int, eps: float, *, dtype: DTypeLike):
-        self.scale = nnx.Param(jnp.ones((size,), dtype))
+    With an `offset` (0 or 1) the product with the scale, which is then `offset + scale`, is also
+    computed in float32; without, the normalised values are rounded to their dtype first. In float32
+    this only matters for the offset.
+    """
+
+    def __init__(self, size: int, eps: float, *, dtype: DTypeLike, offset: float | None = None):
+        self.scale = nnx.Param(jnp.full((size,), 1 - (offset or 0), dtype))
         self.eps = eps
+        self.offset = offset
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = x.astype(jnp.float32)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
         scale = self.scale[...]
-        return y.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+        if self.offset is None:
+            return y.astype(x.dtype) * _row(scale, x)
+        return (y * _row(self.offset + scale.astype(jnp.float32), x)).astype(x.dtype)
 
 
-class SwiGLU(nnx.Module):
-    """The gated MLP: `down(silu(gate(x)) * up(x))`."""
+class GatedMLP(nnx.Module):
+    """The gated MLP: `down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, d: int, hidden: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.gate_proj = Linear(d, hidden, dtype=dtype, rngs=rngs)
-        self.up_proj = Linear(d, hidden, dtype=dtype, rngs=rngs)
-        self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        d: int,
+        hidden: int,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+        bias: bool = False,
+        activation: str = "silu",
+    ):
+        self.gate_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
+        self.up_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
+        self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs, bias=bias)
+        self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = ACTIVATIONS[self.activation](self.gate_proj(x))
+        return self.down_proj(gate * self.up_proj(x))
+
+
+def _row(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """Shapes a vector [D] so that it broadcasts against x [..., D]."""
+    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)

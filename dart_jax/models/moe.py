@@ -13,7 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.layers import INIT, Linear
+from dart_jax.models.layers import INIT, GatedMLP, Linear
 
 
 class Experts(nnx.Module):
@@ -27,12 +27,19 @@ class Experts(nnx.Module):
 
 
 class MoE(nnx.Module):
-    """Routes every row to its most likely experts and sums their outputs by router weight."""
+    """Routes every row to its most likely experts and sums their outputs by router weight.
+
+    A shared expert, if there is one, sees every row; its output is weighted by a gate of its own.
+    """
 
     def __init__(self, d: int, config: MoEConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
         self.router = Linear(d, config.num_experts, dtype=dtype, rngs=rngs)
         self.experts = Experts(d, config, dtype=dtype, rngs=rngs)
+        if config.shared_intermediate_size is not None:
+            width = config.shared_intermediate_size
+            self.shared_expert = GatedMLP(d, width, dtype=dtype, rngs=rngs)
+            self.shared_expert_gate = Linear(d, 1, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., D]."""
@@ -45,6 +52,9 @@ class MoE(nnx.Module):
         out = jax.lax.platform_dependent(
             rows, weights, experts, *kernels, cpu=loop_over_experts, default=grouped
         )
+        if self.config.shared_intermediate_size is not None:
+            gate = jax.nn.sigmoid(self.shared_expert_gate(rows))
+            out = out + gate * self.shared_expert(rows)
         return out.reshape(x.shape)
 
     def route(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,7 @@
 """Rotary position embeddings (RoPE) and the scaling of their frequencies for longer contexts.
 
 Kinds of scaling and formulas are those of Hugging Face configs: `linear`, `dynamic` (NTK),
-`llama3` (Llama 3.1) and `yarn` (arXiv 2309.00071).
+`llama3` (Llama 3.1), `yarn` (arXiv 2309.00071) and `longrope` (arXiv 2402.13753).
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "mscale_all_dim": None,
         "truncate": True,
     },
+    "longrope": {
+        "short_factor": None,
+        "long_factor": None,
+        "original_max_position_embeddings": None,
+        "factor": None,
+        "attention_factor": None,
+    },
 }
 _OPTIONAL = ("attention_factor", "mscale", "mscale_all_dim")
 
@@ -49,18 +56,32 @@ class Rope:
     Attributes:
       theta: base of the geometric frequencies.
       kind: kind of scaling; `default` is none. `dynamic` changes the frequencies only beyond the
-        model's `max_position_embeddings`, where nothing is decoded here.
+        model's `max_position_embeddings`, and `longrope` changes from its short to its long
+        factors beyond the original length. Nothing is decoded here beyond those lengths: the keys
+        in the cache would have other frequencies than new queries.
       scaling: the kind's parameters by name, in the order of `_FIELDS`.
+      share: the share of each head's dimensions that is rotated: the first ones.
     """
 
     theta: float
     kind: str = "default"
     scaling: tuple[tuple[str, Any], ...] = ()
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         _check_positive("rope_theta", self.theta)
+        _check_positive("partial_rotary_factor", self.share)
+        if self.share > 1:
+            raise UserError(
+                f"config.json has partial_rotary_factor={self.share!r}, which is over 1"
+            )
         for name, value in self.scaling:
-            if name != "truncate":
+            if name in ("short_factor", "long_factor"):
+                if not isinstance(value, tuple):
+                    raise UserError(f"config.json has rope {name}={value!r}; it must be a list")
+                for one in value:
+                    _check_positive(f"rope {name}", one)
+            elif name != "truncate":
                 _check_positive(f"rope {name}", value)
             elif not isinstance(value, bool):
                 raise UserError(f"config.json has rope {name}={value!r}; it must be true or false")
@@ -71,12 +92,18 @@ class Rope:
             raise UserError("config.json has a rope low_freq_factor not below its high_freq_factor")
 
     @classmethod
-    def from_json(cls, json: Mapping[str, Any], default_theta: float | None = None) -> Rope:
+    def from_json(
+        cls,
+        json: Mapping[str, Any],
+        default_theta: float | None = None,
+        partial: bool = False,
+    ) -> Rope:
         """Reads a Hugging Face config in the layout of transformers 4 or 5.
 
         Args:
           json: the config.
           default_theta: `rope_theta` of a config that has none; None if it is required.
+          partial: whether the architecture can rotate a part of each head.
 
         Raises:
           UserError: the kind is unknown, or a parameter is missing, unknown or out of range.
@@ -94,7 +121,8 @@ class Rope:
         if theta is None:
             raise UserError("config.json lacks rope_theta")
         part = given.pop("partial_rotary_factor", json.get("partial_rotary_factor"))
-        if part not in (None, 1.0):
+        part = 1.0 if part is None else part
+        if part != 1 and not partial:
             raise UserError("RoPE over a part of the head (partial_rotary_factor) is not supported")
         fields = _FIELDS[kind]
         if "original_max_position_embeddings" in fields:
@@ -102,6 +130,11 @@ class Rope:
             # the model's own length.
             name = "original_max_position_embeddings"
             given[name] = json.get(name, given.get(name, json.get("max_position_embeddings")))
+        if kind == "longrope" and "factor" not in given:
+            lengths = json.get("max_position_embeddings"), given[name]
+            for length in lengths:
+                _check_positive("max_position_embeddings", length)
+            given["factor"] = lengths[0] / lengths[1]
         unknown = sorted(given.keys() - fields.keys())
         if unknown:
             raise UserError(f"RoPE scaling {kind!r} has unknown parameters {', '.join(unknown)}")
@@ -114,18 +147,45 @@ class Rope:
         missing = [name for name, value in values.items() if value is None]
         if missing:
             raise UserError(f"RoPE scaling {kind!r} lacks {', '.join(missing)}")
-        return cls(theta, kind, tuple(values.items()))
+        values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(theta, kind, tuple(values.items()), part)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the config fields that transformers 4 and 5 and the reference read."""
         scaling = None if self.kind == "default" else {"rope_type": self.kind, **dict(self.scaling)}
-        return {"rope_theta": self.theta, "rope_scaling": scaling}
+        json: dict[str, Any] = {"rope_theta": self.theta, "rope_scaling": scaling}
+        if self.share != 1:
+            json["partial_rotary_factor"] = self.share
+        if self.kind == "longrope":
+            name = "original_max_position_embeddings"
+            json[name] = dict(self.scaling)[name]
+        return json
+
+    def check(self, head_dim: int) -> None:
+        """Raises UserError if heads of this size cannot be rotated."""
+        size = self.rotated(head_dim)
+        if size < 2 or size % 2:
+            raise UserError(f"config.json rotates {size} of {head_dim} dimensions; it must be even")
+        for name in ("short_factor", "long_factor"):
+            factors = dict(self.scaling).get(name)
+            if factors is not None and len(factors) != size // 2:
+                raise UserError(
+                    f"config.json has {len(factors)} rope {name} values for {size // 2} frequencies"
+                )
+
+    def rotated(self, head_dim: int) -> int:
+        """How many dimensions of a head are rotated."""
+        return int(head_dim * self.share)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
-        """Radians per position, float32 [h / 2]."""
+        """Radians per position of the rotated pairs, float32 [`rotated(h)` / 2]."""
+        head_dim = self.rotated(head_dim)
         exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         plain = np.float32(1) / np.float32(self.theta) ** exponent
         scaling = dict(self.scaling)
+        if self.kind == "longrope":
+            factor = np.asarray(scaling["short_factor"], np.float32)
+            return np.float32(1) / (factor * np.float32(self.theta) ** exponent)
         if self.kind == "linear":
             return plain / np.float32(scaling["factor"])
         if self.kind == "llama3":
@@ -137,12 +197,15 @@ class Rope:
 
     @property
     def amplitude(self) -> float:
-        """Factor on sines and cosines; 1 except for `yarn`."""
-        if self.kind != "yarn":
+        """Factor on sines and cosines; 1 except for `yarn` and `longrope`."""
+        if self.kind not in ("yarn", "longrope"):
             return 1.0
         scaling = dict(self.scaling)
         if "attention_factor" in scaling:
             return scaling["attention_factor"]
+        if self.kind == "longrope":
+            factor, length = scaling["factor"], scaling["original_max_position_embeddings"]
+            return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
 
         def magnitude(mscale: float = 1.0) -> float:
             factor = scaling["factor"]
@@ -152,13 +215,16 @@ class Rope:
             return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
         return magnitude()
 
-    @property
-    def max_positions(self) -> int:
-        """Number of positions that `yarn` extends the model to; 0 for the other kinds."""
-        if self.kind != "yarn":
-            return 0
+    def longest(self, max_position_embeddings: int) -> int:
+        """How many positions a model with this many can decode: `yarn` adds some, and `longrope` is
+        limited to those that have the short factors' frequencies."""
         scaling = dict(self.scaling)
-        return int(scaling["factor"] * scaling["original_max_position_embeddings"])
+        if self.kind == "yarn":
+            extended = int(scaling["factor"] * scaling["original_max_position_embeddings"])
+            return max(max_position_embeddings, extended)
+        if self.kind == "longrope":
+            return min(max_position_embeddings, scaling["original_max_position_embeddings"])
+        return max_position_embeddings
 
 
 def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
@@ -167,9 +233,14 @@ def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
     Args:
       x: [B, heads, T, h].
       positions: int32 [B, T].
-      rope: frequencies.
+      rope: frequencies, and how many of a head's dimensions to rotate.
     """
-    frequency = jnp.asarray(rope.frequencies(x.shape[-1]))
+    size = rope.rotated(x.shape[-1])
+    if size < x.shape[-1]:
+        first, rest = jnp.split(x, [size], axis=-1)
+        whole = dataclasses.replace(rope, share=1.0)
+        return jnp.concatenate([rotate(first, positions, whole), rest], axis=-1)
+    frequency = jnp.asarray(rope.frequencies(size))
     angle = positions[:, None, :, None].astype(jnp.float32) * frequency[None, None, None]
     cos, sin = jnp.cos(angle) * rope.amplitude, jnp.sin(angle) * rope.amplitude
     x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)

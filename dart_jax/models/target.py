@@ -1,4 +1,4 @@
-"""The target: a decoder of the Llama family (grouped-query attention, RoPE, SwiGLU or experts).
+"""The target: a decoder of the Llama family (grouped-query attention, RoPE, GatedMLP or experts).
 
 The same forward pass serves training, prefill, plain decoding and tree verification; they differ
 only in the rows, their positions and the mask.
@@ -7,21 +7,24 @@ only in the rows, their positions and the mask.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Segment, attend, split_heads
+from dart_jax.models.attention import Scoring, Segment, attend, softcap, split_heads
 from dart_jax.models.cache import KVCache, length_mask
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.layers import INIT, Linear, Params, RMSNorm, SwiGLU
+from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.moe import MoE
 from dart_jax.models.rope import rotate
 
-# Keys, values and `length_mask` of the cached rows that a layer attends to; empty without a prefix.
+# Keys, values and mask (see `Segment`) of the cached rows that a layer attends to; empty without a
+# prefix.
 CachedRows = list[tuple[jax.Array, jax.Array, jax.Array]]
 
 
@@ -40,55 +43,89 @@ class TargetOutput(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Self-attention; Qwen3 normalises queries and keys per head before RoPE."""
+    """Self-attention; some architectures normalise queries and keys before RoPE: per head, or all
+    heads together."""
 
-    def __init__(self, config: TargetConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: TargetConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         d, h = config.hidden_size, config.head_dim
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.rope = config.rope
-        self.q_proj = Linear(d, self.heads * h, dtype=dtype, rngs=rngs)
-        self.k_proj = Linear(d, self.kv_heads * h, dtype=dtype, rngs=rngs)
-        self.v_proj = Linear(d, self.kv_heads * h, dtype=dtype, rngs=rngs)
-        self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs)
-        self.qk_norm = config.qk_norm
+        self.rope = config.layer_rope(layer)
+        self.scoring = Scoring(config.attention_scale, config.attn_logit_softcapping)
+        linear = partial(Linear, dtype=dtype, rngs=rngs)
+        self.q_proj = linear(d, self.heads * h, bias=config.attention_bias)
+        self.k_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
+        self.v_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
+        self.o_proj = linear(self.heads * h, d, bias=config.attention_out_bias)
+        self.qk_norm = config.architecture.qk_norm
         if self.qk_norm:
-            self.q_norm = RMSNorm(h, config.rms_norm_eps, dtype=dtype)
-            self.k_norm = RMSNorm(h, config.rms_norm_eps, dtype=dtype)
+            heads = (1, 1) if self.qk_norm == "head" else (self.heads, self.kv_heads)
+            self.q_norm = _norm(config, heads[0] * h, dtype)
+            self.k_norm = _norm(config, heads[1] * h, dtype)
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, cached: CachedRows
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        q = split_heads(self.q_proj(x), self.heads)
-        k = split_heads(self.k_proj(x), self.kv_heads)
-        if self.qk_norm:
+        across = self.qk_norm == "all"
+        q = self.q_norm(self.q_proj(x)) if across else self.q_proj(x)
+        q = split_heads(q, self.heads)
+        k = self.k_norm(self.k_proj(x)) if across else self.k_proj(x)
+        k = split_heads(k, self.kv_heads)
+        if self.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
+        if self.rope is not None:
+            q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
         v = split_heads(self.v_proj(x), self.kv_heads)
-        out = attend([*(Segment(q, *prefix) for prefix in cached), Segment(q, k, v, mask)])
-        return self.o_proj(out), (k, v)
+        segments = [*(Segment(q, *prefix) for prefix in cached), Segment(q, k, v, mask)]
+        return self.o_proj(attend(segments, self.scoring)), (k, v)
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and MLP."""
+    """Attention and MLP, with norms before them, after them, or both.
+
+    The norms are named as in `transformers`: where there are norms only before, that of the MLP is
+    called `post_attention_layernorm`.
+    """
 
     def __init__(self, config: TargetConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        d, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.self_attn = Attention(config, dtype=dtype, rngs=rngs)
-        self.post_attention_layernorm = RMSNorm(d, eps, dtype=dtype)
+        d = config.hidden_size
+        self.norms = config.architecture.norms
+        self.multiplier = config.residual_multiplier
+        if self.norms != "after":
+            self.input_layernorm = _norm(config, d, dtype)
+        self.self_attn = Attention(config, layer, dtype=dtype, rngs=rngs)
+        self.post_attention_layernorm = _norm(config, d, dtype)
+        if self.norms == "both":
+            self.pre_feedforward_layernorm = _norm(config, d, dtype)
+        if self.norms != "before":
+            self.post_feedforward_layernorm = _norm(config, d, dtype)
         if config.moe is not None and config.is_sparse(layer):
             self.mlp = MoE(d, config.moe, dtype=dtype, rngs=rngs)
         else:
-            self.mlp = SwiGLU(d, config.intermediate_size, dtype=dtype, rngs=rngs)
+            self.mlp = GatedMLP(
+                d,
+                config.intermediate_size,
+                dtype=dtype,
+                rngs=rngs,
+                bias=config.mlp_bias,
+                activation=config.hidden_act,
+            )
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, cached: CachedRows
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         with jax.named_scope("attention"):
-            out, row = self.self_attn(self.input_layernorm(x), positions, mask, cached)
-            x = x + out
+            inputs = x if self.norms == "after" else self.input_layernorm(x)
+            out, row = self.self_attn(inputs, positions, mask, cached)
+            if self.norms != "before":
+                out = self.post_attention_layernorm(out)
+            x = x + _times(out, self.multiplier)
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.post_attention_layernorm(x)), row
+            if self.norms == "before":
+                out = self.mlp(self.post_attention_layernorm(x))
+            else:
+                inputs = self.pre_feedforward_layernorm(x) if self.norms == "both" else x
+                out = self.post_feedforward_layernorm(self.mlp(inputs))
+            return x + _times(out, self.multiplier), row
 
 
 class Target(nnx.Module):
@@ -104,7 +141,7 @@ class Target(nnx.Module):
                 for i in range(config.num_hidden_layers)
             ]
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.norm = _norm(config, config.hidden_size, dtype)
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs)
 
@@ -120,31 +157,49 @@ class Target(nnx.Module):
 
         Args:
           tokens: int32 [B, T].
-          positions: int32 [B, T], rotary positions.
+          positions: int32 [B, T], of the tokens in their sequences: for RoPE and sliding windows.
           mask: bool, broadcastable to [B, T, T]; row t sees new row s where [b, t, s] is set.
             Each row must see itself.
           cache: all layers' keys and values, capacity S; None for no prefix.
-          length: int32 [B], valid rows of the cache; every new row sees all of them.
+          length: int32 [B], valid rows of the cache, which are the tokens at positions 0 to
+            length - 1. Every new row sees all of them, and a sliding window only shrinks what a row
+            sees.
         """
-        x = self.embed(tokens)
+        x = self._inputs(tokens)
         features = []
         rows = []
         for i, layer in enumerate(self.layers):
             if i in self.config.feature_layers:
                 features.append(x)
+            window = self.config.window(i)
             cached = []
             if cache is not None and length is not None:
                 k, v = cache[i]
-                cached = [(k, v, length_mask(k.shape[2], length))]
+                visible = length_mask(k.shape[2], length)
+                if window is not None:
+                    # Row s of the cache is the token at position s.
+                    at = jnp.arange(k.shape[2], dtype=jnp.int32)[None]
+                    visible &= _within(window, positions, at)
+                cached = [(k, v, visible)]
+            seen = mask if window is None else mask & _within(window, positions, positions)
             with jax.named_scope(f"layer_{i}"):
-                x, row = layer(x, positions, mask, cached)
+                x, row = layer(x, positions, seen, cached)
             rows.append(row)
         features = jnp.concatenate(features or [x[..., :0]], axis=-1)
         return TargetOutput(self.norm(x), features, tuple(rows))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        """Token embeddings [..., D]; the drafter shares them."""
+        """Token embeddings [..., D] as stored, without the factor that some targets apply to them;
+        the drafter shares these."""
         return jnp.take(self.embed_tokens[...], tokens, axis=0)
+
+    def _inputs(self, tokens: jax.Array) -> jax.Array:
+        """The first layer's inputs [B, T, D]."""
+        x = self.embed(tokens)
+        factor = self.config.embedding_multiplier
+        if self.config.architecture.embedding_scaled:
+            factor = float(np.asarray(self.config.hidden_size**0.5, x.dtype))
+        return _times(x, factor)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] after the final norm -> float32 [..., V]."""
@@ -154,7 +209,11 @@ class Target(nnx.Module):
             else:
                 table, axes = self.lm_head.kernel[...], "...d,dv->...v"
             # Rounding logits to bfloat16 would make ties common.
-            return jnp.einsum(axes, hidden, table, preferred_element_type=jnp.float32)
+            logits = jnp.einsum(axes, hidden, table, preferred_element_type=jnp.float32)
+            if self.config.logits_scaling != 1:
+                logits = logits / self.config.logits_scaling
+            cap = self.config.final_logit_softcapping
+            return logits if cap is None else softcap(logits, cap)
 
 
 def untie(config: TargetConfig, params: Params) -> tuple[TargetConfig, Params]:
@@ -167,3 +226,26 @@ def untie(config: TargetConfig, params: Params) -> tuple[TargetConfig, Params]:
         return config, params
     head = {"kernel": params["embed_tokens"].T}
     return dataclasses.replace(config, tie_word_embeddings=False), {**params, "lm_head": head}
+
+
+def _norm(config: TargetConfig, size: int, dtype: DTypeLike) -> RMSNorm:
+    return RMSNorm(size, config.rms_norm_eps, dtype=dtype, offset=config.architecture.norm_offset)
+
+
+def _times(x: jax.Array, factor: float) -> jax.Array:
+    """Multiplies in float32 and rounds to the dtype of x, as PyTorch does with a Python number."""
+    return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)
+
+
+def _within(window: int, positions: jax.Array, keys: jax.Array) -> jax.Array:
+    """Whether a row sees a key through a sliding window of this size, its own position included.
+
+    Args:
+      window: positions that a row sees.
+      positions: int32 [B, T], of the rows.
+      keys: int32, broadcastable to [B, S], of the keys.
+
+    Returns:
+      bool [B, T, S].
+    """
+    return keys[:, None] > positions[:, :, None] - window

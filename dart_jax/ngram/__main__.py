@@ -1,4 +1,4 @@
-"""Inspects, converts and benchmarks n-gram files.
+"""Inspect, convert and measure n-gram files.
 
 python -m dart_jax.ngram info model.dng
 """
@@ -6,7 +6,6 @@ python -m dart_jax.ngram info model.dng
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -18,13 +17,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.ngram.bench.benchmark import bench
 from dart_jax.ngram.bench.build import BenchConfig
 from dart_jax.ngram.convert import ConvertConfig, convert
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel
+from dart_jax.programs.command_line import parse, program
 from dart_jax.text.fingerprint import UNKNOWN
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -33,9 +33,11 @@ from dart_jax.text.tokenizer import Tokenizer
 class InfoConfig:
     """Print a summary of a file."""
 
-    file: Annotated[Path, tyro.conf.Positional] = DEMO / "ngram.dng"
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = (
+        DEMO / "ngram.dng"
+    )
     """N-gram file."""
-    check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    check: bool = False
     """Also read every list, which finds invalid files whose checksums match."""
 
 
@@ -43,9 +45,11 @@ class InfoConfig:
 class QueryConfig:
     """Print what followed a context, with counts."""
 
-    context: Annotated[str, tyro.conf.Positional]
+    context: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONTEXT")]
     """Text; its last `order - 1` tokens are used."""
-    file: Path = DEMO / "ngram.dng"
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = (
+        DEMO / "ngram.dng"
+    )
     """N-gram file."""
     tokenizer: Path = DEMO / "target"
     """Directory with the tokenizer.json that the file was counted with, or that file itself."""
@@ -137,8 +141,8 @@ Command = (
 def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
     console = Console(soft_wrap=True)
-    with one_line_errors():
-        config = tyro.cli(Command, args=args, description=__doc__)
+    with program():
+        config = parse(Command, args, __doc__)
         if isinstance(config, ConvertConfig):
             convert(config, console)
         elif isinstance(config, InfoConfig):
@@ -150,8 +154,4 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    main()

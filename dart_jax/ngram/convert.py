@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dart_jax import _core
 from dart_jax.errors import UserError
+from dart_jax.files import check_writable
 from dart_jax.memory import parse_memory
 from dart_jax.ngram.model import NgramModel, is_ngram_file
 from dart_jax.ngram.reference import convert_reference
@@ -23,9 +24,9 @@ class ConvertConfig:
     """Convert a trie of the reference (small.trie, full.trie) to an n-gram file, or make an n-gram
     file smaller by dropping rare n-grams and rounding counts."""
 
-    source: Annotated[Path, tyro.conf.Positional]
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Trie, or n-gram file."""
-    out: Annotated[Path, tyro.conf.Positional]
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """N-gram file to write."""
     tokenizer: Path | None = None
     """Directory with the tokenizer.json that a trie was counted with; the file then records its
@@ -38,7 +39,7 @@ class ConvertConfig:
     """Significant bits per count, 2 to 16; by default counts are exact."""
     memory: str = "4GB"
     """Memory to use when converting a trie."""
-    scratch: Path | None = None
+    work: Path | None = None
     """Directory for temporary files of up to one and a half times the trie; by default next to
     the output."""
 
@@ -51,8 +52,7 @@ def convert(config: ConvertConfig, console: Console) -> None:
     """
     if not config.source.is_file():
         raise UserError(f"no file {config.source}")
-    if config.out.is_dir():
-        raise UserError(f"{config.out} is a directory; name a file")
+    check_writable(config.out)
     before = config.source.stat().st_size
     if is_ngram_file(config.source):
         if not config.min_counts and config.precision is None:
@@ -81,7 +81,7 @@ def convert(config: ConvertConfig, console: Console) -> None:
             min_counts=config.min_counts or None,
             precision=config.precision,
             memory=parse_memory(config.memory),
-            scratch=config.scratch,
+            scratch=config.work,
         )
     sizes = NgramModel.load(config.out).sizes
     after = config.out.stat().st_size

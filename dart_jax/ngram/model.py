@@ -129,6 +129,10 @@ class NgramModel:
         with writing(path) as part:
             self.file.tofile(part)
 
+    def __repr__(self) -> str:
+        count, size = sum(self.header["ngrams"]), self.file.nbytes / 1e6
+        return f"NgramModel({count:,} n-grams of up to {self.order} tokens, {size:,.1f} MB)"
+
     @property
     def order(self) -> int:
         """The length of the longest n-grams; the longest context has one token less."""

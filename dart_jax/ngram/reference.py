@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from dart_jax import _core
 from dart_jax.errors import UserError
+from dart_jax.machine import available_cores
 from dart_jax.ngram.builder import NgramBuilder, check_lossy
 from dart_jax.ngram.windows import WindowLayout
 
@@ -124,7 +125,7 @@ def reference_windows(
     bar = bar or _progress_bar(False)
     config = {
         "memory_limit": f"{(memory - _OWN) // 1000}KB",
-        "threads": min(os.cpu_count() or 1, (memory - _OWN) // _THREAD),
+        "threads": min(available_cores(), (memory - _OWN) // _THREAD),
         "temp_directory": str(Path(directory) / "spilled"),
         "autoinstall_known_extensions": False,
     }

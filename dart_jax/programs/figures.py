@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
-from dart_jax.files import atomic_path, writing
+from dart_jax.programs.outputs import write_bytes
 
 # Distinguishable with colour blindness and in greyscale.
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
@@ -22,6 +23,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a figure in the format given by the path's suffix."""
-    with writing("a drawing", path.parent), atomic_path(path) as part:
-        figure.savefig(part, dpi=150, format=path.suffix[1:])
+    """Writes a figure in the format given by the path's suffix, as `outputs.write_bytes`."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150, format=path.suffix[1:])
+    write_bytes(path, drawn.getvalue())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO, DartModel
@@ -26,7 +24,7 @@ class ModelChoice:
     """N-gram file (.dng, or .trie of the reference), or owner/name/file on the hub; without a
     drafter, only the n-gram model drafts. By default the demo model's, and none for another
     --target."""
-    no_ngram: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    no_ngram: bool = False
     """Search with the drafter only, without the demo model's n-gram model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""

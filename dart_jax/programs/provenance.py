@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 
 import jax
+
+from dart_jax.machine import available_cores
 
 
 def environment() -> dict[str, str]:
@@ -26,11 +27,9 @@ def environment() -> dict[str, str]:
 
 def _cpu() -> str:
     """Returns the processor's name and the number of cores that this process may use."""
-    line, cores = _line(Path("/proc/cpuinfo"), "model name"), os.cpu_count()
+    line = _line(Path("/proc/cpuinfo"), "model name")
     name = line.partition(":")[2].strip() or platform.processor() or platform.machine()
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    return f"{name} ({cores} cores)"
+    return f"{name} ({available_cores()} cores)"
 
 
 def _accelerator() -> dict[str, str]:

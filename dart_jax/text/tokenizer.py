@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -67,6 +69,10 @@ class Tokenizer:
           UserError: a file next to `tokenizer.json` is damaged.
         """
         return None if self.directory is None else _wrap(self.directory)
+
+    def __repr__(self) -> str:
+        where = "" if self.directory is None else f", {self.directory}"
+        return f"Tokenizer({self.vocab_size} tokens{where})"
 
     @cached_property
     def vocab_size(self) -> int:
@@ -169,10 +175,23 @@ def _read(path: Path) -> tokenizers.Tokenizer:
         ) from None
 
 
+def _transformers() -> Any:
+    """Imports transformers, without its advice to install PyTorch, which nothing here needs."""
+    logger = logging.getLogger("transformers")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "PyTorch was not found" not in str(record.msg)
+
+    logger.addFilter(other)
+    try:
+        return importlib.import_module("transformers")
+    finally:
+        logger.removeFilter(other)
+
+
 def _wrap(directory: Path) -> Any:
     """Loads the tokenizer of transformers; without `FILE`, it is built from a vocabulary."""
-    import transformers
-
+    transformers = _transformers()
     whole = (directory / FILE).is_file()
     kind: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
     verbosity = transformers.logging.get_verbosity()

@@ -1,14 +1,11 @@
 """Checkpoints in the layouts of Hugging Face (target) and of the reference (drafter).
 
 A directory holds `config.json` and the weights: `model.safetensors`, or shards of it with an index,
-or, as some EAGLE-3 drafters are published, `pytorch_model.bin`. Tensors are read one by one into
-host buffers of the parameters' final shapes and dtypes. A buffer moves to the device as soon as it
-is full, so host memory holds little more than one parameter and one tensor.
+or, as some EAGLE-3 drafters are published, `pytorch_model.bin`.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 from pathlib import Path
@@ -24,20 +21,18 @@ from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
-from dart_jax.models.pure import Params, abstract_params
-from dart_jax.weights.layouts import AnyConfig, Entry, ParamPath, Piece, layout, leaves
+from dart_jax.models.pure import Params
+from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
+from dart_jax.weights.parameters import STORED_DTYPES, load_params, stored_tensors
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import (
     TensorFiles,
     open_tensors,
     read_json,
-    read_tensors,
     write_tensors,
 )
 
 MAX_SHARD_SIZE = 5_000_000_000
-_STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
-_MAX_PROBLEMS = 8
 
 
 def read_target_config(directory: Path) -> TargetConfig:
@@ -92,12 +87,12 @@ def load_target(
     directory = Path(directory)
     dtype = weights_dtype(dtype)
     config = read_target_config(directory)
-    files = open_tensors(directory)
+    files = _text_part(open_tensors(directory), config)
     if config.tie_word_embeddings:
         files.tensors.pop("lm_head.weight", None)
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
         del files.tensors[name]  # old files store what the config determines
-    return config, _load(files, config, dtype)
+    return config, load_params(files, config, dtype)
 
 
 def save_target(
@@ -167,7 +162,7 @@ def load_drafter(
     files = open_tensors(directory)
     own = files.tensors.pop("embed_tokens.weight", None)
     ids = _draft_ids(files, config)
-    params = _load(files, config, dtype)
+    params = load_params(files, config, dtype)
     if own is not None:
         _check_embedding(files.path, own, embedding)
     return config, params, ids
@@ -179,11 +174,37 @@ def save_drafter(
     params: Params,
     ids: np.ndarray,
     max_shard_size: int = MAX_SHARD_SIZE,
+    embedding: jax.Array | None = None,
 ) -> None:
-    """Writes a directory that the reference can load. Each file is replaced atomically."""
+    """Writes a directory that the reference can load. Each file is replaced atomically.
+
+    Args:
+      directory: created if it is missing.
+      config: the shapes.
+      params: the weights, stored in their own dtype.
+      ids: the draft vocabulary: int32 [Vd], target id of each draft id.
+      max_shard_size: bytes; larger drafters are written as shards.
+      embedding: [V, D], stored in the file. Required if the target's rows have another width than
+        the drafter's: readers take the target's embedding only for drafters of its own width.
+
+    Raises:
+      UserError: the embedding is missing or has another shape.
+    """
+    if embedding is None and not config.shares_embedding:
+        raise UserError(
+            f"the drafter's rows have {config.hidden_size} numbers and the target's "
+            f"{config.target_hidden_size}, so it cannot read the target's embedding; pass its own"
+        )
+    if embedding is not None and embedding.shape != (config.vocab_size, config.hidden_size):
+        raise UserError(
+            f"the embedding has shape {embedding.shape}, the drafter's config requires "
+            f"{(config.vocab_size, config.hidden_size)}"
+        )
     d2t = ids.astype(np.int64) - np.arange(len(ids))
     t2d = np.isin(np.arange(config.vocab_size), ids)
     extra = {"d2t": d2t, "t2d": t2d}
+    if embedding is not None:
+        extra["embed_tokens.weight"] = np.asarray(embedding)
     _save(Path(directory), config, {}, params, extra, max_shard_size)
 
 
@@ -241,76 +262,6 @@ def weights_dtype(dtype: DTypeLike) -> np.dtype:
     return resolved
 
 
-def _load(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Params:
-    """Loads the files' tensors onto the device; reports all problems at once."""
-    entries = layout(config, files.tensors)
-    _check(files, entries)
-    abstract = abstract_params(config)
-    shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
-    left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
-    buffers: dict[ParamPath, np.ndarray] = {}
-    loaded: dict[ParamPath, jax.Array] = {}
-    for name, tensor in read_tensors(files.tensors, entries):
-        for piece, part in entries[name].split(tensor):
-            path = piece.path
-            if path not in buffers:
-                buffers[path] = _aligned(shapes[path], dtype)
-            _fill(buffers[path], piece, part)
-            left[path] -= 1
-            if not left[path]:
-                # Block: pending copies would accumulate in host memory.
-                loaded[path] = jax.device_put(buffers.pop(path)).block_until_ready()
-    return jax.tree.unflatten(jax.tree.structure(abstract), [loaded[path] for path in shapes])
-
-
-def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:
-    problems = list(files.problems)
-    problems += [
-        f"missing {name}" for name in entries if name not in files.tensors.keys() | files.lost
-    ]
-    problems += [f"unexpected {name}" for name in files.tensors if name not in entries]
-    for name, tensor in files.tensors.items():
-        if name not in entries:
-            continue
-        want = entries[name].shape
-        if tensor.shape != want:
-            problems.append(f"{name} has shape {tensor.shape}, the config requires {want}")
-        elif tensor.dtype.name not in _STORED_DTYPES:
-            problems.append(
-                f"{name} has dtype {tensor.dtype}, not one of {', '.join(_STORED_DTYPES)}"
-            )
-    if problems:
-        more = len(problems) - _MAX_PROBLEMS
-        listed = "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise UserError(f"{files.path} does not fit its config: {listed}")
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array aligned for XLA, so that on CPU it is used without a copy."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _fill(parameter: np.ndarray, piece: Piece, stored: np.ndarray) -> None:
-    """Copies a stored tensor into its part of a parameter, converting the dtype."""
-    to = piece.of(parameter)
-    with np.errstate(all="ignore"):  # infinities and NaN are converted as well
-        if not piece.transposed:
-            np.copyto(to, stored, casting="unsafe")
-            return
-        # Transpose in tiles that stay in the processor's cache: several times as fast as all at
-        # once. Copy as bits: NumPy is slower with dtypes that are not its own.
-        bits = np.dtype(f"u{parameter.dtype.itemsize}")
-        for at in np.ndindex(stored.shape[:-2]):
-            rows, columns = stored[at], to[at].view(bits)
-            for j in range(0, rows.shape[1], 1024):
-                for i in range(0, len(rows), 16):
-                    tile = rows[i : i + 16, j : j + 1024].astype(parameter.dtype)
-                    columns[i : i + 16, j : j + 1024] = tile.view(bits)
-
-
 def _save(
     directory: Path,
     config: AnyConfig,
@@ -321,10 +272,9 @@ def _save(
 ) -> None:
     if max_shard_size < 1:
         raise UserError(f"max_shard_size is {max_shard_size} bytes; it must be at least 1")
-    by_path = dict(leaves(params))
-    tensors = {name: _stored(by_path, entry) for name, entry in layout(config).items()}
+    tensors = stored_tensors(config, params)
     tensors |= {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in extra.items()}
-    float_dtype = next(leaf.dtype for leaf in by_path.values()).name
+    float_dtype = jax.tree.leaves(params)[0].dtype.name
     json_config = {**config.to_json(), **fields, "torch_dtype": float_dtype}
     text = json.dumps(json_config, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
@@ -332,17 +282,20 @@ def _save(
     write_tensors(directory, tensors, max_shard_size)
 
 
-def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
-    """The tensor to write for an entry; written tensors have one piece each."""
-    (piece,) = entry.pieces
-    parameter = params[piece.path]
-
-    def read() -> np.ndarray:
-        part = parameter if piece.expert is None else parameter[piece.expert]
-        value = np.asarray(part)
-        return value.T if piece.transposed else value
-
-    return Tensor(entry.shape, parameter.dtype, read)
+def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
+    """Leaves out what belongs to the other parts of a vision-language model, and turns experts
+    around that it stores as [.., in, out]; transformers, too, recognises them by their shape."""
+    renamed = {text_tensor(name): tensor for name, tensor in files.tensors.items()}
+    tensors = {name: tensor for name, tensor in renamed.items() if name is not None}
+    lost = {name for name in map(text_tensor, files.lost) if name is not None}
+    if tensors.keys() != files.tensors.keys() and config.moe is not None:
+        for name, entry in layout(config, tensors).items():
+            tensor = tensors.get(name)
+            turned = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
+            if tensor is not None and tensor.shape == turned != entry.shape:
+                read = lambda tensor=tensor: tensor.read().swapaxes(-1, -2)  # noqa: E731
+                tensors[name] = Tensor(entry.shape, tensor.dtype, read)
+    return files._replace(tensors=tensors, lost=lost)
 
 
 def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:
@@ -377,7 +330,7 @@ def _check_embedding(path: Path, own: Tensor, embedding: jax.Array | None) -> No
         # Each side may have been rounded to its own dtype: compare after rounding to both.
         same = (
             own.shape == ours.shape
-            and own.dtype.name in _STORED_DTYPES
+            and own.dtype.name in STORED_DTYPES
             and np.array_equal(
                 ours.astype(own.dtype).astype(ours.dtype), own.read().astype(ours.dtype)
             )

@@ -6,8 +6,10 @@ import contextlib
 import errno
 import fnmatch
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dart_jax.errors import UserError
 
@@ -69,6 +71,7 @@ def resolve(
                 token=token,
                 allow_patterns=list(patterns),
                 ignore_patterns=_DUPLICATES,
+                tqdm_class=_progress(),
             )
         return Path(found)
 
@@ -108,7 +111,9 @@ def resolve_file(
         file = os.fspath(name)[len(repository) + 1 :]
         if not file:
             file = _only(repository, _files(repository, revision, token))
-        found = huggingface_hub.hf_hub_download(repository, file, revision=revision, token=token)
+        found = huggingface_hub.hf_hub_download(
+            repository, file, revision=revision, token=token, tqdm_class=_progress()
+        )
     return Path(found)
 
 
@@ -129,11 +134,24 @@ def resolve_data(name: str) -> list[Path]:
     patterns = [inside, f"{inside}/*"] if inside else ["*"]
     with _one_line(f"data set {name}", repository, None, page=f"datasets/{repository}"):
         found = huggingface_hub.snapshot_download(
-            repository, repo_type="dataset", allow_patterns=patterns
+            repository, repo_type="dataset", allow_patterns=patterns, tqdm_class=_progress()
         )
     paths = [path for path in sorted(Path(found).rglob("*")) if path.is_file()]
     names = [path.relative_to(found).as_posix() for path in paths]
     return [path for path, name in zip(paths, names, strict=True) if _fits(name, patterns)]
+
+
+def _progress() -> Any:
+    """The hub's progress bars: as they are on a terminal, none in files and pipes."""
+    if sys.stderr.isatty():
+        return None
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options | {"disable": True})
+
+    return Silent
 
 
 def _fits(name: str, patterns: list[str]) -> bool:

@@ -1,14 +1,15 @@
 """Maps parameters to the tensors of checkpoint files: one table per architecture.
 
 The left side is a parameter's path, the right side the tensor's name; `{i}` is the layer, `{e}` the
-expert. Files store kernels transposed ([out, in]) and each expert separately. The fused table
-matches the modules of `transformers`, which can write this layout as well: all experts in one
-tensor, and gate and up projections concatenated along its output axis.
+expert. Files store kernels transposed ([out, in]) and each expert separately. Parameters with the
+same name share a tensor: they are concatenated along its output axis, in the order of the table.
+The fused tables are of Phi-3's files, and of the modules of `transformers`, which can write all
+experts in one tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,40 +22,103 @@ from dart_jax.models.pure import abstract_params
 AnyConfig = TargetConfig | DrafterConfig | Eagle3Config
 ParamPath = tuple[str | int, ...]
 
+
+def _in_layers(table: dict[str, str]) -> dict[str, str]:
+    """Completes the paths and names of a layer."""
+    return {f"layers.{{i}}.{path}": f"model.layers.{{i}}.{name}" for path, name in table.items()}
+
+
 _TARGET = {
     "embed_tokens": "model.embed_tokens.weight",
-    "layers.{i}.input_layernorm.scale": "model.layers.{i}.input_layernorm.weight",
-    "layers.{i}.self_attn.q_proj.kernel": "model.layers.{i}.self_attn.q_proj.weight",
-    "layers.{i}.self_attn.k_proj.kernel": "model.layers.{i}.self_attn.k_proj.weight",
-    "layers.{i}.self_attn.v_proj.kernel": "model.layers.{i}.self_attn.v_proj.weight",
-    "layers.{i}.self_attn.o_proj.kernel": "model.layers.{i}.self_attn.o_proj.weight",
-    "layers.{i}.self_attn.q_norm.scale": "model.layers.{i}.self_attn.q_norm.weight",
-    "layers.{i}.self_attn.k_norm.scale": "model.layers.{i}.self_attn.k_norm.weight",
-    "layers.{i}.post_attention_layernorm.scale": "model.layers.{i}.post_attention_layernorm.weight",
-    "layers.{i}.mlp.gate_proj.kernel": "model.layers.{i}.mlp.gate_proj.weight",
-    "layers.{i}.mlp.up_proj.kernel": "model.layers.{i}.mlp.up_proj.weight",
-    "layers.{i}.mlp.down_proj.kernel": "model.layers.{i}.mlp.down_proj.weight",
+    **_in_layers(
+        {
+            "input_layernorm.scale": "input_layernorm.weight",
+            "self_attn.q_proj.kernel": "self_attn.q_proj.weight",
+            "self_attn.k_proj.kernel": "self_attn.k_proj.weight",
+            "self_attn.v_proj.kernel": "self_attn.v_proj.weight",
+            "self_attn.o_proj.kernel": "self_attn.o_proj.weight",
+            "self_attn.q_proj.bias": "self_attn.q_proj.bias",
+            "self_attn.k_proj.bias": "self_attn.k_proj.bias",
+            "self_attn.v_proj.bias": "self_attn.v_proj.bias",
+            "self_attn.o_proj.bias": "self_attn.o_proj.bias",
+            "self_attn.q_norm.scale": "self_attn.q_norm.weight",
+            "self_attn.k_norm.scale": "self_attn.k_norm.weight",
+            "post_attention_layernorm.scale": "post_attention_layernorm.weight",
+            "pre_feedforward_layernorm.scale": "pre_feedforward_layernorm.weight",
+            "post_feedforward_layernorm.scale": "post_feedforward_layernorm.weight",
+            "mlp.gate_proj.kernel": "mlp.gate_proj.weight",
+            "mlp.up_proj.kernel": "mlp.up_proj.weight",
+            "mlp.down_proj.kernel": "mlp.down_proj.weight",
+            "mlp.gate_proj.bias": "mlp.gate_proj.bias",
+            "mlp.up_proj.bias": "mlp.up_proj.bias",
+            "mlp.down_proj.bias": "mlp.down_proj.bias",
+        }
+    ),
     "norm.scale": "model.norm.weight",
     "lm_head.kernel": "lm_head.weight",
 }
-_QWEN3_MOE = _TARGET | {
-    "layers.{i}.mlp.router.kernel": "model.layers.{i}.mlp.gate.weight",
-    "layers.{i}.mlp.experts.gate_proj": "model.layers.{i}.mlp.experts.{e}.gate_proj.weight",
-    "layers.{i}.mlp.experts.up_proj": "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
-    "layers.{i}.mlp.experts.down_proj": "model.layers.{i}.mlp.experts.{e}.down_proj.weight",
+_PHI3 = _TARGET | _in_layers(
+    {
+        "self_attn.q_proj.kernel": "self_attn.qkv_proj.weight",
+        "self_attn.k_proj.kernel": "self_attn.qkv_proj.weight",
+        "self_attn.v_proj.kernel": "self_attn.qkv_proj.weight",
+        "mlp.gate_proj.kernel": "mlp.gate_up_proj.weight",
+        "mlp.up_proj.kernel": "mlp.gate_up_proj.weight",
+    }
+)
+_ROUTER = _in_layers(
+    {
+        "mlp.router.kernel": "mlp.gate.weight",
+        "mlp.shared_expert_gate.kernel": "mlp.shared_expert_gate.weight",
+        "mlp.shared_expert.gate_proj.kernel": "mlp.shared_expert.gate_proj.weight",
+        "mlp.shared_expert.up_proj.kernel": "mlp.shared_expert.up_proj.weight",
+        "mlp.shared_expert.down_proj.kernel": "mlp.shared_expert.down_proj.weight",
+    }
+)
+_QWEN_MOE = {
+    **_TARGET,
+    **_ROUTER,
+    **_in_layers(
+        {
+            "mlp.experts.gate_proj": "mlp.experts.{e}.gate_proj.weight",
+            "mlp.experts.up_proj": "mlp.experts.{e}.up_proj.weight",
+            "mlp.experts.down_proj": "mlp.experts.{e}.down_proj.weight",
+        }
+    ),
 }
-_MIXTRAL = _TARGET | {
-    "layers.{i}.mlp.router.kernel": "model.layers.{i}.block_sparse_moe.gate.weight",
-    "layers.{i}.mlp.experts.gate_proj": "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
-    "layers.{i}.mlp.experts.up_proj": "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
-    "layers.{i}.mlp.experts.down_proj": "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
+_MIXTRAL = _TARGET | _in_layers(
+    {
+        "mlp.router.kernel": "block_sparse_moe.gate.weight",
+        "mlp.experts.gate_proj": "block_sparse_moe.experts.{e}.w1.weight",
+        "mlp.experts.up_proj": "block_sparse_moe.experts.{e}.w3.weight",
+        "mlp.experts.down_proj": "block_sparse_moe.experts.{e}.w2.weight",
+    }
+)
+_FUSED_EXPERTS = {
+    **_TARGET,
+    **_ROUTER,
+    **_in_layers(
+        {
+            "mlp.experts.gate_proj": "mlp.experts.gate_up_proj",
+            "mlp.experts.up_proj": "mlp.experts.gate_up_proj",
+            "mlp.experts.down_proj": "mlp.experts.down_proj",
+        }
+    ),
 }
-_FUSED = _TARGET | {
-    "layers.{i}.mlp.router.kernel": "model.layers.{i}.mlp.gate.weight",
-    "layers.{i}.mlp.experts.gate_proj": "model.layers.{i}.mlp.experts.gate_up_proj",
-    "layers.{i}.mlp.experts.up_proj": "model.layers.{i}.mlp.experts.gate_up_proj",
-    "layers.{i}.mlp.experts.down_proj": "model.layers.{i}.mlp.experts.down_proj",
+# Vision-language models: the text part's names, by the start that older and newer files give them.
+_TEXT_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
 }
+_OTHER_PARTS = (
+    "model.multi_modal_projector.",
+    "model.vision_tower.",
+    "model.visual.",
+    "multi_modal_projector.",
+    "vision_tower.",
+    "visual.",
+)
 _DRAFTER = {
     "fc.kernel": "fc.weight",
     "mask_rep": "midlayer.mask_rep",
@@ -117,6 +181,10 @@ class Entry(NamedTuple):
             return first
         return (*first[:-2], sum(piece.shape[-2] for piece in self.pieces), first[-1])
 
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the stored tensor, given the pieces with its axes."""
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
+
     def split(self, tensor: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
         """Yields each piece with its part of the stored tensor."""
         start = 0
@@ -138,23 +206,42 @@ def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
     """
     table = _DRAFTER
     if isinstance(config, TargetConfig):
-        fused = any(name.endswith(".mlp.experts.gate_up_proj") for name in stored)
-        moe = (
-            _FUSED
-            if fused
-            else {"mixtral": _MIXTRAL, "qwen3_moe": _QWEN3_MOE}.get(config.model_type)
-        )
-        table = moe or _TARGET
+        table = _PHI3 if config.architecture.fused else _TARGET
+        if config.moe is not None:
+            table = _MIXTRAL if config.model_type == "mixtral" else _QWEN_MOE
+            if any(name.endswith(".mlp.experts.gate_up_proj") for name in stored):
+                table = _FUSED_EXPERTS
+    order = list(table).index
     pieces: dict[str, list[Piece]] = {}
     for path, leaf in leaves(abstract_params(config)):
         layer = next((key for key in path if isinstance(key, int)), None)
-        name = table[".".join("{i}" if isinstance(key, int) else key for key in path)]
+        name = table[_key(path)]
         transposed = path[-1] == "kernel" or "experts" in path
         shape = (*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2]) if transposed else leaf.shape
         for e in range(shape[0]) if "{e}" in name else (None,):
             piece = Piece(path, shape if e is None else shape[1:], e, transposed)
             pieces.setdefault(name.format(i=layer, e=e), []).append(piece)
+    for parts in pieces.values():
+        parts.sort(key=lambda piece: order(_key(piece.path)))
     return {name: Entry(tuple(parts)) for name, parts in pieces.items()}
+
+
+def text_tensor(name: str) -> str | None:
+    """Returns the name that a vision-language model's tensor has in a model of text alone.
+
+    None for tensors of the other parts. Names of models of text alone stay the same.
+    """
+    if name.startswith(_OTHER_PARTS):
+        return None
+    for prefix, replacement in _TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    return name
+
+
+def _key(path: ParamPath) -> str:
+    """A parameter's path as in the tables."""
+    return ".".join("{i}" if isinstance(key, int) else key for key in path)
 
 
 def leaves(params: Any) -> Iterator[tuple[ParamPath, Any]]:

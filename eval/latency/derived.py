@@ -118,8 +118,25 @@ def read_tau_by_nodes(path: Path, nodes: Sequence[int]) -> dict[int, float]:
         raise UserError(f"{path}: a tree of N nodes has a tau of 1..N + 1")
     if not taus.keys() & set(nodes):
         sizes = ", ".join(map(str, taus)) or "no"
-        raise UserError(f"{path} has taus for {sizes} nodes, none of which are in --nodes")
+        raise UserError(f"{path} has taus for {sizes} nodes, none of which are in --tree-nodes")
     return taus
+
+
+def contradiction(case: Case) -> str | None:
+    """Describes a stage that took longer than the step it is a part of, if there is one.
+
+    Its lower quartile is above the step's upper one: the device did other work meanwhile.
+    """
+    for nodes in case.nodes:
+        step = case.find("step", nodes).times
+        for name in PARTS:
+            part = case.find(name, nodes).times
+            if part.quartiles[0] > step.quartiles[1]:
+                return (
+                    f"{name} with {nodes} nodes took {1e3 * part.seconds:.3g} ms and the step that "
+                    f"contains it {1e3 * step.seconds:.3g} ms; measure again on an idle machine"
+                )
+    return None
 
 
 def outliers(case: Case, derived: Derived, hardware: Hardware) -> list[str]:

@@ -1,7 +1,7 @@
-"""Times every stage of a decode step, and compares it with the device's limit.
+"""Time every stage of a decode step, and compare it with the device's limit.
 
     python -m eval.latency
-    python -m eval.latency --shapes qwen3-8b --context 1024 --nodes 16 60
+    python -m eval.latency --shape qwen3-8b --context 1024 --tree-nodes 16 60
 
 Uses random weights in real shapes, so nothing is downloaded. Without arguments it measures the
 demo's shape on a CPU, and those of Qwen3 on a GPU.
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.progress import progress_bar
 from dart_jax.programs.provenance import environment, revision
@@ -30,7 +30,7 @@ from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.latency import hardware
 from eval.latency.case import Case, Model, Row, needed_memory, run_case
 from eval.latency.clock import Timing
-from eval.latency.derived import derive, outliers, read_tau_by_nodes
+from eval.latency.derived import contradiction, derive, outliers, read_tau_by_nodes
 from eval.latency.hardware import Hardware
 from eval.latency.report import CLOCK, Result, draw, hardware_line, stage_grid, tree_grid
 from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
@@ -40,13 +40,13 @@ from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
 class LatencyConfig:
     """What to measure."""
 
-    shapes: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
     """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny. By default
     demo on a CPU, otherwise all of Qwen3."""
     context: tuple[int, ...] = ()
     """Cached tokens, such as 128 to 32768; by default 128 and 1024 on a CPU, otherwise 2048 and
     8192."""
-    nodes: tuple[int, ...] = ()
+    tree_nodes: tuple[int, ...] = ()
     """Nodes of the trees, without the root; by default 8, 16 and 60 on a CPU, otherwise 16 and
     60."""
     batch_size: int = 1
@@ -63,7 +63,7 @@ class LatencyConfig:
     """JSON file with the tau of trees of N nodes, such as {"8": 3.1, "60": 3.9}; used to find the
     best N."""
     minutes: float | None = None
-    """Start no new measurement after this many minutes; by default 8 without --shapes, otherwise no
+    """Start no new measurement after this many minutes; by default 8 without --shape, otherwise no
     limit."""
     json: Path | None = None
     """Write all measurements to this file."""
@@ -73,14 +73,14 @@ class LatencyConfig:
     """Draw the figure into this file."""
 
     def __post_init__(self) -> None:
-        for name in self.shapes:
+        for name in self.shape:
             target_of(name)
-        for name in ("context", "nodes", "batch_size", "repeats"):
+        for name in ("context", "tree_nodes", "batch_size", "repeats"):
             value = getattr(self, name)
             if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if len(set(self.nodes)) < len(self.nodes):
-            raise UserError("--nodes must be different numbers")
+        if len(set(self.tree_nodes)) < len(self.tree_nodes):
+            raise UserError("--tree-nodes must be different numbers")
         if not 0 < self.seconds < float("inf"):
             raise UserError("--seconds must be a positive number")
         if not self.tau or min(self.tau) < 1:
@@ -91,12 +91,12 @@ class LatencyConfig:
     def filled(self) -> LatencyConfig:
         """Returns the options with the device's defaults, lower-case shapes and sorted nodes."""
         cpu = jax.default_backend() == "cpu"
-        minutes = self.minutes or (None if self.shapes else 8.0)
+        minutes = self.minutes or (None if self.shape else 8.0)
         return dataclasses.replace(
             self,
-            shapes=tuple(name.lower() for name in self.shapes) or (("demo",) if cpu else QWEN3),
+            shape=tuple(name.lower() for name in self.shape) or (("demo",) if cpu else QWEN3),
             context=self.context or ((128, 1024) if cpu else (2048, 8192)),
-            nodes=tuple(sorted(self.nodes)) or ((8, 16, 60) if cpu else (16, 60)),
+            tree_nodes=tuple(sorted(self.tree_nodes)) or ((8, 16, 60) if cpu else (16, 60)),
             dtype=str(weights_dtype(self.dtype)),
             minutes=minutes,
         )
@@ -125,9 +125,9 @@ class Latency:
     def run(self) -> None:
         """Measures every shape at the first context, then at the next."""
         config = self.config
-        cases = [(name, context) for context in config.context for name in config.shapes]
+        cases = [(name, context) for context in config.context for name in config.shape]
         with progress_bar(self.console) as progress:
-            stages = 2 + 5 * len(config.nodes)
+            stages = 2 + 5 * len(config.tree_nodes)
             task = progress.add_task("", total=stages * len(cases))
             for at, (name, context) in enumerate(cases):
                 progress.update(task, completed=at * stages)
@@ -145,12 +145,14 @@ class Latency:
                     model,
                     config.batch_size,
                     context,
-                    config.nodes,
+                    config.tree_nodes,
                     timing,
                     notify,
                     self.out_of_time,
                 )
-                self._report(case)
+                reason = contradiction(case)
+                if reason is None:
+                    self._report(case)
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
@@ -167,7 +169,7 @@ class Latency:
         longest = target_of(name).max_length
         if context + drafter_of(target_of(name)).num_positions + 1 > longest:
             return f"it leaves no room for a step within {longest} positions"
-        nodes, batch = max(self.config.nodes), self.config.batch_size
+        nodes, batch = max(self.config.tree_nodes), self.config.batch_size
         needed = needed_memory(name, self.dtype, batch, context, nodes)
         if needed > self.hardware.memory:
             free = self.hardware.memory / 1e9
@@ -175,7 +177,7 @@ class Latency:
         return None
 
     def _report(self, case: Case) -> None:
-        for nodes in self.config.nodes:
+        for nodes in self.config.tree_nodes:
             if nodes not in case.nodes:
                 self.left_out.append(
                     f"{case.shape}, context {case.context}, {nodes} nodes: left out, since the "
@@ -206,7 +208,9 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     """
     config = config.filled()
     check_outputs(config.json, config.markdown, drawing=config.plot)
-    taus = read_tau_by_nodes(config.tau_by_nodes, config.nodes) if config.tau_by_nodes else None
+    taus = (
+        read_tau_by_nodes(config.tau_by_nodes, config.tree_nodes) if config.tau_by_nodes else None
+    )
     machine = ", ".join(f"{k} {v}" for k, v in environment().items())
     console.print(machine)
     with console.status("measuring the device's limits"):
@@ -286,7 +290,7 @@ def _as_markdown(latency: Latency, machine: str) -> str:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
-    with one_line_errors():
-        config = tyro.cli(LatencyConfig, args=args, description=__doc__)
+    with program():
+        config = parse(LatencyConfig, args, __doc__)
         enable_compilation_cache()
         run(config, Console())

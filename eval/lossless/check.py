@@ -60,7 +60,7 @@ class Lossless:
 
     def trees(self) -> list[tuple[str, int, Loop]]:
         """Returns method, nodes and loop of every comparison."""
-        combinations = product(self.methods, self.sizes, self.config.loops)
+        combinations = product(self.methods, self.sizes, self.config.loop)
         trees: list[tuple[str, int, Loop]] = [
             (name, min(nodes, max(METHODS[name].sizes)), loop) for name, nodes, loop in combinations
         ]
@@ -70,7 +70,7 @@ class Lossless:
         """Yields the outcome of every setting, in turn."""
         config = self.config
         trees = self.trees()
-        groups = list(product(config.samplings, config.batch_sizes))
+        groups = list(product(config.samplings, config.batch_size))
         with self.progress as progress:
             task = progress.add_task("", total=len(groups) * (len(trees) + 1))
             for sampling, size in groups:

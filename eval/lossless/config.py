@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from dart_jax.data.stdlib import HELD_OUT
 from dart_jax.decoding.decoder import Loop
@@ -35,7 +32,7 @@ class LosslessConfig(MethodChoice):
     """Prompts per group, of four groups."""
     max_new_tokens: int = 32
     """Tokens to generate for each prompt."""
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    temperature: tuple[float, ...] = (0.0, 0.7, 1.0)
     """Sampling temperatures; 0 is greedy, others are checked without and with the filters below."""
     top_k: int = 50
     """Sample from the k most likely tokens; 0 for all."""
@@ -45,13 +42,13 @@ class LosslessConfig(MethodChoice):
     """Drop tokens less likely than this fraction of the most likely one."""
     repetition_penalty: float = 1.0
     """Above 1, tokens already in the sequence become less likely; at every temperature."""
-    batch_sizes: tuple[int, ...] = (1, 8)
+    batch_size: tuple[int, ...] = (1, 8)
     """Prompts decoded together."""
     tree_nodes: tuple[int, ...] = (8, 60)
     """Nodes of the draft trees, at most the largest size that eval.speedup tries for the method."""
-    grid: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    grid: bool = False
     """All tree sizes that eval.speedup chooses from, instead of --tree-nodes."""
-    loops: tuple[Loop, ...] = ("fused", "host")
+    loop: tuple[Loop, ...] = ("fused", "host")
     """fused: the whole generation is one jitted program; host: step and search alternate."""
     samples: int = 1024
     """Sequences sampled for each distribution test, with the first method; 0 skips the tests."""
@@ -62,19 +59,20 @@ class LosslessConfig(MethodChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("temperatures", "batch_sizes", "tree_nodes", "loops"):
+        for name in ("temperature", "batch_size", "tree_nodes", "loop"):
             if not getattr(self, name):
                 raise UserError(f"--{name.replace('_', '-')} needs at least one value")
         for name in ("prompts", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("batch_sizes", "tree_nodes"):
+        for name in ("batch_size", "tree_nodes"):
             if min(getattr(self, name)) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if max(self.batch_sizes) > self.prompts * len(HELD_OUT):
+        if max(self.batch_size) > self.prompts * len(HELD_OUT):
             raise UserError(
-                f"a batch of {max(self.batch_sizes)} needs more than the {self.prompts} prompts of "
-                f"each of {len(HELD_OUT)} groups; raise --prompts"
+                f"--batch-size {max(self.batch_size)} needs as many prompts, and --prompts "
+                f"{self.prompts} gives {self.prompts * len(HELD_OUT)}, {self.prompts} of each of "
+                f"{len(HELD_OUT)} groups; raise --prompts or lower --batch-size"
             )
         if 0 < self.samples < SAMPLES_AT_ONCE * STARTS:
             raise UserError(f"--samples must be 0 or at least {SAMPLES_AT_ONCE * STARTS}")
@@ -87,7 +85,7 @@ class LosslessConfig(MethodChoice):
         """The sampling parameters: every temperature without and with filters."""
         penalty = self.repetition_penalty
         samplings = []
-        for temperature in self.temperatures:
+        for temperature in self.temperature:
             samplings.append(Sampling(temperature, repetition_penalty=penalty))
             if temperature:
                 samplings.append(Sampling(temperature, self.top_k, self.top_p, self.min_p, penalty))

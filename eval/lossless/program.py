@@ -1,4 +1,4 @@
-"""Checks that drafting leaves the target's output unchanged, token for token and in distribution.
+"""Check that drafting leaves the target's output unchanged, token for token and in distribution.
 
     python -m eval.lossless
     python -m eval.lossless --method all
@@ -17,10 +17,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import tyro
 from rich.console import Console
 
-from dart_jax.errors import one_line_errors
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from eval.lossless import report
@@ -38,7 +37,7 @@ def run(config: LosslessConfig, console: Console) -> bool:
     for reason in lossless.left_out:
         console.print(f"left out: {reason}")
     outcomes = list(lossless.compare())
-    loops = " and ".join(config.loops)
+    loops = " and ".join(config.loop)
     for name in lossless.methods:
         sizes = ", ".join(
             dict.fromkeys(str(n) for method, n, _ in lossless.trees() if method == name)
@@ -79,7 +78,6 @@ def _derived(outcome: Outcome) -> dict[str, Any]:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 1: not lossless; 2: bad input, reported in one line."""
-    with one_line_errors():
-        config = tyro.cli(LosslessConfig, args=args, description=__doc__)
-        if not run(config, Console()):
+    with program():
+        if not run(parse(LosslessConfig, args, __doc__), Console()):
             sys.exit(1)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
@@ -74,7 +72,7 @@ class SpeedupConfig(MethodChoice):
     """Measured passes over all prompts, after one that compiles."""
     seed: int = 0
     """Seed of sampling; the same for all methods."""
-    sweep: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    sweep: bool = False
     """Also measure DART with every tree size, with and without n-gram model, and in both loops."""
     json: Path | None = None
     """Write all measurements to this file."""

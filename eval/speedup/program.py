@@ -1,4 +1,4 @@
-"""Compares plain decoding with drafting methods: tokens per second, speed-up, tau, time by stage.
+"""Compare plain decoding with drafting methods: tokens per second, speed-up, tau, time by stage.
 
     python -m eval.speedup
     python -m eval.speedup --method all --bench mt_bench,humaneval --data-dir benchmarks
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-import tyro
 from rich.console import Console
 
 from dart_jax.decoding.decoder import Loop
-from dart_jax.errors import UserError, one_line_errors
+from dart_jax.errors import UserError
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
 from eval.methods.measure import Summary
@@ -111,5 +111,5 @@ def as_json(
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
-    with one_line_errors():
-        run(tyro.cli(SpeedupConfig, args=args, description=__doc__), Console())
+    with program():
+        run(parse(SpeedupConfig, args, __doc__), Console())

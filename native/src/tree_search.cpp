@@ -4,21 +4,18 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <exception>
 #include <limits>
-#include <mutex>
 #include <stdexcept>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "row_search.h"
+#include "thread_pool.h"
 
 namespace dart {
 namespace {
 
-// Rows that are worth starting a thread for.
+// Rows that are worth waking a thread for.
 constexpr std::size_t kRowsPerThread = 4;
 
 void require(bool condition, const char* message) {
@@ -93,30 +90,9 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
     }
   };
 
-  std::vector<std::thread> threads;
-  std::exception_ptr failure;
-  std::mutex failing;
-  const std::size_t thread_count =
-      std::min(std::size_t(config_.threads), (batch.rows + kRowsPerThread - 1) / kRowsPerThread);
-  threads.reserve(thread_count);
-  const auto guarded = [&] {
-    try {
-      work();
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(failing);
-      failure = std::current_exception();
-    }
-  };
-  for (std::size_t i = 1; i < thread_count; ++i) {
-    try {
-      threads.emplace_back(guarded);
-    } catch (const std::system_error&) {
-      break;  // no more threads available: fewer give the same result
-    }
-  }
-  guarded();
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
+  run_parallel(std::min(std::size_t(config_.threads),
+                        (batch.rows + kRowsPerThread - 1) / kRowsPerThread),
+               work);
   const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - start;
   nanoseconds_ += spent.count();
 }

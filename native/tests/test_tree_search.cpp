@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <random>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -115,6 +116,47 @@ void test_finished_row() {
   CHECK((search({nullptr, config(1)}, drafts) == Tokens(6, 0)));
 }
 
+void test_threads_change_nothing() {
+  constexpr std::size_t kRows = 33, kLevels = 4, kCandidates = 6, kNodes = 12;
+  std::mt19937 random(0);
+  Tokens context(2 * kRows), tokens(kRows * kLevels * kCandidates);
+  std::vector<float> logits(tokens.size());
+  for (std::int32_t& token : context) token = std::int32_t(random() % 20);
+  for (std::int32_t& token : tokens) token = std::int32_t(random() % 20);
+  for (float& logit : logits) logit = float(random() % 100) / 10;
+  context[2 * 7 + 1] = -1;  // a finished row
+  dart::DraftBatch batch;
+  batch.context = 2;
+  batch.levels = kLevels;
+  batch.candidates = kCandidates;
+  batch.context_tokens = context.data();
+  batch.tokens = tokens.data();
+  batch.logits = logits.data();
+  batch.context_stride = 2;
+  batch.tokens_stride = batch.logits_stride = kLevels * kCandidates;
+  for (std::size_t rows : {std::size_t(0), std::size_t(1), std::size_t(5), kRows}) {
+    batch.rows = rows;
+    Tokens expected(rows * 3 * (kNodes + 1), -7);
+    dart::TreeSearch(nullptr, config(kNodes)).search(batch, expected.data());
+    dart::TreeSearchConfig many = config(kNodes);
+    many.threads = 5;
+    const dart::TreeSearch search(nullptr, many);
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < 4; ++caller) {
+      callers.emplace_back([&] {
+        for (int run = 0; run < 20; ++run) {
+          Tokens out(expected.size(), -7);
+          search.search(batch, out.data());
+          wrong += out != expected;
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    CHECK(wrong == 0);
+  }
+}
+
 void test_rejects() {
   CHECK_THROWS(dart::TreeSearch(nullptr, config(-1)), std::invalid_argument);
   CHECK_THROWS(dart::TreeSearch(nullptr, config(1, 0)), std::invalid_argument);
@@ -176,6 +218,7 @@ int main() {
   test_ties_go_to_parents();
   test_unusable_candidates();
   test_finished_row();
+  test_threads_change_nothing();
   test_rejects();
   test_handles();
   test_handle_outlasts_its_calls();

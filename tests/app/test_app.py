@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import gc
 import itertools
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import make as make_tiny
 
-from dart_jax.app import chat, markup, step_view
+from dart_jax.app import chat, markup, settings, step_view
 from dart_jax.app.__main__ import AppConfig, start
 from dart_jax.app.answer import Answer, Verified, race
 from dart_jax.app.methods import DART, DART_NO_NGRAM, PLAIN, Methods
@@ -27,7 +28,8 @@ from dart_jax.app.service import COMPILING, Replaced, Service
 from dart_jax.app.settings import Settings
 from dart_jax.app.tree_picture import Node, draw, label
 from dart_jax.app.turns import Turns
-from dart_jax.decoding.loop import Options, Prompts, stream
+from dart_jax.decoding.loop import stream
+from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
@@ -96,7 +98,7 @@ def test_pieces_are_coloured_by_origin():
 
 
 def finished_answer(title, text, seconds, finish="length"):
-    answer = Answer(title, None)
+    answer = Answer(title, 12, None)
     answer.pieces, answer.seconds, answer.finish, answer.ended = (
         [Piece(text, False)],
         seconds,
@@ -113,7 +115,38 @@ def test_statistics():
     verified = type("Verified", (), {"tree": np.zeros((3, 9), np.int32)})()
     answer.verified = [verified, verified]
     assert "tau 4.00" in markup.statistics(answer)
-    assert markup.statistics(Answer("DART", None)) == ""
+    assert markup.statistics(answer, with_limit=True).startswith("9 of 12 tokens · ")
+    assert markup.statistics(Answer("DART", 12, None)) == ""
+
+
+def bars(*answers):
+    board = ET.fromstring(f"<div>{markup.board(answers)}</div>")
+    return [
+        (
+            row.get("class").split()[1:],
+            [int(row.find("progress").get(name)) for name in ("value", "max")],
+            [part.text for part in row.iter("span")],
+        )
+        for row in board
+    ]
+
+
+def test_bars_of_a_race():
+    """The bars show the tokens of each method, and at the end who won."""
+    running = Answer("plain", 12, None)
+    fast, slow = finished_answer("DART", "x" * 12, 0.5), finished_answer("plain", "x" * 12, 1.0)
+    assert bars(running) == [([], [0, 12], ["plain", "0.00 s", None])]
+    running.tokens, running.seconds = 3, 0.5
+    assert bars(running, fast) == [
+        ([], [3, 12], ["plain", "0.50 s", "3 of 12 tokens · 6 tokens/s"]),
+        ([], [12, 12], ["DART", "0.50 s", "12 of 12 tokens · 24 tokens/s"]),
+    ]
+    assert [state for state, *_ in bars(slow, fast)] == [["lost"], ["won"]]
+    early = finished_answer("DART", "x" * 5, 0.5, "stop")
+    assert bars(early)[0][1:] == (
+        [12, 12],
+        ["DART", "0.50 s", "5 of 12 tokens · 10 tokens/s · finished"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,7 +227,7 @@ def watched(model):
     for key in (DART, DART_NO_NGRAM, PLAIN):
         config = Settings(key, max_new_tokens=MOST).generation(methods)
         generation = methods[key].model.stream("def heappush(", config)
-        made[key] = Answer(methods[key].title, generation)
+        made[key] = Answer(methods[key].title, MOST, generation)
         for _ in made[key].steps():
             pass
     return methods, made
@@ -247,7 +280,7 @@ def test_pictures_of_steps(watched):
             assert sum(node.kind == "accepted" for node in nodes) == step.drafted
             assert len(nodes) == 1 + (step.tree[2] > 0).sum() + (len(step.tokens) > step.drafted)
             assert f"Step {number} of" in step_view.picture(answer, methods[key].model, number)
-    assert step_view.picture(Answer("x", None), methods[DART].model, 1) == step_view.NOTHING
+    assert step_view.picture(Answer("x", 1, None), methods[DART].model, 1) == step_view.NOTHING
 
 
 def test_a_step_drawn_without_a_page(model):
@@ -568,29 +601,52 @@ def test_settings_from_a_browser(service):
     default = service.default
     values = [getattr(default, field.name) for field in dataclasses.fields(Settings)]
     assert service.settings(values) == default
+    seeds = "Seed must be a whole number from 0 to 4,294,967,295, got "
     for name, wrong, message in [
-        ("method", "x", "no method 'x'"),
-        ("temperature", -1, "temperature must be between 0 and 10, got -1"),
-        ("temperature", "hot", "temperature must be a number, got 'hot'"),
-        ("top_p", 0, "top-p must be between"),
-        ("top_k", float("nan"), "top-k must be a number"),
-        ("nodes", 1000, "tree nodes must be between 4 and 64"),
-        ("max_new_tokens", MOST + 1, f"new tokens must be between 1 and {MOST}"),
-        ("seed", -1, "seed must be between"),
+        ("method", "x", "Method must be one of DART, DART without n-gram, plain decoding, got 'x'"),
+        ("method", ["dart"], "Method must be one of"),
+        ("temperature", -1, "Temperature must be a number from 0 to 2, got -1"),
+        ("temperature", "hot", "Temperature must be a number from 0 to 2, got 'hot'"),
+        ("top_p", 0, "Top-p must be a number from 0.05 to 1, got 0"),
+        ("top_k", float("nan"), "Top-k must be a whole number from 0 to 200, got nan"),
+        ("top_k", 10**6, "Top-k must be a whole number from 0 to 200, got 1000000"),
+        ("top_k", True, "Top-k must be a whole number from 0 to 200, got 'True'"),
+        ("tree_nodes", 1000, "Tree nodes must be a whole number from 4 to 64, got 1000"),
+        ("max_new_tokens", MOST + 1, f"Maximum new tokens must be a whole number from 8 to {MOST}"),
+        ("seed", -1, f"{seeds}-1"),
+        ("seed", 1.5, f"{seeds}1.5"),
+        ("seed", 2**32, f"{seeds}4294967296"),
+        ("seed", None, f"{seeds}nothing"),
+        ("seed", float("inf"), f"{seeds}inf"),
     ]:
         sent = dataclasses.asdict(default) | {name: wrong}
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=re.escape(message)):
             service.settings(sent.values())
+    for name, field in settings.fields(MOST).items():
+        for value in (field.least, field.most):
+            sent = dataclasses.asdict(default) | {name: value}
+            assert getattr(service.settings(sent.values()), name) == value
+
+
+@pytest.mark.long
+def test_every_seed_that_the_page_accepts_decodes(service):
+    texts = [
+        asyncio.run(answered(service, "v", "def f(", temperature=1.0, seed=seed)).text
+        for seed in (0, 2**31, 2**32 - 1)
+    ]
+    assert len(set(texts)) == len(texts)
 
 
 def test_long_inputs(service):
     for text, message in [
         (
             "x " * 200,
-            r"a text of \d+ tokens is too long: at most 104 tokens fit here; shorten",
+            r"Text to continue has \d+ tokens, which is too long: 104 tokens fit beside the "
+            "answer; shorten it, lower Maximum new tokens",
         ),
-        ("x" * 10**6, "a text of 1,000,000 characters is too long"),
-        (" \n", "there is no text yet"),
+        ("x" * 10**6, "Text to continue has 1,000,000 characters, which is too long: 104"),
+        (" \n", "Text to continue is empty; write some text or choose an example"),
+        ("a\ud800", "Text to continue cannot be read: .* surrogate"),
     ]:
         with pytest.raises(UserError, match=message):
             service.prepare(text, settings_of(service))
@@ -610,8 +666,13 @@ def test_a_chat(model, tmp_path_factory):
         said = chat.full_prompt(before, "d", service.chat)
         tokens = service.prepare(said, service.default).generation.completion.prompt_tokens
         assert tokens == len(chatty.tokenizer.encode("<user>a<assistant>bc<user>d"))
-        with pytest.raises(UserError, match="shorten it, or clear the chat"):
-            service.prepare(chat.full_prompt(before * 9, "d", service.chat), service.default)
+        for words, message in [
+            (chat.full_prompt(before * 9, "d", True), "Your message, with the chat before it, has"),
+            (chat.full_prompt(before * 9, "d", True), "lower Maximum new tokens or clear the chat"),
+            (chat.full_prompt(before, " ", True), "Your message is empty"),
+        ]:
+            with pytest.raises(UserError, match=message):
+                service.prepare(words, service.default)
     finally:
         service.close()
 

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
 
-from dart_jax.decoding.loop import (
-    Options,
-    Prompts,
-    _run,
-    generate_fused,
-    generate_streaming,
-    stream,
-)
+from dart_jax.decoding.loop import _run, generate_fused, generate_streaming, stream
+from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
@@ -256,7 +250,7 @@ def test_budgets_are_kept_to(models, prompts, plain, truth, greedy, loop):
     [
         ([], 5, "no prompts"),
         ([[1], []], 5, "a prompt is empty"),
-        ([[1]], 0, "max-new-tokens must be at least 1, got 0"),
+        ([[1]], 0, "max-new-tokens must be in 1..2147483647, got 0"),
         ([[1] * 10], 5, "10 tokens leaves no room in 10 positions"),
         ([[1, 12]], 5, r"prompt tokens must be in 0\.\.11"),
         ([[1, -1]], 5, r"prompt tokens must be in 0\.\.11"),

@@ -15,7 +15,8 @@ from conftest import SEED, sequences
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.drafting.prompt_lookup import PromptLookup
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.loop import Options, generate_fused, generate_streaming, start
+from dart_jax.decoding.loop import generate_fused, generate_streaming, start
+from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig

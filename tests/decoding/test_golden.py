@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.decoding.loop import Options, Prompts, generate_fused, generate_streaming, start
+from dart_jax.decoding.loop import generate_fused, generate_streaming, start
+from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step

@@ -116,6 +116,48 @@ def test_temperature_0_takes_the_first_of_the_most_likely():
     assert draw(Sampling(), logits, jnp.uint32(0), zero, zero).tolist() == [[1, 0]]
 
 
+@pytest.mark.parametrize("temperature", [1e-7, 1e-30, 1e-38, 1e-45, 5e-324])
+def test_a_very_small_temperature_draws_the_most_likely(temperature):
+    logits = np.random.default_rng(0).normal(0, 5, (2, 20, VOCAB)).astype(np.float32)
+    position = jnp.arange(40, dtype=jnp.int32).reshape(2, 20)
+    for values in (logits, 1e30 * logits):
+        drawn = draw(
+            Sampling(temperature), jnp.asarray(values), jnp.uint32(0), position, levels_of(position)
+        )
+        np.testing.assert_array_equal(drawn, np.argmax(values, axis=-1))
+
+
+def test_a_top_k_beyond_int32_is_refused():
+    assert Sampling(top_k=2**31 - 1).top_k == 2**31 - 1
+    with pytest.raises(UserError, match=r"top-k must be 0 \(off\) or in 1\.\.2147483647"):
+        Sampling(top_k=2**31)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_draws_no_token(temperature):
+    logits = jnp.asarray([[[0, 1, jnp.nan, 0], [0, 1, 0, 0], [0, jnp.inf, 0, 0]]], jnp.float32)
+    zero = jnp.zeros((1, 3), jnp.int32)
+    drawn = np.asarray(draw(Sampling(temperature), logits, jnp.uint32(0), zero, zero))[0]
+    assert drawn[0] == -1
+    assert drawn[1] >= 0
+
+
+def test_noise_is_the_same_under_every_generator():
+    """And in trees of any size, which another generator's numbers would depend on."""
+    noise = {name: noise_of(name) for name in ("threefry2x32", "rbg", "unsafe_rbg")}
+    for other in noise.values():
+        np.testing.assert_array_equal(other, noise["threefry2x32"])
+
+
+def noise_of(generator):
+    with jax.default_prng_impl(generator):
+        position = jnp.asarray([[3, 4, 5], [7, 3, 1]], jnp.int32)
+        noise = sampling_module.gumbel_noise(jnp.uint32(9), position, VOCAB)
+        single = sampling_module.gumbel_noise(jnp.uint32(9), position[:1, 1:2], VOCAB)
+    np.testing.assert_array_equal(single[0, 0], noise[0, 1])
+    return noise
+
+
 @pytest.mark.long(keep=5)
 @pytest.mark.parametrize(
     "sampling", [Sampling(1.0), Sampling(0.5), Sampling(0.8, top_k=5), Sampling(1.3, 6, 0.9)]

@@ -351,9 +351,9 @@ def test_from_the_hub(tmp_path):
     """In a new process, which reads the hub's settings from its environment."""
     program = """
 import dataclasses, json, sys
-from dart_jax.errors import one_line_errors
+from dart_jax.programs.command_line import program
 from eval.benchmarks.registry import load
-with one_line_errors():
+with program():
     for name in sys.argv[1:]:
         print(json.dumps([dataclasses.asdict(one) for one in load(name, None)]))
 """

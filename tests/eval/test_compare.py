@@ -121,7 +121,16 @@ def test_the_program(report, tmp_path, capsys):
     report["settings"][0]["groups"]["all"]["dart"]["tau"] = 5.0
     after.write_text(json.dumps(report))
     compare.main([str(before), str(after)])
-    assert "better" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "better" in shown
+    assert "tau" in shown
+    assert "tok/s" not in shown  # it did not change
+    assert "1 changed beyond noise" in shown
+    compare.main([str(before), str(after), "--all"])
+    assert "tok/s" in capsys.readouterr().out
+    compare.main([str(before), str(before)])
+    shown = capsys.readouterr().out
+    assert shown.startswith("nothing changed beyond noise (")
     with pytest.raises(SystemExit) as exit:
         compare.main([str(after), str(before)])
     assert exit.value.code == 1

@@ -27,7 +27,7 @@ from eval.latency import stages as latency_stages
 from eval.latency.case import Case, Model, Row
 from eval.latency.clock import Stage, Times, Timing, calls_in, measure
 from eval.latency.cost import Cost, CostModel
-from eval.latency.derived import derive, outliers, read_tau_by_nodes
+from eval.latency.derived import contradiction, derive, outliers, read_tau_by_nodes
 from eval.latency.hardware import Hardware
 from eval.latency.program import LatencyConfig, run
 from eval.latency.shapes import QWEN3, drafter_of, parameters, random_params, target_of
@@ -348,7 +348,7 @@ def test_small_trees_have_their_own_rows():
     case = case_of({("draft", None): 4, ("step", 60): 1, ("draft", 4): 2, ("step", 4): 1})
     assert case.find("draft", 4).times.seconds == 2e-3
     assert case.find("draft", 60).times.seconds == 4e-3
-    assert LatencyConfig(nodes=(60, 4)).filled().nodes == (4, 60)
+    assert LatencyConfig(tree_nodes=(60, 4)).filled().tree_nodes == (4, 60)
 
 
 def test_numbers_are_short():
@@ -392,9 +392,9 @@ def report(directory):
     taus = directory / "taus.json"
     taus.write_text(json.dumps(TAUS))
     config = LatencyConfig(
-        shapes=("Tiny", "qwen3-8b"),
+        shape=("Tiny", "qwen3-8b"),
         context=(CONTEXT, 50_000),
-        nodes=(FEW, NODES),
+        tree_nodes=(FEW, NODES),
         batch_size=2,
         repeats=2,
         seconds=1e-3,
@@ -414,6 +414,7 @@ def report(directory):
 def reported(tmp_path_factory, monkeypatch):
     """What it printed, its JSON and its Markdown; on a machine with little memory."""
     monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW._replace(memory=10**9))
+    monkeypatch.setattr(latency, "contradiction", lambda case: None)  # other tests may run
     return report(tmp_path_factory.getbasetemp())
 
 
@@ -490,16 +491,34 @@ def test_the_memory_that_is_needed():
 def test_the_time_limit(monkeypatch):
     monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW)
     monkeypatch.setattr(latency.Latency, "out_of_time", lambda self: True)
-    config = LatencyConfig(shapes=("tiny",), minutes=5)
+    config = LatencyConfig(shape=("tiny",), minutes=5)
     with pytest.raises(UserError, match="nothing was measured: tiny, context 128: left out, since"):
         run(config, Console(file=io.StringIO()))
 
 
+def test_a_stage_longer_than_its_step_is_not_reported(monkeypatch, tmp_path):
+    times = {(row.stage, row.nodes): 1e3 * row.times.seconds for row in CASE.rows}
+    assert contradiction(CASE) is None
+    assert contradiction(case_of(times | {("verify", 8): 2.8})) is None
+    busy = case_of(times | {("verify", 60): 4.0})
+    said = "verify with 60 nodes took 4 ms and the step that contains it 3.6 ms; measure again"
+    assert contradiction(busy).startswith(said)
+    monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW)
+    monkeypatch.setattr(latency.Model, "random", lambda *_: None)
+    monkeypatch.setattr(latency, "run_case", lambda *_: busy)
+    config = LatencyConfig(shape=("tiny",), context=(128,), json=tmp_path / "a.json")
+    with pytest.raises(
+        UserError, match=f"nothing was measured: tiny, context 128: left out, {said}"
+    ):
+        run(config, Console(file=io.StringIO()))
+    assert list(tmp_path.iterdir()) == []
+
+
 BAD = {
-    "shape": (["--shapes", "gpt2"], "no shape 'gpt2'"),
+    "shape": (["--shape", "gpt2"], "no shape 'gpt2'"),
     "context": (["--context", "0"], "--context must be at least 1"),
-    "nodes": (["--nodes", "8", "0"], "--nodes must be at least 1"),
-    "the same nodes": (["--nodes", "8", "8"], "--nodes must be different numbers"),
+    "nodes": (["--tree-nodes", "8", "0"], "--tree-nodes must be at least 1"),
+    "the same nodes": (["--tree-nodes", "8", "8"], "--tree-nodes must be different numbers"),
     "batch": (["--batch-size", "0"], "--batch-size must be at least 1"),
     "repeats": (["--repeats", "0"], "--repeats must be at least 1"),
     "seconds": (["--seconds", "0"], "--seconds must be a positive number"),
@@ -530,7 +549,7 @@ def test_bad_input(case, capsys):
         ('{"8": "x"}', "must hold taus by nodes"),
         ('{"8": 0.5}', "has a tau of 1..N \\+ 1"),
         ('{"8": 9.5}', "has a tau of 1..N \\+ 1"),
-        ('{"16": 2}', "has taus for 16 nodes, none of which are in --nodes"),
+        ('{"16": 2}', "has taus for 16 nodes, none of which are in --tree-nodes"),
         ("{}", "has taus for no nodes"),
     ],
 )

@@ -30,7 +30,7 @@ from eval.lossless.rounding import Prober
 from eval.methods.tree_size import SIZES
 
 # Settings that compile few programs.
-QUICK = {"temperatures": (0.0, 0.7), "tree_nodes": (8,), "loops": ("fused",)}
+QUICK = {"temperature": (0.0, 0.7), "tree_nodes": (8,), "loop": ("fused",)}
 
 # Tokens that both target and drafter prefer: otherwise random models hardly ever agree.
 LIKELY = slice(40, 48)
@@ -69,7 +69,7 @@ def check(pair, tmp_path_factory):
 
     def check(**settings):
         path = tmp_path_factory.mktemp("report") / "report.json"
-        quick = {"prompts": 1, "max_new_tokens": 16, "batch_sizes": (4,), "samples": 0}
+        quick = {"prompts": 1, "max_new_tokens": 16, "batch_size": (4,), "samples": 0}
         config = LosslessConfig(**{**pair, **quick, "json": path, **settings})
         file = io.StringIO()
         passed = run(config, Console(file=file, width=140))
@@ -111,7 +111,7 @@ def test_the_product(check, monkeypatch):
     monkeypatch.setattr("eval.lossless.check.LEVEL_DECAYS", (0.7,))
     sizes = (SIZES[0], SIZES[-1])
     passed, text, content = check(
-        tree_nodes=sizes, batch_sizes=(1, 8), prompts=2, top_k=4, max_new_tokens=32
+        tree_nodes=sizes, batch_size=(1, 8), prompts=2, top_k=4, max_new_tokens=32
     )
     assert passed
     assert content["lossless"]
@@ -152,7 +152,7 @@ def test_every_method(check, pair):
 
 @pytest.mark.long
 def test_the_distribution(check):
-    passed, text, content = check(**QUICK | {"temperatures": (1.5,)}, top_k=10, samples=2048)
+    passed, text, content = check(**QUICK | {"temperature": (1.5,)}, top_k=10, samples=2048)
     assert passed
     assert [fit["sampling"]["top_k"] for fit in content["distribution"]] == [0, 10]
     for fit in content["distribution"]:
@@ -175,7 +175,7 @@ def test_bfloat16_differs_by_ties_only(check):
 @pytest.mark.long
 def test_penalty_and_min_p(check):
     sampling = {"repetition_penalty": 1.3, "min_p": 0.1, "top_k": 0, "top_p": 1.0}
-    passed, text, _ = check(temperatures=(0.0, 0.7), tree_nodes=(8,), loops=("host",), **sampling)
+    passed, text, _ = check(temperature=(0.0, 0.7), tree_nodes=(8,), loop=("host",), **sampling)
     assert passed
     for name in ("T 0 rep 1.3", "T 0.7 rep 1.3", "T 0.7 min 0.1 rep 1.3"):
         assert name in text
@@ -189,14 +189,14 @@ def test_a_wrong_acceptance_diverges(check, broken, pair, capfd):
         return accept(tree, mask, drawn.at[:, 0].set(first), max_depth)
 
     broken("accept", lambda *a: lenient(*a) if a[0].tokens.shape[1] > 1 else accept(*a))
-    passed, text, content = check(temperatures=(0.0,), tree_nodes=(8,), loops=("fused",))
+    passed, text, content = check(temperature=(0.0,), tree_nodes=(8,), loop=("fused",))
     assert not passed
     [setting] = content["settings"]
     assert setting["divergences"]
     assert not any(each["tie"] for each in setting["divergences"])
     assert "DIVERGES" in text
     assert text.splitlines()[-1].startswith("NOT LOSSLESS: 64 tokens in 1 settings;")
-    quick = "--temperatures 0 --tree-nodes 8 --loops fused --batch-sizes 4 --prompts 1 --samples 0"
+    quick = "--temperature 0 --tree-nodes 8 --loop fused --batch-size 4 --prompts 1 --samples 0"
     arguments = [f"--{name}={value}" for name, value in pair.items()]
     with pytest.raises(SystemExit) as exit:
         lossless.main([*arguments, *quick.split(), "--max-new-tokens=16"])
@@ -218,7 +218,7 @@ def test_a_wrong_tree_diverges(check, broken, mistake):
         broken("ancestor_mask", orphans)
     else:
         broken("append", lambda cache, rows, index, *a: append(cache, rows, index * 0, *a))
-    settings = {"temperatures": (1.0,), "tree_nodes": (32,), "loops": ("host",), "top_k": 0}
+    settings = {"temperature": (1.0,), "tree_nodes": (32,), "loop": ("host",), "top_k": 0}
     passed, text, content = check(**settings, top_p=1.0, prompts=2, max_new_tokens=60)
     assert not passed
     assert not all(each["tie"] for s in content["settings"] for each in s["divergences"])
@@ -239,7 +239,7 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
         return (logits.shape[2] - 1 - jnp.argmax(logits[:, :, ::-1], axis=2)).astype(jnp.int32)
 
     broken("draw", last)
-    settings = {"temperatures": (0.0,), "tree_nodes": (8,), "loops": ("fused",)}
+    settings = {"temperature": (0.0,), "tree_nodes": (8,), "loop": ("fused",)}
     passed, text, content = check(target=str(tmp_path), **settings)
     [setting] = content["settings"]
     assert setting["divergences"]
@@ -261,7 +261,7 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
         return draw(sampling, logits, seed, position // 2 * 2, levels)
 
     broken("draw", wrong)
-    settings = {"temperatures": (1.5,), "tree_nodes": (8,), "loops": ("fused",), "top_k": 0}
+    settings = {"temperature": (1.5,), "tree_nodes": (8,), "loop": ("fused",), "top_k": 0}
     passed, text, content = check(top_p=1.0, samples=2048, **settings)
     assert not passed
     assert not any(setting["divergences"] for setting in content["settings"])
@@ -274,8 +274,11 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
     [
         ("--prompts 0", "--prompts must be at least 1"),
         ("--tree-nodes 8 0", "--tree-nodes must be at least 1"),
-        ("--batch-sizes 9", "a batch of 9 needs more than the 2 prompts"),
-        ("--temperatures -1", "temperature must be 0 or a positive number"),
+        (
+            "--batch-size 9",
+            "--batch-size 9 needs as many prompts, and --prompts 2 gives 8, 2 of each of 4 groups",
+        ),
+        ("--temperature -1", "temperature must be 0 or a positive number"),
         ("--top-p 0", "top-p must be above 0"),
         ("--samples 5", "--samples must be 0 or at least 128"),
         ("--seed -1", "--seed must be in"),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
 
-from dart_jax.decoding.loop import Options, Prompts, start
+from dart_jax.decoding.loop import start
+from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step

@@ -101,13 +101,37 @@ def test_drafter_defaults():
         ),
         ("target", {"mlp_bias": True}, "mlp_bias=True"),
         ("target", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ("target", {"attention_bias": True}, "attention_bias=True"),
+        ("target", {"attention_bias": "yes"}, "attention_bias='yes'; it must be true or false"),
+        ("target", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("target", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ("target", {"logits_scaling": 8.0}, "logits_scaling=8.0"),
+        ("target", {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar=256"),
+        ("target", {"no_rope_layers": [1, 1, 1, 0, 1, 1, 1, 0]}, "no_rope_layers="),
         ("target", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ("target", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("target", {"use_mrope": True}, "use_mrope=True"),
         ("target", {"quantization_config": {"bits": 4}}, "quantization_config"),
-        ("target", {"layer_types": ["sliding_attention"]}, "layer_types"),
+        ("target", {"layer_types": ["sliding_attention"]}, "for each of 8 layers"),
+        ("target", {"layer_types": ["chunked_attention"] * 8}, "for each of 8 layers"),
+        ("target", {"layer_types": ["sliding_attention"] * 8}, "other than 'full_attention'"),
+        (
+            "target",
+            {"layer_types": ["linear_attention"] * 8},
+            "'qwen3' has linear-attention layers",
+        ),
+        ("target", {"model_type": "qwen3_next"}, "'qwen3_next' has linear-attention layers"),
+        ("target", {"model_type": "qwen3_5", "text_config": {}}, "has linear-attention layers"),
+        (
+            "target",
+            {"model_type": "llava", "text_config": {"model_type": "llama"}},
+            "model_type is 'llava'",
+        ),
+        (
+            "target",
+            {"model_type": "mistral3", "text_config": {"model_type": "ministral3"}},
+            "model_type is 'ministral3'",
+        ),
         ("target", {"rope_scaling": {"rope_type": "yarn"}}, "RoPE scaling 'yarn' lacks factor"),
-        ("target", {"rope_scaling": {"rope_type": "longrope"}}, "RoPE scaling 'longrope'"),
+        ("target", {"rope_scaling": {"rope_type": "longrope"}}, "'longrope' lacks short_factor"),
         ("target", {"rope_parameters": {"rope_type": "yarn"}}, "RoPE scaling 'yarn'"),
         ("target", {"num_attention_heads": 3}, "3 query heads cannot share 2 key/value heads"),
         ("target", {"head_dim": 15}, "even head_dim, got 15"),
@@ -190,17 +214,79 @@ def test_wrong_experts_are_named(changes, message):
 
 def test_longest_sequences():
     mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    mistral["layer_types"] = None
     assert read("target").max_length == 512
-    assert read("target", sliding_window=64, use_sliding_window=False).max_length == 512
-    assert read("target", **mistral, sliding_window=64).max_length == 64
-    assert read("target", **mistral, sliding_window=None).max_length == 512
-    unnamed = golden_json("target") | mistral | {"max_position_embeddings": 9999}
-    del unnamed["sliding_window"]
-    assert TargetConfig.from_json(unnamed).max_length == 4096  # the default of transformers
+    # A window limits what a token sees, not how long a sequence grows.
+    assert read("target", **mistral, sliding_window=64).max_length == 512
     yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 256}
     assert read("target", rope_scaling=yarn).max_length == 1024
 
 
+def windows(config):
+    return [config.window(layer) for layer in range(config.num_hidden_layers)]
+
+
+def test_sliding_windows():
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    assert windows(read("target", sliding_window=64, use_sliding_window=False)) == [None] * 8
+    untyped = {"layer_types": None, "sliding_window": 64}
+    last = read("target", **untyped, use_sliding_window=True, max_window_layers=5)
+    assert windows(last) == [None] * 5 + [64] * 3
+    assert last.sliding_layers == (5, 6, 7)
+    types = ["sliding_attention", "full_attention"] * 4
+    every = read("target", sliding_window=9, use_sliding_window=True, layer_types=types)
+    assert windows(every) == [9, None] * 4
+    assert windows(read("target", **mistral, **untyped)) == [64] * 8
+    assert windows(read("target", **mistral, sliding_window=None)) == [None] * 8
+    unnamed = golden_json("target") | mistral
+    del unnamed["sliding_window"], unnamed["layer_types"]
+    assert windows(TargetConfig.from_json(unnamed)) == [4096] * 8  # the default of transformers
+    with pytest.raises(UserError, match="layer_types other than 'sliding_attention'"):
+        read("target", **mistral, sliding_window=64, layer_types=types)
+
+
+# What the hub's files of google/gemma-3-4b-it say about its text part: all else is left out.
+GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+
+
+def test_what_a_vision_language_config_leaves_out(tmp_path):
+    config = TargetConfig.from_json(GEMMA3_4B)
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA3_4B))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).text_config
+    for name in (
+        "vocab_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "query_pre_attn_scalar",
+        "final_logit_softcapping",
+    ):
+        assert getattr(config, name) == getattr(theirs, name), name
+    assert config.hidden_act == theirs.hidden_activation
+    sliding = [window is not None for window in windows(config)]
+    assert sliding == [kind == "sliding_attention" for kind in theirs.layer_types]
+    assert config.rope == Rope(1e6, "linear", (("factor", 8.0),))
+    assert config.sliding_rope == Rope(1e4)
+    ropes = [config.layer_rope(layer) for layer in range(6)]
+    assert ropes == [config.sliding_rope] * 5 + [config.rope]
+
+
+TYPES = ["sliding_attention", "full_attention"] * 3
 TRANSFORMERS = {
     "Qwen3": {
         "tie_word_embeddings": True,
@@ -213,6 +299,26 @@ TRANSFORMERS = {
     },
     "Mistral": {"sliding_window": 17},
     "Mixtral": {"num_local_experts": 3, "rope_theta": 5e5},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 4},
+    "Qwen2Moe": {"num_experts": 4, "shared_expert_intermediate_size": 33, "norm_topk_prob": True},
+    "Phi3": {
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 33,
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.5, 2.0, 2.5],
+            "long_factor": [1.0, 2.5, 5.0, 7.5],
+        },
+    },
+    "Gemma": {"tie_word_embeddings": False},
+    "Gemma2": {"sliding_window": 9, "final_logit_softcapping": None},
+    "Gemma3Text": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}, "rope_theta": 2e6},
+    "Granite": {"logits_scaling": 2.0, "embedding_multiplier": 3.5, "mlp_bias": True},
+    "SmolLM3": {"no_rope_layer_interval": 3},
+    "SeedOss": {"attention_out_bias": True},
+    "Ministral": {"sliding_window": 3, "layer_types": ["full_attention", *TYPES]},
+    "Olmo2": {"attention_bias": True},
+    "Olmo3": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
 }
 
 
@@ -220,6 +326,7 @@ TRANSFORMERS = {
 def test_configs_go_to_transformers_and_back(kind, changes, tmp_path):
     shape = {"num_hidden_layers": 7, "head_dim": 16, "vocab_size": 300, "num_attention_heads": 8}
     shape |= {"num_key_value_heads": 2, "intermediate_size": 100, "max_position_embeddings": 99}
+    shape |= {"hidden_size": 128}
     theirs = getattr(transformers, f"{kind}Config")(**shape, **changes)
     ours = TargetConfig.from_json(json.loads(theirs.to_json_string()))
     assert ours.head_dim == 16
@@ -230,6 +337,8 @@ def test_configs_go_to_transformers_and_back(kind, changes, tmp_path):
     assert {name: again.rope_parameters[name] for name in rope} == rope
     skipped = ("rope_parameters", "architectures", "transformers_version", "dtype")
     skipped += ("bos_token_id", "eos_token_id", "pad_token_id")
+    # What these give rise to is written for every layer.
+    skipped += ("max_window_layers", "no_rope_layer_interval", "sliding_window_pattern")
     for name, value in theirs.to_dict().items():
         if name not in skipped and not name.startswith("_"):
             assert getattr(again, name) == value, name
@@ -257,3 +366,12 @@ def test_values_of_a_wrong_type_are_named(kind, name, wrong):
 def test_configs_are_frozen(kind):
     with pytest.raises(dataclasses.FrozenInstanceError):
         read(kind).vocab_size = 1
+
+
+def test_a_drafter_has_a_rope_that_the_reference_computes():
+    """It rotates whole heads, and knows no LongRoPE; other scalings are the target's."""
+    yarn = read("target", rope_scaling={"type": "yarn", "factor": 2})
+    longrope = Rope(1e5, "longrope", (("short_factor", (2.0,) * 4),), share=0.5)
+    for rope, expected in [(yarn.rope, yarn.rope), (longrope, Rope(1e5))]:
+        target = dataclasses.replace(yarn, rope=rope)
+        assert DrafterConfig.for_target(target, draft_length=7).rope == expected

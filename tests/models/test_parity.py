@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dart_jax.decoding.decoder import Decoder
 from dart_jax.decoding.sampling import Sampling, filter_logits, penalize_repetition
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.pure import bind
@@ -18,76 +20,16 @@ if os.environ.get("DART_REQUIRE_PARITY") == "1":
     import torch
 else:
     torch = pytest.importorskip("torch")
-import transformers
 from transformers.generation import logits_process
+from transformers_models import MODELS, make
 
-SHAPE = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
-EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-MODELS = {
-    "Qwen3, tied": ("Qwen3", {"tie_word_embeddings": True}),
-    "Qwen3, odd sizes": (
-        "Qwen3",
-        {
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "head_dim": 10,
-            "hidden_size": 28,
-            "intermediate_size": 36,
-            "num_hidden_layers": 8,
-            "rms_norm_eps": 1e-5,
-        },
-    ),
-    "Llama, llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8}),
-    "Llama, linear": ("Llama", {"rope_parameters": LINEAR, "tie_word_embeddings": True}),
-    "Llama, yarn": ("Llama", {"rope_parameters": YARN, "num_key_value_heads": 1}),
-    "Mistral": ("Mistral", {"sliding_window": 40}),
-    "Qwen3-MoE": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}),
-    "Qwen3-MoE, some dense": ("Qwen3Moe", {**EXPERTS, "mlp_only_layers": [0, 3]}),
-    "Mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-}
 LENGTH = 25
 
 
-def make(kind: str, changes: dict[str, Any]) -> Any:
-    """A random model of transformers, with norms that are not 1."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SHAPE | changes)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(float("norm" in name), 0.2)
-    return model.eval()
-
-
-@pytest.fixture(scope="module", params=MODELS.values(), ids=list(MODELS))
+@pytest.fixture(scope="module", params=MODELS)
 def theirs(request):
     """One of the models."""
-    return make(*request.param)
+    return make(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +81,7 @@ def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
     close(features, torch.cat(entering, -1).numpy())
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=6)
 def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tokens):
     """After a cached prefix, longer in one row: the next token, and a tree below it."""
     config, params = ours
@@ -182,6 +124,29 @@ def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tok
             close(logits[row, node], want.numpy())
 
 
+@pytest.mark.long(keep=1)
+def test_drafting_emits_what_transformers_generates(theirs, ours, tokens):
+    """The target drafts for itself, so every path is accepted, through its windows as well."""
+    config, params = ours
+    decode = Decoder(
+        DecodeConfig(config, config, nodes=4),
+        {"target": params, "drafter": params},
+        None,
+        LENGTH + 20,
+        Sampling(),
+        (),
+        "fused",
+    )
+    with torch.no_grad():
+        expected = theirs.generate(
+            torch.from_numpy(tokens).long(), max_new_tokens=20, do_sample=False
+        )
+    generation = decode(list(tokens), 20)
+    np.testing.assert_array_equal(generation.tokens, expected[:, LENGTH:].numpy())
+    # The prefill emits one token and each step five: up to four drafted ones and the next.
+    np.testing.assert_array_equal(generation.steps, 4)
+
+
 def test_a_cached_step_of_transformers(theirs, prefilled, tokens):
     prompt = torch.from_numpy(tokens).long()
     with torch.no_grad():
@@ -210,7 +175,7 @@ def test_transformers_reads_back_the_same_bits(theirs, ours, tmp_path, dtype, sh
 
 @pytest.mark.parametrize("name", ["Qwen3-MoE, some dense", "Mixtral"])
 def test_fused_experts_are_the_same_experts(name, tmp_path):
-    model = make(*MODELS[name])
+    model = make(name)
     model.save_pretrained(tmp_path / "fused", save_original_format=False)
     model.save_pretrained(tmp_path / "apart")
     fused, apart = load_target(tmp_path / "fused"), load_target(tmp_path / "apart")

@@ -71,13 +71,67 @@ def test_frequencies_are_those_of_transformers(scaling, theta, head_dim, length,
     assert Rope.from_json(json.loads(json.dumps(written))) == rope
 
 
+@settings(max_examples=50)
+@given(
+    st.sampled_from([(8, 1.0), (16, 0.5), (32, 0.75), (128, 0.25)]),
+    st.integers(0, 2**32 - 1),
+    st.fixed_dictionaries(
+        {}, optional={"factor": factors(0.5, 40), "attention_factor": factors(0.5, 2)}
+    ),
+)
+def test_longrope_of_part_of_a_head_is_that_of_transformers(heads, seed, options):
+    pytest.importorskip("torch")
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    head_dim, share = heads
+    lists = np.random.default_rng(seed).uniform(1, 9, (2, int(head_dim * share) // 2)).tolist()
+    scaling = {"type": "longrope", "short_factor": lists[0], "long_factor": lists[1], **options}
+    given = {
+        "hidden_size": 4 * head_dim,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 512,
+        "partial_rotary_factor": share,
+        "rope_theta": 1e4,
+    }
+    rope = Rope.from_json({**given, "rope_scaling": scaling}, partial=True)
+    theirs = Phi3RotaryEmbedding(Phi3Config(**{**given, "rope_scaling": dict(scaling)}))
+    np.testing.assert_allclose(rope.frequencies(head_dim), theirs.inv_freq.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(rope.amplitude, theirs.attention_scaling, rtol=1e-12)
+    rope.check(head_dim)
+    with pytest.raises(UserError, match="rope short_factor values for"):
+        rope.check(2 * head_dim)
+    # Beyond the original length transformers changes to the long factors.
+    assert rope.longest(4096) == 512
+    written = rope.to_json() | {"max_position_embeddings": 4096}
+    assert Rope.from_json(json.loads(json.dumps(written)), partial=True) == rope
+
+
+def test_dimensions_outside_of_the_share_are_not_rotated():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 5, 12)), jnp.float32)
+    at = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (2, 5))
+    part = rotate(x, at, Rope(1e4, share=2 / 3))
+    np.testing.assert_array_equal(part[..., 8:], x[..., 8:])
+    np.testing.assert_array_equal(part[..., :8], rotate(x[..., :8], at, Rope(1e4)))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({}, "lacks rope_theta"),
         ({"rope_theta": "1e4"}, "rope_theta='1e4'; it must be a positive number"),
         ({"rope_theta": -1}, "rope_theta=-1"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' is not supported; supported are"),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "'ntk' is not supported; supported are"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' lacks short_factor, long_factor"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": 2, "long_factor": [2]}},
+            "short_factor=2; it must be a list",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [2], "long_factor": [0]}},
+            "long_factor=0; it must be a positive",
+        ),
         ({"rope_scaling": {"rope_type": ["yarn"]}}, "is not supported"),
         ({"rope_scaling": 4}, "rope parameters 4; they must be an object"),
         ({"rope_scaling": {"type": "linear"}}, "'linear' lacks factor"),
@@ -120,10 +174,10 @@ def test_a_rotary_factor_of_one_is_accepted(part):
 def test_the_top_level_original_length_takes_precedence():
     scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
     given = {"rope_theta": 1e4, "rope_scaling": scaling, "max_position_embeddings": 128}
-    assert Rope.from_json(given).max_positions == 64
-    assert Rope.from_json(given | {"original_max_position_embeddings": 16}).max_positions == 32
+    assert Rope.from_json(given).longest(64) == 64
+    assert Rope.from_json(given | {"original_max_position_embeddings": 16}).longest(16) == 32
     del scaling["original_max_position_embeddings"]
-    assert Rope.from_json(given).max_positions == 256
+    assert Rope.from_json(given).longest(64) == 256
 
 
 @pytest.mark.parametrize("rope", [Rope(1e4), Rope(1e4, "linear", (("factor", 2.0),))])

@@ -76,7 +76,7 @@ def test_query_of_an_unseen_context(run, tmp_path):
     tokenizer = Tokenizer.load(DEMO / "target").backend
     size, fingerprint = tokenizer.get_vocab_size(), tokenizer_fingerprint(tokenizer)
     NgramModel.count([[1, 2]], vocab_size=size, fingerprint=fingerprint).save(tmp_path / "a.dng")
-    assert "'x' was never seen" in run("query", "x", "--file", tmp_path / "a.dng")
+    assert "'x' was never seen" in run("query", "x", tmp_path / "a.dng")
 
 
 def test_convert_a_trie(run, tmp_path):

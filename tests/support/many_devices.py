@@ -93,7 +93,7 @@ def main(directory: Path) -> None:
     meshes = {"data": MeshConfig(), "both": MeshConfig(data=2, model=4, shard_target=True)}
     for name, mesh in meshes.items():
         toy_fit(directory / name, dataclasses.replace(RECIPE, mesh=mesh))
-    config = dataclasses.replace(RECIPE, batch=16, accumulate=2)
+    config = dataclasses.replace(RECIPE, batch_size=16, accumulate=2)
     toy_fit(directory / "accumulated", config, loss=plain_loss, batches=ToyBatches(16))
     (directory / "drafter.json").write_text(json.dumps(drafter_losses()))
 

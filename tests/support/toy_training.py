@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from dart_jax.errors import one_line_errors
+from dart_jax.programs.command_line import program
 from train.run.config import TrainerConfig
 from train.run.distributed import DistributedConfig, initialize, is_main
 from train.run.trainer import fit
@@ -78,7 +78,7 @@ def toy_evaluate(params) -> dict[str, float]:
 
 RECIPE = TrainerConfig(
     steps=12,
-    batch=8,
+    batch_size=8,
     lr=1e-2,
     warmup=0.2,
     clip=5.0,
@@ -96,10 +96,10 @@ def toy_fit(directory: Path, config: TrainerConfig = RECIPE, **changes):
         "params": toy_params(),
         "frozen": toy_frozen(),
         "loss": toy_loss,
-        "batches": ToyBatches(config.batch),
+        "batches": ToyBatches(config.batch_size),
         "evaluate": toy_evaluate,
-        "tokens_per_step": config.batch * WIDTH,
-        "flops_per_step": config.batch * WIDTH * 128 * 12.0,
+        "tokens_per_step": config.batch_size * WIDTH,
+        "flops_per_step": config.batch_size * WIDTH * 128 * 12.0,
         **changes,
     }
     return fit("toy", config=config, directory=directory, **arguments)
@@ -126,10 +126,10 @@ class ToyConfig:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with program():
         options = tyro.cli(ToyConfig, default=ToyConfig(Path(), RECIPE, DistributedConfig()))
         initialize(options.processes)
-        batches = ToyBatches(options.recipe.batch, pause=options.pause)
+        batches = ToyBatches(options.recipe.batch_size, pause=options.pause)
         trained = toy_fit(options.directory, options.recipe, batches=batches)
         if is_main():
             np.savez(options.directory / "trained.npz", **trained)

@@ -59,7 +59,7 @@ held_out = 4
 positions = 4
 [trainer]
 steps = 2
-batch = 2
+batch_size = 2
 warmup = 0
 [acceptance]
 eval_rows = 2
@@ -82,16 +82,16 @@ def config(tiny, recipe, tmp_path_factory):
     return AblateConfig(
         "gamma",
         recipe=recipe,
-        gammas=(0.6, 1.0),
+        gamma=(0.6, 1.0),
         layers=(1, 2),
-        weights=(0.5,),
+        ngram_weight=(0.5,),
         family="heapq",
         seeds=1,
         work=directory / "work",
         out=directory / "docs",
         ngram=str(tiny.ngram),
         prompts=1,
-        new_tokens=6,
+        max_new_tokens=6,
         repeats=2,
     )
 
@@ -122,7 +122,7 @@ def test_an_experiment(config, gamma, capsys):
 
     before = {name: path.stat().st_mtime_ns for name, path in weights(config).items()}
     assert {"gamma-1.0_seed-0", "recipe_seed-0"} <= before.keys()
-    assert run(dataclasses.replace(config, gammas=(0.6,), seeds=2), "the command") == report
+    assert run(dataclasses.replace(config, gamma=(0.6,), seeds=2), "the command") == report
     told = capsys.readouterr().out
     assert "run 1 of 2: gamma 0.6, seed 0, already trained\n" in told
     assert "run 2 of 2: gamma 0.6, seed 1\n" in told
@@ -221,8 +221,8 @@ SECTION = {
     "date": "2026-01-01",
     "command": "the command",
     "environment": {"device": "made up", "jax": "1"},
-    "options": {"new_tokens": 8},
-    "recipe": {"target": "some", "trainer": {"steps": 1, "batch": 2}},
+    "options": {"max_new_tokens": 8},
+    "recipe": {"target": "some", "trainer": {"steps": 1, "batch_size": 2}},
     "tree": {"nodes": 8, "level_decay": 0.7},
     "seeds": 3,
     "prompts": 4,

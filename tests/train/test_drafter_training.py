@@ -66,7 +66,7 @@ held_out = 4
 positions = 4
 [trainer]
 steps = {STEPS}
-batch = 4
+batch_size = 4
 lr = 3e-3
 warmup = 0
 save_every = 2
@@ -288,7 +288,7 @@ def test_two_processes(trained, recipe_file, tiny, tmp_path):
 @pytest.mark.long
 def test_epochs_instead_of_steps(recipe, trained, tmp_path):
     config = recipe(
-        tmp_path, "--cache", trained[0].out, "--epochs", 0.5, "--batch", 2, "--eval-prompts", 0
+        tmp_path, "--cache", trained[0].out, "--epochs", 0.5, "--batch-size", 2, "--eval-prompts", 0
     )
     train(config)
     rows = json.loads((trained[0].out / "data" / "training.json").read_text())["statistics"]["rows"]
@@ -299,13 +299,18 @@ def test_epochs_instead_of_steps(recipe, trained, tmp_path):
     ("options", "message"),
     [
         (("--context", 5000), "--context 5000 is beyond the target's 2048 positions"),
-        (("--batch", 1000), "lower the batch"),
+        (("--batch-size", 1000), "lower --batch-size or --context"),
         (("--init", "DRAFTER", "--positions", 5), "another shape"),
         (("--method", "eagle3", "--layers", 2), "are DART's"),
         (("--draft-vocab", 301), "1..300 tokens, got 301"),
         (("--ngram", "nowhere.dng"), "nowhere.dng"),
         (("--ngram", "nowhere.dng", "--method", "eagle3"), "leave --ngram out"),
-        (("--epochs", 0), "--epochs must be above 0"),
+        (("--epochs", 0), "--epochs must be a finite number above 0, got 0"),
+        (("--epochs", "nan"), "--epochs must be a finite number above 0, got nan"),
+        (("--epochs", "inf"), "--epochs must be a finite number above 0, got inf"),
+        (("--held-out", "inf"), "--held-out must be a fraction or a number of records, got inf"),
+        (("--gamma", "nan"), "--gamma must be above 0 and at most 1, got nan"),
+        (("--ngram-weight", "nan"), "--ngram-weight must be a finite number of at least 0"),
         (("--chunk", 0), "--chunk must be at least 1"),
         (("--seed", -1), r"--seed must be in 0\.\.4294967295, got -1"),
         (("--ngram-weight", -1), "--ngram-weight"),
@@ -324,7 +329,7 @@ def test_what_cannot_be(recipe, trained, tiny, tmp_path, options, message):
 def test_the_command_line_comes_after_the_file(recipe, tmp_path):
     config = recipe(tmp_path, "--steps", 3, "--gamma", "0.7")
     assert (config.trainer.steps, config.objective.gamma) == (3, 0.7)
-    assert config.trainer.batch == 4  # of the file
+    assert config.trainer.batch_size == 4  # of the file
     assert config.trainer.b1 == 0.9  # of neither
 
 

@@ -12,9 +12,9 @@ from train.measure import Case, MeasureConfig, Measured, growth, run
 
 def test_both_forms(tmp_path):
     config = MeasureConfig(
-        contexts=(12,),
+        context=(12,),
         positions=(3,),
-        batch=2,
+        batch_size=2,
         hidden_size=64,
         intermediate_size=48,
         vocab_size=50,
@@ -37,11 +37,11 @@ def test_both_forms(tmp_path):
 
     # A program that needs too much memory is not run, but the table shows its memory.
     limit = case.literal.memory - 1
-    less = dataclasses.replace(config, memory=limit, repeats=1)
+    less = dataclasses.replace(config, memory=str(limit), repeats=1)
     [bounded] = run(less, Console(file=file, width=140))
     assert bounded.literal == (case.literal.memory, [], None)
     assert bounded.efficient.loss == case.efficient.loss
-    assert f"not run, as it needs more than --memory {limit:g} bytes" in file.getvalue()
+    assert f"not run, as it needs more than --memory {limit}" in file.getvalue()
 
     # With --compile-only nothing is run.
     [compiled] = run(dataclasses.replace(config, compile_only=True), Console(file=file))

@@ -62,7 +62,7 @@ def test_eight_devices_train_as_one(alone, many, mesh):
 
 @pytest.mark.long
 def test_microbatches_on_eight_devices(many, tmp_path):
-    recipe = dataclasses.replace(RECIPE, batch=16)
+    recipe = dataclasses.replace(RECIPE, batch_size=16)
     toy_fit(tmp_path, recipe, loss=plain_loss, batches=ToyBatches(16))
     assert_close(records(many / "accumulated"), records(tmp_path))
 

@@ -128,5 +128,5 @@ def test_the_order_is_a_function_of_seed_and_step():
 
 
 def test_too_few_rows():
-    with pytest.raises(UserError, match=r"fill 3 rows, a batch needs 4; lower the batch"):
+    with pytest.raises(UserError, match=r"fill 3 rows, a batch needs 4; lower --batch-size"):
         Order(3, 4)

@@ -55,8 +55,10 @@ def config(tmp_path):
 def make(tokenizer, tmp_path):
     """Prepares in one directory."""
 
-    def make(config, directory="prepared", vocab_size=VOCABULARY):
-        return prepare(config, tokenizer, tmp_path / directory, vocab_size=vocab_size)
+    def make(config, directory="prepared", vocab_size=VOCABULARY, longest=256):
+        return prepare(
+            config, tokenizer, tmp_path / directory, vocab_size=vocab_size, longest=longest
+        )
 
     return make
 
@@ -146,7 +148,7 @@ finish = Writer.finish
 Writer.finish = lambda writer, name: (finish(writer, name), os.kill(os.getpid(), 9))
 config = prepare.DataConfig({config.data!r}, context=128, held_out=0.0)
 tokenizer = Tokenizer.load(sys.argv[1])
-prepare.prepare(config, tokenizer, Path(sys.argv[2]), vocab_size={VOCABULARY})
+prepare.prepare(config, tokenizer, Path(sys.argv[2]), vocab_size={VOCABULARY}, longest=256)
 """
     prepared = tmp_path / "prepared"
     command = [sys.executable, "-c", program, str(tokenizer.directory), str(prepared)]
@@ -205,7 +207,7 @@ def test_errors(config, make, tmp_path):
     fails("limit must be at least 1", limit=0)
     fails("chat-template-kwargs is not JSON", chat_template_kwargs="{")
     fails("chat-template-kwargs must be a JSON object", chat_template_kwargs="[]")
-    fails("nothing in .* is left to train on", held_out=60)
+    fails("is left to train on; --held-out 60 takes all 60 documents", held_out=60)
     fails("nothing in .* is left to train on", context=2)
     path.write_text("")
     fails(r"data\.jsonl holds no examples; leave it out")
@@ -217,6 +219,25 @@ def test_errors(config, make, tmp_path):
     (tmp_path / "prepared").rename(tmp_path / "moved")
     (tmp_path / "prepared").write_text("")
     fails(r"cannot write the prepared data to .*prepared: File exists; free")
+
+
+def test_the_context_fits_the_target(config, make):
+    unset = dataclasses.replace(config, context=None)
+    assert make(unset, longest=100).training.context == 100
+    assert make(unset, "long", longest=8000).training.context == 6400
+    # The same rows as with the number given.
+    ours, theirs = make(unset, longest=128).training, make(config, "given").training
+    assert (ours.made_from, ours.fingerprint) == (theirs.made_from, theirs.fingerprint)
+    assert make(config, longest=128).training.context == 128
+    with pytest.raises(UserError, match="--context 128 is beyond the target's 127 positions"):
+        make(config, longest=127)
+
+
+@pytest.mark.parametrize(("held_out", "told"), [(1e-9, True), (0.0, False), (8.0, False)])
+def test_a_held_out_share_of_nothing_is_told(config, make, capfd, held_out, told):
+    rows = make(dataclasses.replace(config, held_out=held_out)).held_out.rows
+    assert bool(rows) == (held_out == 8)
+    assert ("leaves no documents to evaluate the drafter on" in capfd.readouterr().err) == told
 
 
 def test_a_full_disk_is_one_line(config, make, tmp_path):
@@ -270,9 +291,9 @@ def test_data_of_the_hub(tmp_path):
     """In a separate process, which reads the hub's settings."""
     program = """
 import sys
-from dart_jax.errors import one_line_errors
+from dart_jax.programs.command_line import program
 from dart_jax.data.records import find_files
-with one_line_errors():
+with program():
     print(*(path.name for path in find_files(sys.argv[1:])))
 """
     with local_hub.serve() as served:

@@ -18,7 +18,7 @@ from dart_jax.weights.checkpoint import save_target
 from train import regenerate
 from train.data.answers import prompt_turns
 from train.data.examples import Chat, Tokens, digest_of, parse, read_all
-from train.regenerate import RegenerateConfig, main
+from train.regenerate import RegenerateConfig, run
 
 # Prompts of 17 to 64 tokens: two shapes to compile.
 RECORDS = [
@@ -57,7 +57,7 @@ def config(target, tmp_path):
         out=tmp_path / "out.jsonl",
         max_new_tokens=5,
         temperature=(0.0, 1.0),
-        batch=4,
+        batch_size=4,
     )
 
 
@@ -76,9 +76,9 @@ def whole(target, tmp_path_factory):
         out=directory / "out.jsonl",
         max_new_tokens=5,
         temperature=(0.0, 1.0),
-        batch=4,
+        batch_size=4,
     )
-    summary = main(config)
+    summary = run(config)
     assert sorted(path.name for path in directory.iterdir()) == ["data.jsonl", "out.jsonl"]
     assert summary.answers == 2 * sum(ANSWERS)
     return config.out.read_bytes()
@@ -130,20 +130,20 @@ def test_a_run_goes_on_where_it_was(config, monkeypatch):
         return generate(*arguments)
 
     monkeypatch.setattr(DartModel, "generate", dying)
-    main(config)
+    run(config)
     uninterrupted, all_calls = config.out.read_bytes(), calls
     config.out.unlink()
     calls = 0
     for allowed in (0, 2, 2, 1):
         left = allowed
         with pytest.raises(KeyboardInterrupt):
-            main(config)
+            run(config)
     with pytest.raises(UserError, match=r"started with another --seed; delete it or pass"):
-        main(dataclasses.replace(config, seed=1))
+        run(dataclasses.replace(config, seed=1))
     (part,) = config.out.with_name("out.jsonl.work").glob("*.part")
     part.write_bytes(part.read_bytes()[:-1])  # a torn line
     left = 10**6
-    main(config)
+    run(config)
     assert config.out.read_bytes() == uninterrupted
     assert calls == all_calls + 1  # for the torn line
 
@@ -154,16 +154,16 @@ def test_a_full_disk_is_one_line(config, whole):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
         with pytest.raises(UserError, match=r"cannot write to .*out\.jsonl: File too large; free"):
-            main(config)
+            run(config)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert not config.out.exists()
-    main(config)
+    run(config)
     assert config.out.read_bytes() == whole
 
 
 def test_unfinished_answers_can_be_left_out(config, whole):
-    summary = main(dataclasses.replace(config, unfinished=False))
+    summary = run(dataclasses.replace(config, unfinished=False))
     kept = config.out.read_bytes().splitlines()
     assert summary.unfinished == 0
     finished = [line for line in whole.splitlines() if json.loads(line)["finish"] == "stop"]
@@ -191,7 +191,7 @@ def test_errors(config, tmp_path):
     def fails(match, *records, **options):
         data = (write(tmp_path / "bad.jsonl", records),) if records else config.data
         with pytest.raises(UserError, match=match) as raised:
-            main(dataclasses.replace(config, data=data, work=tmp_path / "w", **options))
+            run(dataclasses.replace(config, data=data, work=tmp_path / "w", **options))
         assert "\n" not in str(raised.value)
         assert not config.out.exists()
         regenerate.work_directory.remove(tmp_path / "w")
@@ -205,12 +205,12 @@ def test_errors(config, tmp_path):
         "no answer to write: .*bad.jsonl:1: a prompt of .* leaves no room in",
         {"text": "so " * 1500},
     )
-    with pytest.raises(UserError, match="batch must be at least 1"):
-        dataclasses.replace(config, batch=0)
+    with pytest.raises(UserError, match="batch-size must be at least 1"):
+        dataclasses.replace(config, batch_size=0)
     with pytest.raises(UserError, match="seed must not be negative"):
         dataclasses.replace(config, seed=-1)
     with pytest.raises(UserError, match="top-p must be"):
         dataclasses.replace(config, top_p=2.0)
     config.out.write_text("")
     with pytest.raises(UserError, match="already exists; delete it"):
-        main(config)
+        run(config)

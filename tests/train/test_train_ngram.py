@@ -22,7 +22,7 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 
 from dart_jax.data import records
-from dart_jax.data.records import find_files
+from dart_jax.data.records import PARQUET, find_files
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
@@ -32,9 +32,10 @@ from train import ngram
 from train.counting import executors, text_tokenizer
 from train.counting import pipeline as counting
 from train.counting.executors import Executor, _measured
+from train.counting.pipeline import Budget, Least
 from train.data import documents
 from train.data.documents import Corpus, Document, Position
-from train.ngram import NgramConfig, main
+from train.ngram import NgramConfig, run
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CHAT = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so."}]
@@ -84,12 +85,12 @@ def tokenizer_directory(tokenizer, tmp_path_factory):
 def count(tokenizer_directory, tmp_path, monkeypatch):
     """Counts in this process, and gives the model's path."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(ngram, "make_executor", lambda config: Here(config.workers or 1))
+    monkeypatch.setattr(ngram, "make_executor", lambda config, least: Here(config.workers or 1))
     counting._load.cache_clear()
 
     def count(*data, out="model.dng", **options):
         options = {"tokenizer": str(tokenizer_directory), "memory": "2GB"} | options
-        main(NgramConfig(tuple(map(str, data)), out=tmp_path / out, **options))
+        run(NgramConfig(tuple(map(str, data)), out=tmp_path / out, **options))
         return tmp_path / out
 
     return count
@@ -500,14 +501,11 @@ def program(corpus, out, tokenizer, *options, unit=20_000):
     """The command, with small units."""
     code = f"""
         if __name__ == "__main__":
-            import sys, tyro
-            from dart_jax.errors import one_line_errors
             from train import ngram
             from train.counting import pipeline
             pipeline.SMALLEST, pipeline.PART = {unit}, 3000
             pipeline.LARGEST = {unit}
-            with one_line_errors():
-                print(ngram.main(tyro.cli(ngram.NgramConfig)))
+            ngram.main()
     """
     return [
         *(sys.executable, "-c", textwrap.dedent(code), "--data", str(corpus)),
@@ -606,9 +604,47 @@ def test_units_of_another_memory(tmp_path, count, monkeypatch):
     monkeypatch.setattr(counting, "SMALLEST", 10**8)
     options = {"work": tmp_path / "work", "keep_work": True}
     expected = count(data, memory="20GB", **options).read_bytes()
-    with pytest.raises(UserError, match=r"1 workers need --memory 1686MB to resume"):
+    with pytest.raises(UserError, match=r"1 worker\(s\) need --memory 1471MB to resume"):
         count(data, memory="1200MB", **options)
-    assert count(data, memory="1700MB", **options).read_bytes() == expected
+    assert count(data, memory="1471MB", **options).read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "workers", "memory"),
+    [
+        (0, 1, 704),
+        (3 * 10**6, 1, 728),
+        (3 * 10**6, 2, 1072),
+        (16 * 10**6, 1, 832),
+        (10**12, 1, 832),
+        (10**12, 8, 3968),
+    ],
+)
+def test_the_least_memory(tmp_path, size, workers, memory):
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        file.truncate(size)
+    least = Least.of(Corpus((path,)))
+    assert least.total(workers) == memory * counting.MB
+    assert Budget.of(memory * counting.MB, workers, least).free == least.worker - counting.WORKER
+    with pytest.raises(UserError, match=f"{memory - 1}MB is too little: .* needs? {memory}MB"):
+        Budget.of((memory - 1) * counting.MB, workers, least)
+    # Reading Parquet needs memory of its own.
+    parquet = path.rename(tmp_path / "a.parquet")
+    assert Least.of(Corpus((parquet,))).total(1) - least.total(1) == PARQUET
+
+
+@pytest.mark.parametrize(("memory", "expected"), [("705MB", 1), ("1400MB", 3), ("1300GB", 5)])
+def test_as_many_workers_as_cores_and_memory_allow(
+    tmp_path, tokenizer_directory, monkeypatch, memory, expected
+):
+    path = write(tmp_path / "a.jsonl", lines(["a"]))
+    monkeypatch.setattr(ngram, "available_cores", lambda: 5)
+    config = NgramConfig(
+        (str(path),), str(tokenizer_directory), tmp_path / "model.dng", memory=memory
+    )
+    with ngram.make_executor(config, Least.of(Corpus((path,)))) as executor:
+        assert executor.workers == expected
 
 
 def test_a_work_directory_has_one_master(tmp_path, count):
@@ -690,7 +726,10 @@ def test_bad_chats(tmp_path, tokenizer_directory):
         ({"limit": 0}, "--limit must be at least 1"),
         ({"workers": 0}, "--workers must be at least 1"),
         ({"memory": "lots"}, "memory must be written like 4GB or 800MB, got 'lots'"),
-        ({"memory": "1GB", "workers": 4}, r"1000MB is too little: 4 workers need 2432MB, one need"),
+        (
+            {"memory": "1GB", "workers": 4},
+            r"1000MB is too little: 4 workers need 1665MB, one needs 705MB",
+        ),
         (
             {"tokenizer": "/no/such/place"},
             "no directory /no/such/place; pass one that exists, or owner/",

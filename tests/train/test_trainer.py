@@ -307,10 +307,37 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, bad):
             batch = super().__call__(step, rows)
             return batch | {"y": batch["y"] * np.float32(bad)} if step == 7 else batch
 
-    with pytest.raises(UserError, match=r"step 8 of toy has loss (nan|inf)"):
+    with pytest.raises(UserError) as stopped:
         toy_fit(tmp_path, batches=Bad(8))
+    assert f"in step 8 of toy the loss is {bad} and the gradient norm is nan, from " in str(
+        stopped.value
+    )
     assert whole_steps(tmp_path / "checkpoints") == [5, 6]
     assert len(records(tmp_path)) == 7
+
+
+def test_the_parameter_whose_gradient_is_not_finite_is_named(tmp_path):
+    """Its derivative at zero is infinite, and the loss is finite."""
+
+    def rooted(params, frozen, batch, key):
+        root = jnp.sqrt(jnp.abs(params["bias"]) + 1e-8).sum()
+        root += jnp.sum(params["down"] ** 2)
+        zero = jnp.zeros((), jnp.float32) * params["inner"]["scale"]
+        return root + jnp.sqrt(zero), jnp.float32(1)
+
+    params = toy_params() | {"inner": {"scale": jnp.float32(3)}}
+    with pytest.raises(UserError) as stopped:
+        toy_fit(tmp_path, params=params, loss=rooted, evaluate=None)
+    assert "in step 1 of toy the gradient norm is nan, from inner.scale; the run stops" in str(
+        stopped.value
+    )
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_an_infinite_clip_does_not_clip(tmp_path):
+    free = dataclasses.replace(RECIPE, clip=np.inf)
+    high = dataclasses.replace(RECIPE, clip=1e9)
+    assert bits(toy_fit(tmp_path / "a", free)) == bits(toy_fit(tmp_path / "b", high))
 
 
 def test_options_out_of_range(tmp_path):
@@ -318,7 +345,18 @@ def test_options_out_of_range(tmp_path):
         ({"steps": 0}, "--steps must be at least 1"),
         ({"save_every": 0}, "--save-every must be at least 1"),
         ({"warmup": 1.5}, "--warmup 1.5 must be at least 0 and below 1"),
-        ({"lr": 0.0}, "--lr 0 and --clip 5 must be above 0"),
+        ({"lr": 0.0}, "--lr must be a finite number above 0, got 0"),
+        ({"lr": np.nan}, "--lr must be a finite number above 0, got nan"),
+        ({"lr": np.inf}, "--lr must be a finite number above 0, got inf"),
+        ({"lr": -1e-3}, "--lr must be a finite number above 0, got -0.001"),
+        ({"clip": 0.0}, "--clip must be above 0, got 0"),
+        ({"clip": np.nan}, "--clip must be above 0, got nan"),
+        ({"final_lr": np.nan}, "--final-lr must be a fraction of --lr, 0 to 1, got nan"),
+        ({"final_lr": -0.1}, "--final-lr must be a fraction of --lr, 0 to 1, got -0.1"),
+        ({"weight_decay": np.nan}, "--weight-decay must be a finite number of at least 0, got nan"),
+        ({"weight_decay": -1.0}, "--weight-decay must be a finite number of at least 0, got -1"),
+        ({"warmup": np.nan}, "--warmup nan must be at least 0 and below 1"),
+        ({"b2": np.nan}, "--b2 nan must be at least 0 and below 1"),
         ({"seed": -1}, r"--seed must be in 0\.\.4294967295, got -1"),
         ({"seed": 2**32}, r"--seed must be in 0\.\.4294967295, got 4294967296"),
         ({"accumulate": 3}, "a batch of 8 rows does not divide into 3 microbatches"),

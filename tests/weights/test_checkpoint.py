@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,17 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
+import dart_jax
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.pure import abstract_params
+from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import (
     check_fit,
     load_drafter,
     load_target,
+    read_drafter_config,
     save_drafter,
     save_target,
     weights_dtype,
@@ -61,6 +65,24 @@ TARGETS = {
     ),
     "mixtral": dataclasses.replace(
         TARGET, model_type="mixtral", moe=MOE, intermediate_size=MOE.intermediate_size
+    ),
+}
+TARGETS |= {
+    "qwen2_moe": dataclasses.replace(
+        TARGET,
+        model_type="qwen2_moe",
+        attention_bias=True,
+        moe=dataclasses.replace(MOE, shared_intermediate_size=5),
+    ),
+    "phi3": dataclasses.replace(TARGET, model_type="phi3", rope=Rope(1e4, share=0.5)),
+    "gemma3_text": dataclasses.replace(
+        TARGET,
+        model_type="gemma3_text",
+        hidden_act="gelu_pytorch_tanh",
+        query_pre_attn_scalar=8,
+        sliding_window=4,
+        sliding_layers=(0, 1, 3),
+        sliding_rope=Rope(100.0),
     ),
 }
 IDS = np.sort(np.random.default_rng(0).permutation(30)[:20]).astype(np.int32)
@@ -207,6 +229,67 @@ def test_an_embedding_in_bfloat16_is_compared_as_it_is_loaded(tmp_path):
     # Published in half precision, where small numbers lose bits.
     change_tensors(tmp_path, lambda t: t | {"embed_tokens.weight": table.astype(np.float16)})
     load_drafter(tmp_path, jnp.bfloat16, embedding=jnp.asarray(table))
+
+
+def eagle_reader(drafter, target):
+    """Loads an EAGLE-3 drafter by the rule of EAGLE's own reader, and of the one in DART.
+
+    The target's embedding is read unless the config names `target_hidden_size`, which also sizes
+    `fc`; then the file's tensors replace those of their names, silently if one is missing.
+
+    Returns:
+      The embedding, None if it is left random; and the input width of `fc`.
+    """
+    config = json.loads((drafter / "config.json").read_text())
+    tensors = load_file(drafter / "model.safetensors")
+    embedding, width = None, config["hidden_size"]
+    if "target_hidden_size" in config:
+        width = config["target_hidden_size"]
+    else:
+        embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    if "embed_tokens.weight" in tensors:
+        embedding = tensors["embed_tokens.weight"]
+    assert tensors["fc.weight"].shape == (config["hidden_size"], 3 * width)
+    return embedding, width
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
+def test_eagles_reader_finds_the_embedding_of_an_exported_drafter(tmp_path, drafter):
+    target = random_params(TARGET, seed=1)
+    save_target(tmp_path / "target", TARGET, target)
+    save_drafter(tmp_path / "narrow", drafter, random_params(drafter), IDS)
+    embedding, width = eagle_reader(tmp_path / "narrow", tmp_path / "target")
+    np.testing.assert_array_equal(embedding, target["embed_tokens"])
+    assert width == 8
+    # A drafter of another width cannot share the target's.
+    wide = dataclasses.replace(drafter, hidden_size=16)
+    own = np.random.default_rng(2).normal(size=(30, 16)).astype(np.float32)
+    save_drafter(tmp_path / "wide", wide, random_params(wide), IDS, embedding=jnp.asarray(own))
+    embedding, width = eagle_reader(tmp_path / "wide", tmp_path / "target")
+    np.testing.assert_array_equal(embedding, own)
+    assert width == 8
+    assert read_drafter_config(tmp_path / "wide") == wide
+
+
+@pytest.mark.parametrize("name", ["drafter", "eagle3"])
+def test_eagles_reader_finds_the_embedding_of_the_demos_drafters(name):
+    demo = Path(dart_jax.__file__).parent / "demo"
+    embedding, width = eagle_reader(demo / name, demo / "target")
+    config = read_drafter_config(demo / name)
+    assert embedding is not None
+    assert (*embedding.shape, width) == (config.vocab_size, config.hidden_size, embedding.shape[1])
+    fields = json.loads((demo / name / "config.json").read_text())
+    assert fields == config.to_json() | {"torch_dtype": "bfloat16"}
+
+
+def test_an_embedding_that_does_not_fit_its_drafter(tmp_path):
+    wide = dataclasses.replace(EAGLE3, hidden_size=16)
+    params = random_params(wide)
+    with pytest.raises(UserError, match="rows have 16 numbers and the target's 8"):
+        save_drafter(tmp_path, wide, params, IDS)
+    with pytest.raises(UserError, match=r"embedding has shape \(30, 8\)"):
+        save_drafter(tmp_path, wide, params, IDS, embedding=jnp.zeros((30, 8)))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -357,6 +440,58 @@ def test_weights_of_other_dtypes_are_converted(target):
     change_tensors(target, lambda t: {k: v.astype(ml_dtypes.bfloat16) for k, v in t.items()})
     expected = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), originals)
     assert_same_bits(load_target(target)[1], expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("stored", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_named(target, value, stored, dtype):
+    counts = {
+        "model.layers.3.mlp.up_proj.weight": 2,  # transposed
+        "model.embed_tokens.weight": 1,
+        "model.norm.weight": 8,
+    }
+
+    def damage(tensors):
+        tensors = {name: tensor.astype(stored) for name, tensor in tensors.items()}
+        for name, count in counts.items():
+            tensors[name].reshape(-1)[-count:] = value
+        return tensors
+
+    change_tensors(target, damage)
+    message = report(lambda d: load_target(d, dtype), target)
+    assert message.startswith(f"{target / 'model.safetensors'} has weights that are NaN or")
+    for name, count in counts.items():
+        assert f"{name} ({count} of them)" in message
+    assert message.count(" of them)") == len(counts)
+
+
+def test_the_largest_finite_weights_are_loaded_and_larger_ones_named(target):
+    largest = float(jnp.finfo(jnp.float32).max)
+    ends = np.array([largest, -largest, 1e-45, -1e-45, 0.0, -0.0, 1, -1])
+    change_tensors(target, lambda t: t | {"model.norm.weight": ends})
+    loaded = load_target(target)[1]["norm"]["scale"]
+    np.testing.assert_array_equal(loaded, ends.astype(np.float32))
+    # It rounds to infinity.
+    message = report(lambda d: load_target(d, jnp.bfloat16), target)
+    assert "infinite in bfloat16, in model.norm.weight (2 of them)" in message
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+def test_the_expert_with_weights_that_are_not_finite_is_named(tmp_path, kind):
+    config = TARGETS[kind]
+    save_target(tmp_path, config, random_params(config))
+    name = {
+        "qwen3_moe": "model.layers.2.mlp.experts.1.down_proj.weight",
+        "mixtral": "model.layers.2.block_sparse_moe.experts.1.w2.weight",
+    }[kind]
+
+    def damage(tensors):
+        tensors[name][0, 1] = np.nan
+        return tensors
+
+    change_tensors(tmp_path, damage)
+    assert f"in {name} (1 of them); pass" in report(load_target, tmp_path)
 
 
 def test_non_float_weights_are_named(target):

@@ -38,12 +38,12 @@ OTHERS = {
 PROGRAM = """
 import sys
 from dart_jax.weights import hub
-from dart_jax.errors import one_line_errors
+from dart_jax.programs.command_line import program
 function, name, *rest = sys.argv[1:]
 options = dict(zip(rest[::2], rest[1::2]))
 if "patterns" in options:
     options["patterns"] = getattr(hub, options["patterns"])
-with one_line_errors():
+with program():
     print(getattr(hub, function)(name, **options))
 """
 

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.interruption import HeldBack
 from dart_jax.memory import peak_memory
 
 
@@ -84,7 +85,7 @@ class LocalExecutor(Executor):
         self._watched = watched  # kept open until the workers have inherited it
 
     def _submit(self, function: Callable, *arguments: Any) -> Any:
-        with _report_killed_workers():
+        with _report_killed_workers(), HeldBack():  # the first call starts the workers
             return self._pool.submit(_measured, function, *arguments)
 
     def _result(self, submitted: Any) -> tuple[Any, str, int]:

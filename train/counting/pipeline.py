@@ -18,6 +18,7 @@ from typing import NamedTuple
 import tokenizers
 from rich.progress import Progress
 
+from dart_jax.data.records import PARQUET, ending
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
@@ -26,43 +27,70 @@ from train.counting.executors import Executor
 from train.data.documents import START, Corpus, Position, Unit
 
 MB = 10**6
-DRIVER = 640 * MB  # the process that reads, distributes and builds
-WORKER = 256 * MB  # a worker, besides its unit and its database
-LEAST = WORKER + 192 * MB
-
+DRIVER = 384 * MB  # the process that reads, distributes and builds, besides reading Parquet
+WORKER = 256 * MB  # a worker, besides its units and its database
+FEW, ENOUGH = 64 * MB, 192 * MB  # for these: with next to no data, and with any amount
 
 SMALLEST, LARGEST = MB, 64 * MB  # units of text
 FAN_IN = 256  # runs read at a time
 PART = 2**21  # maximum rows that the driver processes at a time
 
 
+class Least(NamedTuple):
+    """The least memory for a corpus, in bytes.
+
+    Attributes:
+      driver: of the process that reads, distributes and builds.
+      worker: of each worker.
+    """
+
+    driver: int
+    worker: int
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> Least:
+        """Returns it for a corpus; little is enough for little data."""
+        parquet = any(ending(path) == ".parquet" for path in corpus.files)
+        free = min(ENOUGH, FEW + 8 * corpus.size)
+        return cls(DRIVER + PARQUET * parquet, WORKER + free)
+
+    def total(self, workers: int) -> int:
+        """Returns it for all processes."""
+        return self.driver + workers * self.worker
+
+
 class Budget(NamedTuple):
     """How memory is divided.
 
     Attributes:
+      least: the least memory.
       workers: number of workers.
       free: bytes per worker for its units and its database.
       reading: bytes that the driver has on top of its minimum.
     """
 
+    least: Least
     workers: int
     free: int
     reading: int
 
     @classmethod
-    def of(cls, memory: int, workers: int) -> Budget:
+    def of(cls, memory: int, workers: int, least: Least) -> Budget:
         """Divides `memory` bytes between the driver and the workers.
 
         Raises:
           UserError: the memory is too little.
         """
-        if memory < DRIVER + workers * LEAST:
+        if memory < least.total(workers):
+            need = "1 worker needs" if workers == 1 else f"{workers} workers need"
+            one = "" if workers == 1 else f", one needs {-(-least.total(1) // MB)}MB"
             raise UserError(
-                f"--memory {memory // MB}MB is too little: {workers} workers need "
-                f"{(DRIVER + workers * LEAST) // MB}MB, one needs {(DRIVER + LEAST) // MB}MB"
+                f"--memory {memory // MB}MB is too little: {need} "
+                f"{-(-least.total(workers) // MB)}MB{one}"
             )
-        reading = (memory - DRIVER - workers * LEAST) // 4
-        return cls(workers, (memory - DRIVER - reading) // workers - WORKER, reading)
+        reading = (memory - least.total(workers)) // 4
+        free = (memory - least.driver - reading) // workers - WORKER
+        return cls(least, workers, free, reading)
 
     @property
     def sort(self) -> int:
@@ -85,11 +113,12 @@ class Budget(NamedTuple):
           UserError: the memory is too little for them.
         """
         if self.free < 10 * unit:
-            least = DRIVER + self.workers * LEAST  # nothing left for reading
-            least += self.workers * -(-(10 * unit + WORKER - LEAST) * 4 // 3)
+            missing = 10 * unit + WORKER - self.least.worker
+            # A quarter of what is above the least is for reading.
+            needed = self.least.total(self.workers) + self.workers * -(-missing * 4 // 3)
             raise UserError(
-                f"the work directory was started with more memory, {self.workers} workers need "
-                f"--memory {-(-least // MB)}MB to resume; use fewer --workers, or delete it"
+                f"the work directory was started with more memory; {self.workers} worker(s) need "
+                f"--memory {-(-needed // MB)}MB to resume; use fewer --workers, or delete it"
             )
 
 

@@ -33,8 +33,8 @@ class Order:
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.rows:
             raise UserError(
-                f"the data fill {self.rows} rows, a batch needs {self.batch}; lower the batch or "
-                "the context, or add data"
+                f"the data fill {self.rows} rows, a batch needs {self.batch}; lower --batch-size "
+                "or --context, or add data"
             )
 
     @property

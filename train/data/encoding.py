@@ -197,6 +197,7 @@ class Encoder:
 
     def _render(self, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
         """Returns the rendered text, and the spans that the template itself marks as supervised."""
+        special = self.tokenizer.wrapped.special_tokens_map  # imports transformers, quietly
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -204,7 +205,7 @@ class Encoder:
                 [messages],
                 chat_template=self._template,
                 return_assistant_tokens_mask=self._marks,
-                **self.tokenizer.wrapped.special_tokens_map | self.template_kwargs,
+                **special | self.template_kwargs,
             )
         except Exception as error:  # a template may raise anything
             reason = str(error).strip().split("\n", 1)[0]

@@ -25,6 +25,7 @@ from train.data.examples import Chat, Completion, Content, Example, Text, Tokens
 from train.data.packed_dataset import PackedDataset, Writer
 
 _VERSION = 1  # of the written format
+_CONTEXT = 6400  # the paper's (section 4.1)
 _MADE = "data"  # the directory's name; renamed into place once it is complete on disk
 _ENCODED = 4 * LONGEST  # characters encoded at a time
 
@@ -36,9 +37,10 @@ class DataConfig:
     data: tuple[str, ...]
     """Files, directories or globs (quoted; ** for any depth) of chats, completions or texts, or
     data sets of the Hugging Face hub: hub:owner/name or hub:owner/name/path."""
-    context: int = 6400
-    """Tokens per row; rows hold several documents. Longer texts are cut into pieces, longer chats
-    are truncated."""
+    context: int | None = None
+    """Tokens per row; by default the paper's 6400, or all of the target's positions if it has
+    fewer. Rows hold several documents. Longer texts are cut into pieces, longer chats are
+    truncated."""
     loss_on: LossOn = "assistant"
     """Supervised tokens of a chat or a completion: the assistant's, or all."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
@@ -51,7 +53,7 @@ class DataConfig:
     """Skip and count records that cannot be used, instead of stopping at the first."""
 
     def __post_init__(self) -> None:
-        if self.context < 2:
+        if self.context is not None and self.context < 2:
             raise UserError(f"--context must be at least 2, got {self.context}")
         if self.limit is not None and self.limit < 1:
             raise UserError(f"--limit must be at least 1, got {self.limit}")
@@ -60,6 +62,18 @@ class DataConfig:
                 f"--held-out must be a fraction or a number of records, got {self.held_out:g}"
             )
         parse_template_kwargs(self.chat_template_kwargs)
+
+    def tokens_per_row(self, longest: int) -> int:
+        """Returns the tokens per row for a target of `longest` positions.
+
+        Raises:
+          UserError: `context` is longer.
+        """
+        if self.context is not None and self.context > longest:
+            raise UserError(
+                f"--context {self.context} is beyond the target's {longest} positions; lower it"
+            )
+        return self.context or min(_CONTEXT, longest)
 
 
 class Prepared(NamedTuple):
@@ -75,7 +89,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    config: DataConfig, tokenizer: Tokenizer, directory: Path, *, vocab_size: int
+    config: DataConfig, tokenizer: Tokenizer, directory: Path, *, vocab_size: int, longest: int
 ) -> Prepared:
     """Encodes and packs the data into `directory`, unless that is already done.
 
@@ -86,12 +100,15 @@ def prepare(
       tokenizer: the target's tokenizer.
       directory: created if needed; several processes may prepare the same data at once.
       vocab_size: the target's vocabulary size.
+      longest: the target's positions, which limit the context.
 
     Raises:
       UserError: the data cannot be used, or the directory cannot be written; says where.
     """
+    context = config.tokens_per_row(longest)
     files = without(find_files(config.data), [directory])
-    name = _made_from(config, files, tokenizer, vocab_size)
+    resolved = dataclasses.replace(config, context=context)
+    name = _made_from(resolved, files, tokenizer, vocab_size)
     encoder = Encoder(
         tokenizer,
         vocab_size,
@@ -104,7 +121,7 @@ def prepare(
             found = _load(directory / _MADE, name)
             if found is None:
                 with _replacing(directory / _MADE) as part:
-                    _make(config, files, encoder, part, name)
+                    _make(config, files, encoder, part, context, name)
                 found = _load(directory / _MADE, name)
     except OSError as error:
         raise UserError(
@@ -155,7 +172,12 @@ def _replacing(directory: Path) -> Iterator[Path]:
 
 
 def _make(
-    config: DataConfig, files: Sequence[Path], encoder: Encoder, directory: Path, name: str
+    config: DataConfig,
+    files: Sequence[Path],
+    encoder: Encoder,
+    directory: Path,
+    context: int,
+    name: str,
 ) -> None:
     skipped = Skipped()
     bad = skipped if config.skip_bad else refuse
@@ -163,8 +185,7 @@ def _make(
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(progress_bars())
         training, held_out = (
-            Writer(directory, field, config.context, encoder.vocab_size)
-            for field in Prepared._fields
+            Writer(directory, field, context, encoder.vocab_size) for field in Prepared._fields
         )
         stack.callback(training.close)
         stack.callback(held_out.close)
@@ -179,6 +200,8 @@ def _make(
         held_out.finish(name)
         if not training.packer.statistics.rows:
             why = f"; the first that was skipped: {skipped.first}" if skipped.count else ""
+            if kept := held_out.packer.statistics.documents:
+                why = f"; --held-out {config.held_out:g} takes all {kept:,} documents; lower it"
             raise UserError(f"nothing in {', '.join(config.data)} is left to train on{why}")
         progress.update(bar, completed=size)
     made = _load(directory, name)
@@ -186,6 +209,14 @@ def _make(
     for field, packed in zip(Prepared._fields, made, strict=True):
         progress.console.print(
             f"{field.replace('_', ' ')}: {packed}", highlight=False, soft_wrap=True
+        )
+    if config.held_out and not made.held_out.rows:
+        some = max(1, min(8, made.training.statistics.documents // 4))
+        progress.console.print(
+            f"--held-out {config.held_out:g} leaves no documents to evaluate the drafter on; "
+            f"--held-out {some} would hold out about {some}",
+            highlight=False,
+            soft_wrap=True,
         )
     if skipped.count:
         progress.console.print(

@@ -45,8 +45,10 @@ class AcceptanceConfig:
                 raise UserError(f"--{name.replace('_', '-')} cannot be negative")
         if self.eval_new_tokens < 2:
             raise UserError("--eval-new-tokens must be at least 2")
-        if self.ngram_weight < 0:
-            raise UserError("--ngram-weight cannot be negative")
+        if not 0 <= self.ngram_weight < math.inf:
+            raise UserError(
+                f"--ngram-weight must be a finite number of at least 0, got {self.ngram_weight:g}"
+            )
 
 
 class Agreement:

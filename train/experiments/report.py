@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dart_jax.files import write_atomically
 from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from dart_jax.programs.outputs import write_text
 from train.experiments.variants import TITLES, Experiment
 from train.experiments.verdict import RULE, difference, verdict
 
@@ -83,7 +83,7 @@ def write(path: Path, plan: Experiment, content: Mapping[str, Any], drawing: str
     titles = [*TITLES.values()]
     ordered = sorted(sections, key=lambda t: titles.index(t) if t in titles else len(titles))
     text = "\n".join([_HEADER, *(f"## {sections[title]}\n" for title in ordered)])
-    write_atomically(path, text.encode())
+    write_text(path, text)
 
 
 def draw(plan: Experiment, figures: Figures, path: Path) -> None:
@@ -135,9 +135,10 @@ def _section(plan: Experiment, content: Mapping[str, Any], drawing: str) -> str:
     seeds = content["seeds"]
     setup = (
         f"{content['date']}, {environment['device']}; {versions}. Target `{recipe['target']}`, "
-        f"{trainer['steps']} steps of {trainer['batch']} rows, {seeds} seed{'s' * (seeds > 1)}; "
-        f"{content['prompts']} prompts, {content['options']['new_tokens']} new tokens each, trees "
-        f"of {tree['nodes']} nodes (level decay {tree['level_decay']:g})."
+        f"{trainer['steps']} steps of {trainer['batch_size']} rows, "
+        f"{seeds} seed{'s' * (seeds > 1)}; "
+        f"{content['prompts']} prompts, {content['options']['max_new_tokens']} new tokens each, "
+        f"trees of {tree['nodes']} nodes (level decay {tree['level_decay']:g})."
     )
     figures: Figures = content["figures"]
     parts = [setup, f"    {content['command']}", _table(plan, figures)]

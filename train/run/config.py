@@ -11,7 +11,7 @@ from train.run.optimizer import OptimizerConfig
 
 # Options that may change when a run resumes; of these only `accumulate` changes random draws.
 _FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
-_AT_LEAST_1 = ("steps", "batch", "accumulate", "save_every", "eval_every", "keep", "log_every")
+_AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", "keep", "log_every")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TrainerConfig(OptimizerConfig):
     steps: int = 1000
     """Total number of updates. The learning rate's schedule depends on it, so a run cannot resume
     with another number; start a new run from the result to train further."""
-    batch: int = 32
+    batch_size: int = 32
     """Rows per update, over all devices."""
     accumulate: int = 1
     """Microbatches per update, whose gradients are summed; more need less memory."""

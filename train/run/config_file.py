@@ -10,48 +10,50 @@ The command line overrides the file.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
 from dart_jax.errors import UserError
+from dart_jax.programs import command_line
 
 T = TypeVar("T")
 
 
-def parse(cls: type[T], args: list[str], description: str | None) -> T:
+def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> T:
     """Reads the command line, on top of the file given by a leading `--config FILE`.
 
     Args:
       cls: a dataclass of options and nested option dataclasses.
-      args: the command line.
+      args: the command line; None takes the one that the process was started with.
       description: for `--help`.
 
     Raises:
-      UserError: the file cannot be read, or an option in it is unknown or has the wrong type.
+      UserError: the file cannot be read, an option in it is unknown or has the wrong type, or as
+        `command_line.parse`.
     """
     values: dict[str, Any] = {}
     path = None
+    args = sys.argv[1:] if args is None else list(args)
     if args and args[0].startswith("--config="):
         args = ["--config", args[0].removeprefix("--config="), *args[1:]]
     if args[:1] == ["--config"] and len(args) > 1:
         path, args = Path(args[1]), args[2:]
         values = _read(path)
+    if any(word.partition("=")[0] == "--config" for word in args):
+        raise UserError("--config FILE goes first, and only once")
     default = _fill(cls, values)
     if values:
         raise UserError(f"{path}: unknown options {', '.join(values)}; --help lists all options")
-    return tyro.cli(
-        cls,
-        args=args,
-        default=default,
-        description=description,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    # A recipe may turn a switch on that is off by default: every switch has both forms.
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+    return command_line.parse(cls, args, description, default=default, config=config)
 
 
 def replace(config: Any, options: Mapping[str, Any]) -> Any:

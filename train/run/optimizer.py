@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ class OptimizerConfig:
     final_lr: float = 0.0
     """Final learning rate, at the end of the cosine, as a fraction of --lr."""
     clip: float = 0.5
-    """Gradients are clipped to this global norm."""
+    """Gradients are clipped to this global norm; inf does not clip."""
     b1: float = 0.9
     """Decay of the running mean of gradients."""
     b2: float = 0.999
@@ -38,8 +39,16 @@ class OptimizerConfig:
         for name in ("warmup", "b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 0 and below 1")
-        if self.lr <= 0 or self.clip <= 0:
-            raise UserError(f"--lr {self.lr:g} and --clip {self.clip:g} must be above 0")
+        if not 0 < self.lr < math.inf:
+            raise UserError(f"--lr must be a finite number above 0, got {self.lr:g}")
+        if not self.clip > 0:
+            raise UserError(f"--clip must be above 0, got {self.clip:g}")
+        if not 0 <= self.final_lr <= 1:
+            raise UserError(f"--final-lr must be a fraction of --lr, 0 to 1, got {self.final_lr:g}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(
+                f"--weight-decay must be a finite number of at least 0, got {self.weight_decay:g}"
+            )
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.Array:

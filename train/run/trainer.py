@@ -8,7 +8,6 @@ with the same mesh and version of XLA; on GPUs XLA is deterministic only with
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import threading
 import time
@@ -66,7 +65,7 @@ def fit(
       params: initial parameters; they are not donated.
       loss: (params, frozen, batch, key) -> sum of one microbatch's losses and their count, float32
         scalars; jitted here.
-      batches: the data; `batches.batch` must be `config.batch`.
+      batches: the data; `batches.batch` must be `config.batch_size`.
       config: the recipe.
       directory: receives `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
       frozen: a tree of arrays that the loss needs, such as the target's parameters.
@@ -85,10 +84,12 @@ def fit(
       UserError: the run cannot start, resume or be saved; its newest checkpoint stays.
       SystemExit: SIGTERM or SIGINT arrived; the state was saved.
     """
-    if batches.batch != config.batch:
-        raise ValueError(f"batches of {batches.batch} rows do not match --batch {config.batch}")
+    if batches.batch != config.batch_size:
+        raise ValueError(
+            f"batches of {batches.batch} rows do not match --batch-size {config.batch_size}"
+        )
     mesh = make_mesh(config.mesh)
-    rows = batch_sharding(mesh, config.batch, config.accumulate)
+    rows = batch_sharding(mesh, config.batch_size, config.accumulate)
     optimizer = make_optimizer(config, config.steps)
     shardings = state_shardings(mesh, optimizer, params)
     dtype = jnp.dtype(config.dtype)
@@ -147,11 +148,11 @@ def fit(
             }
             seconds = time.perf_counter() - began
             number = int(step) + 1
-            if not all(map(math.isfinite, figures.values())):
+            if problem := measured.not_finite():
                 raise UserError(
-                    f"step {number} of {name} has loss {figures['loss']} and gradient norm "
-                    f"{figures['grad_norm']}; the run stops and {saved} keeps the earlier "
-                    "checkpoints; try a lower --lr or a longer --warmup in another directory"
+                    f"in step {number} of {name} {problem}; the run stops and {saved} keeps the "
+                    "earlier checkpoints; try a lower --lr or a longer --warmup in another "
+                    "directory"
                 )
             last = number == config.steps
             evaluated: dict[str, float] = {}

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,16 +56,6 @@ def exclusive(directory: Path) -> Iterator[None]:
                 f"another run is training in {directory}; wait for it or use another directory"
             ) from None
         yield
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Wraps a program: Ctrl-C ends it with one line that says how to resume."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted; run the same command to resume from what was saved", file=sys.stderr)
-        sys.exit(130)
 
 
 def check_settings(work: Path, settings: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:

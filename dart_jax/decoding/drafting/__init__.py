@@ -26,6 +26,7 @@ __all__ = [
     "NgramConfig",
     "PromptLookupConfig",
     "Proposal",
+    "drafter_title",
     "drafting_method",
 ]
 
@@ -56,3 +57,17 @@ def drafting_method(
             return PromptLookup(drafter, nodes)
         case NgramConfig():
             return Ngram(drafter, nodes)
+
+
+_TITLES = {
+    DrafterConfig: "DART",
+    Eagle3Config: "EAGLE-3",
+    TargetConfig: "draft model",
+    PromptLookupConfig: "prompt lookup",
+    NgramConfig: "n-gram model alone",
+}
+
+
+def drafter_title(drafter: AnyDrafter | None) -> str:
+    """The name of a drafting method, for people."""
+    return "none" if drafter is None else _TITLES[type(drafter)]

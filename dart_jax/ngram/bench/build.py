@@ -8,6 +8,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing.pool import Pool
 from pathlib import Path
 
 import duckdb
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from dart_jax.errors import UserError
+from dart_jax.interruption import HeldBack
 from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.ngram import runs
 from dart_jax.ngram.bench.config import BenchConfig
@@ -56,6 +58,12 @@ def tokenise(config: BenchConfig, work: Path, console: Console) -> tuple[NDArray
     return np.concatenate(held_out), vocabulary_size(tokenizer)
 
 
+def new_process() -> Pool:
+    """Returns a pool of one new process, whose memory is then only that of its work."""
+    with HeldBack():  # this process handles Ctrl-C
+        return multiprocessing.get_context("spawn").Pool(1)
+
+
 def text_files(data: tuple[Path, ...]) -> list[Path]:
     """Expands the paths of the command line to files, directories recursively."""
     if not data:
@@ -75,7 +83,7 @@ def build(
     """Counts the tokens in a separate process, on one core and within the given memory."""
     memory = parse_memory(config.memory)
     out = work / "model.dng"
-    with console.status("counting"), multiprocessing.get_context("spawn").Pool(1) as pool:
+    with console.status("counting"), new_process() as pool:
         layout = WindowLayout(config.order, vocab_size)
         seconds, before, peak = pool.apply(_build, (work, layout, memory, out))
     tokens = int(np.load(work / "offsets.npy")[-1])

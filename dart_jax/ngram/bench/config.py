@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from dart_jax.model import DEMO
 
@@ -27,7 +24,7 @@ class BenchConfig:
     """Memory of the process that builds the file."""
     queries: int = 2000
     """Number of timed searches."""
-    nodes: int = 59
+    tree_nodes: int = 60
     """Nodes of a tree, the root not counted."""
     generate: float = 0
     """Also measure a made-up model with this many n-grams and a vocabulary of 151,936. 1.2e9 is the
@@ -36,7 +33,7 @@ class BenchConfig:
     """Directory for all files; by default a temporary one."""
     seed: int = 0
     """Seed of queries and made-up n-grams."""
-    engines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    engines: bool = False
     """Also time other engines for grouping the windows: numpy, DuckDB, polars (if installed)."""
     json: Path | None = None
     """Write all results to this file."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.pruner import Pruner, search_in_jit
+from dart_jax.ngram.bench.build import new_process
 from dart_jax.ngram.bench.results import Results
 from dart_jax.ngram.bench.workload import Drafts
 from dart_jax.ngram.model import NgramModel
@@ -32,7 +32,7 @@ def measure_file(path: Path, results: Results, name: str = "") -> None:
     lazily = _median_open(path, checksums=False)
     results.add(name + "open, without checksums", lazily, f"{1e3 * lazily:.2f} ms")
     if sys.platform == "linux":
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with new_process() as pool:
             private, shared = pool.apply(_mapping, (path,))
         results.add(
             name + "memory of two processes",

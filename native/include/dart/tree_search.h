@@ -38,7 +38,7 @@ namespace dart {
 enum class Ties { kFirst, kCompatible };
 
 struct TreeSearchConfig {
-  int nodes = 59;  // N, the root not counted
+  int nodes = 60;  // N, the root not counted
   int beam = 20;
   double level_decay = 0.7;
   double logit_decay = 0.9;

@@ -18,8 +18,8 @@ from dart_jax import generate
 from dart_jax.errors import UserError
 from dart_jax.generate import GenerateConfig
 from dart_jax.generation import GenerationConfig, Piece, length_bucket
+from dart_jax.generation.prompts import is_batch, split_stops
 from dart_jax.model import DEMO, DartModel
-from dart_jax.text_generation import is_batch, split_stops
 
 TEXT = "def heappush(heap, item):\n"
 SAMPLED = GenerationConfig(max_new_tokens=40, temperature=0.5, top_p=0.95, seed=5)
@@ -59,16 +59,17 @@ def test_a_completion(model, sampled):
     assert sampled.tau == 39 / sampled.steps
     # The prefill and every verification emit one token of the target's own, unless cut short.
     assert 0 < sampled.drafted.sum() - (40 - 1 - sampled.steps) + 1 <= 2
-    assert set(sampled.seconds) == {"prefill", "device", "search"}
-    assert sampled.tokens_per_second == pytest.approx(40 / sum(sampled.seconds.values()))
+    assert set(sampled.seconds) == {"prefill", "device", "search", "compile"}
+    spent = sum(sampled.seconds.values()) - sampled.seconds["compile"]
+    assert sampled.tokens_per_second == pytest.approx(40 / spent)
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("options", [{"nodes": 0}, {"nodes": 3}, {"use_ngram": False}])
+@pytest.mark.parametrize("options", [{"tree_nodes": 0}, {"tree_nodes": 3}, {"use_ngram": False}])
 def test_drafting_changes_nothing(model, sampled, options):
     other = model.generate(TEXT, SAMPLED, **options)
     same(other, sampled)
-    assert other.drafted.any() == (options.get("nodes") != 0)
+    assert other.drafted.any() == (options.get("tree_nodes") != 0)
 
 
 def test_prompt_formats(model, sampled):
@@ -123,14 +124,14 @@ def test_stop_strings(model, sampled, nodes):
     text = sampled.text
     begin, end = next((i, i + 3) for i in range(8, len(text)) if text.find(text[i : i + 3]) == i)
     stop = (text[begin:end], "never in it")
-    done = model.generate(TEXT, SAMPLED, stop=stop, nodes=nodes)
+    done = model.generate(TEXT, SAMPLED, stop=stop, tree_nodes=nodes)
     assert done.text == text[:begin]
     assert done.finish == "stop"
     tokens = done.tokens.tolist()
     assert tokens == sampled.tokens[: len(tokens)].tolist()
     assert stop[0] in model.tokenizer.decode(tokens)
     assert stop[0] not in model.tokenizer.decode(tokens[:-1])
-    stream = model.stream(TEXT, SAMPLED, stop=stop, nodes=nodes)
+    stream = model.stream(TEXT, SAMPLED, stop=stop, tree_nodes=nodes)
     assert "".join(stream) == done.text
     same(stream.completion, done)
 
@@ -141,7 +142,7 @@ def test_a_special_token_is_a_stop_id(model):
     assert 0 in model.tokenizer.special_ids
     for stop, strings, ids in [(name, [], (0,)), ((name, "def", 7), ["def"], (0, 7)), ((), [], ())]:
         config = GenerationConfig(stop=stop)
-        assert split_stops(model.tokenizer, config.stop) == (strings, ids)
+        assert split_stops(model.tokenizer, config.stop, 4096) == (strings, ids)
         assert model.stream(TEXT, config)._decoder.stop == (*model.eos, *ids)
 
 
@@ -161,7 +162,7 @@ def test_stop_strings_in_a_batch(model):
 def test_stop_ids(model, sampled):
     tokens = sampled.tokens.tolist()
     at = next(i for i in range(10, 40) if tokens.index(tokens[i]) == i)
-    for stop in (tokens[at], (tokens[at], 1000000)):
+    for stop in (tokens[at], (tokens[at], 4095), np.int64(tokens[at])):
         done = model.generate(TEXT, SAMPLED, stop=stop)
         assert done.tokens.tolist() == tokens[: at + 1]
         assert done.finish == "stop"
@@ -192,7 +193,7 @@ def test_penalty_and_filters_with_and_without_drafts(model):
     config = GenerationConfig(
         max_new_tokens=40, temperature=0.8, top_k=40, min_p=0.02, repetition_penalty=1.4, seed=1
     )
-    drafted, plain = (model.generate([TEXT, "x"], config, nodes=nodes) for nodes in (None, 0))
+    drafted, plain = (model.generate([TEXT, "x"], config, tree_nodes=nodes) for nodes in (None, 0))
     for ours, theirs in zip(drafted, plain, strict=True):
         same(ours, theirs)
 
@@ -202,12 +203,30 @@ def test_penalty_and_filters_with_and_without_drafts(model):
     [
         ("", {}, "a prompt is empty"),
         ([], {}, "no prompts"),
-        ("x", {"max_tokens": 3}, "unknown option max_tokens; the options are max_new_tokens"),
-        ("x", {"max_new_tokens": 0}, "max-new-tokens must be at least 1"),
+        ("x", {"max_tokens": 3}, r"unknown option max_tokens; did you mean max_new_tokens\?"),
+        ("x", {"max_new_tokens": 0}, "max-new-tokens must be in 1..2147483647, got 0"),
         ("x", {"top_p": 2.0}, "top-p must be"),
         ("x", {"seed": -1}, "the seed must be in"),
         ("x", {"stop": ""}, "stop string"),
-        ("x", {"nodes": -1}, "a tree cannot have -1 nodes"),
+        ("x", {"tree_nodes": -1}, "a tree cannot have -1 nodes; choose 0 to 512"),
+        ("x", {"tree_nodes": 100000}, "a tree cannot have 100000 nodes; choose 0 to 512"),
+        ("x", {"temprature": 0.3}, "unknown option temprature; did you mean temperature\\?"),
+        ("x", {"num_beams": 4}, "num_beams is not supported; the options are max_new_tokens"),
+        ("x", {"top_k": 2**31}, "top_k must be at most 2147483647"),
+        ("x", {"max_new_tokens": 10**12}, "max_new_tokens must be at most 2147483647"),
+        ("x", {"stop": 10**12}, "stop has the token id 1000000000000; ids are in 0..4095"),
+        ("x", {"stop": -1}, "stop has the token id -1; ids are in 0..4095"),
+        ("x", {"eos_token_id": [0, 4096]}, "eos_token_id has the token id 4096"),
+        ("x", {"eos_token_id": "0"}, "eos_token_id must be a token id or several, got '0'"),
+        ("x", {"logprobs": -1}, "logprobs must be at least 0"),
+        ("x", {"logprobs": 5000}, "logprobs=5000, but there are 4096 tokens"),
+        ("x", {"logits_processor": 3}, "logits_processor must be functions"),
+        ("x", {"do_sample": 1}, "do_sample must be True or False, got 1"),
+        ("x", {"do_sample": True, "temperature": 0}, "do_sample=True needs a temperature above 0"),
+        ("x", {"num_return_sequences": 2}, "greedy decoding gives the same text every time"),
+        ("x", {"num_return_sequences": 0}, "num_return_sequences must be at least 1, got 0"),
+        ("x", {"max_length": 0}, "max_length must be at least 1"),
+        ([1] * 20, {"max_length": 20}, "a prompt of 20 tokens leaves no room in 20 positions"),
         ("x", {"top_k": 2.5}, "top_k must be an integer, got 2.5"),
         ("x", {"max_new_tokens": "5"}, "max_new_tokens must be an integer, got '5'"),
         ("x", {"stop": (1.5,)}, "stop must be strings and token ids"),

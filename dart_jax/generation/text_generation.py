@@ -1,43 +1,30 @@
-"""Continues prompts: encodes text to tokens, runs a decoder, and decodes its tokens to text."""
+"""Continues token prompts: runs a decoder and decodes its tokens to text."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+import asyncio
+import threading
+from collections.abc import Generator, Hashable, Sequence
+from typing import Literal
 
 import jax
 import numpy as np
 
 from dart_jax.decoding.decoder import Decoder
+from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.loop import generate_fused, stream
-from dart_jax.errors import UserError
-from dart_jax.generation import Completion, GenerationConfig, Piece, Step
+from dart_jax.generation.config import GenerationConfig
+from dart_jax.generation.results import Completion, Piece, Step
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
-
-# Text, token ids, or chat messages.
-Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
-
-
-def is_batch(prompts: Any) -> bool:
-    """Whether `prompts` is a batch rather than a single prompt."""
-    if isinstance(prompts, str):
-        return False
-    if isinstance(prompts, np.ndarray):
-        return prompts.ndim > 1
-    if isinstance(prompts, Mapping) or not isinstance(prompts, Sequence):
-        raise UserError(
-            "a prompt is a text, token ids or a list of messages with role and content, not "
-            f"a {type(prompts).__name__}"
-        )
-    return len(prompts) == 0 or not isinstance(prompts[0], int | np.integer | Mapping)
 
 
 class TextGeneration:
     """A batch of prompts being continued.
 
-    Iterating runs the decoder step by step and yields the pieces of the first prompt's text;
-    `steps` yields one `Step` per decode step; `run` generates everything at once.
+    Iterating, with `for` or `async for`, runs the decoder step by step and yields the pieces of all
+    texts; `Piece.row` tells them apart. `steps` yields one `Step` per decode step; `run` generates
+    everything at once.
     """
 
     def __init__(
@@ -54,30 +41,56 @@ class TextGeneration:
           decoder: runs the model.
           tokenizer: the target's.
           prompts: tokens of each prompt, int [n].
-          config: its `max_new_tokens` and `seed` are used.
+          config: its `max_new_tokens`, `max_length` and `seed` are used.
           stop_strings: the text ends before the first of them that occurs.
 
         Raises:
           UserError: as `Decoder.pad` and `Decoder.options`.
         """
         self._decoder = decoder
-        self._prompts = decoder.pad(list(prompts), config.max_new_tokens)
+        self._prompts = decoder.pad(list(prompts), config.max_new_tokens, config.max_length)
         self._options = decoder.options(config.seed)
-        self._rows = [_Row(tokenizer, stop_strings, decoder.stop) for _ in prompts]
-        self._fused = not stop_strings
+        self._rows = [_Row(n, tokenizer, stop_strings, decoder.stop) for n in range(len(prompts))]
+        # Stop strings can be detected only on the host; the scores of all tokens together could
+        # need more memory than the device has.
+        self._fused = not (stop_strings or decoder.config.logits.scores)
         self._steps = np.zeros(len(prompts), int)
         self._seconds: dict[str, float] = {}
         self._pieces = self._generate()
+        # Held during a step, so that `close` can be called from another thread.
+        self._running = threading.Lock()
 
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+    def __iter__(self) -> TextGeneration:
+        return self
 
     def __next__(self) -> Piece:
-        return next(self._pieces)
+        with self._running:
+            return next(self._pieces)
+
+    def __aiter__(self) -> TextGeneration:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Runs a step in a thread, so that the event loop can do other work."""
+        piece = await asyncio.to_thread(next, self, None)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def __repr__(self) -> str:
+        done = [completion.finish for completion in self.completions]
+        tokens = sum(len(row.tokens) for row in self._rows)
+        running = sum(finish is None for finish in done)
+        return f"TextGeneration({len(done)} texts, {running} running, {tokens} new tokens)"
 
     def close(self) -> None:
         """Stops generating; the completion so far stays available."""
-        self._pieces.close()
+        with self._running:
+            self._pieces.close()
+
+    async def aclose(self) -> None:
+        """The same without blocking the event loop during a step that is running."""
+        await asyncio.to_thread(self.close)
 
     @property
     def programs(self) -> Hashable:
@@ -98,8 +111,7 @@ class TextGeneration:
         return [self._completion(row) for row in range(len(self._rows))]
 
     def run(self) -> None:
-        """Generates to the end, in one program on the device unless there are stop strings, which
-        only the host can detect."""
+        """Generates to the end, if possible in one program on the device."""
         if not self._fused:
             for _ in self._pieces:
                 pass
@@ -108,8 +120,9 @@ class TextGeneration:
         result = generate_fused(
             decoder.config, decoder.params, decoder.pruner, self._prompts, self._options
         )
-        for row, tokens, drafted in zip(self._rows, result.tokens, result.drafted, strict=True):
-            row.append(tokens, drafted)
+        scores = result.scores or [None] * len(self._rows)
+        for n, row in enumerate(self._rows):
+            row.append(result.tokens[n], result.drafted[n], scores[n])
             row.end()
         self._steps, self._seconds = result.steps, result.seconds
 
@@ -139,15 +152,17 @@ class TextGeneration:
                 output = steps.send(ended)
             except StopIteration:
                 break
-            pieces: list[list[Piece]] = []
+            pieces: list[Piece] = []
+            scores = output.scores or [None] * len(self._rows)
             for n, (row, tokens) in enumerate(zip(self._rows, output.tokens, strict=True)):
                 self._steps[n] += len(tokens) > 0 and not first
-                pieces.append(row.append(tokens, np.arange(len(tokens)) < output.drafted[n]))
-            yield Step(pieces[0], output.tokens[0], int(output.drafted[0]), output.drafts)
+                drafted = np.arange(len(tokens)) < output.drafted[n]
+                pieces += row.append(tokens, drafted, scores[n])
+            yield Step(pieces, output.tokens[0], int(output.drafted[0]), output.drafts)
             ended, first = np.array([row.finish is not None for row in self._rows]), False
-        rest = [row.end() for row in self._rows]
-        if rest[0]:
-            yield Step(rest[0], np.zeros(0, np.int32), 0, None)
+        rest = [piece for row in self._rows for piece in row.end()]
+        if rest:
+            yield Step(rest, np.zeros(0, np.int32), 0, None)
 
     def _completion(self, n: int) -> Completion:
         row = self._rows[n]
@@ -159,23 +174,33 @@ class TextGeneration:
             steps=int(self._steps[n]),
             finish=row.finish,
             seconds=dict(self._seconds),
+            pieces=tuple(row.pieces),
+            **row.scores(),
         )
 
 
 class _Row:
     """One sequence: its tokens, its text, and how it finished."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stop_ids: Sequence[int]):
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, stop: Sequence[str], stop_ids: Sequence[int]
+    ):
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
         self.pieces: list[Piece] = []
         self.finish: Literal["stop", "length"] | None = None
+        self._index = index
         self._text = TextStream(tokenizer, stop)
         self._stop_ids = frozenset(stop_ids)
+        self._scores: list[TokenScores] = []
 
-    def append(self, tokens: np.ndarray, drafted: np.ndarray) -> list[Piece]:
+    def append(
+        self, tokens: np.ndarray, drafted: np.ndarray, scores: TokenScores | None
+    ) -> list[Piece]:
         """Appends tokens, up to one that ends the text; returns the new pieces."""
         before = len(self.pieces)
+        if scores is not None:
+            self._scores.append(scores)
         for token, was_drafted in zip(tokens.tolist(), drafted.tolist(), strict=True):
             if self.finish is not None:
                 break
@@ -198,34 +223,14 @@ class _Row:
             self.finish = "stop" if self._text.stopped else "length"
         return self.pieces[before:]
 
+    def scores(self) -> dict[str, np.ndarray]:
+        """What is reported about the tokens, by field of `Completion`; empty if nothing is."""
+        if not self._scores:
+            return {}
+        count = len(self.tokens)
+        joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *self._scores)
+        return {name: value for name, value in joined._asdict().items() if value is not None}
+
     def _add(self, text: str) -> None:
         if text:
-            self.pieces.append(Piece(text, self.drafted[-1]))
-
-
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, config: GenerationConfig) -> np.ndarray:
-    """Returns a prompt's tokens, int64 [n]; raises UserError if it is not a valid prompt."""
-    if isinstance(prompt, str):
-        return np.array(tokenizer.encode(prompt), np.int64)
-    if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-        chat: Any = prompt
-        return np.array(tokenizer.encode_chat(chat, **config.chat_template_kwargs), np.int64)
-    tokens = np.asarray(prompt)
-    if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
-        raise UserError(
-            "a prompt is a text, a list of token ids or a list of messages with role and content"
-        )
-    return tokens.astype(np.int64)
-
-
-def split_stops(
-    tokenizer: Tokenizer, stops: Sequence[str | int]
-) -> tuple[list[str], tuple[int, ...]]:
-    """Splits stops into stop strings and stop ids.
-
-    The name of a special token, which never appears in decoded text, becomes its id.
-    """
-    special = {tokenizer.backend.id_to_token(id): id for id in tokenizer.special_ids}
-    strings = [stop for stop in stops if isinstance(stop, str) and stop not in special]
-    rest = (stop for stop in stops if stop not in strings)
-    return strings, tuple(special[stop] if isinstance(stop, str) else stop for stop in rest)
+            self.pieces.append(Piece(text, self.drafted[-1], self._index))

@@ -1,0 +1,143 @@
+"""The target's logits at the nodes of a tree: processors that change them, and reported scores.
+
+`sampling.py` draws tokens from the processed logits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.decoding.sampling import SamplingValues, filter_logits
+from dart_jax.decoding.tree import DraftTree
+
+# (tokens int32 [S], logits float32 [V], length int32 scalar) -> float32 [V], a pure JAX function:
+# the logits of the token that follows `tokens[:length]`; later tokens are -1.
+LogitsProcessor = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitsConfig:
+    """What is done with the target's logits besides drawing from them; compiled in.
+
+    Attributes:
+      processors: applied in turn, after the repetition penalty and before the temperature.
+      logprobs: number of most likely tokens reported with the log-probability of each emitted
+        token; None reports none.
+      scores: whether the scores of the whole vocabulary are reported.
+    """
+
+    processors: tuple[LogitsProcessor, ...] = ()
+    logprobs: int | None = None
+    scores: bool = False
+
+
+class TokenScores(NamedTuple):
+    """What is reported about P emitted tokens; a field that was not requested is None.
+
+    Log-probabilities are the target's own: of its logits before penalty, processors, temperature
+    and filters. Scores are what tokens are drawn from, as in `transformers`.
+
+    Attributes:
+      logprobs: float32 [B, P], of the emitted tokens.
+      top_ids: int32 [B, P, k], the most likely tokens, in order.
+      top_logprobs: float32 [B, P, k], theirs.
+      scores: float32 [B, P, V], logits after penalty and processors and, unless decoding is greedy,
+        divided by the temperature and filtered (-inf).
+    """
+
+    logprobs: jax.Array | None = None
+    top_ids: jax.Array | None = None
+    top_logprobs: jax.Array | None = None
+    scores: jax.Array | None = None
+
+
+def process(
+    processors: tuple[LogitsProcessor, ...],
+    logits: jax.Array,
+    tokens: jax.Array,
+    length: jax.Array,
+) -> jax.Array:
+    """Applies processors to every row.
+
+    Args:
+      processors: see `LogitsProcessor`.
+      logits: float32 [..., V].
+      tokens: int32 [..., S], each row's sequence, -1 beyond its length.
+      length: int32 [...].
+    """
+    if logits.ndim > 1:
+        return jax.vmap(partial(process, processors))(logits, tokens, length)
+    for processor in processors:
+        logits = jnp.asarray(processor(tokens, logits, length), jnp.float32)
+    return logits
+
+
+def sequences_at_nodes(
+    tokens: jax.Array, length: jax.Array, tree: DraftTree, mask: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the sequence that ends with each node: int32 [B, N + 1, S], and its length.
+
+    Args:
+      tokens: int32 [B, S], the sequences up to the root.
+      length: int32 [B], tokens before the root.
+      tree: the draft tree.
+      mask: its `ancestor_mask`.
+    """
+    position = length[:, None] + tree.depth
+
+    def row(tokens: jax.Array, drafted: jax.Array, position: jax.Array, seen: jax.Array):
+        at = jnp.where(seen, position, tokens.shape[0])
+        return tokens.at[at].set(drafted, mode="drop")
+
+    of_tree = jax.vmap(row, in_axes=(None, None, None, 0))
+    return jax.vmap(of_tree)(tokens, tree.tokens, position, mask), position + 1
+
+
+def append_tokens(
+    sequences: jax.Array, tokens: jax.Array, count: jax.Array, at: jax.Array
+) -> jax.Array:
+    """Writes the first `count` [B] of `tokens` [B, P] into `sequences` [B, S] from `at` [B]."""
+    place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    index = jnp.where(place < count[:, None], at[:, None] + place, sequences.shape[1])
+    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
+    return sequences.at[rows, index].set(tokens, mode="drop")
+
+
+def token_scores(
+    config: LogitsConfig,
+    sampling: SamplingValues,
+    logits: jax.Array,
+    processed: jax.Array,
+    tokens: jax.Array,
+) -> TokenScores | None:
+    """Returns what is reported about the tokens; None if nothing is requested.
+
+    Args:
+      config: what is requested.
+      sampling: how tokens are drawn.
+      logits: float32 [B, P, V], the target's.
+      processed: float32 [B, P, V], the same after penalty and processors.
+      tokens: int32 [B, P], drawn from them.
+    """
+    if config.logprobs is None and not config.scores:
+        return None
+    found = TokenScores()
+    if config.logprobs is not None:
+        logprobs = jax.nn.log_softmax(logits, axis=-1)
+        chosen = jnp.take_along_axis(logprobs, jnp.maximum(tokens, 0)[:, :, None], axis=-1)
+        top, ids = jax.lax.top_k(logprobs, config.logprobs)
+        found = TokenScores(chosen[:, :, 0], ids.astype(jnp.int32), top)
+    if config.scores:
+        scores = processed
+        if sampling.temperature is not None:
+            scaled = processed / sampling.temperature
+            kept = jnp.isfinite(filter_logits(sampling, scaled))
+            scores = jnp.where(kept, scaled, -jnp.inf)
+        found = found._replace(scores=scores)
+    return found

@@ -1,0 +1,25 @@
+"""Generation of text: its options, its results, and the loop from prompts to pieces of text.
+
+May import `dart_jax.decoding` and `dart_jax.text`. `dart_jax.model` adds the loading of models.
+Start with `config.py` (the options) and `results.py`, then `text_generator.py` (`generate` and
+`stream`) and `text_generation.py` (the loop from tokens to text).
+"""
+
+from __future__ import annotations
+
+from dart_jax.generation.config import GenerationConfig, GenerationOptions
+from dart_jax.generation.defaults import MAX_NODES, default_tree, length_bucket
+from dart_jax.generation.results import Completion, Piece, Step
+from dart_jax.generation.text_generation import TextGeneration
+
+__all__ = [
+    "MAX_NODES",
+    "Completion",
+    "GenerationConfig",
+    "GenerationOptions",
+    "Piece",
+    "Step",
+    "TextGeneration",
+    "default_tree",
+    "length_bucket",
+]

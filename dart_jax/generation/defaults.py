@@ -1,0 +1,45 @@
+"""Default sizes: the draft tree and the cache."""
+
+from __future__ import annotations
+
+import jax
+
+from dart_jax.decoding.drafting import AnyDrafter, PromptLookupConfig
+from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import Eagle3Config
+
+# Nodes of the largest draft tree: the memory of a verification grows with their square, and far
+# smaller trees already contain every likely continuation.
+MAX_NODES = 512
+
+
+def default_tree(drafter: AnyDrafter | None = None) -> tuple[int, SearchConfig]:
+    """Returns the default number of draft tree nodes, beside the root, and the search parameters.
+
+    On CPU, where every row costs time, these are the small deep trees that `eval.speedup` found
+    fastest; elsewhere those of the reference implementations: 60 nodes for DART, 59 for EAGLE-3,
+    whose 60 include the root. Methods that draft a single chain, such as a draft model, get short
+    chains on every device.
+
+    Args:
+      drafter: the drafter; None for DART.
+    """
+    if isinstance(drafter, TargetConfig):
+        return 4, SearchConfig()
+    if isinstance(drafter, PromptLookupConfig):
+        return 8, SearchConfig()
+    if jax.default_backend() == "cpu":
+        return 8, SearchConfig(level_decay=2.5)
+    return 59 if isinstance(drafter, Eagle3Config) else 60, SearchConfig()
+
+
+def length_bucket(tokens: int) -> int:
+    """Rounds a sequence's cache length up to one of 128, 192, 256, 384, 512, 768, ...
+
+    Programs are compiled per length, so there are few of them; above 128 at most a third is unused.
+    """
+    size = 128
+    while size < tokens:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size

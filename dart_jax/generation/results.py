@@ -1,0 +1,121 @@
+"""What generation returns: pieces of text, steps and completions."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from dart_jax.decoding.loop import Drafts
+
+
+class Piece(str):
+    """A piece of generated text.
+
+    Attributes:
+      drafted: whether the token that completed it was drafted; otherwise it is the target's own.
+      row: index of its text in the batch.
+    """
+
+    drafted: bool
+    row: int
+
+    def __new__(cls, text: str, drafted: bool, row: int = 0) -> Piece:
+        """Creates a piece."""
+        piece = super().__new__(cls, text)
+        piece.drafted, piece.row = drafted, row
+        return piece
+
+    def __getnewargs__(self) -> tuple[str, bool, int]:
+        return str(self), self.drafted, self.row
+
+
+class Step(NamedTuple):
+    """What the prefill or one verification emitted.
+
+    Attributes:
+      pieces: its new text, of all texts of the batch; the end of a text may come in a separate step
+        without tokens.
+      tokens: int32 [n], emitted tokens of the first text, including those after a stop string.
+      drafted: the first `drafted` of them were drafted.
+      drafts: what was verified, if `steps` was called with `with_drafts`; None for the prefill.
+    """
+
+    pieces: list[Piece]
+    tokens: np.ndarray
+    drafted: int
+    drafts: Drafts | None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Completion:
+    """The continuation of one prompt.
+
+    Attributes:
+      text: text of the new tokens, without the stop string or token.
+      tokens: int32 [n], the new tokens, including the one that ended the text.
+      drafted: bool [n], which of them the drafter proposed; the others are the target's.
+      prompt_tokens: length of the prompt in tokens.
+      steps: verifications.
+      finish: `stop`, ended by a stop string or id; `length`, by the maximum length; None while
+        generation is still running.
+      seconds: wall time of the whole batch: `prefill`, `device` (draft and verify), `search`, and
+        `compile`, which only the first call of its kind needs.
+      pieces: the text in pieces, as `DartModel.stream` yields them.
+      logprobs: float32 [n], log-probability of each new token; None unless requested, as below.
+      top_ids: int32 [n, k], the k most likely tokens in each place.
+      top_logprobs: float32 [n, k], theirs.
+      scores: float32 [n, V], what each token was drawn from, as in `transformers`.
+    """
+
+    text: str
+    tokens: np.ndarray
+    drafted: np.ndarray
+    prompt_tokens: int
+    steps: int
+    finish: Literal["stop", "length"] | None
+    seconds: dict[str, float]
+    pieces: tuple[Piece, ...] = ()
+    logprobs: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    scores: np.ndarray | None = None
+
+    @property
+    def tau(self) -> float:
+        """Acceptance length: tokens emitted per verification, bonus token included; nan before the
+        first verification."""
+        return (len(self.tokens) - 1) / self.steps if self.steps else float("nan")
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of this completion per second of the batch, prefill included, compilation not;
+        nan before the first token."""
+        seconds = sum(time for stage, time in self.seconds.items() if stage != "compile")
+        return len(self.tokens) / seconds if seconds else float("nan")
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"Completion({text!r}, {self._summary()})"
+
+    def _repr_html_(self) -> str:
+        """The text in a notebook, with drafted tokens marked."""
+        marked = "".join(
+            f'<span style="background: #2da44e33">{html.escape(piece)}</span>'
+            if piece.drafted
+            else html.escape(piece)
+            for piece in self.pieces
+        )
+        style = "white-space: pre-wrap; text-align: left"
+        note = f"{self._summary()}; drafted tokens are marked"
+        return f'<pre style="{style}">{marked}</pre><small>{html.escape(note)}</small>'
+
+    def _summary(self) -> str:
+        words = [f"{len(self.tokens)} tokens"]
+        if self.drafted.any():
+            words.append(f"{self.drafted.mean():.0%} drafted")
+        if self.steps:
+            words.append(f"tau {self.tau:.2f}")
+        return ", ".join([*words, f"finish {self.finish}"])

@@ -1,0 +1,250 @@
+"""`generate` and `stream`, the methods of a loaded model that continue prompts."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack, cast, overload
+
+import numpy as np
+
+from dart_jax.decoding.decoder import Decoder, Loop
+from dart_jax.decoding.drafting import AnyDrafter
+from dart_jax.decoding.logits import LogitsConfig
+from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.errors import UserError
+from dart_jax.generation.config import GenerationConfig, GenerationOptions
+from dart_jax.generation.defaults import default_tree, length_bucket
+from dart_jax.generation.prompts import (
+    Batch,
+    Chat,
+    Prompt,
+    check_ids,
+    encode_prompt,
+    is_batch,
+    split_stops,
+)
+from dart_jax.generation.results import Completion
+from dart_jax.generation.text_generation import TextGeneration
+from dart_jax.generation.transformers_options import return_sequences
+from dart_jax.models.config import TargetConfig
+from dart_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import transformers
+
+
+class TextGenerator(abc.ABC):
+    """Base class of a loaded model; `dart_jax.DartModel` is the one that loads it.
+
+    Attributes:
+      target: the target's shapes.
+      drafter: config of the drafting method; None for plain decoding.
+      tokenizer: the target's.
+      eos: ids that end a text.
+    """
+
+    target: TargetConfig
+    drafter: AnyDrafter | None
+    tokenizer: Tokenizer
+    eos: tuple[int, ...]
+
+    @abc.abstractmethod
+    def decoder(
+        self,
+        *,
+        nodes: int,
+        max_length: int,
+        sampling: Sampling | None = None,
+        stop: tuple[int, ...] | None = None,
+        use_ngram: bool = True,
+        search: SearchConfig | None = None,
+        logits: LogitsConfig = LogitsConfig(),
+        loop: Loop = "fused",
+    ) -> Decoder:
+        """Returns a decoder with draft trees of `nodes` nodes."""
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Chat,
+        config: GenerationConfig | None = None,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Chat,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Chat,
+        config: transformers.GenerationConfig,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion | list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: Batch,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: np.ndarray,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion | list[Completion]: ...
+    def generate(
+        self,
+        prompts: Prompt | Batch,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion | list[Completion]:
+        """Continues prompts.
+
+        Args:
+          prompts: text, token ids, or a chat (a list of messages with `role` and `content`,
+            formatted with the target's chat template); or a list of such prompts, of any lengths,
+            which are decoded as a batch.
+          config: generation options, here or in `transformers`' class; None for the defaults below;
+            `DartModel.generation_config` has the target's own.
+          num_return_sequences: continue each prompt this many times, with different draws.
+          options: these override `config`; None leaves one unchanged.
+            max_new_tokens: maximum number of new tokens (256).
+            max_length: maximum length of prompt and new tokens together (the target's positions).
+            do_sample: False decodes greedily; True samples, by default at temperature 1.
+            temperature: sampling temperature; 0, the default, decodes greedily.
+            top_k: sample from the k most likely tokens; 0 for all (0).
+            top_p: sample from the most likely tokens whose probability reaches p (1).
+            min_p: drop tokens less likely than this fraction of the most likely one (0).
+            repetition_penalty: above 1, tokens of prompt and text become less likely (1).
+            seed: the same seed gives the same text, drafted or not (0).
+            stop: stop strings and token ids, or a single one.
+            eos_token_id: ids that end a text, instead of the target's own.
+            logprobs: report each new token's log-probability, and this many most likely tokens.
+            output_scores: report the scores of the whole vocabulary.
+            logits_processor: pure JAX functions (tokens, logits, length) -> logits of a row.
+            tree_nodes: nodes of the draft tree; 0 for plain decoding (see `default_tree`).
+            search: parameters of the tree search.
+            use_ngram: use the n-gram model, if there is one (True).
+            chat_template_kwargs: arguments of the chat template.
+
+        Returns:
+          A completion; or a list of completions for a list of prompts or with
+          `num_return_sequences`, those of the same prompt next to each other.
+
+        Raises:
+          UserError: an option is unknown or out of range, or a prompt cannot be decoded.
+        """
+        several = num_return_sequences is not None or _sequences(config) > 1
+        generation = self.stream(
+            prompts, config, num_return_sequences=num_return_sequences, **options
+        )
+        generation.run()
+        completions = generation.completions
+        return completions if several or is_batch(prompts) else completions[0]
+
+    def stream(
+        self,
+        prompts: Prompt | Batch,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> TextGeneration:
+        """Continues prompts, step by step.
+
+        Iterating over the result, with `for` or `async for`, yields the text in pieces (`Piece`, a
+        `str` with a `drafted` flag and the `row` of its text in the batch), each as soon as it is
+        final and never splitting a character; joined they are the text that `generate` returns.
+        Its `completions` are the completions so far; `completion` is the first one.
+
+        Args:
+          prompts: as for `generate`.
+          config: as for `generate`.
+          num_return_sequences: as for `generate`.
+          options: as for `generate`.
+
+        Raises:
+          UserError: as `generate`.
+        """
+        sequences = _sequences(config) if num_return_sequences is None else num_return_sequences
+        made = GenerationConfig.of(config, options)
+        as_batch = cast(Sequence[Prompt], prompts if is_batch(prompts) else [prompts])
+        return self._start(as_batch, made, sequences)
+
+    def _start(
+        self, prompts: Sequence[Prompt], config: GenerationConfig, sequences: int
+    ) -> TextGeneration:
+        """Encodes the prompts and sets up their generation; raises UserError as `generate`."""
+        if sequences < 1:
+            raise UserError(f"num_return_sequences must be at least 1, got {sequences}")
+        if sequences > 1 and config.sampling.temperature == 0:
+            raise UserError(
+                "greedy decoding gives the same text every time; set do_sample=True to use "
+                "num_return_sequences"
+            )
+        vocab_size = self.target.vocab_size
+        strings, ids = split_stops(
+            self.tokenizer, cast(tuple[str | int, ...], config.stop), vocab_size
+        )
+        eos = self.eos
+        if config.eos_token_id is not None:
+            eos = cast(tuple[int, ...], config.eos_token_id)
+            check_ids("eos_token_id", eos, vocab_size)
+        if (config.logprobs or 0) > vocab_size:
+            raise UserError(f"logprobs={config.logprobs}, but there are {vocab_size} tokens")
+        tokens = [
+            encoded
+            for prompt in prompts
+            for encoded in [encode_prompt(self.tokenizer, prompt, config.chat_template_kwargs)]
+            for _ in range(sequences)
+        ]
+        longest = max(map(len, tokens), default=0) + max(config.max_new_tokens, 1)
+        nodes, search = self._tree(config)
+        decoder = self.decoder(
+            nodes=nodes,
+            max_length=min(
+                length_bucket(min(longest, self.target.max_length)), self.target.max_length
+            ),
+            sampling=config.sampling,
+            stop=(*eos, *ids),
+            use_ngram=config.use_ngram,
+            search=search,
+            logits=config.logits,
+        )
+        return TextGeneration(decoder, self.tokenizer, tokens, config, strings)
+
+    def _tree(self, config: GenerationConfig) -> tuple[int, SearchConfig]:
+        """Returns the number of tree nodes and the search parameters."""
+        nodes, search = default_tree(self.drafter)
+        if self.drafter is None:
+            nodes = 0
+        if config.tree_nodes is not None:
+            # The default search is tuned for the default size.
+            search = search if config.tree_nodes == nodes else SearchConfig()
+            nodes = config.tree_nodes
+        return nodes, config.search or search
+
+
+def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) -> int:
+    """How often a config asks each prompt to be continued."""
+    return 1 if isinstance(config, GenerationConfig | None) else return_sequences(config)

@@ -1,0 +1,308 @@
+"""The supported target architectures: what is fixed by a config's `model_type`.
+
+All of them are the decoder in `dart_jax.models.target`. What a `config.json` decides is in
+`dart_jax.models.config.TargetConfig`; everything else that differs between them is in the table
+below, in the terms of the classes of `transformers`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from dart_jax.errors import UserError
+
+# Fields of TargetConfig that switch biases on -> the fields of `config.json`, or constants.
+_NO_BIASES = {"attention_bias": False, "attention_out_bias": False, "mlp_bias": False}
+_ATTENTION_BIASES = {
+    "attention_bias": "attention_bias",
+    "attention_out_bias": "attention_bias",
+    "mlp_bias": False,
+}
+_LLAMA_BIASES = {**_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
+_QWEN2_BIASES = {**_NO_BIASES, "attention_bias": True}
+_GEMMA_DEFAULTS = {
+    "vocab_size": 256000,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192,
+}
+_GEMMA2_DEFAULTS = {
+    **_GEMMA_DEFAULTS,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What all models of one `model_type` have in common.
+
+    Attributes:
+      name: the class of `transformers`.
+      moe: whether some layers have experts instead of an MLP.
+      biases: fields of TargetConfig that switch biases on, with the fields of `config.json` that
+        set them, or constants.
+      defaults: values of the fields that `config.json` may leave out, where they matter here and
+        are not those of TargetConfig.
+      embedding_scaled: whether the embeddings are multiplied by sqrt(D), rounded to their dtype.
+      fused: whether files hold queries, keys and values in one tensor, and the MLP's gate and up
+        projections in another.
+      guesses_heads: whether `num_key_value_heads` and `head_dim` may be left out, and then follow
+        from the other sizes.
+      no_rope_interval: every how many layers one has no RoPE, if `no_rope_layers` does not say;
+        None if all have it.
+      norm_offset: None if norms round to the dtype of the weights before they multiply by the
+        scale; otherwise they multiply in float32, by the scale plus this number.
+      norms: whether normalisation comes before attention and MLP, after them, or both.
+      options: further fields of TargetConfig that `config.json` may set.
+      partial_rope: whether RoPE may rotate only a part of each head.
+      qk_norm: whether queries and keys are normalised before RoPE: per head, over all heads
+        together, or not at all.
+      rope_theta: the RoPE base if the config has none; None if it is required.
+      sliding_theta: the RoPE base of layers with a sliding window, if the config has none; None if
+        all layers have the same RoPE.
+      window_pattern: the field that changes n in `windows`.
+      windows: which layers have a sliding window: none; all; those in `layer_types`, otherwise all
+        ("types"), those from `max_window_layers` on if `use_sliding_window` is set ("optional"), or
+        all but every n-th (a number).
+    """
+
+    name: str
+    biases: Mapping[str, str | bool] = dataclasses.field(default_factory=lambda: _NO_BIASES)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    embedding_scaled: bool = False
+    fused: bool = False
+    guesses_heads: bool = True
+    moe: bool = False
+    no_rope_interval: int | None = None
+    norm_offset: float | None = None
+    norms: Literal["before", "after", "both"] = "before"
+    options: tuple[str, ...] = ()
+    partial_rope: bool = False
+    qk_norm: Literal["head", "all"] | None = None
+    rope_theta: float | None = 1e4
+    sliding_theta: float | None = None
+    window_pattern: str | None = None
+    windows: Literal["none", "all", "types", "optional"] | int = "none"
+
+    @property
+    def two_ropes(self) -> bool:
+        """Whether layers with a sliding window can have another RoPE."""
+        return self.sliding_theta is not None
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "qwen3": Architecture(
+        name="Qwen3ForCausalLM",
+        biases=_ATTENTION_BIASES,
+        guesses_heads=False,
+        qk_norm="head",
+        rope_theta=None,
+        windows="optional",
+    ),
+    "qwen3_moe": Architecture(
+        name="Qwen3MoeForCausalLM",
+        biases=_ATTENTION_BIASES,
+        moe=True,
+        qk_norm="head",
+        rope_theta=None,
+    ),
+    "qwen2": Architecture(name="Qwen2ForCausalLM", biases=_QWEN2_BIASES, windows="optional"),
+    "qwen2_moe": Architecture(
+        name="Qwen2MoeForCausalLM",
+        biases={**_NO_BIASES, "attention_bias": "qkv_bias"},
+        defaults={"qkv_bias": True},
+        moe=True,
+    ),
+    "llama": Architecture(name="LlamaForCausalLM", biases=_LLAMA_BIASES),
+    "mistral": Architecture(
+        name="MistralForCausalLM", defaults={"sliding_window": 4096}, windows="all"
+    ),
+    "ministral": Architecture(
+        name="MinistralForCausalLM", defaults={"sliding_window": 4096}, windows="types"
+    ),
+    "mixtral": Architecture(name="MixtralForCausalLM", moe=True, rope_theta=1e6, windows="all"),
+    "phi3": Architecture(
+        name="Phi3ForCausalLM",
+        defaults={"original_max_position_embeddings": 4096},
+        fused=True,
+        partial_rope=True,
+        windows="all",
+    ),
+    "gemma": Architecture(
+        name="GemmaForCausalLM",
+        biases=_ATTENTION_BIASES,
+        defaults={**_GEMMA_DEFAULTS, "hidden_act": "gelu_pytorch_tanh"},
+        embedding_scaled=True,
+        norm_offset=1.0,
+    ),
+    "gemma2": Architecture(
+        name="Gemma2ForCausalLM",
+        biases=_ATTENTION_BIASES,
+        defaults={
+            **_GEMMA2_DEFAULTS,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        embedding_scaled=True,
+        norm_offset=1.0,
+        norms="both",
+        options=(
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "query_pre_attn_scalar",
+        ),
+        windows=2,
+    ),
+    "gemma3_text": Architecture(
+        name="Gemma3ForCausalLM",
+        biases=_ATTENTION_BIASES,
+        defaults={
+            **_GEMMA2_DEFAULTS,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+        },
+        embedding_scaled=True,
+        norm_offset=1.0,
+        norms="both",
+        options=("final_logit_softcapping", "query_pre_attn_scalar"),
+        qk_norm="head",
+        rope_theta=1e6,
+        sliding_theta=1e4,
+        window_pattern="sliding_window_pattern",
+        windows=6,
+    ),
+    "granite": Architecture(
+        name="GraniteForCausalLM",
+        biases=_LLAMA_BIASES,
+        defaults={"attention_multiplier": 1.0},
+        options=(
+            "attention_multiplier",
+            "embedding_multiplier",
+            "logits_scaling",
+            "residual_multiplier",
+        ),
+    ),
+    "smollm3": Architecture(
+        name="SmolLM3ForCausalLM",
+        biases=_LLAMA_BIASES,
+        defaults={"tie_word_embeddings": True},
+        no_rope_interval=4,
+        rope_theta=2e6,
+    ),
+    "seed_oss": Architecture(
+        name="SeedOssForCausalLM",
+        biases={
+            "attention_bias": "attention_bias",
+            "attention_out_bias": "attention_out_bias",
+            "mlp_bias": "mlp_bias",
+        },
+        defaults={"attention_bias": True, "head_dim": 128},
+    ),
+    "olmo2": Architecture(
+        name="Olmo2ForCausalLM",
+        biases=_ATTENTION_BIASES,
+        norm_offset=0.0,
+        norms="after",
+        qk_norm="all",
+    ),
+    "olmo3": Architecture(
+        name="Olmo3ForCausalLM",
+        biases=_ATTENTION_BIASES,
+        defaults={"sliding_window": 4096},
+        norm_offset=0.0,
+        norms="after",
+        qk_norm="all",
+        rope_theta=5e5,
+        sliding_theta=5e5,
+        windows=4,
+    ),
+}
+
+# `model_type` of the text part of vision-language models -> the architecture that computes it, and
+# its default RoPE base if that is another. For text alone, the three coordinates of a position are
+# equal, which makes Qwen's M-RoPE plain RoPE.
+_TEXT_PARTS: dict[str, tuple[str, float | None]] = {
+    "gemma3_text": ("gemma3_text", None),
+    "mistral": ("mistral", None),
+    "qwen2_5_vl_text": ("qwen2", 1e6),
+    "qwen2_vl_text": ("qwen2", 1e6),
+    "qwen3_vl_moe_text": ("qwen3_moe", 5e5),
+    "qwen3_vl_text": ("qwen3", 5e5),
+}
+# `model_type` of vision-language models -> that of their text part, if it is not named.
+_VISION_LANGUAGE = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+# Hybrids of attention and recurrent layers, by `model_type`.
+_RECURRENT = (
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_text",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen4_exp",
+)
+
+
+def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of the text part of a vision-language model, others unchanged."""
+    outer = json.get("model_type")
+    if not isinstance(outer, str) or outer not in _VISION_LANGUAGE:
+        return dict(json)
+    inner = json.get("text_config")
+    # Old configs have the fields of the text part next to the others.
+    text = {"model_type": _VISION_LANGUAGE[outer]} | (inner if isinstance(inner, dict) else {})
+    if not isinstance(inner, dict):
+        text = {**json, **text}
+    elif json.get("tie_word_embeddings") is not None:
+        # A vision-language model ties or unties its head as a whole.
+        text["tie_word_embeddings"] = json["tie_word_embeddings"]
+    kind = text["model_type"]
+    if kind not in _TEXT_PARTS:
+        return text
+    if kind == "qwen3_vl_moe_text":
+        text["norm_topk_prob"] = True  # whatever the config says
+    text["model_type"], theta = _TEXT_PARTS[kind]
+    if theta is not None and text.get("rope_theta") is None:
+        text["rope_theta"] = theta
+    text.pop("architectures", None)
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := text.get(name), dict):
+            text[name] = {
+                key: "default" if value == "mrope" else value
+                for key, value in rope.items()
+                if key not in ("mrope_section", "mrope_interleaved")
+            }
+    return text
+
+
+def architecture_of(json: Mapping[str, Any]) -> Architecture:
+    """Returns the architecture that a config names; raises UserError if it is not supported."""
+    kind = json.get("model_type")
+    types = json.get("layer_types")
+    if kind in _RECURRENT or (isinstance(types, list) and "linear_attention" in types):
+        raise UserError(
+            f"target model_type {kind!r} has linear-attention layers, which is not supported: they "
+            "keep one running state, and a draft tree would need one per branch"
+        )
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise UserError(f"target model_type is {kind!r}; supported are {', '.join(ARCHITECTURES)}")
+    architecture, named = ARCHITECTURES[kind], json.get("architectures") or []
+    if named and (not isinstance(named, list) or architecture.name not in named):
+        raise UserError(
+            f"the target's architectures are {named!r}, which is not supported; with "
+            f"model_type {kind!r} they must be [{architecture.name!r}]"
+        )
+    return architecture

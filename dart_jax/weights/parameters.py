@@ -1,0 +1,147 @@
+"""Parameters on the device, from the tensors of checkpoint files and back.
+
+Tensors are read one by one into host buffers of the parameters' final shapes and dtypes. A buffer
+moves to the device as soon as it is full, so host memory holds little more than one parameter and
+one tensor.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import numpy as np
+
+from dart_jax.errors import UserError
+from dart_jax.models.pure import Params, abstract_params
+from dart_jax.weights.layouts import AnyConfig, Entry, ParamPath, Piece, layout, leaves
+from dart_jax.weights.safetensors_file import Tensor
+from dart_jax.weights.tensor_files import TensorFiles, read_tensors
+
+STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
+_MAX_PROBLEMS = 8
+
+
+def load_params(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Params:
+    """Loads the files' tensors onto the device.
+
+    Args:
+      files: the tensors; each must belong to the model.
+      config: the model's config.
+      dtype: of the parameters, float32 or bfloat16.
+
+    Raises:
+      UserError: tensors are missing, unexpected or misshapen, or hold NaN or infinite weights; one
+        message names them.
+    """
+    entries = layout(config, files.tensors)
+    _check(files, entries)
+    abstract = abstract_params(config)
+    shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
+    left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
+    buffers: dict[ParamPath, np.ndarray] = {}
+    loaded: dict[ParamPath, jax.Array] = {}
+    damaged: collections.Counter[str] = collections.Counter()
+    for name, tensor in read_tensors(files.tensors, entries):
+        for piece, part in entries[name].split(tensor):
+            path = piece.path
+            if path not in buffers:
+                buffers[path] = _aligned(shapes[path], dtype)
+            _fill(buffers[path], piece, part)
+            damaged[name] += _not_finite(buffers[path], piece)
+            left[path] -= 1
+            if not left[path]:
+                # Block: pending copies would accumulate in host memory.
+                loaded[path] = jax.device_put(buffers.pop(path)).block_until_ready()
+    if found := [f"{name} ({count:,} of them)" for name, count in damaged.items() if count]:
+        raise UserError(
+            f"{files.path} has weights that are NaN or infinite in {dtype.name}, in "
+            f"{_listed(found)}; pass a checkpoint without them"
+        )
+    return jax.tree.unflatten(jax.tree.structure(abstract), [loaded[path] for path in shapes])
+
+
+def stored_tensors(config: AnyConfig, params: Params) -> dict[str, Tensor]:
+    """Returns the tensors to write for these parameters, by name."""
+    by_path = dict(leaves(params))
+    return {name: _stored(by_path, entry) for name, entry in layout(config).items()}
+
+
+def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:
+    problems = list(files.problems)
+    problems += [
+        f"missing {name}" for name in entries if name not in files.tensors.keys() | files.lost
+    ]
+    problems += [f"unexpected {name}" for name in files.tensors if name not in entries]
+    for name, tensor in files.tensors.items():
+        if name not in entries:
+            continue
+        want = entries[name].shape
+        if tensor.shape != want:
+            problems.append(f"{name} has shape {tensor.shape}, the config requires {want}")
+        elif tensor.dtype.name not in STORED_DTYPES:
+            problems.append(
+                f"{name} has dtype {tensor.dtype}, not one of {', '.join(STORED_DTYPES)}"
+            )
+    if problems:
+        raise UserError(f"{files.path} does not fit its config: {_listed(problems)}")
+
+
+def _listed(problems: list[str]) -> str:
+    more = len(problems) - _MAX_PROBLEMS
+    return "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array aligned for XLA, so that on CPU it is used without a copy."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _fill(parameter: np.ndarray, piece: Piece, stored: np.ndarray) -> None:
+    """Copies a stored tensor into its part of a parameter, converting the dtype."""
+    to = piece.of(parameter)
+    with np.errstate(all="ignore"):  # infinities and NaN are converted as well
+        if not piece.transposed:
+            np.copyto(to, stored, casting="unsafe")
+            return
+        # Transpose in tiles that stay in the processor's cache: several times as fast as all at
+        # once. Copy as bits: NumPy is slower with dtypes that are not its own.
+        bits = np.dtype(f"u{parameter.dtype.itemsize}")
+        for at in np.ndindex(stored.shape[:-2]):
+            rows, columns = stored[at], to[at].view(bits)
+            for j in range(0, rows.shape[1], 1024):
+                for i in range(0, len(rows), 16):
+                    tile = rows[i : i + 16, j : j + 1024].astype(parameter.dtype)
+                    columns[i : i + 16, j : j + 1024] = tile.view(bits)
+
+
+def _not_finite(parameter: np.ndarray, piece: Piece) -> int:
+    """Counts the NaN and infinite numbers in a piece of a filled parameter."""
+    filled = parameter if piece.expert is None else parameter[piece.expert]
+    width = filled.dtype.itemsize
+    infinity = np.array(np.inf, filled.dtype).view(f"u{width}").item()
+    # As integers, the positive ones are the largest if signed, and the negative ones if unsigned.
+    # Two maxima need no memory, and cost less than reading the file.
+    largest = int(filled.view(f"i{width}").max(initial=0))
+    most_negative = int(filled.view(f"u{width}").max(initial=0)) - (1 << (8 * width - 1))
+    if largest < infinity and most_negative < infinity:
+        return 0
+    return int(np.count_nonzero(~np.isfinite(filled)))
+
+
+def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
+    """The tensor to write for an entry."""
+
+    def part(piece: Piece) -> np.ndarray:
+        parameter = params[piece.path]
+        # Only one expert at a time goes to the host.
+        value = np.asarray(parameter if piece.expert is None else parameter[piece.expert])
+        return value.swapaxes(-1, -2) if piece.transposed else value
+
+    def read() -> np.ndarray:
+        return entry.join([part(piece) for piece in entry.pieces])
+
+    return Tensor(entry.shape, params[entry.pieces[0].path].dtype, read)

@@ -1,0 +1,209 @@
+"""Log-probabilities, scores and logits processors, with and without drafts."""
+
+import itertools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_model
+
+from dart_jax.decoding.compilation import measure_compilation
+from dart_jax.errors import UserError
+from dart_jax.model import DartModel
+
+PROMPTS = ["def heappush(heap, item):\n", "import os\n"]
+SAMPLED = {"temperature": 0.7, "top_k": 12, "repetition_penalty": 1.2, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return DartModel.demo()
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_change_no_logprob(model, options):
+    options = options | {"max_new_tokens": 20, "logprobs": 4}
+    drafted = model.generate(PROMPTS, **options)
+    plain = model.generate(PROMPTS, tree_nodes=0, **options)
+    assert max(one.tau for one in drafted) > 1.2
+    for ours, theirs in zip(drafted, plain, strict=True):
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        assert ours.logprobs.shape == (20,)
+        assert ours.top_ids.shape == ours.top_logprobs.shape == (20, 4)
+        close(ours.logprobs, theirs.logprobs)
+        close(ours.top_logprobs, theirs.top_logprobs)
+        assert (np.diff(ours.top_logprobs) <= 0).all()
+        if not options.get("temperature"):
+            close(ours.logprobs, ours.top_logprobs[:, 0])
+            assert ours.top_ids[:, 0].tolist() == ours.tokens.tolist()
+
+
+@pytest.mark.parametrize("stop", [(), ("\n",)], ids=["", "stop string"])
+def test_streams_report_the_same(model, stop):
+    options = {"max_new_tokens": 16, "logprobs": 2, "stop": stop}
+    whole = model.generate(PROMPTS, **options)
+    stream = model.stream(PROMPTS, **options)
+    for _ in stream:
+        for one in stream.completions:
+            assert len(one.tokens) == len(one.logprobs)
+    for ours, theirs in zip(stream.completions, whole, strict=True):
+        assert ours.text == theirs.text
+        assert len(ours.logprobs) == len(ours.tokens)
+        close(ours.logprobs, theirs.logprobs)
+        assert ours.top_ids.tolist() == theirs.top_ids.tolist()
+
+
+def test_nothing_is_reported_unless_requested(model):
+    completion = model.generate("x", max_new_tokens=2)
+    assert completion.logprobs is completion.top_ids is completion.scores is None
+    only = model.generate("x", max_new_tokens=2, logprobs=0)
+    assert only.logprobs.shape == (2,)
+    assert only.top_ids.shape == (2, 0)
+
+
+def test_scores_are_what_tokens_are_drawn_from(model):
+    options = {"max_new_tokens": 12, "output_scores": True}
+    greedy = model.generate(PROMPTS[0], logprobs=0, **options)
+    assert greedy.scores.shape == (12, model.target.vocab_size)
+    assert np.argmax(greedy.scores, axis=1).tolist() == greedy.tokens.tolist()
+    logprobs = np.asarray(jax.nn.log_softmax(greedy.scores))
+    close(logprobs[np.arange(12), greedy.tokens], greedy.logprobs)
+    drafted, plain = (
+        model.generate(PROMPTS[0], tree_nodes=nodes, **SAMPLED, **options) for nodes in (8, 0)
+    )
+    assert (np.isfinite(drafted.scores).sum(axis=1) == 12).all()  # top_k
+    assert np.isfinite(drafted.scores[np.arange(12), drafted.tokens]).all()
+    close(drafted.scores, plain.scores)
+
+
+def chain(tokens, logits, length):
+    """The next token is a hash of the last two and of their place."""
+    last, before = tokens[length - 1], tokens[length - 2]
+    token = (31 * last + 7 * before + length) % logits.shape[0]
+    return jnp.where(jnp.arange(logits.shape[0]) == token, 0.0, -jnp.inf)
+
+
+def test_a_processor_sees_the_sequence(model):
+    """What it makes the target write is computed here, token by token, in another way."""
+    prompt = model.tokenizer.encode(PROMPTS[0])
+    for options in ({"tree_nodes": 0}, {"tree_nodes": 8}, {"stop": "no such text"}):
+        written = list(prompt)
+        completion = model.generate(
+            PROMPTS[0], max_new_tokens=12, logits_processor=chain, **options
+        )
+        for token in completion.tokens.tolist():
+            assert token == (31 * written[-1] + 7 * written[-2] + len(written)) % 4096
+            written.append(token)
+        assert len(written) == len(prompt) + 12
+
+
+def no_repeats(tokens, logits, length):
+    """Forbids the tokens of the last 8 places."""
+    recent = jnp.where(
+        (jnp.arange(tokens.shape[0]) >= length - 8) & (tokens >= 0), tokens, logits.shape[0]
+    )
+    return logits.at[recent].set(-jnp.inf, mode="drop")
+
+
+def only_even(tokens, logits, length):
+    """Forbids odd ids."""
+    return jnp.where(jnp.arange(logits.shape[0]) % 2 == 0, logits, -jnp.inf)
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_processed_drafts_change_nothing(model, options):
+    """Drafts are accepted in spite of the processors, which see every node's own path."""
+    options = options | {"max_new_tokens": 24, "logits_processor": [no_repeats]}
+    drafted = model.generate(PROMPTS, **options)
+    plain = model.generate(PROMPTS, tree_nodes=0, **options)
+    assert max(one.tau for one in drafted) > 1.1
+    for prompt, ours, theirs in zip(PROMPTS, drafted, plain, strict=True):
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        written = [*model.tokenizer.encode(prompt), *ours.tokens.tolist()]
+        for at in range(len(written) - 24, len(written)):
+            assert written[at] not in written[max(at - 8, 0) : at]
+
+
+@pytest.mark.long
+def test_processors_are_applied_in_turn(model):
+    both = model.generate("x", max_new_tokens=6, logits_processor=(only_even, no_repeats))
+    tokens = both.tokens
+    assert (tokens % 2 == 0).all()
+    assert len(set(tokens.tolist())) == 6
+
+
+def not_numbers(tokens, logits, length):
+    """NaN from the sixth new token on."""
+    return jnp.where(length >= 6, jnp.nan, logits)
+
+
+@pytest.mark.parametrize("stop", [(), ("no such text",)], ids=["fused", "host"])
+def test_nan_is_reported_and_not_written_as_text(model, stop):
+    prompt = [5, 6]  # so that new token 5 is the first with a sequence of 6 tokens
+    with pytest.raises(UserError, match="logits are NaN at new token 5 of a text"):
+        model.generate(prompt, max_new_tokens=20, logits_processor=not_numbers, stop=stop)
+
+
+def test_compilation_is_told_apart(model):
+    prompt, options = "x = [", {"max_new_tokens": 5, "logits_processor": lambda t, x, n: x}
+    first, second = (model.generate(prompt, **options) for _ in range(2))
+    assert first.seconds["compile"] > 0 == second.seconds["compile"]
+    assert min(*first.seconds.values(), first.tokens_per_second) >= 0
+    streamed = model.stream(prompt, **options | {"logits_processor": lambda t, x, n: x})
+    list(streamed)
+    assert streamed.completion.seconds["compile"] > 0
+
+
+def test_nested_compilation_is_counted_once():
+    inner = jax.jit(lambda x: jnp.sin(x) @ x)
+
+    @jax.jit
+    def outer(x):
+        for _ in range(30):
+            x = inner(x) + jax.jit(lambda y: inner(y) * 2)(x)
+        return x
+
+    x = jnp.ones((9, 9))
+    with measure_compilation() as whole:
+        with measure_compilation() as part:
+            outer(x).block_until_ready()
+        assert part.seconds > 0
+    assert whole.seconds == part.seconds
+    spans = part._spans
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.long
+def test_scores_are_those_of_transformers(tmp_path_factory):
+    if os.environ.get("DART_REQUIRE_PARITY") != "1":
+        pytest.importorskip("torch")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tiny = tiny_model.make(tmp_path_factory.getbasetemp())
+    ours = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+    theirs = AutoModelForCausalLM.from_pretrained(tiny.target, dtype=torch.float32)
+    prompt = tiny.prompts[0]
+    options = {"max_new_tokens": 10, "repetition_penalty": 1.3}
+    with torch.no_grad():
+        want = theirs.generate(
+            torch.from_numpy(prompt[None].astype(np.int64)),
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+            **options,
+        )
+    have = ours.generate(prompt, output_scores=True, logprobs=5, **options)
+    assert have.tokens.tolist() == want.sequences[0, len(prompt) :].tolist()
+    close(have.scores, torch.cat(want.scores).numpy())
+    logprobs, ids = torch.log_softmax(torch.cat(want.logits), -1).topk(5)
+    close(have.top_logprobs, logprobs.numpy())
+    assert have.top_ids.tolist() == ids.tolist()

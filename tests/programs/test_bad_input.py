@@ -1,0 +1,181 @@
+"""Bad input to every program: one line on stderr, exit status 2, and no file touched."""
+
+import importlib
+import json
+import re
+
+import pytest
+
+from dart_jax import __main__ as programs
+
+TARGET = "--target nowhere"
+DRAFTER = "train-drafter --target target --data texts.jsonl --out run"
+COUNT = "count-ngrams --data texts.jsonl --tokenizer target --out new.dng"
+ANSWER = "regenerate --target target --data texts.jsonl --out new.jsonl"
+
+# Command line -> what the message says.
+CASES = {
+    # Mistyped or missing words, in every program.
+    "generate x --temprature 1": "unrecognised option --temprature; did you mean --temperature?",
+    "generate x --max_new_token 1": "--max-new-token; did you mean --max-new-tokens?",
+    "generate x y": "unexpected argument 'y'",
+    "generate x --temperature": "--temperature needs a value",
+    "generate x --temperature hot": "--temperature takes a number, got 'hot'",
+    "generate x --max-new-tokens 1.5": "--max-new-tokens takes a whole number, got '1.5'",
+    "generate x --dtype int8": "--dtype is one of 'auto', 'float32', 'bfloat16'; got 'int8'",
+    "app --prt 80": "unrecognised option --prt; did you mean --port?",
+    "app --port eighty": "--port takes a whole number, got 'eighty'",
+    "ngram": "missing command: convert, info, query, bench",
+    "ngram inof": "no command 'inof'; did you mean info?",
+    "ngram query": "missing CONTEXT",
+    "ngram query x --tokeniser target": "--tokeniser; did you mean --tokenizer?",
+    "ngram query x --top many": "--top takes a whole number, got 'many'",
+    "ngram info a.dng b.dng": "unexpected argument 'b.dng'",
+    "ngram convert empty.dng": "missing OUT",
+    "ngram convert empty.dng new.dng --min-counts 1 x": "--min-counts",
+    "ngram convert empty.dng new.dng --precision x": "--precision takes a whole number, got 'x'",
+    "ngram bench --nodes 8": "unrecognised option --nodes; did you mean --tree-nodes?",
+    "speedup --bach-size 2": "unrecognised option --bach-size; did you mean --batch-size?",
+    "speedup --loop both": "--loop is one of 'fused', 'host'; got 'both'",
+    "speedup --json": "--json needs a value",
+    "lossless --temperatures 1": "--temperatures; did you mean --temperature?",
+    "lossless --loop both": "--loop",
+    "latency --shapes demo": "unrecognised option --shapes; did you mean --shape?",
+    "latency --context long": "--context",
+    "loading --sizes 1GB": "unrecognised option --sizes; did you mean --size?",
+    "loading --stored int8": "--stored is one of 'float32', 'bfloat16'; got 'int8'",
+    "startup --repeat 3": "unrecognised option --repeat; did you mean --repeats?",
+    "compare report.json": "missing AFTER",
+    "compare report.json report.json report.json": "unexpected argument 'report.json'",
+    "compare report.json report.json --group": "--group; did you mean --groups?",
+    "regenerate": "missing --target and --data and --out",
+    f"{ANSWER} --batch 4": "unrecognised option --batch",
+    "train-drafter": "missing --target and --out",
+    f"{DRAFTER} --batchsize 4": "--batchsize; did you mean --batch-size?",
+    f"{DRAFTER} --method eagle2": "--method is one of 'dart', 'eagle3'; got 'eagle2'",
+    f"{DRAFTER} --config file": "--config FILE goes first, and only once",
+    "train-demo --wrok build": "unrecognised option --wrok; did you mean --work?",
+    "plot-training run --output a.png": "unrecognised option --output",
+    "measure-training --contexts 8": "--contexts; did you mean --context?",
+    "ablate": "missing EXPERIMENT",
+    "ablate beta": "one of 'gamma', 'shift', 'layers', 'horizon', 'ngram', 'domain'; got 'beta'",
+    "count-ngrams --data texts.jsonl": "missing --tokenizer and --out",
+    f"{COUNT} --worker 2": "unrecognised option --worker; did you mean --workers?",
+    # Values.
+    "generate x --temperature -1": "temperature",
+    "generate x --temperature nan": "temperature",
+    "generate x --seed -1": "seed",
+    "generate x --no-ngram --ngram empty.dng": "--no-ngram and --ngram exclude each other",
+    "generate x --chat-template-kwargs {": "--chat-template-kwargs is not valid JSON",
+    "generate x --chat-template-kwargs []": "--chat-template-kwargs must be a JSON object",
+    "app --port 70000": "--port must be in 0..65535, got 70000",
+    "speedup --prompts 0": "--prompts must be at least 1",
+    "speedup --temperature": "--temperature needs at least one value",
+    "speedup --temperature -1": "temperature must be 0 or a positive number, got -1",
+    "speedup --tree-nodes 0": "--tree-nodes must be at least 1",
+    "speedup --level-decay -1": "--level-decay must be 0 or a positive number",
+    "speedup --seed -1": "--seed must be in 0..",
+    "speedup --method dartt": "no method 'dartt'",
+    "speedup --bench squad": "no benchmark or file 'squad'",
+    "speedup --acceptance 3": "--acceptance needs --tree-nodes",
+    "speedup --shape gpt2 --acceptance 2 --tree-nodes 4": "no shape 'gpt2'",
+    "lossless --prompts 1": "--batch-size 8 needs as many prompts, and --prompts 1 gives 4",
+    "lossless --samples 3": "--samples must be 0 or at least 128",
+    "lossless --tree-nodes 0": "--tree-nodes must be at least 1",
+    "latency --shape gpt2": "no shape 'gpt2'",
+    "latency --tree-nodes 8 8": "--tree-nodes must be different numbers",
+    "latency --seconds 0": "--seconds must be a positive number",
+    "latency --tau 0.5": "--tau must be numbers of at least 1",
+    "loading --size big": "memory must be written like 4GB or 800MB, got 'big'",
+    "loading --shards 0": "--shards must be at least 1",
+    "startup --repeats 0": "--repeats must be at least 1",
+    f"{ANSWER} --batch-size 0": "--batch-size must be at least 1, got 0",
+    f"{ANSWER} --temperature -1": "temperature",
+    f"{DRAFTER} --lr nan": "--lr",
+    f"{DRAFTER} --batch-size 0": "--batch-size must be at least 1",
+    f"{DRAFTER} --epochs 0": "--epochs",
+    "train-demo --layers 0": "--layers must be at least 1",
+    "measure-training --context 2": "--context must be lengths of at least 4",
+    "measure-training --memory much": "memory must be written like 4GB or 800MB, got 'much'",
+    "ablate gamma --gamma 2": "--gamma must be above 0 and at most 1",
+    f"{COUNT} --order 9": "--order must be 2 to 5, got 9",
+    f"{COUNT} --workers 0": "--workers must be at least 1, got 0",
+    # Inputs that are missing or damaged.
+    f"generate x {TARGET}": "nowhere",
+    f"speedup {TARGET}": "nowhere",
+    "ngram info nowhere.dng": "no n-gram model at nowhere.dng",
+    "ngram info empty.dng": "cannot read n-gram model empty.dng: it is empty",
+    "ngram info report.json": "it is not an n-gram file",
+    "ngram query x empty.dng": "empty.dng: it is empty",
+    "ngram convert nowhere.trie new.dng": "no file nowhere.trie",
+    "compare nowhere.json report.json": "cannot read nowhere.json: No such file or directory",
+    "compare file report.json": "file is not JSON",
+    "compare report.json report.json": "report.json is not a report of eval.speedup",
+    "latency --tau-by-nodes file": "file is not JSON",
+    "plot-training": "no runs; pass one or more run directories",
+    "plot-training nowhere": "nowhere",
+    "train-drafter --config nowhere.toml": "cannot read nowhere.toml: No such file or directory",
+    "train-drafter --config file --out run": "file is not TOML",
+    f"{COUNT.replace('texts', 'none')}": "none.jsonl",
+    # Outputs that cannot be written.
+    "speedup --json /proc/x.json": "cannot write /proc/x.json",
+    "speedup --json directory": "cannot write directory: it is a directory; name a file",
+    "speedup --markdown file/x.md": "cannot write file/x.md: file is a file, not a directory",
+    "speedup --json x --markdown x": "x is named for two outputs; give each its own file",
+    "speedup --plot x.gif": "--plot writes .png, .pdf or .svg, not 'x.gif'",
+    "lossless --json /proc/x.json": "cannot write /proc/x.json",
+    "latency --json /proc/x.json": "cannot write /proc/x.json",
+    "startup --json file/x.json": "cannot write file/x.json: file is a file",
+    "measure-training --json directory": "cannot write directory: it is a directory",
+    "ngram bench --json /proc/x.json": "cannot write /proc/x.json",
+    "ngram convert report.json directory": "cannot write directory: it is a directory",
+    "plot-training run --out /proc/x.png": "cannot write /proc/x.png",
+    "ablate gamma --out file": "file is a file, not a directory",
+    "train-demo --work file": "cannot write file: file is a file, not a directory",
+    f"{DRAFTER.replace('--out run', '--out file')}": "cannot write file: file is a file",
+    f"{COUNT.replace('new.dng', 'directory')}": "cannot write directory: it is a directory",
+    f"{ANSWER.replace('new.jsonl', '/proc/x.jsonl')}": "cannot write /proc/x.jsonl",
+    f"{ANSWER.replace('new.jsonl', 'texts.jsonl')}": "texts.jsonl already exists",
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory with files that must stay as they are."""
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "kept").write_text("kept")
+    (tmp_path / "file").write_text("neither JSON nor TOML")
+    (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
+    (tmp_path / "report.json").write_text(json.dumps({"made by": "somebody"}))
+    (tmp_path / "empty.dng").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def contents(place):
+    return {path: path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_nothing_lost(case, place, capfd):
+    name, *words = case.split()
+    before = contents(place)
+    with pytest.raises(SystemExit) as end:
+        programs.find_main(programs.PROGRAMS[name])(words)
+    shown, error = capfd.readouterr()
+    assert end.value.code == 2
+    assert re.fullmatch(r"error: .+\n", error), error
+    assert CASES[case] in error
+    assert "Traceback" not in shown
+    assert contents(place) == before
+
+
+def test_every_program_is_in_the_table():
+    assert {case.split()[0] for case in CASES} == set(programs.PROGRAMS)
+    assert len(CASES) >= 80
+
+
+def test_all_mains_are_there():
+    for program in programs.PROGRAMS.values():
+        assert importlib.util.find_spec(program.module) is not None
+        assert callable(programs.find_main(program))

@@ -1,0 +1,238 @@
+"""What every program does with its command line, Ctrl-C and pipes, in processes of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from documents import ROOT
+
+from dart_jax import __main__ as programs
+
+# Prepares a process as `python -m` of a program prepares itself.
+PREPARED = """
+import os, signal, sys
+from dart_jax import interruption
+interruption.end_at_once()
+from dart_jax.programs.command_line import program
+"""
+
+
+def start(*words, path=(), **options):
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    # Where this process ignores Ctrl-C, a child would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        command = [sys.executable, *words]
+        return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def run(code, **options):
+    process = start("-c", PREPARED + textwrap.dedent(code), **options)
+    shown, error = process.communicate(timeout=120)
+    return process.returncode, shown, error
+
+
+# Ctrl-C
+
+
+@pytest.fixture(scope="module")
+def interrupting(tmp_path_factory):
+    """A directory whose modules press Ctrl-C while they are imported, and wait to be ended."""
+    place = tmp_path_factory.mktemp("interrupting")
+    code = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    for name in ("jax", "numpy", "rich", "tyro"):
+        (place / f"{name}.py").write_text(code)
+    return place
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_ctrl_c_during_imports(name, interrupting):
+    process = start("-m", programs.PROGRAMS[name].module, path=[interrupting])
+    assert process.communicate(timeout=60) == ("", "interrupted\n")
+    assert process.returncode == 130
+
+
+def test_ctrl_c_during_imports_of_the_dispatcher(interrupting):
+    process = start("-m", "dart_jax", "speedup", path=[interrupting])
+    assert process.communicate(timeout=60) == ("", "interrupted\n")
+    assert process.returncode == 130
+
+
+def test_other_processes_keep_their_handler(interrupting):
+    code = "import signal; from {} import interruption; print(signal.getsignal(2).__name__)"
+    process = start("-c", code.format("dart_jax"))
+    assert process.communicate(timeout=60) == ("default_int_handler\n", "")
+    # Other modules that Python runs, and whose arguments name one of ours.
+    words = ["-m", "timeit", "-n1", "-r1", "import dart_jax, signal; print(signal.getsignal(2))"]
+    shown, error = start(*words, "-m", "eval.speedup").communicate(timeout=60)
+    assert "default_int_handler" in shown, error
+
+
+def test_ignored_ctrl_c_stays_ignored():
+    """As in the background jobs of scripts."""
+    status, shown, _ = run("""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interruption.end_at_once()
+        with program():
+            os.kill(os.getpid(), signal.SIGINT)
+            print("went on")
+    """)
+    assert (status, shown) == (0, "went on\n")
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "os.kill(os.getpid(), signal.SIGINT)",
+        # Hidden by another exception, as libraries do.
+        """
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("a callback failed")
+        """,
+        # Raised where Python can only report it.
+        """
+        class Made:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+        Made()
+        raise AssertionError
+        """,
+        # Twice.
+        """
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+        """,
+    ],
+    ids=["at work", "hidden", "in a destructor", "twice"],
+)
+def test_ctrl_c_at_work(work):
+    code = "with program('try again'):\n" + textwrap.indent(textwrap.dedent(work), "    ")
+    status, shown, error = run(code)
+    assert (status, shown) == (130, "")
+    assert re.fullmatch("interrupted(; try again)?\n", error)
+
+
+def test_ctrl_c_after_the_work():
+    status, _, error = run("""
+        import atexit
+        atexit.register(os.kill, os.getpid(), signal.SIGINT)
+        with program():
+            print("done")
+    """)
+    assert (status, error) == (130, "interrupted\n")
+
+
+def test_files_are_whole_after_ctrl_c(tmp_path):
+    status, _, error = run(f"""
+        from pathlib import Path
+        from dart_jax.files import atomic_path
+        out = Path({str(tmp_path / "out")!r})
+        out.write_text("old")
+        with program(), atomic_path(out) as part:
+            part.write_text("half")
+            os.kill(os.getpid(), signal.SIGINT)
+    """)
+    assert (status, error) == (130, "interrupted\n")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_children_started_while_ctrl_c_is_held_back_never_receive_it():
+    status, _, error = run("""
+        import subprocess, time
+        code = "import time; print('ready', flush=True); time.sleep(0.5); print('whole')"
+        with program("later"):
+            with interruption.HeldBack():
+                child = subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True)
+            assert child.stdout.readline() == "ready\\n"
+            child.send_signal(signal.SIGINT)
+            assert child.communicate()[0] == "whole\\n"
+            os.kill(os.getpid(), signal.SIGINT)
+    """)
+    assert (status, error) == (130, "interrupted; later\n")
+
+
+# Pipes
+
+
+def closed():
+    """The writing end of a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize("words", [[], ["compare", "--help"], ["ngram", "info"]])
+def test_a_closed_pipe_is_quiet(words):
+    process = start("-m", "dart_jax", *words, stdout=closed())
+    _, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (141, "")
+
+
+def test_a_closed_pipe_of_flushed_output_is_quiet():
+    """As of a program that streams."""
+    code = """
+        with program():
+            for _ in range(100):
+                print("text", flush=True)
+    """
+    assert run(code, stdout=closed())[::2] == (141, "")
+
+
+def test_output_that_cannot_be_written_is_an_error():
+    with open("/dev/full", "w") as full:
+        status, _, error = run("with program():\n    print('text')", stdout=full)
+    assert status == 2
+    assert error == "error: cannot write to standard output: No space left on device\n"
+
+
+def test_errors_of_other_files_are_not_taken_for_the_output():
+    status, _, error = run("with program():\n    open('/nowhere/file')")
+    assert status == 1
+    assert "FileNotFoundError" in error
+
+
+# Names
+
+
+def test_the_command_is_named_as_typed():
+    def usage(*words):
+        process = start(*words, "--nothing")
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 2
+        [named] = re.findall(r"\((.*) --help lists all\)\n", error)
+        return named
+
+    assert usage("-m", "eval.compare") == "python -m eval.compare"
+    assert usage("-m", "dart_jax.ngram") == "python -m dart_jax.ngram"
+    assert usage("-m", "dart_jax", "compare") == "python -m dart_jax compare"
+    script = "import sys; sys.argv[0] = '/bin/dart-jax'; from dart_jax.__main__ import main; main()"
+    assert usage("-c", script, "compare") == "dart-jax compare"
+
+
+def test_the_dispatcher(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/bin/dart-jax"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    programs.main()
+    shown = capsys.readouterr().out
+    for name, program in programs.PROGRAMS.items():
+        assert re.search(rf"dart-jax {name} +{re.escape(program.what)}\n", shown)
+    monkeypatch.setattr(sys, "argv", ["/bin/dart-jax", "--version"])
+    programs.main()
+    assert re.fullmatch(r"dart-jax [\d.]+\n", capsys.readouterr().out)
+    monkeypatch.setattr(sys, "argv", ["/bin/dart-jax", "speedpu"])
+    with pytest.raises(SystemExit) as end:
+        programs.main()
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error == "error: no program 'speedpu'; did you mean speedup? (dart-jax lists all)\n"

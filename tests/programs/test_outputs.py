@@ -1,0 +1,96 @@
+"""Output files: tried before the work, written whole, and kept elsewhere if that fails."""
+
+import json
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dart_jax.errors import UserError
+from dart_jax.files import check_writable, write_atomically
+from dart_jax.programs import outputs
+from dart_jax.programs.figures import new_figure, save_figure
+
+
+def test_trying_leaves_nothing_behind_and_changes_nothing(tmp_path):
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    outputs.check_outputs(old, tmp_path / "made" / "new.json", drawing=tmp_path / "a.png")
+    check_writable(tmp_path / "run", directory=True)
+    assert {path.name for path in tmp_path.rglob("*")} == {"old.json", "made", "run"}
+    assert old.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/proc/x.json", r"cannot write /proc/x\.json: "),
+        ("directory", "cannot write .*directory: it is a directory; name a file"),
+        ("file/a/b.json", "cannot write .*b.json: .*/file is a file, not a directory"),
+        ("x" * 300, "cannot write x*: File name too long"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(path, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("directory").mkdir()
+    Path("file").write_text("kept")
+    with pytest.raises(UserError, match=message.replace(".*/file", "file")):
+        outputs.check_outputs(Path(path))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["directory", "file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission(tmp_path):
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(UserError, match="Permission denied"):
+        check_writable(tmp_path / "a.json")
+
+
+def test_a_device_is_written_and_not_replaced(tmp_path):
+    check_writable(Path("/dev/null"))
+    write_atomically(Path("/dev/null"), b"text")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    check_writable(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    outputs.write_text(fifo, "a report")
+    assert os.read(reader, 100) == b"a report"
+    os.close(reader)
+    assert fifo.is_fifo()
+
+
+@pytest.mark.parametrize("kind", ["json", "text", "figure"])
+def test_a_report_that_cannot_be_written_is_kept_elsewhere(kind, tmp_path, monkeypatch):
+    """The directory was there when the work began."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "gone").touch()
+    path = tmp_path / "gone" / "report.png"
+    write = {
+        "json": lambda: outputs.write_json(path, {"tau": 4.5}),
+        "text": lambda: outputs.write_text(path, "| tau |"),
+        "figure": lambda: save_figure(new_figure(2, 1), path),
+    }
+    with pytest.raises(UserError) as raised:
+        write[kind]()
+    [kept] = (tmp_path / "temporary").iterdir()
+    said = rf"cannot write {re.escape(str(path))}: .*; what it would hold is in {kept}"
+    assert re.fullmatch(said, str(raised.value))
+    match kind:
+        case "json":
+            assert json.loads(kept.read_text()) == {"tau": 4.5}
+        case "text":
+            assert kept.read_text() == "| tau |"
+        case "figure":
+            assert kept.read_bytes().startswith(b"\x89PNG")
+
+
+def test_nowhere_to_keep_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    (tmp_path / "gone").touch()
+    with pytest.raises(UserError, match=r"cannot write .*; nor can .*/none: No such file"):
+        outputs.write_text(tmp_path / "gone" / "a.md", "text")

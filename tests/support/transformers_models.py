@@ -1,0 +1,174 @@
+"""Tiny random models of transformers: one or more of every supported architecture."""
+
+from typing import Any
+
+import torch
+import transformers
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+# Half of each head of 8 is rotated: two frequencies.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.1, 1.7],
+    "long_factor": [2.0, 5.0],
+    "original_max_position_embeddings": 48,
+}
+TWO_ROPES = {
+    "full_attention": LINEAR | {"rope_theta": 1e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+TYPES = ["full_attention", "sliding_attention", "sliding_attention"] * 3
+GRANITE = {
+    "attention_bias": True,
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.5,
+    "residual_multiplier": 0.6,
+}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+# Name -> the class of transformers, and what is not as in SHAPE. Windows are shorter than the
+# sequences of the tests.
+MODELS = {
+    "Gemma 3": (
+        "Gemma3",
+        {
+            "sliding_window": 6,
+            "rope_parameters": TWO_ROPES,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": True,
+            "final_logit_softcapping": 20.0,
+        },
+    ),
+    "Qwen3, tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "Phi-3, longrope": (
+        "Phi3",
+        {"rope_parameters": LONGROPE, "head_dim": 8, "original_max_position_embeddings": 48},
+    ),
+    "Gemma 2": (
+        "Gemma2",
+        {
+            "sliding_window": 5,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 9,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Qwen2": ("Qwen2", {}),
+    "Llama, biases": ("Llama", BIASES),
+    "Qwen3, odd sizes": (
+        "Qwen3",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 10,
+            "hidden_size": 28,
+            "intermediate_size": 36,
+            "num_hidden_layers": 8,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    "Qwen3, biases and windows": (
+        "Qwen3",
+        {
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 3,
+        },
+    ),
+    "Qwen2, tied, windows": (
+        "Qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": TYPES[:7],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Llama, llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8}),
+    "Llama, linear": ("Llama", {"rope_parameters": LINEAR, "tie_word_embeddings": True}),
+    "Llama, yarn": ("Llama", {"rope_parameters": YARN, "num_key_value_heads": 1}),
+    "Mistral": ("Mistral", {"sliding_window": 8}),
+    "Ministral": ("Ministral", {"sliding_window": 3, "layer_types": TYPES[:7]}),
+    "Phi-3": ("Phi3", {"head_dim": 8, "sliding_window": 10}),
+    "Gemma": ("Gemma", {"hidden_act": "gelu", "num_key_value_heads": 1}),
+    "Gemma 3, no cap": ("Gemma3", {"attention_bias": True, "sliding_window": 50}),
+    "Granite": ("Granite", {**GRANITE, "mlp_bias": True}),
+    "SmolLM3": ("SmolLM3", {}),
+    "Seed-OSS": ("SeedOss", {"attention_out_bias": True}),
+    "OLMo 2": ("Olmo2", {}),
+    "OLMo 3": (
+        "Olmo3",
+        {
+            "sliding_window": 7,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "Qwen3-MoE": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}),
+    "Qwen3-MoE, some dense": (
+        "Qwen3Moe",
+        {**EXPERTS, "mlp_only_layers": [0, 3], "attention_bias": True},
+    ),
+    "Qwen2-MoE": (
+        "Qwen2Moe",
+        {**EXPERTS, "shared_expert_intermediate_size": 28, "mlp_only_layers": [2]},
+    ),
+    "Mixtral": (
+        "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11},
+    ),
+}
+
+
+def make(name: str) -> Any:
+    """A random model of this name, with norms that are not 1."""
+    kind, changes = MODELS[name]
+    config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")
+    return randomized(getattr(transformers, f"{kind}ForCausalLM"), config(**SHAPE | changes))
+
+
+def randomized(kind: type, config: Any) -> Any:
+    """A model with random weights, large enough for logits of order 1."""
+    torch.manual_seed(0)
+    model = kind(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Gemma's norms multiply by 1 + weight.
+            ones = "norm" in name and "Gemma" not in kind.__name__
+            parameter.normal_(float(ones), 0.2)
+    return model.eval()
