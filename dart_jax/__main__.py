@@ -40,6 +40,7 @@ PROGRAMS = {
     "loading": Program(
         "eval.loading", "measure the memory and time that loading a checkpoint takes"
     ),
+    "memory": Program("eval.memory", "show the memory that decoding with a model needs"),
     "startup": Program("eval.startup", "measure how long a new process takes to its first text"),
     "compare": Program("eval.compare", "show what changed between two reports of speedup"),
     "regenerate": Program(

@@ -1,18 +1,23 @@
 """The notebooks run from top to bottom with the demo model, and are committed without outputs."""
 
 import ast
+import builtins
+import importlib.util
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
+from typing import NamedTuple
 
+import jax
 import nbclient
 import nbformat
 import pytest
 from documents import ROOT, inline
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-COLAB = re.compile(r"\(https://colab\.research\.google\.com/github/(\S+?/\S+?)/blob/main/(\S+?)\)")
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -42,21 +47,86 @@ def test_nothing_but_sources_is_kept(path):
 
 
 @by_name
-def test_the_badge_leads_here_and_the_first_cell_configures(path):
-    first = cells(path, "markdown")[0]
-    [(repository, file)] = COLAB.findall(first)
-    assert file == f"notebooks/{path.name}"
+def test_the_first_cell_configures(path):
     configuration = cells(path, "code")[0]
     assert "\nDEMO = True\n" in configuration
-    assert f'REPOSITORY = "https://github.com/{repository}"' in configuration
+    # The only place of the repository's address, which nobody but its owner knows.
+    assert configuration.endswith('\nREPOSITORY = ""')
+    assert "OWNER" not in path.read_text()
     # Nothing else is to be changed: later cells read the names of this one alone.
     ast.parse(configuration)
 
 
-def test_one_repository_and_one_way_to_install():
-    texts = [path.read_text() for path in NOTEBOOKS]
-    assert len({repository for text in texts for repository, _ in COLAB.findall(text)}) == 1
-    assert len({cells(path, "code")[1] for path in NOTEBOOKS}) == 1
+def test_one_way_to_install_and_to_look_at_the_device():
+    for number in (1, 2):
+        assert len({cells(path, "code")[number] for path in NOTEBOOKS}) == 1
+    for path in NOTEBOOKS:
+        later = "".join(cells(path, "code")[3:])
+        assert later.count("dtype=DTYPE") >= 1
+        assert "REPOSITORY" not in later
+
+
+def installed_from(monkeypatch, repository, modules, *, gpu=False, answer=""):
+    """What the second cell installs where the package is missing; `modules` are there."""
+    ran = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in modules or None)
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/nvidia-smi" if gpu else None)
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: ran.append(words))
+    monkeypatch.setattr(builtins, "input", lambda question: answer)
+    exec(cells(NOTEBOOKS[0], "code")[1], {"REPOSITORY": repository})
+    return [word for words in ran for word in words[words.index("--quiet") + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("modules", "gpu", "plugin"),
+    [
+        ((), False, []),
+        ((), True, ["jax[cuda13]"]),
+        (("jax_cuda12_plugin",), True, ["jax[cuda12]"]),  # as Colab has it
+        (("libtpu",), False, ["jax[tpu]"]),
+    ],
+)
+def test_the_package_and_the_plugin_of_the_device_are_installed(monkeypatch, modules, gpu, plugin):
+    address = "https://github.com/somebody/dart_jax"
+    package = f"dart-jax[plot] @ git+{address}"
+    assert installed_from(monkeypatch, address, modules, gpu=gpu) == [package, *plugin]
+    # Where it is not set, it is asked for.
+    asked = installed_from(monkeypatch, "", modules, gpu=gpu, answer=f" {address}\n")
+    assert asked == [package, *plugin]
+
+
+def test_without_an_address_the_message_names_it(monkeypatch):
+    with pytest.raises(RuntimeError, match="set REPOSITORY"):
+        installed_from(monkeypatch, "", ())
+    assert installed_from(monkeypatch, "", ("dart_jax",)) == []  # nothing to install
+
+
+class Device(NamedTuple):
+    platform: str
+    device_kind: str
+    compute_capability: str = ""
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "said"),
+    [
+        (Device("cpu", "cpu"), "auto", "A CPU: float32."),
+        (Device("gpu", "Tesla T4", "7.5"), "float32", "below 8.0: bfloat16 is slow here"),
+        (Device("gpu", "NVIDIA A100", "8.0"), "auto", ""),
+        (Device("gpu", "NVIDIA B200", "10.0"), "auto", ""),
+        (Device("gpu", "MI300X", "gfx942"), "auto", ""),
+        (Device("tpu", "TPU v6 lite"), "auto", ""),
+    ],
+)
+def test_the_device_is_named_and_its_dtype_chosen(monkeypatch, capsys, device, dtype, said):
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    names = {"DEMO": True, "shutil": shutil}
+    exec(cells(NOTEBOOKS[0], "code")[2], names)
+    assert names["DTYPE"] == dtype
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == f"JAX {jax.__version__} on {device.platform}: 1 x {device.device_kind}"
+    assert said in " ".join(rest)
+    assert bool(rest) == bool(said)
 
 
 @by_name

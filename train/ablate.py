@@ -32,6 +32,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
 from dart_jax.programs.command_line import RESUMABLE, parse, program
+from dart_jax.programs.figures import save_figure
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from dart_jax.text.tokenizer import Tokenizer
@@ -196,7 +197,7 @@ def run(config: AblateConfig, command: str) -> Path:
         "compared": report.compare(plan, figures),
     }
     write_json(raw, content)
-    report.draw(plan, figures, drawing)
+    save_figure(report.draw(plan, figures), drawing)
     document = config.out / "ablations.md"
     report.write(document, plan, content, drawing.name)
     return document

@@ -35,7 +35,16 @@ from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.figures import new_figure, save_figure
+from dart_jax.programs.figures import (
+    COLOURS,
+    SMALL,
+    Spread,
+    error_bars,
+    new_panels,
+    note,
+    save_figure,
+    told,
+)
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from train.data.batch import Batch
@@ -44,7 +53,7 @@ from train.objective.drafter_shape import DrafterShape
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 
-_COLOURS = {"efficient": "#4477aa", "literal": "#ee6677"}
+_COLOURS = dict(zip(("efficient", "literal"), COLOURS, strict=False))
 _HEAD = 64
 
 
@@ -297,8 +306,7 @@ def growth(cases: Sequence[Case]) -> list[str]:
 
 def draw(cases: Sequence[Case], path: Path) -> None:
     """Plots time and memory over the context."""
-    figure = new_figure(9, 3.6)
-    panels = figure.subplots(1, 2)
+    figure, panels = new_panels(2, columns=2)
     numbers = dict.fromkeys(case.positions for case in cases)
     styles = dict(zip(numbers, cycle(("o-", "s--", "^:")), strict=False))
     for name, colour in _COLOURS.items():
@@ -310,12 +318,17 @@ def draw(cases: Sequence[Case], path: Path) -> None:
             if run:
                 times = [_median(each) for _, each in run]
                 panels[0].plot([c for c, _ in run], times, style, color=colour, label=label)
+                spreads = [Spread.range(each.seconds) for _, each in run]
+                error_bars(panels[0], [context for context, _ in run], spreads, colour)
             memory = [each.memory / 1e6 for _, each in own]
             panels[1].plot([c for c, _ in own], memory, style, color=colour, label=label)
     for axes, title in zip(panels, ("seconds per step", "temporary memory, MB"), strict=True):
         axes.set(title=title, xlabel="context, tokens", xscale="log", yscale="log")
         if axes.lines:
-            axes.legend(fontsize="x-small")
+            axes.legend(fontsize=SMALL)
+    repeats = max(len(case.efficient.seconds) for case in cases)
+    if repeats:
+        note(figure, f"Error bars of the time: {told('range', repeats)}.")
     save_figure(figure, path)
 
 

@@ -15,7 +15,7 @@ import tyro
 
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from dart_jax.programs.figures import COLOURS, SMALL, new_panels, note, save_figure
 from dart_jax.programs.outputs import check_outputs
 
 
@@ -98,16 +98,14 @@ def draw(runs: Sequence[Recorded]) -> Any:
     }
     there = set[str]().union(*(run.curves for run in runs))
     panels = {title: styles for title, styles in panels.items() if there & styles.keys()}
-    figure = new_figure(4.6 * min(3, len(panels)), 3.4 * (1 + (len(panels) > 3)))
-    grid = figure.subplots(1 + (len(panels) > 3), min(3, len(panels)), squeeze=False)
-    for axes, (title, styles) in zip(grid.flat, panels.items(), strict=False):
+    figure, grid = new_panels(len(panels), columns=3)
+    for axes, (title, styles) in zip(grid, panels.items(), strict=True):
         for number, run in enumerate(runs):
             colour = COLOURS[number % len(COLOURS)]
             _draw_curves(axes, run, styles, colour, several=len(runs) > 1)
         axes.set(title=title, xlabel="step")
-        axes.legend(fontsize="x-small")
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
+        axes.legend(fontsize=SMALL)
+    note(figure, "Every curve is one run: no error bars.")
     return figure
 
 
@@ -133,7 +131,7 @@ def _draw_curves(
             label=label if place in (0, len(found) - 1) else None,
         )
     if agreement:
-        axes.set_ylim(0, 1)
+        axes.set_ylim(bottom=0)
 
 
 def _positions(run: Recorded) -> int:

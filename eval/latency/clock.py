@@ -49,9 +49,14 @@ class Times:
     calls: int = 1
 
     @property
+    def values(self) -> list[float]:
+        """`device`, or `wall` for work on the host."""
+        return self.device or self.wall
+
+    @property
     def seconds(self) -> float:
-        """The median of `device`, or of `wall` for work on the host."""
-        return statistics.median(self.device or self.wall)
+        """The median of `values`."""
+        return statistics.median(self.values)
 
     @property
     def single_call(self) -> float:
@@ -60,8 +65,8 @@ class Times:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The lower and upper quartile of the same values."""
-        values = self.device or self.wall
+        """The lower and upper quartile of `values`."""
+        values = self.values
         if len(values) == 1:
             return values[0], values[0]
         lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")

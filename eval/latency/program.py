@@ -22,6 +22,7 @@ from rich.progress import Progress
 
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.figures import save_figure
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.progress import progress_bar
 from dart_jax.programs.provenance import environment, revision
@@ -228,7 +229,7 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     if config.markdown:
         write_text(config.markdown, _as_markdown(latency, machine))
     if config.plot:
-        draw(latency.results, limits, config.plot)
+        save_figure(draw(latency.results, limits), config.plot)
     return latency
 
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from dart_jax.programs.figures import (
+    COLOURS,
+    SMALL,
+    Spread,
+    error_bars,
+    new_panels,
+    note,
+    told,
+)
 from eval.latency.case import Case, Row
 from eval.latency.derived import HOST, PARTS, Derived
 from eval.latency.hardware import Hardware
@@ -136,19 +143,16 @@ class Result(NamedTuple):
     derived: Derived
 
 
-def draw(results: Sequence[Result], hardware: Hardware, path: Path) -> None:
+def draw(results: Sequence[Result], hardware: Hardware) -> Any:
     """Draws the stages of a step next to its limit, and the cost of verification by N."""
-    count = len(results)
-    if count <= _SIDE_BY_SIDE:
-        wide = max(3.5, 1.2 * count)
-        figure = new_figure(8 + wide, 4.4)
-        bars, lines = figure.subplots(1, 2, width_ratios=[wide, 4])
-    else:
-        figure = new_figure(max(9, 2 + 1.1 * count), 8.8)
-        bars, lines = figure.subplots(2, 1)
+    figure, (bars, lines) = new_panels(2, columns=2 if len(results) <= _SIDE_BY_SIDE else 1)
+    figure.set_figheight(1.35 * figure.get_figheight())
     _draw_bars(bars, results, hardware)
     _draw_lines(lines, results)
-    save_figure(figure, path)
+    figure.legend(*bars.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    repeats = len(results[0].case.find("plain").times.values)
+    note(figure, f"Error bars: {told('quartiles', repeats)}. Dashed: a plain step.")
+    return figure
 
 
 def _draw_bars(axes: Any, results: Sequence[Result], hardware: Hardware) -> None:
@@ -158,29 +162,35 @@ def _draw_bars(axes: Any, results: Sequence[Result], hardware: Hardware) -> None
         nodes = min(case.nodes, key=lambda n: abs(n - 60))
         plain = case.find("plain").times.seconds
         bottom = 0.0
-        for stage, colour in zip((*PARTS, "host"), COLOURS, strict=False):
+        stages = (*PARTS, "host")
+        for number, (stage, colour) in enumerate(zip(stages, COLOURS, strict=False)):
             parts = HOST if stage == "host" else (stage,)
-            height = sum(case.find(part, nodes).times.seconds for part in parts) / plain
+            rows = [case.find(part, nodes).times for part in parts]
+            height = sum(times.seconds for times in rows) / plain
             label = "host copies, search" if stage == "host" else stage
             shown = None if at else label
             axes.bar(at - width / 2, height, width, bottom=bottom, color=colour, label=shown)
+            # Side by side, since thin stages lie on top of each other.
+            place = at - width + width * (number + 0.5) / len(stages)
+            sums = [sum(each) for each in zip(*(times.values for times in rows), strict=True)]
+            spread = Spread.quartiles([bottom + seconds / plain for seconds in sums])
+            error_bars(axes, [place], [spread])
             bottom += height
-        axes.annotate(
-            f"{_ms(bottom * plain)} ms", (at - width / 2, bottom), ha="center", va="bottom"
-        )
+        annotate = {"ha": "center", "va": "bottom", "fontsize": SMALL}
+        above = {"xytext": (0, 5), "textcoords": "offset points", **annotate}
+        axes.annotate(f"{_ms(bottom * plain)} ms", (at - width / 2, bottom), **above)
         cost = case.find("step", nodes).cost
         assert cost is not None
         limit = cost.limit(hardware.bandwidth, hardware.rate) / plain
         shown = None if at else "limit of the step"
         axes.bar(at + width / 2, limit, width, color="#dddddd", edgecolor="#555555", label=shown)
-        axes.annotate(f"{_ms(limit * plain)}", (at + width / 2, limit), ha="center", va="bottom")
+        axes.annotate(f"{_ms(limit * plain)}", (at + width / 2, limit), **annotate)
         names.append(f"{case.shape}\ncontext {case.context}\n{nodes} nodes")
     axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
-    axes.set_xticks(range(len(names)), names, fontsize="small")
+    axes.set_xticks(range(len(names)), names, fontsize=SMALL)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set(ylabel="in plain steps", title="Stages of a step, and its limit")
     axes.margins(y=0.12)
-    _legend(axes)
 
 
 def _draw_lines(axes: Any, results: Sequence[Result]) -> None:
@@ -191,27 +201,24 @@ def _draw_lines(axes: Any, results: Sequence[Result]) -> None:
     for case, derived in results:
         nodes = [tree.nodes for tree in derived.trees]
         ticks.update(nodes)
+        colour = COLOURS[shapes.index(case.shape) % len(COLOURS)]
         axes.plot(
             nodes,
             [tree.verify for tree in derived.trees],
             styles[contexts.index(case.context) % len(styles)],
-            color=COLOURS[shapes.index(case.shape) % len(COLOURS)],
+            color=colour,
             label=f"{case.shape}, context {case.context}",
         )
+        plain = case.find("plain").times.seconds
+        verified = [[s / plain for s in case.find("verify", n).times.values] for n in nodes]
+        error_bars(axes, nodes, [Spread.quartiles(values) for values in verified], colour)
     axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set(xlabel="nodes", ylabel="in plain steps", title="Verification by tree size")
-    _legend(axes)
-
-
-def _legend(axes: Any) -> None:
-    """Adds a legend next to the plot, topmost entry first."""
-    handles, labels = axes.get_legend_handles_labels()
-    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"}
-    axes.legend(handles[::-1], labels[::-1], frameon=False, **place)
+    axes.legend(fontsize=SMALL)
 
 
 def _ms(seconds: float) -> str:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
@@ -65,6 +65,19 @@ _SHAPES: Mapping[str, TargetConfig] = {
         max_position_embeddings=8192,
         model_type="llama",
     ),
+    "llama-3-70b": TargetConfig(
+        vocab_size=128256,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-5,
+        rope=Rope(5e5),
+        max_position_embeddings=8192,
+        model_type="llama",
+    ),
     "tiny": TargetConfig(  # for tests
         vocab_size=512,
         hidden_size=64,
@@ -101,16 +114,16 @@ def drafter_of(target: TargetConfig) -> DrafterConfig:
 
 
 @functools.cache
-def parameters(config: TargetConfig | DrafterConfig) -> int:
+def parameters(config: TargetConfig | DraftLayerConfig) -> int:
     """Returns the number of parameters; allocates nothing. Only one layer of a dense target is
     counted, since all are the same."""
-    if isinstance(config, DrafterConfig) or config.moe is not None:
+    if isinstance(config, DraftLayerConfig) or config.moe is not None:
         return _count(config)
     one, two = (_count(dataclasses.replace(config, num_hidden_layers=n)) for n in (1, 2))
     return one + (config.num_hidden_layers - 1) * (two - one)
 
 
-def _count(config: TargetConfig | DrafterConfig) -> int:
+def _count(config: TargetConfig | DraftLayerConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(config)))
 
 

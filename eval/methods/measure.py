@@ -47,6 +47,7 @@ class Summary:
       speedups: ratios of these rates to the baseline's; one value per repeat.
       speedup_means: means of the ratios per run (batch); one value per repeat.
       tau: pooled over all verifications; nan if there are none.
+      tau_error: standard error of `tau` over prompts; None with fewer than two that were verified.
       tau_by_request: mean of tau per prompt.
       identical: prompts whose tokens equal the baseline's in every repeat.
       lengths: lengths[n] is the number of verifications that accepted n drafted tokens.
@@ -60,6 +61,7 @@ class Summary:
     speedups: list[float]
     speedup_means: list[float]
     tau: float
+    tau_error: float | None
     tau_by_request: float
     identical: int
     lengths: list[int]
@@ -146,6 +148,8 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
     for runs in repeats:
         for run in runs:
             spent.update(run.generations[method].seconds)
+    if not spent["compile"]:
+        del spent["compile"]  # a stage only if something was compiled in spite of the warm-up
     total = sum(spent.values())
     steps = sum(int(generation.steps.sum()) for generation in first)
     # All rows of a batch step together, until the last one is finished.
@@ -173,6 +177,10 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
             for runs in repeats
         ],
         tau=emitted / steps if steps else float("nan"),
+        tau_error=ratio_error(
+            [len(tokens) - 1 for generation in first for tokens in generation.tokens],
+            [int(number) for generation in first for number in generation.steps],
+        ),
         tau_by_request=float(np.nanmean(taus)) if steps else float("nan"),
         identical=sum(
             min(_identical(runs[n], method, baseline) for runs in repeats)
@@ -182,6 +190,25 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
         shares={stage: seconds / total for stage, seconds in spent.items()},
         step_seconds=(total - spent["prefill"]) / batch_steps if batch_steps else float("nan"),
     )
+
+
+def ratio_error(emitted: Sequence[int], steps: Sequence[int]) -> float | None:
+    """Returns the standard error of the ratio of two sums over prompts; None if it is unknown.
+
+    It is linear in the deviations from the ratio (Cochran, Sampling Techniques, 6.4): the prompts
+    are the sample, since the verifications of one prompt are not independent.
+
+    Args:
+      emitted: tokens emitted for each prompt.
+      steps: verifications of each prompt; prompts without any do not count.
+    """
+    used = [(tokens, number) for tokens, number in zip(emitted, steps, strict=True) if number]
+    if len(used) < 2:
+        return None
+    total = sum(number for _, number in used)
+    ratio = sum(tokens for tokens, _ in used) / total
+    squares = sum((tokens - ratio * number) ** 2 for tokens, number in used)
+    return (len(used) / (len(used) - 1) * squares) ** 0.5 / total
 
 
 def accepted_lengths(drafted: np.ndarray) -> list[int]:

@@ -7,15 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from dart_jax.programs.figures import (
+    COLOURS,
+    SMALL,
+    Spread,
+    error_bars,
+    new_panels,
+    note,
+    save_figure,
+    told,
+)
 from eval.methods.registry import METHODS, PLAIN
 from eval.speedup.setting import Setting
 from eval.speedup.tables import STAGES
 
 
 def write(path: Path, settings: Sequence[Setting]) -> None:
+    """Writes the figure to a file. Needs matplotlib."""
+    save_figure(draw(settings), path)
+
+
+def draw(settings: Sequence[Setting]) -> Any:
     """Draws speed-ups, acceptance by position, time by stage, tau against step cost and, if several
-    batch sizes were measured, speed-up by batch size. Needs matplotlib."""
+    batch sizes were measured, speed-up by batch size."""
     sizes = {setting.batch_size for setting in settings}
     first = [
         setting
@@ -26,18 +40,27 @@ def write(path: Path, settings: Sequence[Setting]) -> None:
     names = [name for name in settings[0].all if name != PLAIN]
     colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(names)}
     panels = [_speedups, _acceptance, _time, _cost, *([_batches] if len(sizes) > 1 else [])]
-    figure = new_figure(10, 3.4 * -(-len(panels) // 2))
-    axes = figure.subplots(-(-len(panels) // 2), 2).flatten()
-    for panel, axis in zip(panels, axes, strict=False):
+    figure, axes = new_panels(len(panels), columns=2)
+    for panel, axis in zip(panels, axes, strict=True):
         panel(axis, settings if panel is _batches else first, colours)
-    for axis in axes[len(panels) :]:
-        axis.remove()
     handles, labels = axes[0].get_legend_handles_labels()
     if len(names) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 4))
-    temperature, batch = first[0].temperature, first[0].batch_size
-    figure.suptitle(f"T = {temperature:g}, batch {batch}")
-    save_figure(figure, path)
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(names), 4))
+    note(figure, _note(first, names[0]))
+    return figure
+
+
+def _note(settings: Sequence[Setting], name: str) -> str:
+    """Says what was measured, and what the error bars are."""
+    rows = [setting.all[name] for setting in settings]
+    prompts = sum(row.prompts for row in rows)
+    known = any(row.tau_error is not None for row in rows)
+    tau = "standard error over prompts" if known else "1 prompt: no error bars"
+    return (
+        f"T = {settings[0].temperature:g}, batch {settings[0].batch_size}, {prompts} "
+        f"prompt{'s' * (prompts > 1)}. Error bars: speed-up, "
+        f"{told('range', len(rows[0].speedups))}; tau, {tau}."
+    )
 
 
 def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
@@ -51,9 +74,11 @@ def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -
         places = [g + (n - (len(colours) - 1) / 2) * width for g in range(len(groups))]
         rows = [methods[name] for methods in groups.values()]
         axis.bar(places, [r.speedup for r in rows], width, color=colour, label=METHODS[name].title)
+        error_bars(axis, places, [Spread.range(r.speedups) for r in rows])
         if len(colours) == 1:
             for place, row in zip(places, rows, strict=True):
-                axis.annotate(f"tau {row.tau:.2f}", (place, row.speedup), ha="center", va="bottom")
+                top = (place, max(row.speedups))
+                axis.annotate(f"tau {row.tau:.2f}", top, ha="center", va="bottom")
     axis.axhline(1, color="black", linewidth=0.8)
     rotated = {"rotation": 30, "ha": "right"} if len(groups) > 5 else {}
     axis.set_xticks(range(len(groups)), list(groups), **rotated)
@@ -82,7 +107,7 @@ def _acceptance(axis: Any, settings: Sequence[Setting], colours: dict[str, str])
 
 def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
     """Share of each stage in each method's time, averaged over the benchmarks."""
-    bottom = [0.0] * len(colours)
+    left = [0.0] * len(colours)
     titles = [METHODS[name].title for name in colours]
     shown = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677", "#ccbb44"), strict=True)
     for (stage, label), colour in shown:
@@ -91,12 +116,14 @@ def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
             for name in colours
         ]
         if any(shares):
-            axis.bar(titles, shares, bottom=bottom, label=label, color=colour)
-        bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
-    if len(titles) > 3:
-        axis.set_xticks(range(len(titles)), titles, rotation=30, ha="right")
-    axis.set(ylabel="% of the time", title="Time by stage")
-    axis.legend(loc="lower left", bbox_to_anchor=(1, 0), fontsize="small")
+            axis.barh(titles, shares, left=left, label=label, color=colour)
+        left = [a + b for a, b in zip(left, shares, strict=True)]
+    axis.invert_yaxis()  # the first method on top
+    axis.grid(visible=False)
+    axis.set(xlabel="% of the time", xlim=(0, 100))
+    axis.set_title("Time by stage", pad=24)
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": len(STAGES)}
+    axis.legend(fontsize=SMALL, frameon=False, **place)
 
 
 def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
@@ -107,6 +134,7 @@ def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
     }
     max_cost = 1.15 * max(cost for some in points.values() for cost, _ in some)
     max_tau = 1.15 * max(tau for some in points.values() for _, tau in some)
+    axis.grid(visible=False)
     for speedup in (1, 1.5, 2, 3, 4):
         end = min(max_cost, max_tau / speedup)  # where the line leaves the panel
         axis.plot([0, end], [0, speedup * end], color="#bbbbbb", linewidth=0.8, zorder=0)
@@ -116,6 +144,12 @@ def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
         axis.annotate(f"{speedup}x", (end, speedup * end), color="#888888", **style)
     for name, some in points.items():
         axis.plot(*zip(*some, strict=True), "o", color=colours[name])
+        errors = [setting.all[name].tau_error for setting in settings]
+        spreads = [
+            None if error is None else Spread(tau - error, tau + error)
+            for (_, tau), error in zip(some, errors, strict=True)
+        ]
+        error_bars(axis, [cost for cost, _ in some], spreads, colours[name])
     axis.set(
         xlim=(0, max_cost),
         ylim=(0, max_tau),
@@ -135,6 +169,7 @@ def _batches(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) ->
     for name, colour in colours.items():
         sizes = [setting.batch_size for setting in some]
         axis.plot(sizes, [s.all[name].speedup for s in some], "o-", color=colour, markersize=4)
+        error_bars(axis, sizes, [Spread.range(s.all[name].speedups) for s in some], colour)
     axis.axhline(1, color="black", linewidth=0.8)
     axis.set(xscale="log", xlabel="batch size", ylabel="speed-up", title="Speed-up by batch size")
     axis.set_xticks([s.batch_size for s in some], [str(s.batch_size) for s in some])

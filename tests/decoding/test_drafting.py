@@ -254,7 +254,7 @@ def test_one_target_and_many_drafting_methods(tiny, tmp_path):
     save_target(tmp_path, small, init_params(small, 0), (0,))
     drafters = [None, NgramConfig(), PromptLookupConfig(), tmp_path, tiny.drafter]
     prompt = tiny.prompts[0]
-    expected = model.generate(prompt, nodes=0, max_new_tokens=20).tokens
+    expected = model.generate(prompt, tree_nodes=0, max_new_tokens=20).tokens
     for drafter in drafters:
         other = model.with_drafter(drafter)
         assert other.params["target"] is model.params["target"]
@@ -271,7 +271,7 @@ def test_an_ngram_model_without_drafter_drafts(tiny):
     model = DartModel.from_pretrained(tiny.target, None, tiny.ngram)
     assert model.drafter == NgramConfig()
     made = model.generate(tiny.prompts[0], max_new_tokens=8)
-    plain = model.generate(tiny.prompts[0], max_new_tokens=8, nodes=0)
+    plain = model.generate(tiny.prompts[0], max_new_tokens=8, tree_nodes=0)
     np.testing.assert_array_equal(made.tokens, plain.tokens)
     decoder = model.decoder(nodes=8, max_length=64)
     assert decoder.pruner is not None

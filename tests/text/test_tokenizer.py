@@ -178,3 +178,21 @@ print(sorted({{"jax", "torch", "transformers", "huggingface_hub.hf_api"}} & set(
 """
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (made.stdout, made.stderr) == ("[]\n", "")
+
+
+@pytest.mark.long
+def test_no_advice_to_install_pytorch():
+    """transformers gives it on import where there is no PyTorch; programs do not pass it on."""
+    hide = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+    )
+    ours = "from dart_jax.text import tokenizer; tokenizer._transformers()"
+    for code, told in (("import transformers", True), (ours, False)):
+        done = subprocess.run(
+            [sys.executable, "-c", hide + code], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("PyTorch was not found" in done.stderr) == told
+        assert told or done.stderr == ""

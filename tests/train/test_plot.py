@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from figure_checks import check_style
 from toy_training import RECIPE, toy_fit
 
 from dart_jax.errors import UserError
@@ -32,6 +33,7 @@ def test_curves_of_a_run(run, tmp_path):
     assert curves["loss"].values == [record["loss"] for record in records]
     assert curves["tau"] == ([6, 12], [2.0, 2.0])
     figure = plot.draw([plot.Recorded("first", curves)])
+    check_style(figure)
     agreement = figure.axes[1]
     assert [line.get_ydata()[0] for line in agreement.lines] == [0.5, 0.25]
     light, dark = (line.get_alpha() for line in agreement.lines)

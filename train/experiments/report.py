@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dart_jax.programs.figures import COLOURS, new_figure, save_figure
+from dart_jax.programs.figures import (
+    COLOURS,
+    SMALL,
+    Spread,
+    error_bars,
+    new_panels,
+    note,
+    told,
+)
 from dart_jax.programs.outputs import write_text
 from train.experiments.variants import TITLES, Experiment
 from train.experiments.verdict import RULE, difference, verdict
@@ -86,46 +94,62 @@ def write(path: Path, plan: Experiment, content: Mapping[str, Any], drawing: str
     write_text(path, text)
 
 
-def draw(plan: Experiment, figures: Figures, path: Path) -> None:
+def draw(plan: Experiment, figures: Figures) -> Any:
     """Draws one panel per figure, with standard deviations and the paper's points."""
     panels = [*plan.figures, *["alphas"] * plan.alphas]
-    figure = new_figure(3.6 * len(panels), 3.4)
-    ordered = all(
-        name.replace(".", "", 1).isdigit() for name in figures
-    )  # otherwise draw no lines between them
-    for axes, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        axes.set_title("agreement by position" if name == "alphas" else _NAMES[name])
+    figure, grid = new_panels(len(panels), columns=3)
+    for axes, name in zip(grid, panels, strict=True):
         if name == "alphas":
-            for number, (variant, own) in enumerate(figures.items()):
-                curve = _alphas(own)
-                axes.errorbar(
-                    range(1, len(curve) + 1),
-                    [statistics.fmean(values) for values in curve],
-                    [_deviation(values) for values in curve],
-                    fmt=".-",
-                    capsize=2,
-                    color=COLOURS[number % len(COLOURS)],
-                    label=f"{plan.axis} {variant}",
-                )
-            axes.set(xlabel="position t", ylim=(0, 1))
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.legend(fontsize="x-small")
-            continue
-        values = [own[name] for own in figures.values()]
-        means, spread = map(statistics.fmean, values), map(_deviation, values)
-        places = range(len(figures))
-        style = {"capsize": 3, "color": COLOURS[0], "label": "here"}
-        axes.errorbar(places, [*means], [*spread], fmt="o-" if ordered else "o", **style)
-        paper = plan.paper.get(name, {})
-        points = [(place, paper[v]) for place, v in enumerate(figures) if v in paper]
-        if points:
-            style = {"color": COLOURS[1], "label": "paper, Qwen3-4B"}
-            axes.plot(*zip(*points, strict=True), "s:" if ordered else "s", **style)
-            axes.legend(fontsize="x-small")
-        axes.set_xticks(places, [*figures])
-        axes.set_xlabel(plan.axis)
-        axes.margins(x=0.15)
-    save_figure(figure, path)
+            _draw_alphas(axes, plan, figures)
+        else:
+            _draw_figure(axes, plan, figures, name)
+    note(figure, _note(plan, figures))
+    return figure
+
+
+def _note(plan: Experiment, figures: Figures) -> str:
+    """Says what the error bars are."""
+    own = next(iter(figures.values()))
+    text = f"Error bars: {told('standard deviation', len(own[plan.figures[0]]), 'seed')}"
+    if plan.timed:
+        text += f"; of the time, {told('standard deviation', len(own['step_time']))}"
+    return f"{text}."
+
+
+def _draw_alphas(axes: Any, plan: Experiment, figures: Figures) -> None:
+    """Draws the agreement at every position, with a curve per variant."""
+    for number, (variant, own) in enumerate(figures.items()):
+        curve, colour = _alphas(own), COLOURS[number % len(COLOURS)]
+        places = range(1, len(curve) + 1)
+        means = [statistics.fmean(values) for values in curve]
+        axes.plot(places, means, "o-", markersize=4, color=colour, label=f"{plan.axis} {variant}")
+        error_bars(axes, places, [Spread.deviation(values) for values in curve], colour)
+    axes.set(title="agreement by position", xlabel="position t")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=SMALL)
+
+
+def _draw_figure(axes: Any, plan: Experiment, figures: Figures, name: str) -> None:
+    """Draws a figure of every variant, and the paper's points."""
+    # Variants that are not numbers are not joined by lines.
+    ordered = all(variant.replace(".", "", 1).isdigit() for variant in figures)
+    values = [own[name] for own in figures.values()]
+    places = range(len(figures))
+    style = {"color": COLOURS[0], "label": "here", "markersize": 5}
+    axes.plot(places, [*map(statistics.fmean, values)], "o-" if ordered else "o", **style)
+    error_bars(axes, places, [*map(Spread.deviation, values)], COLOURS[0])
+    paper = plan.paper.get(name, {})
+    points = [(place, paper[v]) for place, v in enumerate(figures) if v in paper]
+    if points:
+        style = {"color": COLOURS[1], "label": "paper, Qwen3-4B", "markersize": 5}
+        axes.plot(*zip(*points, strict=True), "s:" if ordered else "s", **style)
+        axes.legend(fontsize=SMALL)
+    if name == "parameters":
+        axes.yaxis.set_major_formatter(lambda count, _: f"{count / 1e6:.1f} M")
+    axes.set_xticks(places, [*figures])
+    axes.set(title=_NAMES[name], xlabel=plan.axis)
+    axes.margins(x=0.15)
 
 
 def _section(plan: Experiment, content: Mapping[str, Any], drawing: str) -> str:

@@ -1,0 +1,122 @@
+"""Figures of eval.speedup and eval.latency."""
+
+import numpy as np
+import pytest
+from figure_checks import check_style, ends_of, note_of
+
+from eval.latency import report
+from eval.latency.case import Case, Row
+from eval.latency.clock import Times
+from eval.latency.cost import Cost
+from eval.latency.derived import HOST, PARTS, derive
+from eval.latency.hardware import Hardware
+from eval.methods.measure import Summary, ratio_error
+from eval.methods.tree_size import Tree
+from eval.speedup import figure
+from eval.speedup.setting import Setting
+
+METHODS = ("plain", "dart", "eagle3")
+HARDWARE = Hardware(1e9, 1e11, "float32", 2**20, 512, 2**40)
+
+
+def summary(repeats, tau, error):
+    speedups = [tau / 2 + 0.1 * repeat for repeat in range(repeats)]
+    rates = [100 * speedup for speedup in speedups]
+    shares = {"prefill": 0.1, "device": 0.8, "search": 0.1}
+    lengths = [1, 2, 3]
+    return Summary(8, rates, speedups, speedups, tau, error, tau, 8, lengths, shares, 1e-3 * tau)
+
+
+def setting(repeats, batch_size=1, error=0.25):
+    rows = {name: summary(repeats, n + 1.0, error) for n, name in enumerate(METHODS)}
+    trees = dict.fromkeys(METHODS, Tree(4))
+    groups = {"text": rows, "data": rows, "all": rows}
+    return Setting("demo", "demo", "", 0.0, batch_size, 64, trees, groups)
+
+
+def panels(drawn):
+    return {axes.get_title(): axes for axes in drawn.axes}
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(1,), (1, 4)])
+def test_speedup_has_an_error_bar_per_repeated_group(repeats, sizes):
+    settings = [setting(repeats, size) for size in sizes]
+    drawn = figure.draw(settings)
+    check_style(drawn)
+    found = ends_of(panels(drawn)["Speed-up"])
+    assert len(found) == (2 * 3 if repeats > 1 else 0)  # methods, groups
+    for lower, upper in found:
+        assert upper - lower == pytest.approx(0.1 * (repeats - 1))
+    told = f"range of {repeats} repeats" if repeats > 1 else "1 repeat: no error bars"
+    assert told in note_of(drawn)
+    if len(sizes) > 1:
+        found = ends_of(panels(drawn)["Speed-up by batch size"])
+        assert len(found) == (2 * len(sizes) if repeats > 1 else 0)
+
+
+def test_tau_has_its_standard_error():
+    drawn = figure.draw([setting(3)])
+    assert ends_of(panels(drawn)["Tau against step cost"]) == [(1.75, 2.25), (2.75, 3.25)]
+    assert "tau, standard error over prompts" in note_of(drawn)
+    drawn = figure.draw([setting(3, error=None)])
+    assert ends_of(panels(drawn)["Tau against step cost"]) == []
+    assert "tau, 1 prompt: no error bars" in note_of(drawn)
+
+
+def test_the_standard_error_is_the_ratios():
+    """Of equally long prompts it is the mean's; of others, the spread of resampled ratios."""
+    taus = [2, 4, 3, 7]
+    expected = np.std(taus, ddof=1) / 2
+    assert ratio_error([10 * tau for tau in taus], [10] * 4) == pytest.approx(expected)
+    assert ratio_error([12, 24, 36], [4, 8, 12]) == 0
+    assert ratio_error([5, 0], [2, 0]) is None
+    rng = np.random.default_rng(0)
+    steps = rng.integers(10, 40, 200)
+    emitted = rng.binomial(6, 0.5, 200) * steps // 2 + steps
+    picked = rng.integers(0, 200, (4000, 200))
+    resampled = emitted[picked].sum(1) / steps[picked].sum(1)
+    assert ratio_error([*emitted], [*steps]) == pytest.approx(resampled.std(), rel=0.1)
+
+
+def case(repeats, context):
+    rng = np.random.default_rng(context)
+
+    def row(stage, nodes, ms):
+        values = [*(ms * 1e-3 * rng.uniform(0.9, 1.1, repeats))]
+        on_host = stage in HOST
+        times = Times([], values) if on_host else Times(values, values)
+        return Row(stage, nodes, times, None if on_host else Cost(10**6, 0))
+
+    rows = [row("plain", None, 1)]
+    for nodes in (8, 60):
+        rows += [row(stage, nodes, 0.2 + nodes / 60) for stage in (*PARTS, *HOST, "step")]
+    return Case("tiny", context, 128, 1, True, False, rows)
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 5])
+@pytest.mark.parametrize("cases", [1, 2, 5])
+def test_latency_has_an_error_bar_per_stage_and_tree(repeats, cases):
+    made = [case(repeats, 16 * (n + 1)) for n in range(cases)]
+    results = [report.Result(each, derive(each, (3.0,))) for each in made]
+    drawn = report.draw(results, HARDWARE)
+    check_style(drawn)
+    bars, lines = drawn.axes
+    assert len(ends_of(bars)) == (cases * (len(PARTS) + 1) if repeats > 1 else 0)
+    assert len(ends_of(lines)) == (cases * 2 if repeats > 1 else 0)
+    told = f"quartiles of {repeats} repeats" if repeats > 1 else "1 repeat: no error bars"
+    assert told in note_of(drawn)
+    if repeats > 1:
+        first, plain = made[0].find("verify", 8).times, made[0].find("plain").times.seconds
+        expected = [quartile / plain for quartile in first.quartiles]
+        assert ends_of(lines)[0] == pytest.approx(expected)
+
+
+def test_a_stage_drawn_last_ends_at_the_sum():
+    """Stages stack up: the last error bar lies around the annotated total."""
+    made = case(5, 16)
+    drawn = report.draw([report.Result(made, derive(made, (3.0,)))], HARDWARE)
+    plain = made.find("plain").times.seconds
+    total = sum(made.find(stage, 60).times.seconds for stage in (*PARTS, *HOST)) / plain
+    spread = sum(np.ptp(made.find(stage, 60).times.values) for stage in HOST) / plain
+    assert np.mean(ends_of(drawn.axes[0])[-1]) == pytest.approx(total, abs=spread)

