@@ -1,7 +1,7 @@
 """Memory that decoding needs, per model, as a table in Markdown.
 
     python -m eval.memory
-    python -m eval.memory --shapes qwen3-8b --length 32768 --batch-size 4
+    python -m eval.memory --shape qwen3-8b --length 32768 --batch-size 4
     python -m eval.memory --target Qwen/Qwen3-1.7B --drafter fvliang/qwen1.7b-dart
 
 Reads only shapes: nothing is allocated, and of a target and drafter only `config.json` is needed.
@@ -43,11 +43,11 @@ class MemoryConfig:
     """Which models, and what they decode."""
 
     target: str | None = None
-    """Directory or hub repository of a target, instead of --shapes."""
+    """Directory or hub repository of a target, instead of --shape."""
     drafter: str | None = None
     """Directory or hub repository of a drafter for --target; by default a DART drafter of the
     target's shape."""
-    shapes: tuple[str, ...] = (*QWEN3, "llama-3-8b", "llama-3-70b")
+    shape: tuple[str, ...] = (*QWEN3, "llama-3-8b", "llama-3-70b")
     """Names of published shapes; case does not matter."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """dtype of weights and caches."""
@@ -74,7 +74,7 @@ class MemoryConfig:
           UserError: a shape is unknown, or a config cannot be read.
         """
         if self.target is None:
-            targets = [(name.lower(), target_of(name)) for name in self.shapes]
+            targets = [(name.lower(), target_of(name)) for name in self.shape]
             return [(name, target, drafter_of(target)) for name, target in targets]
         target = read_target_config(_config_of(self.target))
         if self.drafter is None:

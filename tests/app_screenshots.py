@@ -13,7 +13,7 @@ def main(directory: Path) -> None:
     with app() as served, browser() as chromium:
         context = chromium.new_context(viewport={"width": 1360, "height": 880})
         visitor = Visitor(context, served.address)
-        visitor.page.click("#example-mean")
+        visitor.page.click("#example-heappush")
         visitor.write()
         visitor.finished()
         visitor.page.wait_for_timeout(500)

@@ -79,6 +79,11 @@ def parse(module: str, args: list[str]) -> None:
 
 
 def check_python(words, parser):
+    if words[0] == "-c":
+        for node in ast.walk(ast.parse(words[1])):
+            if isinstance(node, ast.Import):
+                assert [importlib.import_module(alias.name) for alias in node.names]
+        return
     if words[0] != "-m":
         assert [(ROOT / word).is_file() for word in words] == [True], "a file without options"
         return
@@ -142,6 +147,18 @@ def one_of(*lines):
     return check
 
 
+def check_docker(words, parser):
+    """Built targets and programs that are run exist."""
+    stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    image = next(place for place, word in enumerate(words) if word.startswith("dart-jax:"))
+    assert words[image].partition(":")[2] in stages
+    if words[0] == "build":
+        assert words[words.index("--target") + 1] in stages
+    else:
+        assert words[0] == "run"
+        check_program(words[image + 1 :], parser)
+
+
 def check_git(words, parser):
     assert words[0] in ("clone", "tag", "push")
 
@@ -150,6 +167,7 @@ CHECKS = {
     "python": check_python,
     "pip": check_pip,
     "dart-jax": check_program,
+    "docker": check_docker,
     "pytest": check_pytest,
     "cmake": check_cmake,
     "ctest": lambda words, parser: check_cmake([], parser),

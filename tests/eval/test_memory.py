@@ -78,7 +78,7 @@ def test_a_directory_is_measured_as_its_shape(tmp_path):
         (tmp_path / name / "config.json").write_bytes(config)
     given = run(MemoryConfig(target=str(tmp_path / "target")))
     assert given.splitlines()[2].startswith("| target | 0.0")
-    named = run(MemoryConfig(shapes=("demo",)))
+    named = run(MemoryConfig(shape=("demo",)))
     assert given.splitlines()[2].split("|")[2:] == named.splitlines()[2].split("|")[2:]
     own = run(MemoryConfig(target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter")))
     assert own.splitlines()[:2] == given.splitlines()[:2]

@@ -91,7 +91,7 @@ CASES = {
     "startup --repeats 0": "--repeats must be at least 1",
     "memory --length 0": "--length must be at least 1",
     "memory --tree-nodes 1000": "--tree-nodes must be from 0 to 512, got 1000",
-    "memory --shapes gpt": "no shape 'gpt'; pass one of demo, qwen3",
+    "memory --shape gpt": "no shape 'gpt'; pass one of demo, qwen3",
     "memory --drafter somewhere": "--drafter needs the --target that it was made for",
     f"{ANSWER} --batch-size 0": "--batch-size must be at least 1, got 0",
     f"{ANSWER} --temperature -1": "temperature",
