@@ -46,7 +46,8 @@ class GenerateConfig(ModelChoice):
     chat_template_kwargs: str = "{}"
     """Arguments of the target's chat template, as JSON: '{"enable_thinking": false}'."""
     use_generation_config: bool = False
-    """Sample as the target's generation_config.json says, unless an option says otherwise."""
+    """Sample as the target's generation_config.json says, unless an option says otherwise; one with
+    its default value says nothing."""
     generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
     """Generation options."""
 
@@ -163,8 +164,8 @@ def summary(completion: Completion) -> str:
 
 
 def line_reader() -> Callable[[str], str] | None:
-    """Returns `input` with line editing, or None if standard input is not a terminal."""
-    if not sys.stdin.isatty():
+    """Returns `input` with line editing, or None unless there is a terminal to talk through."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return None
     with contextlib.suppress(ImportError):  # not on every platform
         import readline  # noqa: F401

@@ -46,6 +46,9 @@ def exit_now(*_: object) -> None:
     os._exit(STATUS)
 
 
+# Whether Ctrl-C has raised `KeyboardInterrupt` and the program is to end; see `go_on`.
+ending = False
+
 _said = False
 
 
@@ -63,6 +66,12 @@ def say_interrupted(advice: str = "") -> None:
 
         with contextlib.suppress(OSError):
             os.write(2, line.encode())
+
+
+def go_on() -> None:
+    """Takes an interruption back: its `KeyboardInterrupt` was caught, and the program goes on."""
+    global ending
+    ending = False
 
 
 class HeldBack:

@@ -110,8 +110,11 @@ class DartModel(TextGenerator):
         Raises:
           UserError: the file asks for something that is not supported, such as beam search.
         """
-        path = (self.tokenizer.directory or Path()) / "generation_config.json"
-        return GenerationConfig.from_transformers(read_json(path) if path.is_file() else {})
+        directory = self.tokenizer.directory
+        path = None if directory is None else directory / "generation_config.json"
+        if path is None or not path.is_file():
+            return GenerationConfig()
+        return GenerationConfig.from_transformers(read_json(path))
 
     @classmethod
     def from_pretrained(

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.sampling import SamplingValues, filter_logits
+from dart_jax.decoding.sampling import SamplingValues, scale_and_filter
 from dart_jax.decoding.tree import DraftTree
+from dart_jax.errors import UserError
 
 # (tokens int32 [S], logits float32 [V], length int32 scalar) -> float32 [V], a pure JAX function:
-# the logits of the token that follows `tokens[:length]`; later tokens are -1.
+# the logits of the token that follows the first `length` tokens. Later tokens are -1, which would
+# index the last token: `jnp.where(tokens < 0, V, tokens)` with `mode="drop"` leaves them out.
 LogitsProcessor = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -63,7 +65,7 @@ def process(
     tokens: jax.Array,
     length: jax.Array,
 ) -> jax.Array:
-    """Applies processors to every row.
+    """Applies processors to every row; raises UserError if one returns another shape.
 
     Args:
       processors: see `LogitsProcessor`.
@@ -74,7 +76,13 @@ def process(
     if logits.ndim > 1:
         return jax.vmap(partial(process, processors))(logits, tokens, length)
     for processor in processors:
-        logits = jnp.asarray(processor(tokens, logits, length), jnp.float32)
+        made = jnp.asarray(processor(tokens, logits, length), jnp.float32)
+        if made.shape != logits.shape:
+            raise UserError(
+                f"a logits processor returns an array of shape {made.shape}; it must be "
+                f"{logits.shape}, one number per token"
+            )
+        logits = made
     return logits
 
 
@@ -136,8 +144,9 @@ def token_scores(
     if config.scores:
         scores = processed
         if sampling.temperature is not None:
-            scaled = processed / sampling.temperature
-            kept = jnp.isfinite(filter_logits(sampling, scaled))
+            largest = jnp.finfo(jnp.float32).max
+            scaled = jnp.clip(processed / sampling.temperature, -largest, largest)
+            kept = scale_and_filter(sampling, processed) > -jnp.inf
             scores = jnp.where(kept, scaled, -jnp.inf)
         found = found._replace(scores=scores)
     return found

@@ -25,11 +25,11 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import prefill, step
 from dart_jax.errors import UserError
 
-# Stop ids are padded to a multiple of this, to limit the number of compiled shapes.
+# Stop ids are padded to a multiple of this.
 _STOP_IDS = 8
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Generation:
     """The new tokens of a batch, and the steps and time they took.
 
@@ -95,18 +95,22 @@ class StepOutput(NamedTuple):
     scores: list[TokenScores] | None = None
 
 
+def padded_stop(stop: tuple[int, ...]) -> tuple[int, ...]:
+    """Pads stop ids with -1 to one of few lengths, each of which is compiled for."""
+    return stop + (-1,) * (-len(stop) % _STOP_IDS)
+
+
 def start(
     config: DecodeConfig, params: DecodeParams, prompts: Prompts, options: Options
 ) -> tuple[DecodeState, jax.Array]:
     """Runs the prefill of a batch."""
-    stop = options.stop + (-1,) * (-len(options.stop) % _STOP_IDS)
     return prefill(
         config.prefill,
         params,
         jnp.asarray(prompts.tokens),
         jnp.asarray(prompts.length),
         jnp.asarray(prompts.max_new_tokens),
-        jnp.asarray(stop, jnp.int32),
+        jnp.asarray(padded_stop(options.stop), jnp.int32),
         jnp.uint32(options.seed),
         options.sampling.values(),
         capacity=config.capacity(prompts.max_length),

@@ -10,7 +10,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Prompts:
     """A batch of prompts, padded on the right to a power of two, at least 16, to limit the number
     of compiled shapes.
@@ -52,7 +52,7 @@ class Prompts:
         if not prompts:
             raise UserError("no prompts")
         if not 1 <= max_new_tokens < 2**31:
-            raise UserError(f"max-new-tokens must be in 1..{2**31 - 1}, got {max_new_tokens}")
+            raise UserError(f"max_new_tokens must be in 1..{2**31 - 1}, got {max_new_tokens}")
         length = np.array([len(prompt) for prompt in prompts], np.int32)
         if length.min() < 1:
             raise UserError("a prompt is empty; give it at least one token")

@@ -43,14 +43,14 @@ class Sampling:
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature must be 0 or a positive number, got {self.temperature}")
         if not 0 <= self.top_k < 2**31:
-            raise UserError(f"top-k must be 0 (off) or in 1..{2**31 - 1}, got {self.top_k}")
+            raise UserError(f"top_k must be 0 (off) or in 1..{2**31 - 1}, got {self.top_k}")
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top-p must be above 0 and at most 1, got {self.top_p}")
+            raise UserError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.min_p <= 1:
-            raise UserError(f"min-p must be between 0 and 1, got {self.min_p}")
+            raise UserError(f"min_p must be between 0 and 1, got {self.min_p}")
         if not 0 < self.repetition_penalty < float("inf"):
             raise UserError(
-                f"repetition-penalty must be a positive number, got {self.repetition_penalty}"
+                f"repetition_penalty must be a positive number, got {self.repetition_penalty}"
             )
 
     def values(self) -> SamplingValues:
@@ -110,9 +110,7 @@ def draw(
     chex.assert_type(logits, jnp.float32)
     if sampling.temperature is None:
         return _argmax(logits)
-    # Dividing by a very small temperature would overflow to infinity for every token.
-    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-    logits = filter_logits(sampling, logits / sampling.temperature)
+    logits = scale_and_filter(sampling, logits)
     noise = gumbel_noise(seed, position, logits.shape[-1])
     noise = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
     return _argmax(logits + noise)
@@ -130,6 +128,16 @@ def mark_seen(seen: jax.Array, tokens: jax.Array) -> jax.Array:
         return jax.vmap(mark_seen)(seen, tokens)
     # Indices beyond the end are dropped; -1 would index the last token.
     return seen.at[jnp.where(tokens < 0, seen.shape[0], tokens)].set(True, mode="drop")
+
+
+def scale_and_filter(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
+    """Divides logits by the temperature, up to a constant, and filters them; needs a temperature.
+
+    The largest is subtracted first: divided by a very small temperature, all would overflow.
+    """
+    assert sampling.temperature is not None
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+    return filter_logits(sampling, logits / sampling.temperature)
 
 
 def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:

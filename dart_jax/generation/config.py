@@ -63,7 +63,8 @@ class GenerationConfig:
     max_new_tokens: int = 256
     """Maximum number of new tokens; fewer if the target runs out of positions."""
     max_length: Annotated[int | None, tyro.conf.Suppress] = None
-    """Maximum length of prompt and new tokens together; None for the target's positions."""
+    """Maximum length of prompt and new tokens together, beside `max_new_tokens`; None for the
+    target's positions."""
     do_sample: Annotated[bool | None, tyro.conf.Suppress] = None
     """False decodes greedily, whatever the temperature; True samples, by default at temperature 1;
     None samples if the temperature is above 0."""
@@ -96,8 +97,8 @@ class GenerationConfig:
         Sequence[LogitsProcessor] | LogitsProcessor, tyro.conf.Suppress
     ] = ()
     """Pure JAX functions (tokens int32 [S], logits float32 [V], length) -> logits, applied to every
-    row after the repetition penalty; `tokens[:length]` is the sequence so far. Programs are
-    compiled for them, so pass the same function objects to every call."""
+    row after the repetition penalty. The first `length` tokens are the sequence so far, the rest
+    are -1. Programs are compiled for them, so pass the same function objects to every call."""
     tree_nodes: int | None = None
     """Nodes of the draft tree, beside the root; 0 for plain decoding; the default depends on the
     device (see `default_tree`)."""
@@ -219,13 +220,11 @@ def _stops(stop: Any) -> Iterable[str | int]:
 
 def _ids(name: str, ids: Any) -> tuple[int, ...]:
     """Token ids as Python integers."""
-    given = (ids,) if isinstance(ids, numbers.Integral) else ids
-    numbered = isinstance(given, Iterable) and all(
-        isinstance(one, numbers.Integral) and not isinstance(one, bool) for one in given
-    )
-    if not numbered:
-        raise UserError(f"{name} must be a token id or several, got {ids!r}")
-    return tuple(int(one) for one in given)
+    given = tuple(ids) if isinstance(ids, Iterable) else (ids,)
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, numbers.Integral):
+            raise UserError(f"{name} must be a token id or several, got {ids!r}")
+    return tuple(map(int, given))
 
 
 def _unknown(unknown: Sequence[str], names: Sequence[str]) -> str:

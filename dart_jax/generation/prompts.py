@@ -54,7 +54,10 @@ def encode_prompt(
     if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         chat: Any = prompt
         return np.array(tokenizer.encode_chat(chat, **template_kwargs), np.int64)
-    tokens = np.asarray(prompt)
+    try:
+        tokens = np.asarray(prompt)
+    except (ValueError, OverflowError):  # ragged, or too large
+        tokens = np.zeros(1, object)
     if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
         raise UserError(
             "a prompt is a text, a list of token ids or a list of messages with role and content"

@@ -49,7 +49,7 @@ class Step(NamedTuple):
     drafts: Drafts | None
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Completion:
     """The continuation of one prompt.
 

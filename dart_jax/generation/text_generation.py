@@ -12,7 +12,8 @@ import numpy as np
 
 from dart_jax.decoding.decoder import Decoder
 from dart_jax.decoding.logits import TokenScores
-from dart_jax.decoding.loop import generate_fused, stream
+from dart_jax.decoding.loop import generate_fused, padded_stop, stream
+from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.results import Completion, Piece, Step
 from dart_jax.text.stream import TextStream
@@ -57,6 +58,7 @@ class TextGeneration:
         self._steps = np.zeros(len(prompts), int)
         self._seconds: dict[str, float] = {}
         self._pieces = self._generate()
+        self._started = False
         # Held during a step, so that `close` can be called from another thread.
         self._running = threading.Lock()
 
@@ -96,7 +98,7 @@ class TextGeneration:
     def programs(self) -> Hashable:
         """A key that is equal for generations that run the same compiled programs."""
         sampling = jax.tree.structure(self._options.sampling.values())
-        stop = len(self._options.stop)
+        stop = len(padded_stop(self._options.stop))
         prompts = self._prompts
         return self._decoder.config, prompts.tokens.shape, prompts.max_length, sampling, stop
 
@@ -112,10 +114,16 @@ class TextGeneration:
 
     def run(self) -> None:
         """Generates to the end, if possible in one program on the device."""
-        if not self._fused:
-            for _ in self._pieces:
-                pass
-            return
+        with self._running:
+            if self._fused and not self._started:
+                self._run_fused()
+                self._pieces.close()
+            else:
+                for _ in self._pieces:
+                    pass
+
+    def _run_fused(self) -> None:
+        self._started = True
         decoder = self._decoder
         result = generate_fused(
             decoder.config, decoder.params, decoder.pruner, self._prompts, self._options
@@ -124,7 +132,7 @@ class TextGeneration:
         for n, row in enumerate(self._rows):
             row.append(result.tokens[n], result.drafted[n], scores[n])
             row.end()
-        self._steps, self._seconds = result.steps, result.seconds
+        self._steps, self._seconds = np.array(result.steps), result.seconds
 
     def _generate(self) -> Generator[Piece, None, None]:
         for step in self.steps():
@@ -135,7 +143,13 @@ class TextGeneration:
 
         Args:
           with_drafts: also report what each step verified, in `Step.drafts`.
+
+        Raises:
+          UserError: these texts are already being generated.
         """
+        if self._started:
+            raise UserError("these texts were already generated; start another generation")
+        self._started = True
         decoder, ended = self._decoder, None
         steps = stream(
             decoder.config,

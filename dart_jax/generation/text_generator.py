@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack, cast, overload
 
@@ -129,7 +130,7 @@ class TextGenerator(abc.ABC):
           num_return_sequences: continue each prompt this many times, with different draws.
           options: these override `config`; None leaves one unchanged.
             max_new_tokens: maximum number of new tokens (256).
-            max_length: maximum length of prompt and new tokens together (the target's positions).
+            max_length: maximum length of prompt and new tokens together, beside max_new_tokens.
             do_sample: False decodes greedily; True samples, by default at temperature 1.
             temperature: sampling temperature; 0, the default, decodes greedily.
             top_k: sample from the k most likely tokens; 0 for all (0).
@@ -195,6 +196,8 @@ class TextGenerator(abc.ABC):
         self, prompts: Sequence[Prompt], config: GenerationConfig, sequences: int
     ) -> TextGeneration:
         """Encodes the prompts and sets up their generation; raises UserError as `generate`."""
+        if isinstance(sequences, bool) or not isinstance(sequences, numbers.Integral):
+            raise UserError(f"num_return_sequences must be an integer, got {sequences!r}")
         if sequences < 1:
             raise UserError(f"num_return_sequences must be at least 1, got {sequences}")
         if sequences > 1 and config.sampling.temperature == 0:
@@ -218,13 +221,12 @@ class TextGenerator(abc.ABC):
             for encoded in [encode_prompt(self.tokenizer, prompt, config.chat_template_kwargs)]
             for _ in range(sequences)
         ]
+        limit = min(config.max_length or self.target.max_length, self.target.max_length)
         longest = max(map(len, tokens), default=0) + max(config.max_new_tokens, 1)
         nodes, search = self._tree(config)
         decoder = self.decoder(
             nodes=nodes,
-            max_length=min(
-                length_bucket(min(longest, self.target.max_length)), self.target.max_length
-            ),
+            max_length=min(length_bucket(min(longest, limit)), self.target.max_length),
             sampling=config.sampling,
             stop=(*eos, *ids),
             use_ngram=config.use_ngram,

@@ -117,7 +117,7 @@ def convert(config: transformers.GenerationConfig | Mapping[str, Any]) -> dict[s
             )
     options = {name: given[name] for name in _SAME if name in given}
     options["do_sample"] = given.get("do_sample", False)
-    if options["do_sample"]:
+    if options["do_sample"] or "top_k" in given:
         options["top_k"] = given.get("top_k", 50)  # the default of transformers
     if "max_length" in given and "max_new_tokens" not in given:
         options["max_new_tokens"] = given["max_length"]

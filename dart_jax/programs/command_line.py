@@ -83,11 +83,9 @@ def _interruptible() -> Iterator[None]:
     if not _prepared():
         yield
         return
-    interrupted = False
 
     def interrupt(*_: object) -> None:
-        nonlocal interrupted
-        interrupted = True
+        interruption.ending = True
         raise KeyboardInterrupt
 
     def unraisable(report: Any) -> None:
@@ -101,7 +99,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except Exception:
-        if interrupted:
+        if interruption.ending:
             raise KeyboardInterrupt from None
         raise
     finally:

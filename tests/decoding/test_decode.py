@@ -250,7 +250,7 @@ def test_budgets_are_kept_to(models, prompts, plain, truth, greedy, loop):
     [
         ([], 5, "no prompts"),
         ([[1], []], 5, "a prompt is empty"),
-        ([[1]], 0, "max-new-tokens must be in 1..2147483647, got 0"),
+        ([[1]], 0, "max_new_tokens must be in 1..2147483647, got 0"),
         ([[1] * 10], 5, "10 tokens leaves no room in 10 positions"),
         ([[1, 12]], 5, r"prompt tokens must be in 0\.\.11"),
         ([[1, -1]], 5, r"prompt tokens must be in 0\.\.11"),

@@ -10,6 +10,8 @@ import pytest
 import tiny_model
 
 from dart_jax.decoding.compilation import measure_compilation
+from dart_jax.decoding.logits import LogitsConfig, token_scores
+from dart_jax.decoding.sampling import Sampling, draw
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 
@@ -26,6 +28,7 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_drafts_change_no_logprob(model, options):
     options = options | {"max_new_tokens": 20, "logprobs": 4}
@@ -44,6 +47,7 @@ def test_drafts_change_no_logprob(model, options):
             assert ours.top_ids[:, 0].tolist() == ours.tokens.tolist()
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("stop", [(), ("\n",)], ids=["", "stop string"])
 def test_streams_report_the_same(model, stop):
     options = {"max_new_tokens": 16, "logprobs": 2, "stop": stop}
@@ -67,6 +71,7 @@ def test_nothing_is_reported_unless_requested(model):
     assert only.top_ids.shape == (2, 0)
 
 
+@pytest.mark.long
 def test_scores_are_what_tokens_are_drawn_from(model):
     options = {"max_new_tokens": 12, "output_scores": True}
     greedy = model.generate(PROMPTS[0], logprobs=0, **options)
@@ -80,6 +85,20 @@ def test_scores_are_what_tokens_are_drawn_from(model):
     assert (np.isfinite(drafted.scores).sum(axis=1) == 12).all()  # top_k
     assert np.isfinite(drafted.scores[np.arange(12), drafted.tokens]).all()
     close(drafted.scores, plain.scores)
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-6, 0.7])
+def test_the_drawn_token_has_a_finite_score(temperature):
+    """At any temperature: scores are cut off where they would overflow."""
+    logits = np.array([[[9, 3, 1], [1, -1e-9, -2e-9], [5, -np.inf, -1e30]]], np.float32)
+    sampling = Sampling(temperature, top_k=2).values()
+    zero = jnp.zeros((1, 3), jnp.int32)
+    tokens = draw(sampling, jnp.asarray(logits), jnp.uint32(0), zero, zero)
+    made = token_scores(LogitsConfig(scores=True), sampling, logits, jnp.asarray(logits), tokens)
+    assert made is not None
+    scores = np.asarray(made.scores)
+    assert not np.isnan(scores).any()
+    assert np.isfinite(np.take_along_axis(scores, np.asarray(tokens)[..., None], axis=-1)).all()
 
 
 def chain(tokens, logits, length):

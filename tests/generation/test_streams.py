@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from dart_jax.errors import UserError
 from dart_jax.generation import Piece
 from dart_jax.model import DartModel
 
@@ -101,6 +102,30 @@ def test_closing_waits_for_the_step_that_is_running(model):
     assert not reader.is_alive()
     assert not failed
     assert stream.completion.finish is None or len(stream.completion.tokens) == 200
+
+
+@pytest.mark.parametrize("stop", [(), ("no such text",)], ids=["fused", "host"])
+def test_nothing_is_generated_twice(model, stop):
+    expected = model.generate(PROMPTS[0], stop=stop, **OPTIONS)
+    stream = model.stream(PROMPTS[0], stop=stop, **OPTIONS)
+    next(stream)
+    for _ in range(2):
+        stream.run()
+        assert stream.completion.tokens.tolist() == expected.tokens.tolist()
+    assert list(stream) == []
+    with pytest.raises(UserError, match="already generated"):
+        next(stream.steps())
+    fresh = model.stream(PROMPTS[0], stop=stop, **OPTIONS)
+    fresh.run()
+    assert list(fresh) == []
+    assert fresh.completion.text == expected.text
+
+
+def test_completions_can_be_compared(model):
+    one, other = (model.generate(PROMPTS[0], **OPTIONS) for _ in range(2))
+    assert one == one
+    assert one != other
+    assert len({one, other}) == 2
 
 
 def test_public_objects_are_one_short_line(model):

@@ -95,6 +95,16 @@ def test_a_config_of_transformers_decodes_like_ours(model):
     assert model.generate(TEXT, theirs, seed=4).text == model.generate(TEXT, ours).text
 
 
+def test_options_on_top_of_a_config():
+    """What it says about sampling is kept when only the call asks to sample."""
+    given = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    made = GenerationConfig.of(transformers.GenerationConfig(**given), {"do_sample": True})
+    assert made == GenerationConfig(do_sample=True, **given)
+    ids = GenerationConfig(eos_token_id=(token for token in (1, 2)))
+    assert ids.eos_token_id == (1, 2)
+
+
+@pytest.mark.long
 def test_several_sequences(model):
     """They are the rows of a batch of equal prompts, next to each other."""
     options = {"max_new_tokens": 12, "do_sample": True, "seed": 1}
@@ -123,9 +133,10 @@ def test_do_sample(model):
 
 
 def test_eos_token_id(model):
-    tokens = model.generate(TEXT, max_new_tokens=12).tokens.tolist()
-    at = next(i for i in range(4, 12) if tokens.index(tokens[i]) == i)
-    ended = model.generate(TEXT, max_new_tokens=12, eos_token_id=tokens[at])
+    options = {"max_new_tokens": 24, "do_sample": True, "seed": 2}
+    tokens = model.generate(TEXT, **options).tokens.tolist()
+    at = next(i for i in range(4, 24) if tokens.index(tokens[i]) == i)
+    ended = model.generate(TEXT, eos_token_id=tokens[at], **options)
     assert ended.tokens.tolist() == tokens[: at + 1]
     assert ended.finish == "stop"
     with_eos = [*model.tokenizer.encode(TEXT), *model.eos]
@@ -163,7 +174,7 @@ def test_the_targets_own_config(tmp_path):
     with pytest.raises(UserError, match="num_beams=4"):
         _ = other.generation_config
     path.unlink()
-    assert DartModel.from_pretrained(target).generation_config == GenerationConfig(do_sample=False)
+    assert DartModel.from_pretrained(target).generation_config == GenerationConfig()
 
 
 def test_the_options_are_the_fields_of_the_config():

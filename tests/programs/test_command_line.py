@@ -75,6 +75,20 @@ def test_other_processes_keep_their_handler(interrupting):
     assert "default_int_handler" in shown, error
 
 
+def test_after_a_ctrl_c_that_is_taken_back_errors_are_told():
+    """As in a conversation, where it only stops an answer."""
+    status, _, error = run("""
+        with program():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                interruption.go_on()
+            from dart_jax.errors import UserError
+            raise UserError("too long")
+    """)
+    assert (status, error) == (2, "error: too long\n")
+
+
 def test_ignored_ctrl_c_stays_ignored():
     """As in the background jobs of scripts."""
     status, shown, _ = run("""

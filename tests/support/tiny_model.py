@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
@@ -74,4 +75,7 @@ def write_target(directory: Path, config: TargetConfig, tokenizer: tokenizers.To
 
 def write_drafter(directory: Path, config: DrafterConfig) -> None:
     """A random drafter over its whole vocabulary."""
-    save_drafter(directory, config, init_params(config, 1), np.arange(config.vocab_size))
+    table = np.zeros((config.vocab_size, config.hidden_size), np.float32)
+    embedding = None if config.shares_embedding else jnp.asarray(table)
+    ids = np.arange(config.vocab_size)
+    save_drafter(directory, config, init_params(config, 1), ids, embedding=embedding)

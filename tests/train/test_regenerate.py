@@ -209,7 +209,7 @@ def test_errors(config, tmp_path):
         dataclasses.replace(config, batch_size=0)
     with pytest.raises(UserError, match="seed must not be negative"):
         dataclasses.replace(config, seed=-1)
-    with pytest.raises(UserError, match="top-p must be"):
+    with pytest.raises(UserError, match="top_p must be"):
         dataclasses.replace(config, top_p=2.0)
     config.out.write_text("")
     with pytest.raises(UserError, match="already exists; delete it"):

@@ -245,6 +245,6 @@ class AnswerGenerator:
         full = [*prompts, *[prompts[0]] * (self.batch - len(prompts))]
         made = self.model.generate(full, dataclasses.replace(config, seed=seed))
         return [
-            Answer(prompt, completion.tokens.tolist(), completion.finish)
+            Answer(prompt, completion.tokens.tolist(), completion.finish or "length")
             for prompt, completion in zip(prompts, made[: len(prompts)], strict=True)
         ]
