@@ -246,7 +246,7 @@ def test_on_a_phone(visit, chromium):
     """Nothing is wider than the screen; a wide tree scrolls by itself; while programs are compiled,
     the notice is in view; the prompt covers the page, not the other way round."""
     visitor = visit(in_window_of(chromium, (390, 844)))
-    visitor.set("tree_nodes", 20)
+    visitor.set("tree_nodes", 37)  # a size that no other test compiles
     visitor.page.fill("#prompt textarea", HEAP)
     visitor.page.click("#send")
     visitor.page.wait_for_selector("#message:has-text('Compiling')")
