@@ -1,4 +1,4 @@
-"""A loaded target with its drafter, and the decoders built from them."""
+"""A target with its drafter, loaded from files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.drafting import (
     AnyDrafter,
     NgramConfig,
     PromptLookupConfig,
     drafter_title,
 )
-from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.pruner import Pruner, SearchConfig
-from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError
-from dart_jax.generation import MAX_NODES, GenerationConfig
+from dart_jax.generation import GenerationConfig
 from dart_jax.generation.text_generator import TextGenerator
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -224,67 +220,6 @@ class DartModel(TextGenerator):
         """Loads the small Python code model that is part of the package."""
         return cls.from_pretrained(
             DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype
-        )
-
-    def decoder(
-        self,
-        *,
-        nodes: int,
-        max_length: int,
-        sampling: Sampling | None = None,
-        stop: tuple[int, ...] | None = None,
-        use_ngram: bool = True,
-        search: SearchConfig | None = None,
-        logits: LogitsConfig = LogitsConfig(),
-        loop: Loop = "fused",
-    ) -> Decoder:
-        """Returns a decoder with draft trees of `nodes` nodes.
-
-        Args:
-          nodes: N; 0 for plain decoding.
-          max_length: maximum length of prompt and new tokens together.
-          sampling: how the target samples; None decodes greedily.
-          stop: ids that end a sequence; None for the model's own.
-          use_ngram: use the n-gram model in the search, if there is one.
-          search: parameters of a DART drafter's search; unused when only the
-            n-gram model drafts.
-          logits: processors of the target's logits, and what is reported about them.
-          loop: see `Decoder`.
-
-        Raises:
-          UserError: `nodes` is out of range or needs a drafter that was not loaded, or `max_length`
-            exceeds the target's positions.
-        """
-        if max_length > self.target.max_length:
-            raise UserError(
-                f"a cache of {max_length} tokens is beyond the target's {self.target.max_length} "
-                "positions; lower the length"
-            )
-        if not 0 <= nodes <= MAX_NODES:
-            raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
-        if nodes and self.drafter is None:
-            raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
-        drafter = self.drafter if nodes else None
-        config = DecodeConfig(self.target, drafter, nodes, logits=logits)
-        pruner = None
-        if config.searches:
-            if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
-                raise UserError("drafting with only an n-gram model needs one; pass one and use it")
-            pruner = Pruner(
-                config.host_buffer,
-                nodes,
-                ngram=self.ngram if use_ngram else None,
-                eos=self.eos,
-                search=search or SearchConfig(),
-            )
-        return Decoder(
-            config,
-            self.params,
-            pruner,
-            max_length,
-            sampling or Sampling(),
-            self.eos if stop is None else stop,
-            loop,
         )
 
 

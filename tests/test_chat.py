@@ -4,13 +4,13 @@ import io
 import os
 import pty
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from chat_demo import write_chat_target
 from rich.console import Console
 
 from dart_jax import generate
@@ -29,10 +29,7 @@ SHORT = GenerationConfig(max_new_tokens=6)
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """The demo target with a chat template."""
-    target = shutil.copytree(DEMO / "target", tmp_path_factory.mktemp("chat") / "target")
-    (target / "chat_template.jinja").write_text(TEMPLATE)
-    return target
+    return write_chat_target(tmp_path_factory.mktemp("chat"), TEMPLATE)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,7 @@
-"""`generate` and `stream`, the methods of a loaded model that continue prompts."""
+"""What a loaded model does: `generate` and `stream` continue prompts, `decoder` tokens."""
 
 from __future__ import annotations
 
-import abc
 import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack, cast, overload
@@ -10,13 +9,14 @@ from typing import TYPE_CHECKING, Unpack, cast, overload
 import numpy as np
 
 from dart_jax.decoding.decoder import Decoder, Loop
-from dart_jax.decoding.drafting import AnyDrafter
+from dart_jax.decoding.drafting import AnyDrafter, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.decoding.pruner import Pruner, SearchConfig
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
-from dart_jax.generation.defaults import default_tree, length_bucket
+from dart_jax.generation.defaults import MAX_NODES, default_tree, length_bucket
 from dart_jax.generation.prompts import (
     Batch,
     Chat,
@@ -30,41 +30,31 @@ from dart_jax.generation.results import Completion
 from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.generation.transformers_options import return_sequences
 from dart_jax.models.config import TargetConfig
+from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import transformers
 
 
-class TextGenerator(abc.ABC):
-    """Base class of a loaded model; `dart_jax.DartModel` is the one that loads it.
+class TextGenerator:
+    """What a loaded model does; its subclass `dart_jax.DartModel` loads it.
 
     Attributes:
       target: the target's shapes.
       drafter: config of the drafting method; None for plain decoding.
+      params: see `DecodeParams`.
+      ngram: n-gram model of the tree search, if any.
       tokenizer: the target's.
       eos: ids that end a text.
     """
 
     target: TargetConfig
     drafter: AnyDrafter | None
+    params: DecodeParams
+    ngram: NgramModel | None
     tokenizer: Tokenizer
     eos: tuple[int, ...]
-
-    @abc.abstractmethod
-    def decoder(
-        self,
-        *,
-        nodes: int,
-        max_length: int,
-        sampling: Sampling | None = None,
-        stop: tuple[int, ...] | None = None,
-        use_ngram: bool = True,
-        search: SearchConfig | None = None,
-        logits: LogitsConfig = LogitsConfig(),
-        loop: Loop = "fused",
-    ) -> Decoder:
-        """Returns a decoder with draft trees of `nodes` nodes."""
 
     @overload
     def generate(
@@ -245,6 +235,67 @@ class TextGenerator(abc.ABC):
             search = search if config.tree_nodes == nodes else SearchConfig()
             nodes = config.tree_nodes
         return nodes, config.search or search
+
+    def decoder(
+        self,
+        *,
+        nodes: int,
+        max_length: int,
+        sampling: Sampling | None = None,
+        stop: tuple[int, ...] | None = None,
+        use_ngram: bool = True,
+        search: SearchConfig | None = None,
+        logits: LogitsConfig = LogitsConfig(),
+        loop: Loop = "fused",
+    ) -> Decoder:
+        """Returns a decoder with draft trees of `nodes` nodes.
+
+        Args:
+          nodes: N; 0 for plain decoding.
+          max_length: maximum length of prompt and new tokens together.
+          sampling: how the target samples; None decodes greedily.
+          stop: ids that end a sequence; None for the model's own.
+          use_ngram: use the n-gram model in the search, if there is one.
+          search: parameters of a DART drafter's search; unused when only the
+            n-gram model drafts.
+          logits: processors of the target's logits, and what is reported about them.
+          loop: see `Decoder`.
+
+        Raises:
+          UserError: `nodes` is out of range or needs a drafter that was not loaded, or `max_length`
+            exceeds the target's positions.
+        """
+        if max_length > self.target.max_length:
+            raise UserError(
+                f"a cache of {max_length} tokens is beyond the target's {self.target.max_length} "
+                "positions; lower the length"
+            )
+        if not 0 <= nodes <= MAX_NODES:
+            raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
+        if nodes and self.drafter is None:
+            raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
+        drafter = self.drafter if nodes else None
+        config = DecodeConfig(self.target, drafter, nodes, logits=logits)
+        pruner = None
+        if config.searches:
+            if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
+                raise UserError("drafting with only an n-gram model needs one; pass one and use it")
+            pruner = Pruner(
+                config.host_buffer,
+                nodes,
+                ngram=self.ngram if use_ngram else None,
+                eos=self.eos,
+                search=search or SearchConfig(),
+            )
+        return Decoder(
+            config,
+            self.params,
+            pruner,
+            max_length,
+            sampling or Sampling(),
+            self.eos if stop is None else stop,
+            loop,
+        )
 
 
 def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) -> int:

@@ -45,6 +45,22 @@ def _qwen3(hidden: int, mlp: int, layers: int, heads: int, *, tied: bool) -> Tar
     )
 
 
+def _llama3(hidden: int, mlp: int, layers: int, heads: int) -> TargetConfig:
+    return TargetConfig(
+        vocab_size=128256,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-5,
+        rope=Rope(5e5),
+        max_position_embeddings=8192,
+        model_type="llama",
+    )
+
+
 _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
@@ -52,32 +68,8 @@ _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-8b": _qwen3(4096, 12288, 36, 32, tied=False),
     "qwen3-14b": _qwen3(5120, 17408, 40, 40, tied=False),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64, tied=False),
-    "llama-3-8b": TargetConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-        rope=Rope(5e5),
-        max_position_embeddings=8192,
-        model_type="llama",
-    ),
-    "llama-3-70b": TargetConfig(
-        vocab_size=128256,
-        hidden_size=8192,
-        intermediate_size=28672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-        rope=Rope(5e5),
-        max_position_embeddings=8192,
-        model_type="llama",
-    ),
+    "llama-3-8b": _llama3(4096, 14336, 32, 32),
+    "llama-3-70b": _llama3(8192, 28672, 80, 64),
     "tiny": TargetConfig(  # for tests
         vocab_size=512,
         hidden_size=64,

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from chat_demo import write_chat_target
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -29,10 +30,7 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{{
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """The demo target with a chat template."""
-    target = shutil.copytree(DEMO / "target", tmp_path_factory.mktemp("chat") / "target")
-    (target / "chat_template.jinja").write_text(TEMPLATE)
-    return target
+    return write_chat_target(tmp_path_factory.mktemp("chat"), TEMPLATE)
 
 
 @pytest.fixture(scope="module")
