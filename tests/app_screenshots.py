@@ -14,8 +14,11 @@ def main(directory: Path) -> None:
         context = chromium.new_context(viewport={"width": 1360, "height": 880})
         visitor = Visitor(context, served.address)
         visitor.page.click("#example-heappush")
-        visitor.write()
-        visitor.finished()
+        visitor.page.click("#send")
+        # The answer may be complete before its cursor can be seen.
+        visitor.page.wait_for_function(
+            "document.querySelector('#current .line')?.innerText.includes('tokens/s')"
+        )
         visitor.page.wait_for_timeout(500)
         visitor.page.screenshot(path=directory / "app.png")
         visitor.tab("Draft tree")
@@ -23,8 +26,9 @@ def main(directory: Path) -> None:
         visitor.page.wait_for_selector("#tree svg")
         visitor.page.wait_for_timeout(1000)
         visitor.page.screenshot(path=directory / "app_tree.png", clip=_above_prompt(visitor))
-        visitor.page.click("button#race")
-        visitor.page.wait_for_selector("#verdict .winner")
+        visitor.tab("Race")
+        visitor.page.click("#race")
+        visitor.page.wait_for_selector("#board .winner")
         visitor.page.wait_for_timeout(500)
         visitor.page.screenshot(path=directory / "app_race.png")
 

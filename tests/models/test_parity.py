@@ -24,6 +24,17 @@ from transformers.generation import logits_process
 from transformers_models import MODELS, make
 
 LENGTH = 25
+# One of every kind of layer: two ropes, windows in some and in all layers, capped scores, experts.
+DRAFTING = (
+    "Gemma 3",
+    "Gemma 2",
+    "Qwen3, biases and windows",
+    "Mistral",
+    "Phi-3, longrope",
+    "Granite",
+    "OLMo 3",
+    "Qwen2-MoE",
+)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -125,6 +136,7 @@ def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tok
 
 
 @pytest.mark.long(keep=1)
+@pytest.mark.parametrize("theirs", DRAFTING, indirect=True)
 def test_drafting_emits_what_transformers_generates(theirs, ours, tokens):
     """The target drafts for itself, so every path is accepted, through its windows as well."""
     config, params = ours

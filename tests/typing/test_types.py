@@ -22,43 +22,41 @@ MISTAKES = {
 }
 
 
-def check(checker, path, cache):
-    """Lines with errors."""
+def check(checker, paths, cache):
+    """Of each script: line of an error -> message."""
+    found = {path: {} for path in paths}
     if checker == "pyright":
         command = [sys.executable, "-m", "pyright", "--outputjson"]
-        command += ["--pythonpath", sys.executable, str(path)]
+        command += ["--pythonpath", sys.executable, *paths]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        found = json.loads(done.stdout)["generalDiagnostics"]
-        return {one["range"]["start"]["line"] + 1: one["message"] for one in found}
-    command = ["mypy", "--python-executable", sys.executable, "--cache-dir", str(cache)]
-    done = subprocess.run(
-        [sys.executable, "-m", *command, str(path)], capture_output=True, text=True, cwd=ROOT
-    )
+        for one in json.loads(done.stdout)["generalDiagnostics"]:
+            found[Path(one["file"])][one["range"]["start"]["line"] + 1] = one["message"]
+        return found
+    command = [sys.executable, "-m", "mypy", "--python-executable", sys.executable]
+    command += ["--cache-dir", str(cache), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    found = re.findall(rf"{re.escape(path.name)}:(\d+): error: (.*)", done.stdout)
-    assert len(re.findall(": error: ", done.stdout)) == len(found), done.stdout
-    return {int(line): message for line, message in found}
+    errors = re.findall(r"^(.*):(\d+): error: (.*)", done.stdout, re.M)
+    assert done.stdout.count(": error: ") == len(errors), done.stdout
+    for file, line, message in errors:
+        found[ROOT / file][int(line)] = message
+    return found
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("checker", ["pyright", "mypy"])
-def test_checkers(checker, tmp_path, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("mypy")
-    assert check(checker, SCRIPT, cache) == {}
+def test_checkers(checker, tmp_path):
     text = SCRIPT.read_text()
-    lines = []
-    for old, _ in MISTAKES.values():
-        assert text.count(old) == 1, old
-        lines.append(text[: text.index(old)].count("\n") + 1)
-    wrong = text
+    expected = {SCRIPT: set()}
     for n, (old, new) in enumerate(MISTAKES.values()):
-        if n != 1:  # the same line as the first one
-            wrong = wrong.replace(old, new)
-    path = tmp_path / "wrong_script.py"
-    path.write_text(wrong)
-    assert {lines[0], *lines[2:]} <= set(check(checker, path, cache))
-    path.write_text(text.replace(*MISTAKES["not a number"]))
-    assert lines[1] in check(checker, path, cache)
+        assert text.count(old) == 1, old
+        path = tmp_path / f"mistake_{n}.py"
+        path.write_text(text.replace(old, new))
+        expected[path] = {text[: text.index(old)].count("\n") + 1}
+    found = check(checker, list(expected), tmp_path / "cache")
+    assert found[SCRIPT] == {}
+    for path, lines in expected.items():
+        assert lines <= set(found[path]), path
 
 
 @pytest.mark.long
