@@ -225,6 +225,7 @@ def test_a_wrong_tree_diverges(check, broken, mistake):
     assert "DIVERGES" in text
 
 
+@pytest.mark.long
 def test_ties_are_called_ties(check, broken, pair, tmp_path):
     """Some tokens have equal logits; when trees are verified, the other one is sampled."""
     target = init_params(TARGET, 0)

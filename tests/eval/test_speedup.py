@@ -315,6 +315,7 @@ def test_random_weights_in_a_shape(measured, short):
         dataclasses.replace(config, shape="tiny").load()
 
 
+@pytest.mark.long
 def test_benchmarks(measured, tmp_path):
     """Both turns of a chat become prompts; the second contains the answer to the first."""
     questions = [{"turns": [f"Say {n}.", "Again."], "category": "c"} for n in range(6)]
