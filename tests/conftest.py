@@ -32,6 +32,8 @@ from dart_jax.weights.checkpoint import load_drafter, load_target
 
 # Child processes find `eval` and `train` as pytest does (`pythonpath` in pyproject.toml).
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+# Their output is buffered, as a user's is.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Workers of pytest-xdist split the cores: XLA's threads would otherwise wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):

@@ -68,8 +68,8 @@ def program(advice: str = "") -> Iterator[None]:
         _drop_unwritable()
         _end(f"cannot write to standard output: {error.strerror}")
     except SystemExit as end:
-        _drop_unwritable()
-        if isinstance(end.__context__, BrokenPipeError):  # Rich makes it status 1
+        closed = _drop_unwritable() and not end.code  # short help was still in the buffer
+        if closed or isinstance(end.__context__, BrokenPipeError):  # Rich makes it status 1
             sys.exit(_CLOSED_PIPE)
         raise
 
@@ -116,15 +116,21 @@ def _flush() -> None:
         stream.flush()
 
 
-def _drop_unwritable() -> None:
-    """Flushes the output, and drops what cannot be written: the interpreter would try it again."""
+def _drop_unwritable() -> bool:
+    """Flushes the output, and drops what cannot be written: the interpreter would try it again.
+
+    Returns whether a reader has gone.
+    """
+    closed = False
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if closed from the start
         try:
             stream.flush()
-        except OSError:
+        except OSError as error:
+            closed |= isinstance(error, BrokenPipeError)
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, stream.fileno())
             os.close(nothing)
+    return closed
 
 
 def _end(message: object) -> None:

@@ -199,6 +199,12 @@ def test_a_closed_pipe_is_quiet(words):
     assert (process.returncode, error) == (141, "")
 
 
+def test_a_closed_pipe_of_buffered_output_is_quiet():
+    """As of --help, which ends the program before what it printed is written."""
+    code = "with program():\n    print('text')\n    sys.exit(0)"
+    assert run(code, stdout=closed())[::2] == (141, "")
+
+
 def test_a_closed_pipe_of_flushed_output_is_quiet():
     """As of a program that streams."""
     code = """
