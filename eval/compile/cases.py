@@ -15,7 +15,7 @@ from dart_jax.decoding import loop
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import prefill, step
-from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.pure import abstract_params
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
@@ -109,7 +109,7 @@ class Case:
 
         params = {"target": weights(self.config.target)}
         drafter = self.config.drafter
-        if drafter is not None:
+        if isinstance(drafter, DraftLayerConfig):
             params["drafter"] = weights(drafter)
             params["draft_ids"] = _ints(drafter.draft_vocab_size)
         return params

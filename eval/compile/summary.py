@@ -113,6 +113,7 @@ def summarise(
     """Reads a compiled program."""
     module: Module = read_module(compiled.as_text() or "")
     memory = compiled.memory_analysis()
+    assert memory is not None  # compilers of all platforms report it
     return Summary(
         case=case,
         program=program,
