@@ -32,7 +32,16 @@ PROGRAMS = (
     *(f"dart_jax.ngram {name}" for name in ("info", "query", "convert", "bench")),
     *(
         f"eval.{name}"
-        for name in ("compare", "latency", "loading", "lossless", "memory", "speedup", "startup")
+        for name in (
+            "compare",
+            "compile",
+            "latency",
+            "loading",
+            "lossless",
+            "memory",
+            "speedup",
+            "startup",
+        )
     ),
     *(f"train.{name}" for name in ("ablate", "demo", "drafter", "measure", "ngram", "plot")),
     "train.regenerate",

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.sampling import SamplingValues, scale_and_filter
+from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.decoding.tree import DraftTree
 from dart_jax.errors import UserError
 
@@ -139,7 +140,7 @@ def token_scores(
     if config.logprobs is not None:
         logprobs = jax.nn.log_softmax(logits, axis=-1)
         chosen = jnp.take_along_axis(logprobs, jnp.maximum(tokens, 0)[:, :, None], axis=-1)
-        top, ids = jax.lax.top_k(logprobs, config.logprobs)
+        top, ids = exact_top_k(logprobs, config.logprobs)
         found = TokenScores(chosen[:, :, 0], ids.astype(jnp.int32), top)
     if config.scores:
         scores = processed

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.models.cache import KVCache, cache_from, extend, wait_for
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import bind
@@ -65,5 +66,5 @@ class Dart(DraftingMethod):
         self, draft_ids: jax.Array, logits: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns each position's top-k candidates, [B, d, k]: int32 ids and float32 logits."""
-        top, index = jax.lax.top_k(logits, self.candidates)
+        top, index = exact_top_k(logits, self.candidates)
         return jnp.take(draft_ids, index), top

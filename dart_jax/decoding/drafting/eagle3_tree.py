@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.errors import UserError
 from dart_jax.models.cache import KVCache, length_mask
 from dart_jax.models.draft_layer import take_rows
@@ -211,7 +212,7 @@ def _propose(
       scores: float32 [B, T], the rows' scores.
       numbers: int32 [B, T], the rows' numbers.
     """
-    log_probs, ids = jax.lax.top_k(drafter.log_probs(hidden), top_k)
+    log_probs, ids = exact_top_k(drafter.log_probs(hidden), top_k)
     tokens = jnp.take(draft_ids, ids).reshape(ids.shape[0], -1)
     return _Candidates(
         scores=(scores[:, :, None] + log_probs).reshape(tokens.shape),

@@ -1,0 +1,4 @@
+"""`python -m eval.compile`: what a GPU or TPU would run, compiled without one.
+
+May import `dart_jax`. Start with `program.py`.
+"""

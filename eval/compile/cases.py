@@ -1,0 +1,129 @@
+"""The programs of decoding in the shape of a published model, with abstract arguments: nothing is
+allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.decoding import loop
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import prefill, step
+from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.pure import abstract_params
+from eval.latency.cost import Cost, CostModel
+from eval.latency.shapes import drafter_of, target_of
+
+Method = Literal["plain", "dart", "eagle3"]
+Program = Literal["prefill", "step", "loop"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One method in one setting.
+
+    Attributes:
+      shape: name of the target's shape.
+      method: how to draft.
+      nodes: tree nodes without the root.
+      batch: sequences decoded together.
+      context: cached tokens of each.
+      prompt: tokens of the prefill.
+      dtype: of weights and caches.
+      sampling: how tokens are drawn.
+      layers: layers of the target; None for the shape's own.
+    """
+
+    shape: str
+    method: Method
+    nodes: int
+    batch: int
+    context: int
+    prompt: int
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    sampling: Sampling = Sampling()
+    layers: int | None = None
+
+    @functools.cached_property
+    def config(self) -> DecodeConfig:
+        """What the programs are compiled for."""
+        target = target_of(self.shape)
+        if self.layers is not None:
+            target = dataclasses.replace(target, num_hidden_layers=self.layers)
+        if self.method == "plain":
+            return DecodeConfig(target)
+        eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
+        return DecodeConfig(target, eagle or drafter_of(target), self.nodes)
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the caches."""
+        return self.config.capacity(self.context)
+
+    def lower(self, program: Program, device: Any) -> jax.stages.Lowered:
+        """Lowers one of the programs for a device."""
+        config = self.config
+        prompt = {"prefill": self.prompt}.get(program, min(self.prompt, 64))
+        on = partial(_on, jax.sharding.SingleDeviceSharding(device))
+        params, prompts = on(self._params()), on(self._prompts(prompt))
+        begin = partial(prefill, config.prefill, capacity=self.capacity)
+        if program == "prefill":
+            return prefill.lower(config.prefill, params, *prompts, capacity=self.capacity)
+        state, packed = on(jax.eval_shape(begin, params, *prompts))
+        if program == "step":
+            trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None
+            return step.lower(config, params, state, trees)
+        handle = on(_ints()) if config.searches else None
+        return loop._run.lower(config, True, self.context, params, state, packed, handle)
+
+    def least(self, program: Program) -> Cost | None:
+        """The least that a program moves and computes, with caches filled up to the context; None
+        where the cost model does not say."""
+        config, path = self.config, self.config.max_depth + 1
+        if program == "prefill":
+            return None
+        costs = CostModel(
+            config.target,
+            drafter_of(config.target),
+            self.batch,
+            self.context,
+            jnp.dtype(self.dtype).itemsize,
+            config.candidates,
+        )
+        if self.method == "plain":
+            return costs.plain()
+        return costs.step(self.nodes + 1, path) if self.method == "dart" else None
+
+    def _params(self) -> dict[str, Any]:
+        def weights(config: Any) -> Any:
+            return jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(self.dtype)),
+                abstract_params(config),
+            )
+
+        params = {"target": weights(self.config.target)}
+        drafter = self.config.drafter
+        if isinstance(drafter, DraftLayerConfig):
+            params["drafter"] = weights(drafter)
+            params["draft_ids"] = _ints(drafter.draft_vocab_size)
+        return params
+
+    def _prompts(self, length: int) -> tuple[Any, ...]:
+        batch, seed = self.batch, jax.ShapeDtypeStruct((), jnp.uint32)
+        stop = _ints(len(loop.padded_stop((0,))))
+        prompts = (_ints(batch, length), _ints(batch), _ints(batch))
+        return (*prompts, stop, seed, self.sampling.values())
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _on(sharding: Any, tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

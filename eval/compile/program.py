@@ -1,0 +1,150 @@
+"""Compile the programs of decoding for a GPU or TPU that is not there, and show what they would do.
+
+    python -m eval.compile
+    python -m eval.compile --device v6e --method dart --program step
+    python -m eval.compile --shape qwen3-8b --batch-size 32 --details step
+
+Nothing is allocated or run: XLA is told what the device is like. Without the device it cannot time
+the ways to compute a matrix product and chooses by its own model of costs; what is fused, copied,
+updated in place and moved through memory is what the device would run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import jax
+from rich.console import Console
+
+from dart_jax.errors import UserError
+from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.outputs import check_outputs, write_json, write_text
+from dart_jax.programs.provenance import environment, revision
+from eval.compile.cases import Case, Method, Program
+from eval.compile.devices import ACCELERATORS, allow_callbacks, compile_lowered, compile_only
+from eval.compile.report import details, launches, traffic
+from eval.compile.summary import Summary, summarise
+from eval.latency.shapes import target_of
+
+# Tiles of matrix products by XLA's model of costs, where no device can time them.
+_XLA_FLAGS = "--xla_gpu_experimental_cost_model_gemm_tiling_default=true"
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileConfig:
+    """What to compile, and for which device."""
+
+    device: Literal["h100", "h200", "b200", "v5e", "v5p", "v6e"] = "h200"
+    """GPUs need the extra aot, TPUs the extra tpu (in an environment without CUDA's)."""
+    shape: tuple[str, ...] = ("qwen3-8b",)
+    """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny."""
+    method: tuple[Method, ...] = ("plain", "dart")
+    """Ways to draft."""
+    program: tuple[Program, ...] = ("step",)
+    """prefill, step (verify and draft), or loop (a whole generation in one program)."""
+    batch_size: tuple[int, ...] = (1,)
+    """Sequences decoded together."""
+    tree_nodes: tuple[int, ...] = (60,)
+    """Nodes of the draft tree, beside the root."""
+    context: tuple[int, ...] = (2048,)
+    """Cached tokens of each sequence."""
+    prompt: int = 1024
+    """Tokens of the prefill."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """dtype of weights and caches."""
+    layers: int | None = None
+    """Compile only so many layers of the target, to be quicker; at least 7."""
+    details: int = 8
+    """List the kernels that move the most bytes besides weights and caches; 0 lists none."""
+    json: Path | None = None
+    """Write all figures to this file."""
+    markdown: Path | None = None
+    """Write the tables to this file."""
+
+    def __post_init__(self) -> None:
+        for name in self.shape:
+            target_of(name)
+        for name in ("batch_size", "tree_nodes", "context", "prompt"):
+            value = getattr(self, name)
+            if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.layers is not None and self.layers < 7:
+            raise UserError("--layers must be at least 7: a drafter reads three different ones")
+        if self.details < 0:
+            raise UserError("--details must be 0 or more")
+
+    def cases(self) -> list[Case]:
+        """All settings; plain decoding has no tree, so it is in there once."""
+        settings = itertools.product(
+            self.shape, self.batch_size, self.context, self.method, self.tree_nodes
+        )
+        cases = [
+            Case(
+                shape.lower(),
+                method,
+                0 if method == "plain" else nodes,
+                batch,
+                context,
+                self.prompt,
+                self.dtype,
+                layers=self.layers,
+            )
+            for shape, batch, context, method, nodes in settings
+        ]
+        return list(dict.fromkeys(cases))
+
+
+def run(config: CompileConfig, console: Console) -> list[Summary]:
+    """Compiles, prints and writes the reports.
+
+    Raises:
+      UserError: a report cannot be written, or the device's compiler is not installed.
+    """
+    check_outputs(config.json, config.markdown)
+    device = compile_only(config.device)
+    allow_callbacks()
+    accelerator = ACCELERATORS[config.device]
+    summaries = []
+    for case, name in itertools.product(config.cases(), config.program):
+        title = f"{case.shape}, {case.method}, {name}"
+        with console.status(f"compiling {title}"):
+            began = time.perf_counter()
+            compiled = compile_lowered(case.lower(name, device))
+            seconds = time.perf_counter() - began
+        summary = summarise(case, name, compiled, seconds)
+        summaries.append(summary)
+        jax.clear_caches()
+        if config.details:
+            console.print(details(summary, config.details).table())
+    tables = [traffic(summaries, accelerator), launches(summaries, accelerator)]
+    for table in tables:
+        console.print(table.table())
+    if config.json:
+        content = {
+            "environment": environment(),
+            "revision": revision(),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "device": dataclasses.asdict(accelerator),
+            "programs": [summary.as_json() for summary in summaries],
+        }
+        write_json(config.json, content)
+    if config.markdown:
+        write_text(config.markdown, "\n".join(table.markdown() for table in tables))
+    return summaries
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 2: bad input, reported in one line."""
+    with program():
+        config = parse(CompileConfig, args, __doc__)
+        # Both are read when the first compiler starts.
+        os.environ["XLA_FLAGS"] = f"{_XLA_FLAGS} {os.environ.get('XLA_FLAGS', '')}".strip()
+        jax.config.update("jax_platforms", "cpu")
+        run(config, Console())
