@@ -18,13 +18,13 @@ def exact_top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
     Args:
       x: floats [..., V].
-      k: how many, at most V.
+      k: how many, 0 to V.
 
     Returns:
       Values [..., k] and their indices, int32.
     """
     size = x.shape[-1]
-    if size < 256 * k:  # too short to gain anything
+    if k == 0 or size < 256 * k:  # too short to gain anything
         return jax.lax.top_k(x, k)
     width = 2 ** round(math.log2(math.sqrt(size / k)))
     blocks = math.ceil(size / width)

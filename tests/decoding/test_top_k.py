@@ -8,7 +8,7 @@ from dart_jax.decoding.top_k import exact_top_k
 
 
 @pytest.mark.parametrize(
-    ("size", "k"), [(5, 5), (257, 1), (1000, 3), (4096, 25), (5003, 10), (32_000, 25)]
+    ("size", "k"), [(5, 5), (9, 0), (257, 1), (1000, 3), (4096, 25), (5003, 10), (32_000, 25)]
 )
 def test_the_same_entries(size, k):
     rng = np.random.default_rng(size)
