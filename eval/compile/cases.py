@@ -20,6 +20,8 @@ from dart_jax.models.pure import abstract_params
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
 
+_XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
+
 Method = Literal["plain", "dart", "eagle3"]
 Program = Literal["prefill", "step", "loop"]
 
@@ -69,18 +71,34 @@ class Case:
     def lower(self, program: Program, device: Any) -> jax.stages.Lowered:
         """Lowers one of the programs for a device."""
         config = self.config
-        prompt = {"prefill": self.prompt}.get(program, min(self.prompt, 64))
         on = partial(_on, jax.sharding.SingleDeviceSharding(device))
-        params, prompts = on(self._params()), on(self._prompts(prompt))
-        begin = partial(prefill, config.prefill, capacity=self.capacity)
+        params = on(self._params())
         if program == "prefill":
+            prompts = on(self._prompts(self.prompt))
             return prefill.lower(config.prefill, params, *prompts, capacity=self.capacity)
-        state, packed = on(jax.eval_shape(begin, params, *prompts))
+        state, packed = on(self._prefilled)
         if program == "step":
             trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None
             return step.lower(config, params, state, trees)
         handle = on(_ints()) if config.searches else None
         return loop._run.lower(config, True, self.context, params, state, packed, handle)
+
+    @functools.cached_property
+    def caches(self) -> frozenset[tuple[str, int]]:
+        """dtype, as XLA prints it, and number of elements of every array with the rows of all
+        cached tokens."""
+        state, _ = self._prefilled
+        return frozenset(
+            (_XLA_NAMES[x.dtype.name], x.size)
+            for x in jax.tree.leaves((state.target_cache, state.draft_state))
+            if x.ndim > 2 and self.capacity in x.shape
+        )
+
+    @functools.cached_property
+    def _prefilled(self) -> tuple[Any, Any]:
+        """The state and the host buffer after a prefill; the prompt's length does not matter."""
+        begin = partial(prefill, self.config.prefill, capacity=self.capacity)
+        return jax.eval_shape(begin, self._params(), *self._prompts(1))
 
     def least(self, program: Program) -> Cost | None:
         """The least that a program moves and computes, with caches filled up to the context; None
@@ -90,7 +108,7 @@ class Case:
             return None
         costs = CostModel(
             config.target,
-            drafter_of(config.target),
+            config.drafter if isinstance(config.drafter, DraftLayerConfig) else None,
             self.batch,
             self.context,
             jnp.dtype(self.dtype).itemsize,
@@ -98,7 +116,9 @@ class Case:
         )
         if self.method == "plain":
             return costs.plain()
-        return costs.step(self.nodes + 1, path) if self.method == "dart" else None
+        if self.method == "eagle3":
+            return costs.eagle3_step(self.nodes, config.eagle)
+        return costs.step(self.nodes + 1, path)
 
     def _params(self) -> dict[str, Any]:
         def weights(config: Any) -> Any:

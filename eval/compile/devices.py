@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -100,7 +101,10 @@ def compile_only(name: str) -> Any:
     if accelerator.platform == "cuda":
         options = {"target_config": _target_config(accelerator), "topology": "1x1x1"}
     else:
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no metadata server to ask
+        # There is no metadata server to ask.
+        for name, value in (("SKIP_MDS_QUERY", "1"), ("WORKER_HOSTNAMES", "localhost")):
+            os.environ.setdefault(f"TPU_{name}", value)
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-4")
         options = {"topology_name": accelerator.topology}
     try:
         found = topologies.get_topology_desc(platform=accelerator.platform, **options)
@@ -157,7 +161,21 @@ def allow_callbacks() -> None:
     mlir.ModuleContext.get_backend = get_backend
 
 
-def compile_lowered(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compiles a lowered program; its Python callbacks cannot be linked without a client."""
+def compile_lowered(
+    lowered: jax.stages.Lowered, accelerator: Accelerator, dump: Path
+) -> jax.stages.Compiled:
+    """Compiles a lowered program; its Python callbacks cannot be linked without a client.
+
+    Args:
+      lowered: the program.
+      accelerator: what it was lowered for.
+      dump: an empty folder, where the compiler for GPUs writes its schedule (`graphs.read_graphs`).
+    """
+    options: dict[str, Any] = {}
+    if accelerator.platform == "cuda":
+        options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
+        if jax.__version_info__ >= (0, 11):
+            # Tiles of matrix products by XLA's model of costs, where no device can time them.
+            options["xla_gpu_experimental_cost_model_gemm_tiling_default"] = True
     lowered._lowering.compile_args["host_callbacks"] = ()  # type: ignore[attr-defined]
-    return lowered.compile()
+    return lowered.compile(options)
