@@ -16,6 +16,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import prefill, step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.execution import Execution
 from dart_jax.models.pure import abstract_params
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
@@ -38,6 +39,7 @@ class Case:
       dtype: of weights and caches.
       sampling: how tokens are drawn.
       layers: layers of the target; None for the shape's own.
+      execution: how the models are computed.
     """
 
     shape: str
@@ -49,6 +51,7 @@ class Case:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     sampling: Sampling = Sampling()
     layers: int | None = None
+    execution: Execution = Execution()
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
@@ -57,9 +60,10 @@ class Case:
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)
         if self.method == "plain":
-            return DecodeConfig(target)
+            return DecodeConfig(target, execution=self.execution)
         eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
-        return DecodeConfig(target, eagle or drafter_of(target), self.nodes)
+        drafter = eagle or drafter_of(target)
+        return DecodeConfig(target, drafter, self.nodes, execution=self.execution)
 
     @property
     def capacity(self) -> int:
