@@ -16,6 +16,7 @@ from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.execution import Execution
 
 # "target": the target's parameters; "drafter": the drafter's, if it has any; "draft_ids":
 # int32 [Vd], the target ids of a DART or EAGLE-3 drafter's vocabulary.
@@ -35,6 +36,7 @@ class DecodeConfig:
       logits: processors of the target's logits, and what is reported about them.
       imposed_tau: average number of tokens emitted per verification, regardless of the target's
         draws, to measure speed only (see `accept.impose_tau`); None for real acceptance.
+      execution: how the models are computed; the platform's own by default.
     """
 
     target: TargetConfig
@@ -44,6 +46,7 @@ class DecodeConfig:
     eagle: Eagle3Tree = Eagle3Tree()
     logits: LogitsConfig = LogitsConfig()
     imposed_tau: float | None = None
+    execution: Execution = dataclasses.field(default_factory=Execution.here)
 
     @functools.cached_property
     def drafting(self) -> DraftingMethod | None:

@@ -24,7 +24,7 @@ from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
 from dart_jax.decoding.sampling import SamplingValues, draw, mark_seen, penalize_repetition
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.tree import DraftTree, ancestor_mask, root_only, unpack
+from dart_jax.decoding.tree import DraftTree, ancestor_mask, root_only, unpack, with_unused
 from dart_jax.models.cache import KVCache, append, cache_from, wait_for
 from dart_jax.models.pure import bind
 
@@ -112,7 +112,7 @@ def prefill(
     b, t = tokens.shape
     chex.assert_type([tokens, length, max_new_tokens], jnp.int32)
     chex.assert_shape([length, max_new_tokens], (b,))
-    target = bind(config.target, params["target"])
+    target = bind(config.target, params["target"], config.execution)
     positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (b, t))
     with jax.named_scope("prefill"):
         out = target(tokens, positions, jnp.tril(jnp.ones((1, t, t), bool)))
@@ -200,7 +200,7 @@ def verify(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Verified:
     """Runs the target over the trees, int32 [B, 3, N + 1]; None for only the roots."""
-    target = bind(config.target, params["target"])
+    target = bind(config.target, params["target"], config.execution)
     tree = _tree(config, state, trees)
     with jax.named_scope("verify"):
         mask = ancestor_mask(tree, config.max_depth)
@@ -262,7 +262,7 @@ def draft_input(
 ) -> DraftInput:
     """Builds the drafting method's input after a verification; `capacity` is the caches'."""
     return DraftInput(
-        bind(config.target, params["target"]),
+        bind(config.target, params["target"], config.execution),
         params,
         path.tokens,
         path.next_tokens,
@@ -287,12 +287,16 @@ def pack(
 
 
 def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> DraftTree:
-    """Unpacks the trees to verify; without any, returns the roots."""
+    """Unpacks the trees to verify; without any, returns the roots. Unused slots make up the rows
+    that the platform wants."""
+    batch = state.length.shape[0]
     if trees is None:
-        return root_only(state.context[:, -1])
-    chex.assert_shape(trees, (state.length.shape[0], 3, config.nodes + 1))
-    chex.assert_type(trees, jnp.int32)
-    return unpack(trees)
+        tree = root_only(state.context[:, -1])
+    else:
+        chex.assert_shape(trees, (batch, 3, config.nodes + 1))
+        chex.assert_type(trees, jnp.int32)
+        tree = unpack(trees)
+    return with_unused(tree, -(-config.execution.least_rows // batch))
 
 
 def _pad_path(max_depth: int, first: jax.Array) -> jax.Array:

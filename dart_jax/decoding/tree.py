@@ -55,6 +55,12 @@ def root_only(tokens: jax.Array) -> DraftTree:
     return DraftTree(tokens[:, None], zero, zero)
 
 
+def with_unused(tree: DraftTree, nodes: int) -> DraftTree:
+    """Adds unused slots until there are at least `nodes`, the root included."""
+    more = max(nodes - tree.tokens.shape[1], 0)
+    return DraftTree(*(jnp.pad(x, ((0, 0), (0, more))) for x in tree))
+
+
 def chain(root: jax.Array, tokens: jax.Array, count: jax.Array) -> jax.Array:
     """Packs chains, trees in which every node has one child: int32 [B, 3, N + 1].
 

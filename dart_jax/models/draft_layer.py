@@ -13,16 +13,27 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Segment, attend, split_heads
+from dart_jax.models.attention.attend import attend
+from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
+from dart_jax.models.execution import Execution
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm
 
 
 class Layer(nnx.Module):
     """Attention and MLP on the residual stream; subclasses define the layer's inputs."""
 
-    def __init__(self, config: DraftLayerConfig, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: DraftLayerConfig,
+        width: int,
+        execution: Execution,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
         d, h = config.hidden_size, config.head_dim
+        self.kernel = execution.attention
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = Linear(width, self.heads * h, dtype=dtype, rngs=rngs)
         self.k_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
@@ -42,9 +53,11 @@ class Layer(nnx.Module):
             split_heads(self.v_proj(inputs), self.kv_heads),
         )
 
-    def finish(self, residual: jax.Array, segments: Sequence[Segment]) -> jax.Array:
+    def finish(
+        self, residual: jax.Array, segments: Sequence[Segment], prefix: Prefix | None = None
+    ) -> jax.Array:
         """Attention and MLP on the residual stream; returns [B, T, D], not yet normalised."""
-        return self.after_attention(residual, attend(segments))
+        return self.after_attention(residual, attend(segments, prefix, kernel=self.kernel))
 
     def after_attention(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
         """Output projection of the attention output [B, T, H * h], then MLP; returns [B, T, D]."""
@@ -55,17 +68,21 @@ class Layer(nnx.Module):
 class LaterLayer(Layer):
     """A decoder layer after the first."""
 
-    def __init__(self, config: DraftLayerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        super().__init__(config, config.hidden_size, dtype=dtype, rngs=rngs)
+    def __init__(
+        self, config: DraftLayerConfig, execution: Execution, *, dtype: DTypeLike, rngs: nnx.Rngs
+    ):
+        super().__init__(config, config.hidden_size, execution, dtype=dtype, rngs=rngs)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
 
 
 class DraftLayer(Layer):
     """The first decoder layer, the final norm and the head; drafters add the input projection."""
 
-    def __init__(self, config: DraftLayerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self, config: DraftLayerConfig, execution: Execution, *, dtype: DTypeLike, rngs: nnx.Rngs
+    ):
         d, eps = config.hidden_size, config.rms_norm_eps
-        super().__init__(config, 2 * d, dtype=dtype, rngs=rngs)
+        super().__init__(config, 2 * d, execution, dtype=dtype, rngs=rngs)
         self.hidden_norm = RMSNorm(d, eps, dtype=dtype)
         self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
         self.norm = RMSNorm(d, eps, dtype=dtype)

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Segment
-from dart_jax.models.cache import KVCache, length_mask
+from dart_jax.models.attention.segments import Prefix, Segment
+from dart_jax.models.cache import KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.execution import Execution
 from dart_jax.models.layers import INIT, Linear
 from dart_jax.models.rope import rotate
 
@@ -29,15 +30,25 @@ class Drafter(DraftLayer):
     every row.
     """
 
-    def __init__(self, config: DrafterConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: DrafterConfig,
+        execution: Execution = Execution(),
+        *,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         self.config = config
         d = config.hidden_size
         # Initialised before the layer, so that a seed keeps giving the same parameters.
         self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
         self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
-        super().__init__(config, dtype=dtype, rngs=rngs)
+        super().__init__(config, execution, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
-            [LaterLayer(config, dtype=dtype, rngs=rngs) for _ in range(1, config.num_hidden_layers)]
+            [
+                LaterLayer(config, execution, dtype=dtype, rngs=rngs)
+                for _ in range(1, config.num_hidden_layers)
+            ]
         )
 
     def __call__(
@@ -92,11 +103,11 @@ class Drafter(DraftLayer):
                 q_seen = _drafting_rows(seen, at, t)
             q = _repeat_from(layer.queries(queried), real, masks, axis=2)
             q = rotate(q, q_positions, self.config.rope)
-            segments = [Segment(q, k, v, q_seen)]
+            prefix = None
             if cache is not None and length is not None:
-                k_old, v_old = cache[i]
-                segments.append(Segment(q, k_old, v_old, length_mask(k_old.shape[2], length)))
-            x = layer.finish(_repeat_from(x, real, masks, axis=1), segments)
+                prefix = Prefix(*cache[i], length)
+            x = _repeat_from(x, real, masks, axis=1)
+            x = layer.finish(x, [Segment(q, k, v, q_seen)], prefix)
             if not final:
                 inputs = self.layers[i].input_layernorm(x)
         return self.logits(x if self.config.shifted else x[:, 1:]), tuple(rows)

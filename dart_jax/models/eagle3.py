@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Segment
+from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.draft_layer import DraftLayer
 from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.execution import Execution
 from dart_jax.models.layers import Linear
 from dart_jax.models.rope import rotate
 
@@ -31,11 +32,18 @@ class Eagle3Drafter(DraftLayer):
     layer's own output.
     """
 
-    def __init__(self, config: Eagle3Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: Eagle3Config,
+        execution: Execution = Execution(),
+        *,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         self.config = config
         d = config.hidden_size
         self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
-        super().__init__(config, dtype=dtype, rngs=rngs)
+        super().__init__(config, execution, dtype=dtype, rngs=rngs)
 
     def keys_at(self, inputs: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Rotated keys and values [B, K, T, h] of rows [B, T, 2D] at int32 positions [B, T]."""
@@ -43,7 +51,12 @@ class Eagle3Drafter(DraftLayer):
         return rotate(k, positions, self.config.rope), v
 
     def __call__(
-        self, hidden: jax.Array, inputs: jax.Array, positions: jax.Array, seen: Sequence[Seen]
+        self,
+        hidden: jax.Array,
+        inputs: jax.Array,
+        positions: jax.Array,
+        seen: Sequence[Seen],
+        prefix: Prefix | None = None,
     ) -> jax.Array:
         """Runs the layer over T rows.
 
@@ -52,12 +65,13 @@ class Eagle3Drafter(DraftLayer):
           inputs: [B, T, 2D], `join` of the tokens' embeddings and `hidden`.
           positions: int32 [B, T].
           seen: the keys and values that the rows attend to, including their own.
+          prefix: cached rows that they attend to; None for none.
 
         Returns:
           [B, T, D], before the final norm.
         """
         q = rotate(self.queries(inputs), positions, self.config.rope)
-        return self.finish(hidden, [Segment(q, *rows) for rows in seen])
+        return self.finish(hidden, [Segment(q, *rows) for rows in seen], prefix)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of the token after each row's: [B, T, D] -> float32 [B, T, Vd]."""

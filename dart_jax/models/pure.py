@@ -18,6 +18,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.eagle3 import Eagle3Drafter
+from dart_jax.models.execution import Execution
 from dart_jax.models.layers import Params
 from dart_jax.models.target import Target
 
@@ -25,9 +26,11 @@ _MODULES = {TargetConfig: Target, DrafterConfig: Drafter, Eagle3Config: Eagle3Dr
 
 
 @functools.cache
-def _split(config: TargetConfig | DraftLayerConfig) -> tuple[nnx.GraphDef, nnx.State]:
+def _split(
+    config: TargetConfig | DraftLayerConfig, execution: Execution = Execution()
+) -> tuple[nnx.GraphDef, nnx.State]:
     module = _MODULES[type(config)]
-    return nnx.split(nnx.eval_shape(lambda: module(config, rngs=nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: module(config, execution, rngs=nnx.Rngs(0))))
 
 
 def abstract_params(config: TargetConfig | DraftLayerConfig) -> Params:
@@ -48,6 +51,8 @@ def init_params(
     return init(jax.random.key(seed))
 
 
-def bind(config: TargetConfig | DraftLayerConfig, params: Params) -> Any:
+def bind(
+    config: TargetConfig | DraftLayerConfig, params: Params, execution: Execution = Execution()
+) -> Any:
     """Returns the module with these parameters; call this while tracing, never in a hot loop."""
-    return nnx.merge(_split(config)[0], params)
+    return nnx.merge(_split(config, execution)[0], params)

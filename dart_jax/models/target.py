@@ -16,16 +16,14 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention import Scoring, Segment, attend, softcap, split_heads
-from dart_jax.models.cache import KVCache, length_mask
+from dart_jax.models.attention.attend import attend
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap, split_heads
+from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.execution import Execution
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.moe import MoE
 from dart_jax.models.rope import rotate
-
-# Keys, values and mask (see `Segment`) of the cached rows that a layer attends to; empty without a
-# prefix.
-CachedRows = list[tuple[jax.Array, jax.Array, jax.Array]]
 
 
 class TargetOutput(NamedTuple):
@@ -46,8 +44,17 @@ class Attention(nnx.Module):
     """Self-attention; some architectures normalise queries and keys before RoPE: per head, or all
     heads together."""
 
-    def __init__(self, config: TargetConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TargetConfig,
+        layer: int,
+        execution: Execution,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
         d, h = config.hidden_size, config.head_dim
+        self.kernel = execution.attention
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.rope = config.layer_rope(layer)
         self.scoring = Scoring(config.attention_scale, config.attn_logit_softcapping)
@@ -63,7 +70,7 @@ class Attention(nnx.Module):
             self.k_norm = _norm(config, heads[1] * h, dtype)
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, mask: jax.Array, cached: CachedRows
+        self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         across = self.qk_norm == "all"
         q = self.q_norm(self.q_proj(x)) if across else self.q_proj(x)
@@ -75,8 +82,8 @@ class Attention(nnx.Module):
         if self.rope is not None:
             q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
         v = split_heads(self.v_proj(x), self.kv_heads)
-        segments = [*(Segment(q, *prefix) for prefix in cached), Segment(q, k, v, mask)]
-        return self.o_proj(attend(segments, self.scoring)), (k, v)
+        attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.kernel)
+        return self.o_proj(attended), (k, v)
 
 
 class DecoderLayer(nnx.Module):
@@ -86,13 +93,21 @@ class DecoderLayer(nnx.Module):
     called `post_attention_layernorm`.
     """
 
-    def __init__(self, config: TargetConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TargetConfig,
+        layer: int,
+        execution: Execution,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
         d = config.hidden_size
         self.norms = config.architecture.norms
         self.multiplier = config.residual_multiplier
         if self.norms != "after":
             self.input_layernorm = _norm(config, d, dtype)
-        self.self_attn = Attention(config, layer, dtype=dtype, rngs=rngs)
+        self.self_attn = Attention(config, layer, execution, dtype=dtype, rngs=rngs)
         self.post_attention_layernorm = _norm(config, d, dtype)
         if self.norms == "both":
             self.pre_feedforward_layernorm = _norm(config, d, dtype)
@@ -111,11 +126,11 @@ class DecoderLayer(nnx.Module):
             )
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, mask: jax.Array, cached: CachedRows
+        self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         with jax.named_scope("attention"):
             inputs = x if self.norms == "after" else self.input_layernorm(x)
-            out, row = self.self_attn(inputs, positions, mask, cached)
+            out, row = self.self_attn(inputs, positions, mask, prefix)
             if self.norms != "before":
                 out = self.post_attention_layernorm(out)
             x = x + _times(out, self.multiplier)
@@ -131,13 +146,21 @@ class DecoderLayer(nnx.Module):
 class Target(nnx.Module):
     """The decoder. Defined with NNX, run as a pure function through `dart_jax.models.pure.bind`."""
 
-    def __init__(self, config: TargetConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TargetConfig,
+        execution: Execution = Execution(),
+        *,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         self.config = config
+        self.execution = execution
         shape = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(INIT(rngs.params(), shape, dtype))
         self.layers = nnx.List(
             [
-                DecoderLayer(config, i, dtype=dtype, rngs=rngs)
+                DecoderLayer(config, i, execution, dtype=dtype, rngs=rngs)
                 for i in range(config.num_hidden_layers)
             ]
         )
@@ -172,18 +195,13 @@ class Target(nnx.Module):
             if i in self.config.feature_layers:
                 features.append(x)
             window = self.config.window(i)
-            cached = []
+            prefix = None
             if cache is not None and length is not None:
-                k, v = cache[i]
-                visible = length_mask(k.shape[2], length)
-                if window is not None:
-                    # Row s of the cache is the token at position s.
-                    at = jnp.arange(k.shape[2], dtype=jnp.int32)[None]
-                    visible &= _within(window, positions, at)
-                cached = [(k, v, visible)]
-            seen = mask if window is None else mask & _within(window, positions, positions)
+                first = None if window is None else jnp.maximum(positions - window + 1, 0)
+                prefix = Prefix(*cache[i], length, first)
+            seen = mask if window is None else mask & _within(window, positions)
             with jax.named_scope(f"layer_{i}"):
-                x, row = layer(x, positions, seen, cached)
+                x, row = layer(x, positions, seen, prefix)
             rows.append(row)
         features = jnp.concatenate(features or [x[..., :0]], axis=-1)
         return TargetOutput(self.norm(x), features, tuple(rows))
@@ -237,15 +255,11 @@ def _times(x: jax.Array, factor: float) -> jax.Array:
     return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)
 
 
-def _within(window: int, positions: jax.Array, keys: jax.Array) -> jax.Array:
-    """Whether a row sees a key through a sliding window of this size, its own position included.
+def _within(window: int, positions: jax.Array) -> jax.Array:
+    """Whether rows see each other through a sliding window: bool [B, T, T].
 
     Args:
-      window: positions that a row sees.
+      window: positions that a row sees, its own included.
       positions: int32 [B, T], of the rows.
-      keys: int32, broadcastable to [B, S], of the keys.
-
-    Returns:
-      bool [B, T, S].
     """
-    return keys[:, None] > positions[:, :, None] - window
+    return positions[:, None] > positions[:, :, None] - window

@@ -16,6 +16,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import prefill, step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.execution import Execution
 from dart_jax.models.pure import abstract_params
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
@@ -40,6 +41,7 @@ class Case:
       dtype: of weights and caches.
       sampling: how tokens are drawn.
       layers: layers of the target; None for the shape's own.
+      execution: how the models are computed.
     """
 
     shape: str
@@ -51,6 +53,7 @@ class Case:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     sampling: Sampling = Sampling()
     layers: int | None = None
+    execution: Execution = Execution()
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
@@ -59,9 +62,10 @@ class Case:
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)
         if self.method == "plain":
-            return DecodeConfig(target)
+            return DecodeConfig(target, execution=self.execution)
         eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
-        return DecodeConfig(target, eagle or drafter_of(target), self.nodes)
+        drafter = eagle or drafter_of(target)
+        return DecodeConfig(target, drafter, self.nodes, execution=self.execution)
 
     @property
     def capacity(self) -> int:
@@ -103,22 +107,20 @@ class Case:
     def least(self, program: Program) -> Cost | None:
         """The least that a program moves and computes, with caches filled up to the context; None
         where the cost model does not say."""
-        config, path = self.config, self.config.max_depth + 1
+        config, rows = self.config, self.nodes + 1
         if program == "prefill":
             return None
         costs = CostModel(
             config.target,
-            config.drafter if isinstance(config.drafter, DraftLayerConfig) else None,
+            drafter_of(config.target),
             self.batch,
             self.context,
             jnp.dtype(self.dtype).itemsize,
             config.candidates,
         )
-        if self.method == "plain":
-            return costs.plain()
-        if self.method == "eagle3":
-            return costs.eagle3_step(self.nodes, config.eagle)
-        return costs.step(self.nodes + 1, path)
+        if isinstance(config.drafter, Eagle3Config):
+            return costs.eagle3_step(config.drafter, config.eagle, self.nodes)
+        return costs.plain() if self.method == "plain" else costs.step(rows, config.max_depth + 1)
 
     def _params(self) -> dict[str, Any]:
         def weights(config: Any) -> Any:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from dart_jax.errors import UserError
+from dart_jax.models.execution import Execution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Accelerator:
     memory: int
     topology: str = ""
     description: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def execution(self) -> Execution:
+        """How models are computed on it."""
+        return Execution() if self.topology else Execution.of_gpu(9)
 
     @property
     def platform(self) -> str:
@@ -115,6 +122,17 @@ def compile_only(name: str) -> Any:
             f"cannot compile for {name}: {reason}; pip install 'dart-jax[{extra}]'"
         ) from None
     return found.devices[0]
+
+
+def described(name: str) -> AbstractContextManager[Any]:
+    """Tells Pallas, while a program is lowered, which GPU it writes kernels for."""
+    accelerator = ACCELERATORS[name]
+    if accelerator.platform == "tpu":
+        return nullcontext()
+    from jax.sharding import AbstractDevice, AbstractMesh
+
+    device = AbstractDevice(device_kind=accelerator.title, num_cores=None, platform="gpu")
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
 
 
 def _target_config(accelerator: Accelerator) -> str:

@@ -28,7 +28,13 @@ from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
 from eval.compile.cases import Case, Method, Program
-from eval.compile.devices import ACCELERATORS, allow_callbacks, compile_lowered, compile_only
+from eval.compile.devices import (
+    ACCELERATORS,
+    allow_callbacks,
+    compile_lowered,
+    compile_only,
+    described,
+)
 from eval.compile.report import details, launches, traffic
 from eval.compile.summary import Summary, summarise
 from eval.latency.shapes import target_of
@@ -95,6 +101,7 @@ class CompileConfig:
                 self.prompt,
                 self.dtype,
                 layers=self.layers,
+                execution=ACCELERATORS[self.device].execution,
             )
             for shape, batch, context, method, nodes in settings
         ]
@@ -116,7 +123,9 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
         title = f"{case.shape}, {case.method}, {name}"
         with console.status(f"compiling {title}"):
             began = time.perf_counter()
-            compiled = compile_lowered(case.lower(name, device))
+            with described(config.device):
+                lowered = case.lower(name, device)
+            compiled = compile_lowered(lowered)
             seconds = time.perf_counter() - began
         summary = summarise(case, name, compiled, seconds)
         summaries.append(summary)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.attention import Segment
+from dart_jax.models.attention.segments import Segment
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.rope import rotate

@@ -58,7 +58,9 @@ class Dart(DraftingMethod):
 
         If the tree is too small to use all drafted positions, only the first ones are computed.
         """
-        drafter = bind(self.config.shortened(self.depth), inputs.params["drafter"])
+        drafter = bind(
+            self.config.shortened(self.depth), inputs.params["drafter"], inputs.target.execution
+        )
         embeds = inputs.target.embed(inputs.next_tokens)
         return drafter(inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start)
 

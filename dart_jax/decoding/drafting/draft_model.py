@@ -36,7 +36,7 @@ class DraftModel(DraftingMethod):
 
     def __call__(self, draft_state: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
-        model = bind(self.config, inputs.params["drafter"])
+        model = bind(self.config, inputs.params["drafter"], inputs.target.execution)
         if draft_state is None:
             rows = inputs.tokens.shape[1]
             causal = jnp.tril(jnp.ones((1, rows, rows), bool))

@@ -34,7 +34,7 @@ class Eagle3(DraftingMethod):
         """Drafts; see the base class."""
         trees, rows = draft_tree(
             self.tree,
-            bind(self.config, inputs.params["drafter"]),
+            bind(self.config, inputs.params["drafter"], inputs.target.execution),
             inputs.target.embed,
             inputs.params["draft_ids"],
             inputs.features,

@@ -18,7 +18,8 @@ import numpy as np
 
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.errors import UserError
-from dart_jax.models.cache import KVCache, length_mask
+from dart_jax.models.attention.segments import Prefix
+from dart_jax.models.cache import KVCache
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.eagle3 import Eagle3Drafter
 
@@ -141,12 +142,12 @@ def draft_tree(
     inputs = drafter.join(embed(next_tokens), hidden)
     k, v = real_rows = drafter.keys_at(inputs, positions)
     real = jnp.arange(p, dtype=jnp.int32)[None] <= at
-    prefix = [(k, v, real[:, None])]
+    newest = (k, v, real[:, None])
+    prefix = None
     if cache is not None and length is not None:
-        ((k_old, v_old),) = cache
-        prefix.append((k_old, v_old, length_mask(k_old.shape[2], length)))
+        prefix = Prefix(*cache[0], length)
     start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, next_tokens))
-    hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, prefix)
+    hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, [newest], prefix)
     root_score = jnp.zeros((b, 1), jnp.float32)
     first = propose(hidden, root_score, jnp.zeros_like(at))
 
@@ -164,7 +165,7 @@ def draft_tree(
             for old, new in zip((rows.k, rows.v), drafter.keys_at(inputs, position), strict=True)
         )
         lineage = rows.lineage | (slot[None] == own[:, None])[None]
-        hidden = drafter(rows.hidden, inputs, position, [*prefix, (k, v, lineage)])
+        hidden = drafter(rows.hidden, inputs, position, [newest, (k, v, lineage)], prefix)
         proposed = propose(hidden, rows.chosen.scores, rows.numbers)
 
         _, best = jax.lax.top_k(proposed.scores, top_k)

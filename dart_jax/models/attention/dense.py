@@ -1,59 +1,22 @@
-"""Grouped-query attention over keys and values stored in several arrays.
+"""Grouped-query attention in plain JAX: on every platform, and with gradients.
 
-Axis letters: B batch, T new rows, S keys, H query heads, K key/value heads, G = H / K query heads
-per key/value head, h head dim. Scores and softmax are float32 for every dtype of the weights.
+Scores and softmax are float32 for every dtype of the weights. Axis letters as in `segments`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from dart_jax.models.attention.segments import PLAIN, Scoring, Segment, softcap
+
 _MAX_SCORE_BYTES = 2**30
 
 
-def split_heads(x: jax.Array, heads: int) -> jax.Array:
-    """[B, T, heads * h] -> [B, heads, T, h]."""
-    b, t, _ = x.shape
-    return x.reshape(b, t, heads, -1).swapaxes(1, 2)
-
-
-class Segment(NamedTuple):
-    """Keys and values from one array, with the queries that attend to them.
-
-    Attributes:
-      q: queries [B, H, T, h].
-      k: keys [B, K, S, h].
-      v: values [B, K, S, h].
-      mask: bool, broadcastable to [B, T, S]; true where a row sees a key.
-    """
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    mask: jax.Array
-
-
-class Scoring(NamedTuple):
-    """How scores are computed from products of queries and keys.
-
-    Attributes:
-      scale: factor on the products; None for h ** -0.5.
-      cap: softcap: scores become cap * tanh(score / cap), before masking; None for none.
-    """
-
-    scale: float | None = None
-    cap: float | None = None
-
-
-_PLAIN = Scoring()
-
-
-def attend(segments: Sequence[Segment], scoring: Scoring = _PLAIN) -> jax.Array:
+def attend_dense(segments: Sequence[Segment], scoring: Scoring = PLAIN) -> jax.Array:
     """Grouped-query attention with a single softmax over the keys of all segments.
 
     This avoids concatenating the cache and the new rows, and a segment may hold the same queries
@@ -99,23 +62,17 @@ def _attend(segments: Sequence[Segment], scoring: Scoring) -> jax.Array:
     return out.reshape(b, t, heads * h).astype(segments[0].q.dtype)
 
 
-def scores(segment: Segment, scoring: Scoring = _PLAIN) -> jax.Array:
+def scores(segment: Segment, scoring: Scoring = PLAIN) -> jax.Array:
     """Scaled, capped, masked scores, float32 [B, K, G, T, S]."""
     b, heads, t, h = segment.q.shape
     kv_heads = segment.k.shape[1]
     # Fold the queries that share a key head into the rows of one matrix product.
     q = segment.q.reshape(b, kv_heads, heads // kv_heads * t, h)
     score = jnp.einsum("bkqh,bksh->bkqs", q, segment.k, preferred_element_type=jnp.float32)
-    scale = h**-0.5 if scoring.scale is None else scoring.scale
-    score = score.reshape(b, kv_heads, heads // kv_heads, t, -1) * scale
+    score = score.reshape(b, kv_heads, heads // kv_heads, t, -1) * scoring.factor(h)
     if scoring.cap is not None:
         score = softcap(score, scoring.cap)
     return jnp.where(segment.mask[:, None, None], score, -jnp.inf)
-
-
-def softcap(x: jax.Array, cap: float) -> jax.Array:
-    """Bounds values smoothly to -cap .. cap: cap * tanh(x / cap), same shape and dtype."""
-    return jnp.tanh(x / cap) * cap
 
 
 def weighted_values(weights: jax.Array, segment: Segment) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Attention: keys and values of new rows and of a cached prefix, one softmax over all of them."""

@@ -1,0 +1,59 @@
+"""Attention of new rows, to each other and to a cached prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.models.attention import flash
+from dart_jax.models.attention.dense import attend_dense
+from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment
+
+# dense: plain JAX. triton: one kernel for NVIDIA GPUs. interpret: the same kernel step by step on
+# any platform, for tests.
+AttentionKernel = Literal["dense", "triton", "interpret"]
+
+
+def attend(
+    segments: Sequence[Segment],
+    prefix: Prefix | None = None,
+    scoring: Scoring = PLAIN,
+    kernel: AttentionKernel = "dense",
+) -> jax.Array:
+    """Grouped-query attention with a single softmax over the keys of all segments and the prefix.
+
+    Args:
+      segments: new rows. Every row must see at least one key. Without a prefix they may hold the
+        same queries at different rotary positions.
+      prefix: cached rows, seen by the first segment's queries; None for none.
+      scoring: how scores are computed.
+      kernel: what computes it. Attention without a prefix, and sizes that the kernel is not made
+        for (see `flash.fits`), are always computed in plain JAX.
+
+    Returns:
+      [B, T, H * h] in the queries' dtype.
+    """
+    if prefix is None:
+        return attend_dense(segments, scoring)
+    q = segments[0].q
+    if kernel == "dense" or not flash.fits(q, prefix):
+        return attend_dense([Segment(q, prefix.k, prefix.v, prefix.mask), *segments], scoring)
+    return flash.attend_flash(_joined(segments), prefix, scoring, interpret=kernel == "interpret")
+
+
+def _joined(segments: Sequence[Segment]) -> Segment:
+    """One segment with the keys of all."""
+    first, *others = segments
+    if not others:
+        return first
+    shape = (first.q.shape[0], first.q.shape[2])
+    masks = [jnp.broadcast_to(s.mask, (*shape, s.k.shape[2])) for s in segments]
+    return Segment(
+        first.q,
+        jnp.concatenate([s.k for s in segments], axis=2),
+        jnp.concatenate([s.v for s in segments], axis=2),
+        jnp.concatenate(masks, axis=2),
+    )

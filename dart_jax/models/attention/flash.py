@@ -1,0 +1,298 @@
+"""One kernel for attention to a cached prefix and to new rows, for NVIDIA GPUs.
+
+Written in Pallas for its Triton backend. It keeps scores and softmax on the chip (Dao et al., arXiv
+2205.14135), and reads no more of the cache than is filled. A block of queries holds the rows of all
+heads that share a key head. With few sequences the keys are split among several blocks, which makes
+use of the whole GPU (Dao et al., Flash-Decoding, 2023); their parts are joined in plain JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap
+
+_KEYS = 64  # per iteration
+_ROWS = (16, 32, 64)  # of a block; the tensor cores need at least 16
+_BLOCKS = 264  # that fill a GPU of 132 multiprocessors
+_NOTHING = -1e30  # the score of a key that is not seen; finite, so that differences are not NaN
+
+Parts = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def available() -> bool:
+    """Whether this version of JAX has Pallas' Triton backend, which JAX is going to remove."""
+    try:
+        from jax.experimental.pallas import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def fits(q: jax.Array, prefix: Prefix) -> bool:
+    """Whether the kernel is made for these sizes: heads of 16 to 256 dimensions, a power of two."""
+    h = q.shape[3]
+    return q.dtype == prefix.k.dtype == prefix.v.dtype and 16 <= h <= 256 and h & (h - 1) == 0
+
+
+def attend_flash(
+    new: Segment, prefix: Prefix, scoring: Scoring, *, interpret: bool = False
+) -> jax.Array:
+    """Computes what `attend` says, for one segment and a prefix.
+
+    Scores, softmax and sums are float32; weights are rounded to the values' dtype before they are
+    multiplied, as in `attend_dense`.
+
+    Args:
+      new: new rows, T' keys.
+      prefix: cached rows.
+      scoring: how scores are computed.
+      interpret: run the kernel in Pallas' interpreter, on any platform.
+
+    Returns:
+      [B, T, H * h] in the queries' dtype.
+    """
+    from jax.experimental.pallas import triton
+
+    b, heads, t, h = new.q.shape
+    kv_heads = prefix.k.shape[1]
+    groups = heads // kv_heads
+    grid = _Grid.of(b * kv_heads, groups * t, prefix.k.shape[2])
+
+    def rows(
+        x: jax.Array,
+    ) -> jax.Array:  # [B, T, ..] -> [B, R, ..]: a row for every head of a group
+        return jnp.repeat(x, groups, axis=1)
+
+    q = new.q.reshape(b, kv_heads, groups, t, h).swapaxes(2, 3).reshape(b, kv_heads, -1, h)
+    mask = rows(jnp.broadcast_to(new.mask, (b, t, new.k.shape[2]))).astype(jnp.int8)
+    arguments = _Arguments(
+        prefix.length,
+        None if prefix.first is None else rows(prefix.first),
+        q,
+        prefix.k,
+        prefix.v,
+        new.k,
+        new.v,
+        mask,
+    )
+    shape = (grid.splits, *q.shape) if grid.splits > 1 else q.shape
+    results = [jax.ShapeDtypeStruct(shape, q.dtype if grid.splits == 1 else jnp.float32)]
+    if grid.splits > 1:
+        results += [jax.ShapeDtypeStruct(shape[:-1], jnp.float32)] * 2
+    kernel = _Kernel(grid, kv_heads, scoring.factor(h), scoring.cap, prefix.first is not None)
+    out, *parts = pl.pallas_call(
+        kernel.run,
+        grid=(grid.row_blocks, b * kv_heads, grid.splits),
+        out_shape=results,
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name="attention",
+    )(*(x for x in arguments if x is not None))
+    if parts:
+        top, total = parts
+        weight = jnp.exp(top - jnp.max(top, axis=0))
+        total = jnp.sum(weight * total, axis=0)
+        out = jnp.sum(out * weight[..., None], axis=0) / total[..., None]
+    out = out.reshape(b, kv_heads, t, groups, h).transpose(0, 2, 1, 3, 4)
+    return out.reshape(b, t, heads * h).astype(q.dtype)
+
+
+class _Arguments(NamedTuple):
+    """The kernel's arguments, R = T * G rows per key head; the attributes of `Prefix`, `Segment`.
+
+    Attributes:
+      length: int32 [B].
+      first: int32 [B, R]; None without a window.
+      q: [B, K, R, h].
+      k: [B, K, S, h].
+      v: [B, K, S, h].
+      new_k: [B, K, T', h].
+      new_v: [B, K, T', h].
+      mask: int8 [B, R, T'].
+    """
+
+    length: Any
+    first: Any
+    q: Any
+    k: Any
+    v: Any
+    new_k: Any
+    new_v: Any
+    mask: Any
+
+
+class _Grid(NamedTuple):
+    """How the work is divided among blocks.
+
+    Attributes:
+      rows: queries of a block.
+      row_blocks: blocks of queries per key head.
+      splits: blocks that share the keys of the same queries.
+    """
+
+    rows: int
+    row_blocks: int
+    splits: int
+
+    @classmethod
+    def of(cls, heads: int, rows: int, capacity: int) -> _Grid:
+        """Divides `rows` queries for each of `heads` key heads, over all sequences.
+
+        Splits fill the GPU, but a split has at least two iterations, and what the splits write
+        for their sum is no more than the keys and values that they read.
+        """
+        block = next((size for size in _ROWS if rows <= size), _ROWS[-1])
+        row_blocks = -(-rows // block)
+        most = _BLOCKS // (heads * row_blocks), capacity // (2 * _KEYS), capacity // (2 * rows)
+        return cls(block, row_blocks, max(1, min(most)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """The kernel: grid axes are the block of queries, the sequence and its key head, the split.
+
+    Attributes:
+      grid: how the work is divided.
+      kv_heads: K.
+      scale: factor on the products.
+      cap: see `Scoring`.
+      windowed: whether there is an argument `first`.
+    """
+
+    grid: _Grid
+    kv_heads: int
+    scale: float
+    cap: float | None
+    windowed: bool
+
+    def run(self, *refs: Any) -> None:
+        """Computes one block; refs: the arguments, then the results."""
+        count = len(_Arguments._fields) - (not self.windowed)
+        given, (out_ref, *parts) = list(refs[:count]), refs[count:]
+        if not self.windowed:
+            given.insert(1, None)
+        args = _Arguments(*given)
+        block = _Block(self, args)
+        split = pl.program_id(2)
+
+        low, blocks = block.prefix_blocks()
+        share = pl.cdiv(blocks - low, self.grid.splits)
+        begin = low + split * share
+        carry: Parts = (
+            jnp.zeros((self.grid.rows, args.q.shape[3]), jnp.float32),
+            jnp.full((self.grid.rows,), _NOTHING, jnp.float32),
+            jnp.zeros((self.grid.rows,), jnp.float32),
+        )
+        end = jnp.minimum(begin + share, blocks)
+        carry = jax.lax.fori_loop(begin, end, block.add_prefix, carry)
+        # The last split also takes the new rows.
+        is_last = (split == self.grid.splits - 1).astype(jnp.int32)
+        new_blocks = is_last * pl.cdiv(args.new_k.shape[2], _KEYS)
+        out, top, total = jax.lax.fori_loop(jnp.int32(0), new_blocks, block.add_new, carry)
+        if not parts:
+            # Rows beyond the last one have seen nothing.
+            block.store(out_ref, out / jnp.where(total == 0, 1, total)[:, None])
+            return
+        for ref, value in zip((out_ref, *parts), (out, top, total), strict=True):
+            block.store(ref, value, split)
+
+
+class _Block:
+    """What the blocks with the same queries do.
+
+    Args:
+      kernel: see there.
+      args: refs.
+    """
+
+    def __init__(self, kernel: _Kernel, args: _Arguments):
+        self.kernel, self.args = kernel, args
+        self.sequence = pl.program_id(1) // kernel.kv_heads
+        self.head = pl.program_id(1) % kernel.kv_heads
+        start = pl.program_id(0) * kernel.grid.rows
+        self.rows = pl.ds(start, kernel.grid.rows)
+        self.inside = start + jnp.arange(kernel.grid.rows, dtype=jnp.int32) < args.q.shape[2]
+        self.length = args.length[self.sequence]
+        self.q = _load(args.q.at[self.sequence, self.head, self.rows, :], self.inside[:, None])
+        self.first = None
+        if args.first is not None:
+            last = jnp.iinfo(jnp.int32).max
+            self.first = _load(args.first.at[self.sequence, self.rows], self.inside, last)
+
+    def prefix_blocks(self) -> tuple[jax.Array | int, jax.Array]:
+        """The range of blocks of keys that some row sees."""
+        blocks = pl.cdiv(self.length, _KEYS)
+        if self.first is None:
+            return 0, blocks
+        return jnp.minimum(jnp.min(self.first) // _KEYS, blocks), blocks
+
+    def add_prefix(self, index: jax.Array, carry: Parts) -> Parts:
+        """Adds a block of the prefix's keys."""
+        at = index * _KEYS + jnp.arange(_KEYS, dtype=jnp.int32)
+        seen = (at < self.length)[None]
+        if self.first is not None:
+            seen = seen & (at[None] >= self.first[:, None])
+        return self._add(index, at < self.length, seen, self.args.k, self.args.v, carry)
+
+    def add_new(self, index: jax.Array, carry: Parts) -> Parts:
+        """Adds a block of the new rows' keys."""
+        at = index * _KEYS + jnp.arange(_KEYS, dtype=jnp.int32)
+        valid = at < self.args.new_k.shape[2]
+        mask = self.args.mask.at[self.sequence, self.rows, pl.ds(index * _KEYS, _KEYS)]
+        seen = _load(mask, self.inside[:, None] & valid[None]) != 0
+        return self._add(index, valid, seen, self.args.new_k, self.args.new_v, carry)
+
+    def _add(
+        self,
+        index: jax.Array,
+        valid: jax.Array,
+        seen: jax.Array,
+        k_ref: Any,
+        v_ref: Any,
+        carry: Parts,
+    ) -> Parts:
+        """Adds keys to the weighted sum [rows, h], the largest scores and the sums of weights."""
+        out, top, total = carry
+        at = (self.sequence, self.head, pl.ds(index * _KEYS, _KEYS), slice(None))
+        k = _load(k_ref.at[at], valid[:, None])
+        v = _load(v_ref.at[at], valid[:, None])
+        score = _product(self.q, k, 1) * self.kernel.scale
+        if self.kernel.cap is not None:
+            score = softcap(score, self.kernel.cap)
+        new_top = jnp.maximum(top, jnp.max(jnp.where(seen, score, _NOTHING), axis=1))
+        weights = jnp.where(seen, jnp.exp(score - new_top[:, None]), 0.0)
+        shrink = jnp.exp(top - new_top)
+        out = out * shrink[:, None] + _product(weights.astype(v.dtype), v, 0)
+        return out, new_top, total * shrink + jnp.sum(weights, axis=1)
+
+    def store(self, ref: Any, value: jax.Array, *split: jax.Array) -> None:
+        """Writes the rows' results, [rows] or [rows, h], of one split if there are several."""
+        from jax.experimental.pallas import triton
+
+        inside = self.inside if value.ndim == 1 else self.inside[:, None]
+        rest = (slice(None),) * (value.ndim - 1)
+        at = ref.at[(*split, self.sequence, self.head, self.rows, *rest)]
+        triton.store(at, value.astype(ref.dtype), mask=inside)
+
+
+def _load(ref: Any, mask: jax.Array, other: int = 0) -> jax.Array:
+    """Reads where the mask is set, elsewhere gives `other`."""
+    from jax.experimental.pallas import triton
+
+    return triton.load(ref, mask=jnp.broadcast_to(mask, ref.shape), other=other)
+
+
+def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+    """Sums over the last axis of a and an axis of b, in float32."""
+    # Triton has no product of bfloat16 numbers with a higher precision, which callers may ask for.
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    dimensions = (((1,), (axis,)), ((), ()))
+    return jax.lax.dot_general(
+        a, b, dimensions, precision=precision, preferred_element_type=jnp.float32
+    )

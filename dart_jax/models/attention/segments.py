@@ -1,0 +1,86 @@
+"""What attention reads: queries, keys and values stored in several arrays, and who sees what.
+
+Axis letters: B batch, T new rows, S keys, H query heads, K key/value heads, G = H / K query heads
+per key/value head, h head dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.models.cache import length_mask
+
+
+class Segment(NamedTuple):
+    """Keys and values from one array, with the queries that attend to them.
+
+    Attributes:
+      q: queries [B, H, T, h].
+      k: keys [B, K, S, h].
+      v: values [B, K, S, h].
+      mask: bool, broadcastable to [B, T, S]; true where a row sees a key.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    mask: jax.Array
+
+
+class Prefix(NamedTuple):
+    """Cached rows that come before all new rows; row s is at position s.
+
+    Attributes:
+      k: keys [B, K, S, h].
+      v: values [B, K, S, h].
+      length: int32 [B], valid rows; every new row sees those from its `first` on.
+      first: int32 [B, T], the first row that each new row sees, with a sliding window; None if
+        they see all.
+    """
+
+    k: jax.Array
+    v: jax.Array
+    length: jax.Array
+    first: jax.Array | None = None
+
+    @property
+    def mask(self) -> jax.Array:
+        """Bool [B, 1 or T, S]: which rows are seen."""
+        valid = length_mask(self.k.shape[2], self.length)
+        if self.first is None:
+            return valid
+        at = jnp.arange(self.k.shape[2], dtype=jnp.int32)[None, None]
+        return valid & (at >= self.first[:, :, None])
+
+
+class Scoring(NamedTuple):
+    """How scores are computed from products of queries and keys.
+
+    Attributes:
+      scale: factor on the products; None for h ** -0.5.
+      cap: softcap: scores become cap * tanh(score / cap), before masking; None for none.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+
+    def factor(self, head_dim: int) -> float:
+        """The factor on the products for heads of this size."""
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+
+PLAIN = Scoring()
+
+
+def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[B, T, heads * h] -> [B, heads, T, h]."""
+    b, t, _ = x.shape
+    return x.reshape(b, t, heads, -1).swapaxes(1, 2)
+
+
+def softcap(x: jax.Array, cap: float) -> jax.Array:
+    """Bounds values smoothly to -cap .. cap: cap * tanh(x / cap), same shape and dtype."""
+    return jnp.tanh(x / cap) * cap
