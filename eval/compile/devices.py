@@ -108,9 +108,8 @@ def compile_only(name: str) -> Any:
     if accelerator.platform == "cuda":
         options = {"target_config": _target_config(accelerator), "topology": "1x1x1"}
     else:
-        # There is no metadata server to ask.
-        for name, value in (("SKIP_MDS_QUERY", "1"), ("WORKER_HOSTNAMES", "localhost")):
-            os.environ.setdefault(f"TPU_{name}", value)
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no metadata server to ask
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-4")
         options = {"topology_name": accelerator.topology}
     try:

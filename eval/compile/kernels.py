@@ -26,12 +26,10 @@ _HOST = re.compile("callback|infeed|outfeed|send|recv", re.IGNORECASE)
 _PRODUCT = re.compile("gemm|matmul|cublas|cudnn\\$conv|dot|convolution", re.IGNORECASE)
 # Parts of an operation's name that no named scope of the source gave it.
 _NOISE = re.compile(
-    r"jit\(.*\)|while|body|cond|branch_\d+_fun|closed_call|eval_jaxpr|checkpoint|.*->.*"
+    r"jit\(.*\)|while|body|cond|branch_\d+_fun|closed_call|eval_jaxpr|checkpoint|.*->.*|(?:vmap\()+\)+"
 )
 _OF_COMPILER = {"constant", "parameter", "broadcast", "iota", "tuple", "bitcast"}
-
-# Whether a value is an argument of the program, or a view of one; of a tuple, its elements.
-_Owned = bool | tuple["_Owned", ...]
+_OF_COMPILER |= {"get-tuple-element", "while"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Kernel:
     Attributes:
       name: the instruction's.
       kind: product, sort, top-k, copy, prefetch (a copy to or from a TPU's vector memory), host (a
-        transfer or callback), fusion, custom call, or the opcode of another.
+        transfer or callback), fusion, custom (a call), or the opcode of another.
       times: how often it runs.
       launches: how many kernels a run is: more than one for long sorts.
       in_loop: whether a loop runs it.
@@ -87,7 +85,23 @@ def kernels(module: Module, launches: Mapping[str, int] | None = None) -> list[K
       module: the module.
       launches: instruction -> the kernels that it launches; None for one each.
     """
-    return list(_Walk(module, launches).computation(module.entry, 1, False, [True]))
+    return list(_Walk(module, launches).computation(module.entry, 1, False, None))
+
+
+class _Value(NamedTuple):
+    """What is known of a value.
+
+    Attributes:
+      argument: whether it is an argument of the program, or a view of one.
+      path: the scopes that it comes from.
+      source: file and line.
+      parts: of a tuple, its elements.
+    """
+
+    argument: bool = False
+    path: str = ""
+    source: str = ""
+    parts: tuple[_Value, ...] = ()
 
 
 class _Output(NamedTuple):
@@ -104,48 +118,52 @@ class _Walk:
     launches: Mapping[str, int] | None
 
     def computation(
-        self, name: str, times: int, in_loop: bool, arguments: Sequence[_Owned]
+        self, name: str, times: int, in_loop: bool, passed: Sequence[_Value] | None
     ) -> Iterator[Kernel]:
-        """Kernels of a computation. `arguments`: which parameters are the program's own arguments;
-        the last stands for all after it."""
-        own: dict[str, _Owned] = {}
-        places: dict[str, tuple[str, str]] = {}  # where instructions come from
+        """Kernels of a computation. `passed`: its parameters; None for the program's arguments."""
+        values: dict[str, _Value] = {}
         for each in self.module.computations.get(name, []):
-            passed = [own.get(operand, False) for operand in each.operands]
-            place = self._place(each)
-            if place is None:  # the compiler added it: it belongs to what it reads
-                known = (places[operand] for operand in each.operands if operand in places)
-                place = next(filter(any, known), ("", ""))
-                inside = self._inside(each)
-                added = next((x.opcode for x in inside if x.root), each.opcode)
-                path = "/".join(filter(None, (place[0], added)))
-                place, places[each.name] = (path, place[1]), place
-            else:
-                places[each.name] = place
-            if each.opcode == "parameter":
-                own[each.name] = arguments[min(each.number, len(arguments) - 1)]
-            elif each.opcode == "bitcast":
-                own[each.name] = passed[0]
-            elif each.opcode == "tuple":
-                own[each.name] = tuple(passed)
-            elif each.opcode == "get-tuple-element":
-                own[each.name] = _element(passed[0], each.index)
-            elif each.opcode == "while":
-                own[each.name] = passed[0]
+            operands = [values[operand] for operand in each.operands]
+            values[each.name] = value = self._value(each, operands, passed)
+            if each.opcode == "while":
                 for part in (each.attribute("condition"), each.called):
-                    yield from self.computation(part, times * each.trips, True, passed)
+                    yield from self.computation(part, times * each.trips, True, operands)
             elif each.opcode == "conditional":
-                for branch, owned in zip(each.branches, passed[1:], strict=False):
-                    yield from self.computation(branch, times, in_loop, [owned])
+                for branch, operand in zip(each.branches, operands[1:], strict=False):
+                    yield from self.computation(branch, times, in_loop, [operand])
             elif each.opcode in ("call", "async-start") and self._computed(each):
-                yield from self.computation(each.called, times, in_loop, passed)
-            elif each.opcode not in _FREE and each.attribute("custom_call_target") not in (
-                _FREE_CALLS
+                yield from self.computation(each.called, times, in_loop, operands)
+            elif each.opcode not in _FREE and (
+                each.attribute("custom_call_target") not in _FREE_CALLS
             ):
                 outputs = self._outputs(name, each)
-                owned = tuple(_all(own.get(output.updated, False)) for output in outputs)
-                own[each.name] = owned if each.shape.startswith("(") else all(owned)
-                yield self._kernel(name, each, times, in_loop, own, outputs, place)
+                kernel = self._kernel(name, each, values, outputs)
+                yield dataclasses.replace(kernel, times=times, in_loop=in_loop)
+                parts = tuple(
+                    value._replace(argument=bool(x.updated) and values[x.updated].argument)
+                    for x in outputs
+                )
+                is_tuple = each.shape.startswith("(") or not parts
+                values[each.name] = value._replace(parts=parts) if is_tuple else parts[0]
+
+    def _value(
+        self, each: Instruction, operands: Sequence[_Value], passed: Sequence[_Value] | None
+    ) -> _Value:
+        first = operands[0] if operands else _Value()
+        if each.opcode == "parameter":
+            argument = _Value(True, _argument(each.attribute("op_name")))
+            return argument if passed is None else passed[each.number]
+        if each.opcode in ("bitcast", "while"):
+            return first
+        if each.opcode == "get-tuple-element":
+            return first.parts[each.index] if each.index < len(first.parts) else _Value()
+        # What the compiler added belongs to what it reads.
+        path, source = self._place(each) or next(
+            ((x.path, x.source) for x in operands if x.path), ("", "")
+        )
+        if each.opcode == "tuple":
+            return _Value(all(x.argument for x in operands), path, source, tuple(operands))
+        return _Value(False, path, source)
 
     def _computed(self, each: Instruction) -> list[Instruction]:
         return self.module.computations.get(each.called, [])
@@ -157,43 +175,46 @@ class _Walk:
         self,
         computation: str,
         each: Instruction,
-        times: int,
-        in_loop: bool,
-        own: Mapping[str, _Owned],
+        values: Mapping[str, _Value],
         outputs: Sequence[_Output],
-        place: tuple[str, str],
     ) -> Kernel:
+        """A kernel that runs once."""
         reads = self._reads(computation, each)
-        written = sum(output.written for output in outputs)
-        arguments = sum(size for name, size in reads.items() if _all(own.get(name, False)))
         read = sum(reads.values())
+        written = sum(output.written for output in outputs)
+        arguments = sum(size for name, size in reads.items() if values[name].argument)
         if each.estimate is not None:
             written = min(written, each.estimate)
             read = each.estimate - written
             arguments = min(arguments, read)
+        value = values[each.name]
+        path = value.path
+        if self._place(each) is None:  # it is named after what it reads
+            added = next((x.opcode for x in self._inside(each) if x.root), each.opcode)
+            path = f"{path}/{added}".lstrip("/")
         inside = self._inside(each)
         kind = self._kind(computation, each, inside)
         reduces = kind == "product" or any(x.opcode == "reduce" for x in inside)
         return Kernel(
             name=each.name,
             kind=kind,
-            times=times,
+            times=1,
             launches=1 if self.launches is None else self.launches.get(each.name, 0),
-            in_loop=in_loop,
+            in_loop=False,
             read=read,
             written=written,
             arguments=arguments,
-            copied=() if reduces else self._copied(computation, reads, own, outputs),
+            copied=() if reduces else self._copied(computation, reads, values, outputs),
             sorted=max((_sorted_entries(x) for x in (each, *inside)), default=0),
-            path=place[0],
-            source=place[1],
+            path=path,
+            source=value.source,
         )
 
     def _copied(
         self,
         computation: str,
         reads: Mapping[str, int],
-        own: Mapping[str, _Owned],
+        values: Mapping[str, _Value],
         outputs: Sequence[_Output],
     ) -> tuple[Array, ...]:
         known = self.module.named[computation]
@@ -201,7 +222,7 @@ class _Walk:
         read = (
             array
             for name, size in reads.items()
-            if own.get(name, False) is True
+            if values[name].argument
             for array in arrays(known[name].shape)
             if size >= array.size > 0
         )
@@ -210,10 +231,7 @@ class _Walk:
 
     def _place(self, each: Instruction) -> tuple[str, str] | None:
         """Scopes and source of an instruction; of a fusion that the compiler named, those of what
-        it computes last in the innermost scope. Of an argument, its name. None if it comes from no
-        place in the source."""
-        if each.opcode == "parameter":
-            return _argument(each.attribute("op_name")), ""
+        it computes last in the innermost scope. None if it comes from no place in the source."""
         named = [x for x in (each, *reversed(self._inside(each))) if x.attribute("op_name")]
         named = [x for x in named if x.opcode not in _OF_COMPILER]
         if not named:
@@ -243,7 +261,7 @@ class _Walk:
             source = self.module.named[computation][each.operands[0]]
             ends = arrays(source.shape)[:1] + arrays(each.shape)[:1]
             return "prefetch" if any(end.on_chip for end in ends) else "copy"
-        return "custom call" if each.opcode == "custom-call" else each.opcode
+        return "custom" if each.opcode == "custom-call" else each.opcode
 
     def _reads(self, computation: str, each: Instruction) -> dict[str, int]:
         """Operand -> bytes read."""
@@ -285,16 +303,6 @@ class _Walk:
         if inside := self._inside(each):
             return _outputs_of_fusion(each, inside, results)
         return [_Output(array, array.size) for array in results]
-
-
-def _element(owned: _Owned, index: int) -> _Owned:
-    if isinstance(owned, tuple):
-        return owned[index] if index < len(owned) else False
-    return owned
-
-
-def _all(owned: _Owned) -> bool:
-    return all(map(_all, owned)) if isinstance(owned, tuple) else owned
 
 
 def _outputs_of_fusion(
@@ -346,7 +354,8 @@ def _sorted_entries(each: Instruction) -> int:
 def _argument(name: str) -> str:
     """Name of an argument: of params['target']['layers'][3], for instance, target/layer_3."""
     path = re.sub(r"\W+", "/", name.removeprefix("params")).strip("/")
-    return re.sub(r"\b(?:layers|target_cache)/(\d+)\b", r"layer_\1", path)
+    path = re.sub(r"\btarget_cache/(\d+)\b", r"target_cache/layer_\1", path)
+    return re.sub(r"\blayers/(\d+)\b", r"layer_\1", path)
 
 
 def _scopes(name: str) -> str:

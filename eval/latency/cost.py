@@ -190,8 +190,10 @@ class CostModel:
         trees = 3 * _INT * (nodes + 1)
 
         keys, heads = 2 * size * row, 2 * d.head_dim * d.num_attention_heads
-        products = path * (projection + keys) + (layer - keys) + head + heads * (self.context + path)
-        drafted = sum(level * width for level in range(1, later + 1))  # keys of drafted rows
+        products = (
+            path * (projection + keys) + (layer - keys) + head + heads * (self.context + path)
+        )
+        drafted = later * (later + 1) // 2  # a row sees itself and the drafted rows before it
         products += later * width * (layer + head + heads * (self.context + path))
         products += width * heads * drafted
         verified = self._verified(nodes + 1, path)
@@ -200,9 +202,7 @@ class CostModel:
 
     def plain(self) -> Cost:
         """Returns the cost of a plain step: one row, whose keys and values are cached."""
-        verify = self.verify(1)
-        intermediate = self.batch * (_FLOAT * self.target.vocab_size + self.features)
-        return Cost(verify.bytes - intermediate, verify.operations)
+        return self._verified(1, 1)
 
 
 def _layer_of(drafter: DraftLayerConfig) -> int:
