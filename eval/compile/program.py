@@ -39,8 +39,12 @@ from eval.compile.report import details, launches, traffic
 from eval.compile.summary import Summary, summarise
 from eval.latency.shapes import target_of
 
-# Tiles of matrix products by XLA's model of costs, where no device can time them.
-_XLA_FLAGS = "--xla_gpu_experimental_cost_model_gemm_tiling_default=true"
+# Tiles of matrix products by XLA's model of costs, where no device can time them; without sums that
+# are split among blocks, which that model chooses nearly always and adds up in another kernel.
+_XLA_FLAGS = (
+    "--xla_gpu_experimental_cost_model_gemm_tiling_default=true "
+    "--xla_gpu_experimental_force_split_k=1"
+)
 
 
 @dataclasses.dataclass(frozen=True)
