@@ -7,7 +7,7 @@ import functools
 import html
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from dart_jax.generation import GenerationConfig
 from dart_jax.generation.text_generator import TextGenerator
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.execution import Execution
 from dart_jax.models.target import untie
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ class DartModel(TextGenerator):
       ngram: n-gram model of the tree search; None searches with only the DART drafter's scores.
       tokenizer: the target's.
       eos: all end-of-sequence ids of the target's generation config.
+      execution: how the models are computed.
     """
 
     target: TargetConfig
@@ -68,6 +70,7 @@ class DartModel(TextGenerator):
     ngram: NgramModel | None
     tokenizer: Tokenizer
     eos: tuple[int, ...]
+    execution: Execution = dataclasses.field(default_factory=Execution.here)
 
     def __repr__(self) -> str:
         return f"DartModel({', '.join(f'{name}: {what}' for name, what in self._parts().items())})"
@@ -120,6 +123,7 @@ class DartModel(TextGenerator):
         ngram: PathLike | None = None,
         *,
         dtype: DTypeLike = "auto",
+        attention: Literal["auto", "dense", "triton"] = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -136,6 +140,8 @@ class DartModel(TextGenerator):
           ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
           dtype: of weights and activations; "auto" is float32 on CPU, otherwise bfloat16.
+          attention: what computes attention to the cache: "triton", a kernel for NVIDIA GPUs from
+            the A100 on, or "dense", plain JAX; "auto" is the platform's best.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 
@@ -144,7 +150,7 @@ class DartModel(TextGenerator):
         """
         enable_compilation_cache()
         on_cpu = jax.default_backend() == "cpu"
-        kind = weights_dtype(dtype)
+        kind, execution = weights_dtype(dtype), Execution.here(attention)
         # Read the small files first, so that mismatched parts are reported before the weights are
         # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
@@ -167,9 +173,10 @@ class DartModel(TextGenerator):
         config, target_params = load_target(directory, kind)
         if on_cpu:
             config, target_params = untie(config, target_params)
-        params: DecodeParams = {"target": target_params}
+        params: DecodeParams = {"target": execution.prepare(target_params)}
         drafting = None if ngram_model is None else NgramConfig()
-        model = cls(config, drafting, params, ngram_model, tokenizer, load_eos(directory))
+        eos = load_eos(directory)
+        model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution)
         if drafter_path is None or draft_config is None:
             return model
         return model._with_loaded(drafter_path, draft_config, kind)
@@ -213,6 +220,7 @@ class DartModel(TextGenerator):
             embedding = params["target"]["embed_tokens"]
             _, params["drafter"], ids = load_drafter(path, dtype, embedding)
             params["draft_ids"] = jnp.asarray(ids)
+        params["drafter"] = self.execution.prepare(params["drafter"])
         return dataclasses.replace(self, drafter=config, params=params)
 
     @classmethod

@@ -30,6 +30,7 @@ from dart_jax.generation.results import Completion
 from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.generation.transformers_options import return_sequences
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.execution import Execution
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -47,6 +48,7 @@ class TextGenerator:
       ngram: n-gram model of the tree search, if any.
       tokenizer: the target's.
       eos: ids that end a text.
+      execution: how the models are computed.
     """
 
     target: TargetConfig
@@ -55,6 +57,7 @@ class TextGenerator:
     ngram: NgramModel | None
     tokenizer: Tokenizer
     eos: tuple[int, ...]
+    execution: Execution
 
     @overload
     def generate(
@@ -275,7 +278,7 @@ class TextGenerator:
         if nodes and self.drafter is None:
             raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
         drafter = self.drafter if nodes else None
-        config = DecodeConfig(self.target, drafter, nodes, logits=logits)
+        config = DecodeConfig(self.target, drafter, nodes, logits=logits, execution=self.execution)
         pruner = None
         if config.searches:
             if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):

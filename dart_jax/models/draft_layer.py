@@ -36,11 +36,17 @@ class Layer(nnx.Module):
         self.kernel = execution.attention
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = Linear(width, self.heads * h, dtype=dtype, rngs=rngs)
-        self.k_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
-        self.v_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
+        self.fused = execution.fused
+        if self.fused:
+            self.kv_proj = Linear(width, 2 * self.kv_heads * h, dtype=dtype, rngs=rngs)
+        else:
+            self.k_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
+            self.v_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
         self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs)
         self.post_attention_layernorm = RMSNorm(d, config.rms_norm_eps, dtype=dtype)
-        self.mlp = GatedMLP(d, config.intermediate_size, dtype=dtype, rngs=rngs)
+        self.mlp = GatedMLP(
+            d, config.intermediate_size, dtype=dtype, rngs=rngs, fused=execution.fused
+        )
 
     def queries(self, inputs: jax.Array) -> jax.Array:
         """Queries [B, H, T, h] of inputs [B, T, C], before rotation."""
@@ -48,10 +54,11 @@ class Layer(nnx.Module):
 
     def keys(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys before rotation, and values, of inputs [B, T, C]: each [B, K, T, h]."""
-        return (
-            split_heads(self.k_proj(inputs), self.kv_heads),
-            split_heads(self.v_proj(inputs), self.kv_heads),
-        )
+        if self.fused:
+            k, v = jnp.split(self.kv_proj(inputs), 2, axis=-1)
+        else:
+            k, v = self.k_proj(inputs), self.v_proj(inputs)
+        return split_heads(k, self.kv_heads), split_heads(v, self.kv_heads)
 
     def finish(
         self, residual: jax.Array, segments: Sequence[Segment], prefix: Prefix | None = None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 
+from dart_jax.errors import UserError
 from dart_jax.models.attention import flash
 from dart_jax.models.attention.attend import AttentionKernel
+from dart_jax.models.fusion import fuse
+from dart_jax.models.layers import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,21 +24,40 @@ class Execution:
         product of a single bfloat16 row on a GPU as multiplications that are rounded, written to
         memory and then summed; with 8 rows it is a matrix product, as in the verification of a
         tree.
+      fused: whether the projections of a loaded model are joined (see `fusion.fuse`).
     """
 
     attention: AttentionKernel = "dense"
     least_rows: int = 1
+    fused: bool = False
 
     @classmethod
     def of_gpu(cls, compute_capability: float) -> Execution:
         """For an NVIDIA GPU; Triton's kernels need compute capability 8, an A100's, or higher."""
         usable = compute_capability >= 8 and flash.available()
-        return cls("triton" if usable else "dense", least_rows=8)
+        return cls("triton" if usable else "dense", least_rows=8, fused=True)
 
     @classmethod
-    def here(cls) -> Execution:
-        """For this process's platform."""
-        device = jax.local_devices()[0]
+    def here(cls, attention: Literal["auto", "dense", "triton"] = "auto") -> Execution:
+        """For this process's platform.
+
+        Args:
+          attention: what computes attention to cached rows; `auto` is the platform's best.
+
+        Raises:
+          UserError: the platform does not have it.
+        """
+        device, best = jax.local_devices()[0], cls()
         if device.platform == "gpu" and "cuda" in getattr(device.client, "platform_version", ""):
-            return cls.of_gpu(float(device.compute_capability))
-        return cls()
+            best = cls.of_gpu(float(device.compute_capability))
+        if attention == "triton" and best.attention != "triton":
+            raise UserError(
+                "attention 'triton' needs an NVIDIA GPU of compute capability 8 or higher and a "
+                f"version of JAX with Pallas' Triton backend; this is {device.device_kind} with "
+                f"JAX {jax.__version__}; choose 'auto'"
+            )
+        return best if attention == "auto" else dataclasses.replace(best, attention=attention)
+
+    def prepare(self, params: Params) -> Params:
+        """Returns loaded parameters as they are used; consumes `params`."""
+        return fuse(params) if self.fused else params

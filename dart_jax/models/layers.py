@@ -66,7 +66,7 @@ class RMSNorm(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """The gated MLP: `down(activation(gate(x)) * up(x))`."""
+    """The gated MLP: `down(activation(gate(x)) * up(x))`; fused, gate and up are one product."""
 
     def __init__(
         self,
@@ -77,15 +77,23 @@ class GatedMLP(nnx.Module):
         rngs: nnx.Rngs,
         bias: bool = False,
         activation: str = "silu",
+        fused: bool = False,
     ):
-        self.gate_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
-        self.up_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
+        self.fused = fused
+        if fused:
+            self.gate_up_proj = Linear(d, 2 * hidden, dtype=dtype, rngs=rngs, bias=bias)
+        else:
+            self.gate_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
+            self.up_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
         self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs, bias=bias)
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        gate = ACTIVATIONS[self.activation](self.gate_proj(x))
-        return self.down_proj(gate * self.up_proj(x))
+        if self.fused:
+            gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(ACTIVATIONS[self.activation](gate) * up)
 
 
 def _row(vector: jax.Array, x: jax.Array) -> jax.Array:

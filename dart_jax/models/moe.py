@@ -32,13 +32,21 @@ class MoE(nnx.Module):
     A shared expert, if there is one, sees every row; its output is weighted by a gate of its own.
     """
 
-    def __init__(self, d: int, config: MoEConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        d: int,
+        config: MoEConfig,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+        fused: bool = False,
+    ):
         self.config = config
         self.router = Linear(d, config.num_experts, dtype=dtype, rngs=rngs)
         self.experts = Experts(d, config, dtype=dtype, rngs=rngs)
         if config.shared_intermediate_size is not None:
             width = config.shared_intermediate_size
-            self.shared_expert = GatedMLP(d, width, dtype=dtype, rngs=rngs)
+            self.shared_expert = GatedMLP(d, width, dtype=dtype, rngs=rngs, fused=fused)
             self.shared_expert_gate = Linear(d, 1, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

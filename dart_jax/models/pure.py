@@ -6,6 +6,7 @@ milliseconds; so modules exist only while tracing.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -19,6 +20,7 @@ from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.eagle3 import Eagle3Drafter
 from dart_jax.models.execution import Execution
+from dart_jax.models.fusion import is_fused
 from dart_jax.models.layers import Params
 from dart_jax.models.target import Target
 
@@ -33,9 +35,10 @@ def _split(
     return nnx.split(nnx.eval_shape(lambda: module(config, execution, rngs=nnx.Rngs(0))))
 
 
-def abstract_params(config: TargetConfig | DraftLayerConfig) -> Params:
-    """Returns the nested dict of `jax.ShapeDtypeStruct` that the model's parameters must match."""
-    return nnx.to_pure_dict(_split(config)[1])
+def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False) -> Params:
+    """Returns the nested dict of `jax.ShapeDtypeStruct` that the model's parameters must match,
+    before or after `fusion.fuse`."""
+    return nnx.to_pure_dict(_split(config, Execution(fused=fused))[1])
 
 
 def init_params(
@@ -55,4 +58,5 @@ def bind(
     config: TargetConfig | DraftLayerConfig, params: Params, execution: Execution = Execution()
 ) -> Any:
     """Returns the module with these parameters; call this while tracing, never in a hot loop."""
+    execution = dataclasses.replace(execution, fused=is_fused(params))
     return nnx.merge(_split(config, execution)[0], params)

@@ -59,9 +59,14 @@ class Attention(nnx.Module):
         self.rope = config.layer_rope(layer)
         self.scoring = Scoring(config.attention_scale, config.attn_logit_softcapping)
         linear = partial(Linear, dtype=dtype, rngs=rngs)
-        self.q_proj = linear(d, self.heads * h, bias=config.attention_bias)
-        self.k_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
-        self.v_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
+        self.fused = execution.fused
+        if self.fused:
+            width = (self.heads + 2 * self.kv_heads) * h
+            self.qkv_proj = linear(d, width, bias=config.attention_bias)
+        else:
+            self.q_proj = linear(d, self.heads * h, bias=config.attention_bias)
+            self.k_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
+            self.v_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
         self.o_proj = linear(self.heads * h, d, bias=config.attention_out_bias)
         self.qk_norm = config.architecture.qk_norm
         if self.qk_norm:
@@ -72,18 +77,28 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        across = self.qk_norm == "all"
-        q = self.q_norm(self.q_proj(x)) if across else self.q_proj(x)
-        q = split_heads(q, self.heads)
-        k = self.k_norm(self.k_proj(x)) if across else self.k_proj(x)
-        k = split_heads(k, self.kv_heads)
+        q, k, v = self._project(x)
+        if self.qk_norm == "all":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = split_heads(q, self.heads), split_heads(k, self.kv_heads)
         if self.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope is not None:
             q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
-        v = split_heads(self.v_proj(x), self.kv_heads)
+        v = split_heads(v, self.kv_heads)
         attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.kernel)
         return self.o_proj(attended), (k, v)
+
+    def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values of rows [B, T, D]: [B, T, heads * h] each."""
+        if not self.fused:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        qkv = self.qkv_proj(x)
+        heads = self.heads + 2 * self.kv_heads
+        width = qkv.shape[-1] // heads
+        ends = (self.heads * width, (self.heads + self.kv_heads) * width)
+        q, k, v = jnp.split(qkv, ends, axis=-1)
+        return q, k, v
 
 
 class DecoderLayer(nnx.Module):
@@ -114,7 +129,7 @@ class DecoderLayer(nnx.Module):
         if self.norms != "before":
             self.post_feedforward_layernorm = _norm(config, d, dtype)
         if config.moe is not None and config.is_sparse(layer):
-            self.mlp = MoE(d, config.moe, dtype=dtype, rngs=rngs)
+            self.mlp = MoE(d, config.moe, dtype=dtype, rngs=rngs, fused=execution.fused)
         else:
             self.mlp = GatedMLP(
                 d,
@@ -123,6 +138,7 @@ class DecoderLayer(nnx.Module):
                 rngs=rngs,
                 bias=config.mlp_bias,
                 activation=config.hidden_act,
+                fused=execution.fused,
             )
 
     def __call__(

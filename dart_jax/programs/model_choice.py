@@ -28,6 +28,9 @@ class ModelChoice:
     """Search with the drafter only, without the demo model's n-gram model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
+    attention: Literal["auto", "dense", "triton"] = "auto"
+    """What computes attention to the cache: triton, a kernel for NVIDIA GPUs from the A100 on, or
+    dense, plain JAX; auto is the platform's best."""
     revision: str | None = None
     """Branch, tag or commit of the target's repository."""
 
@@ -51,5 +54,6 @@ class ModelChoice:
             self.part(self.drafter, "drafter"),
             self.ngram_model,
             dtype=self.dtype,
+            attention=self.attention,
             revision=self.revision,
         )

@@ -126,7 +126,7 @@ class Case:
         def weights(config: Any) -> Any:
             return jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(self.dtype)),
-                abstract_params(config),
+                abstract_params(config, self.execution.fused),
             )
 
         params = {"target": weights(self.config.target)}

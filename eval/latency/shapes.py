@@ -20,6 +20,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig
+from dart_jax.models.execution import Execution
 from dart_jax.models.layers import Params
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
@@ -121,7 +122,9 @@ def _count(config: TargetConfig | DraftLayerConfig) -> int:
 
 def random_params(config: TargetConfig | DrafterConfig, seed: int, dtype: Any) -> Params:
     """Returns random parameters, created on the device one by one; the scales of norms are 1."""
-    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(
+        abstract_params(config, Execution.here().fused)
+    )
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     params = [
         jnp.ones(leaf.shape, dtype)

@@ -96,7 +96,7 @@ def attend_flash(
     )(*(x for x in arguments if x is not None))
     if parts:
         top, total = parts
-        weight = jnp.exp(top - jnp.max(top, axis=0))
+        weight = jnp.exp(top - jnp.max(top, axis=0, keepdims=True))
         total = jnp.sum(weight * total, axis=0)
         out = jnp.sum(out * weight[..., None], axis=0) / total[..., None]
     out = out.reshape(b, kv_heads, t, groups, h).transpose(0, 2, 1, 3, 4)

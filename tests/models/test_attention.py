@@ -1,0 +1,192 @@
+"""The attention kernel in its interpreter against plain JAX, and what a platform chooses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import MAX_LENGTH, SEED
+from tiny_configs import TARGET, random_params
+
+from dart_jax.decoding.loop import generate_fused, generate_streaming
+from dart_jax.decoding.prompts import Options, Prompts
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.errors import UserError
+from dart_jax.models.attention.attend import attend
+from dart_jax.models.attention.dense import attend_dense
+from dart_jax.models.attention.flash import _Grid
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment
+from dart_jax.models.execution import Execution
+from dart_jax.models.fusion import fuse, is_fused
+from dart_jax.models.pure import abstract_params, bind
+
+GPU = Execution("interpret", least_rows=8, fused=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    batch: int
+    heads: int
+    kv_heads: int
+    rows: int
+    capacity: int
+    head_dim: int
+    window: int | None = None
+    cap: float | None = None
+    dtype: str = "float32"
+
+
+SHAPES = [
+    Shape(1, 8, 2, 5, 640, 64),  # several splits
+    Shape(1, 14, 2, 1, 1300, 32, window=700),  # seven heads to a key head, splits in a window
+    Shape(2, 4, 1, 9, 300, 128, cap=20.0),
+    Shape(2, 4, 4, 3, 200, 16, window=50),
+    Shape(3, 8, 2, 61, 70, 64, dtype="bfloat16"),  # several blocks of queries
+    Shape(1, 4, 2, 130, 64, 16),  # new keys of several blocks
+]
+
+
+def arrays(shape, seed):
+    rng = np.random.default_rng(seed)
+
+    def normal(*size):
+        return jnp.asarray(rng.standard_normal(size), shape.dtype)
+
+    s = shape
+    lengths = jnp.asarray(rng.integers(0, s.capacity + 1, s.batch), jnp.int32)
+    tree = np.tril(rng.random((s.batch, s.rows, s.rows)) < 0.5) | np.eye(s.rows, dtype=bool)
+    q = normal(s.batch, s.heads, s.rows, s.head_dim)
+    new = Segment(
+        q, *(normal(s.batch, s.kv_heads, s.rows, s.head_dim) for _ in "kv"), jnp.asarray(tree)
+    )
+    first = None
+    if s.window is not None:
+        depth = jnp.asarray(rng.integers(0, 4, (s.batch, s.rows)), jnp.int32)
+        first = jnp.maximum(lengths[:, None] + depth - s.window + 1, 0)
+    cached = (normal(s.batch, s.kv_heads, s.capacity, s.head_dim) for _ in "kv")
+    return new, Prefix(*cached, lengths, first)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernel_computes_what_plain_jax_does(shape):
+    scoring = Scoring(cap=shape.cap)
+    for seed in range(2):
+        new, prefix = arrays(shape, seed)
+        expected = attend([new], prefix, scoring)
+        got = attend([new], prefix, scoring, "interpret")
+        assert got.dtype == expected.dtype
+        tolerance = 2e-6 if shape.dtype == "float32" else 2e-2
+        got, expected = (np.asarray(x, np.float32) for x in (got, expected))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+
+
+def test_one_sequence_fills_the_gpu_and_many_are_not_split():
+    alone = _Grid.of(heads=8, rows=244, capacity=8192)
+    assert alone.splits > 1
+    assert 132 <= 8 * alone.row_blocks * alone.splits <= 264
+    assert _Grid.of(heads=8 * 32, rows=244, capacity=8192).splits == 1
+    assert _Grid.of(heads=8, rows=244, capacity=64).splits == 1
+
+
+def test_rows_beyond_a_sequence_are_never_read():
+    """Whatever they hold: the kernel's result does not even become NaN."""
+    new, prefix = arrays(SHAPES[2], 0)
+    beyond = ~prefix._replace(first=None).mask[:, :, :, None]
+    spoiled = prefix._replace(
+        k=jnp.where(beyond, jnp.nan, prefix.k), v=jnp.where(beyond, jnp.nan, prefix.v)
+    )
+    clean = attend([new], prefix, kernel="interpret")
+    np.testing.assert_array_equal(attend([new], spoiled, kernel="interpret"), clean)
+
+
+def test_several_segments_are_joined():
+    """EAGLE-3's rows see the newest real rows, the drafted rows and the cache."""
+    new, prefix = arrays(SHAPES[0], 0)
+    other, _ = arrays(SHAPES[0], 1)
+    one_row = other._replace(q=new.q, mask=jnp.ones((1, 1, 5), bool))
+    expected = attend([one_row, new], prefix)
+    got = attend([one_row, new], prefix, kernel="interpret")
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("head_dim", [8, 80, 512])
+def test_other_head_sizes_are_left_to_plain_jax(head_dim):
+    new, prefix = arrays(dataclasses.replace(SHAPES[0], head_dim=head_dim), 0)
+    got = attend([new], prefix, kernel="interpret")
+    np.testing.assert_array_equal(got, attend([new], prefix))
+
+
+def test_a_prefix_is_a_masked_segment():
+    new, prefix = arrays(SHAPES[1], 0)
+    at = np.arange(1300)
+    assert prefix.first is not None
+    seen = (at < prefix.length[0]) & (at >= np.asarray(prefix.first)[0, 0])
+    segment = Segment(new.q, prefix.k, prefix.v, jnp.asarray(seen[None, None]))
+    np.testing.assert_array_equal(attend([new], prefix), attend_dense([segment, new]))
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("method", ["dart", "plain", "eagle3"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["T0", "T0.8"])
+def test_a_gpus_way_emits_the_same_tokens(models, method, sampling):
+    """The kernel, joined projections and at least 8 rows, from the prefill to the end."""
+    rows = [tokens[:n] for tokens, n in zip(models.of_prompts("prompt"), (8, 1), strict=False)]
+    prompts = Prompts.pad(rows, 20, MAX_LENGTH, models.target.vocab_size)
+    params = models.eagle_params if method == "eagle3" else models.params
+    drafter = {"dart": models.drafter, "plain": None, "eagle3": models.eagle}[method]
+    config = DecodeConfig(
+        models.target, drafter, 0 if drafter is None else 8, execution=Execution()
+    )
+    pruner = Pruner(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
+    options = Options(sampling, seed=SEED)
+    expected = generate_streaming(config, params, pruner, prompts, options)
+    fused = {
+        name: fuse(copied(value)) if isinstance(value, dict) else value
+        for name, value in params.items()
+    }
+    on_gpu = dataclasses.replace(config, execution=GPU)
+    for generate in (generate_streaming, generate_fused):
+        got = generate(on_gpu, fused, pruner, prompts, options)
+        for ours, theirs in zip(got.tokens, expected.tokens, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(got.steps, expected.steps)
+
+
+def copied(params):
+    """A copy of nested dicts; `fuse` consumes its argument."""
+    return {k: copied(v) if isinstance(v, dict) else v for k, v in params.items()}
+
+
+def test_joined_projections_compute_the_same():
+    params = random_params(TARGET, 0)
+    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
+    at = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32)[None], (2, 6))
+    mask = jnp.tril(jnp.ones((1, 6, 6), bool))
+
+    @jax.jit
+    def run(params):
+        return bind(TARGET, params)(tokens, at, mask).hidden
+
+    expected = run(params)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert not is_fused(params)
+    fused = fuse(params)
+    assert is_fused(fused)
+    assert "q_proj" not in params["layers"][0]["self_attn"]  # memory was given back
+    assert jax.tree.map(jnp.shape, fused) == jax.tree.map(
+        lambda x: x.shape, abstract_params(TARGET, fused=True)
+    )
+    assert sum(leaf.size for leaf in jax.tree.leaves(fused)) == size
+    np.testing.assert_allclose(run(fused), expected, rtol=0, atol=1e-5)
+
+
+def test_what_a_platform_chooses():
+    assert Execution.here() == Execution("dense", least_rows=1, fused=False)  # this CPU
+    assert Execution.of_gpu(8.0) == Execution("triton", least_rows=8, fused=True)
+    assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
+    assert Execution.here("dense") == Execution()
+    with pytest.raises(UserError, match="needs an NVIDIA GPU"):
+        Execution.here("triton")
