@@ -18,6 +18,7 @@ from dart_jax.decoding.step import prefill, step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.execution import Execution
 from dart_jax.models.pure import abstract_params
+from eval.compile.hlo import Array
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
 
@@ -88,12 +89,11 @@ class Case:
         return loop._run.lower(config, True, self.context, params, state, packed, handle)
 
     @functools.cached_property
-    def caches(self) -> frozenset[tuple[str, int]]:
-        """dtype, as XLA prints it, and number of elements of every array with the rows of all
-        cached tokens."""
+    def caches(self) -> frozenset[Array]:
+        """The shapes of the arrays that hold rows of all cached tokens."""
         state, _ = self._prefilled
         return frozenset(
-            (_XLA_NAMES[x.dtype.name], x.size)
+            Array(_XLA_NAMES[x.dtype.name], x.shape)
             for x in jax.tree.leaves((state.target_cache, state.draft_state))
             if x.ndim > 2 and self.capacity in x.shape
         )

@@ -191,11 +191,11 @@ def compile_lowered(
     options: dict[str, Any] = {}
     if accelerator.platform == "cuda":
         options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
+        # Tiles of matrix products by XLA's model of costs, where no device can time them; without
+        # sums that are split among blocks, which that model chooses nearly always and adds up in
+        # another kernel.
+        options["xla_gpu_experimental_force_split_k"] = 1
         if jax.__version_info__ >= (0, 11):
-            # Tiles of matrix products by XLA's model of costs, where no device can time them;
-            # without sums that are split among blocks, which that model chooses nearly always and
-            # adds up in another kernel.
             options["xla_gpu_experimental_cost_model_gemm_tiling_default"] = True
-            options["xla_gpu_experimental_force_split_k"] = 1
     lowered._lowering.compile_args["host_callbacks"] = ()  # type: ignore[attr-defined]
     return lowered.compile(options)

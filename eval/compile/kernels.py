@@ -92,13 +92,13 @@ class _Value(NamedTuple):
     """What is known of a value.
 
     Attributes:
-      argument: whether it is an argument of the program, or a view of one.
+      argument: the program's argument that it is, or is a view of.
       path: the scopes that it comes from.
       source: file and line.
       parts: of a tuple, its elements.
     """
 
-    argument: bool = False
+    argument: Array | None = None
     path: str = ""
     source: str = ""
     parts: tuple[_Value, ...] = ()
@@ -140,7 +140,7 @@ class _Walk:
                 kernel = self._kernel(name, each, values, outputs)
                 yield dataclasses.replace(kernel, times=times, in_loop=in_loop)
                 parts = tuple(
-                    value._replace(argument=bool(x.updated) and values[x.updated].argument)
+                    value._replace(argument=values[x.updated].argument if x.updated else None)
                     for x in outputs
                 )
                 is_tuple = each.shape.startswith("(") or not parts
@@ -151,8 +151,11 @@ class _Walk:
     ) -> _Value:
         first = operands[0] if operands else _Value()
         if each.opcode == "parameter":
-            argument = _Value(True, _argument(each.attribute("op_name")))
-            return argument if passed is None else passed[each.number]
+            if passed is not None:
+                return passed[each.number]
+            return _Value(
+                next(iter(arrays(each.shape)), None), _argument(each.attribute("op_name"))
+            )
         if each.opcode in ("bitcast", "while"):
             return first
         if each.opcode == "get-tuple-element":
@@ -162,8 +165,8 @@ class _Walk:
             ((x.path, x.source) for x in operands if x.path), ("", "")
         )
         if each.opcode == "tuple":
-            return _Value(all(x.argument for x in operands), path, source, tuple(operands))
-        return _Value(False, path, source)
+            return _Value(None, path, source, tuple(operands))
+        return _Value(None, path, source)
 
     def _computed(self, each: Instruction) -> list[Instruction]:
         return self.module.computations.get(each.called, [])
@@ -220,11 +223,9 @@ class _Walk:
         known = self.module.named[computation]
         written = {x.array.count for x in outputs if not x.updated and not x.array.on_chip}
         read = (
-            array
+            argument
             for name, size in reads.items()
-            if values[name].argument
-            for array in arrays(known[name].shape)
-            if size >= array.size > 0
+            if (argument := values[name].argument) and size >= known[name].size > 0
         )
         # Padding makes a copy longer.
         return tuple(x for x in read if any(x.count <= count < 2 * x.count for count in written))

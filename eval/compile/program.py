@@ -145,11 +145,12 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
         jax.clear_caches()
         if config.details:
             console.print(details(summary, config.details).table())
-            if line := outside_graphs(summary):
-                console.print(line, highlight=False)
     tables = [table(summaries, accelerator) for table in (traffic, launches, care)]
     for table in tables:
         console.print(table.table())
+    for summary in summaries:
+        if line := outside_graphs(summary):
+            console.print(line, highlight=False)
     if config.json:
         content = {
             "environment": environment(),

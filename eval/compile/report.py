@@ -12,15 +12,15 @@ from eval.compile.summary import Summary
 from eval.latency.report import Grid
 
 _TRAFFIC = (
-    "GB: read and written, if no cache kept them; needed: weights, used rows of the caches, "
-    "results; ratio: GB over needed; ms: GB at the memory's rate; temp, peak: MB of temporary "
-    "memory, and of all memory in use at once"
+    "moved: read and written, if no cache kept them; needed: weights, used rows of the caches, "
+    "results; ratio: moved over needed; ms: moved at the memory's rate; temp, peak: MB of "
+    "temporary memory, and of all memory in use at once"
 )
 _LAUNCHES = (
-    "layer: kernels in a layer of the target; / layers: all kernels over the number of layers; "
-    "s: to compile"
+    "layer: kernels in a layer of the target, the median; mean: all kernels over the number of "
+    "layers; s: to compile"
 )
-_GRAPHS = "; graphs: CUDA graphs, and how many of the kernels are inside and outside of them"
+_GRAPHS = "; graphs: CUDA graphs, and how many of the kernels are inside"
 _CARE = (
     "sort: entries in the longest row that is sorted; copies: MB; caches: copied, and updated not "
     "in place; in place: arguments; host: transfers and callbacks in loops, and outside of them"
@@ -32,9 +32,11 @@ _NAMED = 5  # kernels outside of CUDA graphs
 
 def traffic(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     """What each program moves through the device's memory."""
+    large = max((x.moved for x in summaries), default=0) >= 1e9
+    name, unit = ("GB", 1e9) if large else ("MB", 1e6)
     columns: dict[str, Callable[[Summary], str]] = {
-        "GB": lambda x: f"{x.moved / 1e9:.2f}",
-        "needed": lambda x: "-" if x.least is None else f"{x.least.bytes / 1e9:.2f}",
+        f"{name} moved": lambda x: f"{x.moved / unit:.2f}",
+        "needed": lambda x: "-" if x.least is None else f"{x.least.bytes / unit:.2f}",
         "ratio": lambda x: "-" if x.ratio is None else f"{x.ratio:.2f}",
         "ms": lambda x: f"{1e3 * x.moved / accelerator.bandwidth:.2f}",
         "temp": lambda x: f"{x.temporary / 1e6:,.0f}",
@@ -48,14 +50,13 @@ def launches(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     columns: dict[str, Callable[[Summary], str]] = {
         "kernels": lambda x: f"{x.launches:,}",
         "layer": lambda x: f"{x.of_a_layer:g}",
-        "/ layers": lambda x: f"{x.per_layer:.1f}",
+        "mean": lambda x: f"{x.per_layer:.1f}",
     }
     on_gpu = any(x.graphs for x in summaries)
     if on_gpu:
         columns |= {
             "graphs": lambda x: "-" if x.graphs is None else f"{x.graphs.count}",
             "inside": lambda x: "-" if x.in_graphs is None else f"{x.in_graphs:,}",
-            "outside": lambda x: f"{x.launches - (x.in_graphs or 0):,}" if x.graphs else "-",
         }
     columns["s"] = lambda x: f"{x.seconds:.0f}"
     caption = _LAUNCHES + _GRAPHS * on_gpu
@@ -116,7 +117,9 @@ def outside_graphs(summary: Summary) -> str:
     found = [f"{x.path or x.name} ({x.source or x.kind})" for x in summary.outside_graphs]
     more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
     names = ", ".join(found[:_NAMED] + more)
-    return f"outside of CUDA graphs: {names}" if found else ""
+    count = summary.launches - (summary.in_graphs or 0)
+    program = f"{summary.case.method} {summary.program}"
+    return f"{program}, {count} kernels outside of CUDA graphs: {names}" if found else ""
 
 
 def details(summary: Summary, count: int) -> Grid:

@@ -113,7 +113,7 @@ class Summary:
     def caches_copied(self) -> int:
         """How many caches are copied, padded or converted as a whole."""
         return sum(
-            kernel.times * ((array.dtype, array.count) in self.case.caches)
+            kernel.times * (array in self.case.caches)
             for kernel in self.kernels
             if kernel.kind != "prefetch"
             for array in kernel.copied
@@ -175,11 +175,7 @@ def summarise(
     assert memory is not None  # compilers of all platforms report it
     graphs = read_graphs(dump)
     in_place = set(module.updated_in_place)
-    moved = [
-        at
-        for at, array in module.arguments().items()
-        if (array.dtype, array.count) in case.caches and at not in in_place
-    ]
+    caches = {at for at, array in module.arguments().items() if array in case.caches}
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     peak = held - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     return Summary(
@@ -189,7 +185,7 @@ def summarise(
         kernels=kernels(module, None if graphs is None else graphs.launches),
         graphs=graphs,
         updated_in_place=len(in_place),
-        caches_not_in_place=len(moved),
+        caches_not_in_place=len(caches - in_place),
         temporary=memory.temp_size_in_bytes,
         peak=getattr(memory, "peak_memory_in_bytes", 0) or peak,
         arguments=memory.argument_size_in_bytes,
