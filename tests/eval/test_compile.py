@@ -316,7 +316,7 @@ def test_tables_fit_into_80_columns(summary):
     schedule = parse_graphs(SCHEDULE, THUNKS)
     on_gpu = dataclasses.replace(summary, graphs=schedule)
     other = dataclasses.replace(
-        on_gpu, case=dataclasses.replace(summary.case, shape="llama-3-70b", batch=32, nodes=60)
+        on_gpu, case=dataclasses.replace(summary.case, shape="qwen3-0.6b", batch=32, nodes=60)
     )
     h200 = devices.ACCELERATORS["h200"]
     grids = [grid([on_gpu, other], h200) for grid in (traffic, launches, care)]
