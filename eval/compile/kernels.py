@@ -123,7 +123,7 @@ class _Walk:
         """Kernels of a computation. `passed`: its parameters; None for the program's arguments."""
         values: dict[str, _Value] = {}
         for each in self.module.computations.get(name, []):
-            operands = [values[operand] for operand in each.operands]
+            operands = [values.get(operand, _Value()) for operand in each.operands]
             values[each.name] = value = self._value(each, operands, passed)
             if each.opcode == "while":
                 for part in (each.attribute("condition"), each.called):
