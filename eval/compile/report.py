@@ -27,7 +27,7 @@ _CARE = (
 )
 _WIDTH = 30  # of a kernel's name, so that the table fits into 80 columns
 _KIND = 9  # letters of its kind
-_NAMED = 5  # kernels outside of CUDA graphs
+_NAMED = 6  # places of kernels outside of CUDA graphs
 
 
 def traffic(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
@@ -114,9 +114,11 @@ def _grid(
 
 def outside_graphs(summary: Summary) -> str:
     """What a program launches outside of CUDA graphs, in a line; empty if there is nothing."""
-    found = [f"{x.path or x.name} ({x.source or x.kind})" for x in summary.outside_graphs]
+    found = dict.fromkeys(
+        f"{x.path or x.name} ({x.source or x.kind})" for x in summary.outside_graphs
+    )
     more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    names = ", ".join(found[:_NAMED] + more)
+    names = ", ".join([*found][:_NAMED] + more)
     count = summary.launches - (summary.in_graphs or 0)
     program = f"{summary.case.method} {summary.program}"
     return f"{program}, {count} kernels outside of CUDA graphs: {names}" if found else ""
