@@ -198,4 +198,4 @@ def compile_lowered(
         if jax.__version_info__ >= (0, 11):
             options["xla_gpu_experimental_cost_model_gemm_tiling_default"] = True
     lowered._lowering.compile_args["host_callbacks"] = ()  # type: ignore[attr-defined]
-    return lowered.compile(options)
+    return lowered.compile(compiler_options=options)

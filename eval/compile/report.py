@@ -120,8 +120,8 @@ def outside_graphs(summary: Summary) -> str:
     more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
     names = ", ".join([*found][:_NAMED] + more)
     count = summary.launches - (summary.in_graphs or 0)
-    program = f"{summary.case.method} {summary.program}"
-    return f"{program}, {count} kernels outside of CUDA graphs: {names}" if found else ""
+    program = f"{summary.case.method} {summary.program}, batch {summary.case.batch}"
+    return f"{program}: {count} kernels outside of CUDA graphs: {names}" if found else ""
 
 
 def details(summary: Summary, count: int) -> Grid:
