@@ -30,7 +30,7 @@ from dart_jax.generation.results import Completion
 from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.generation.transformers_options import return_sequences
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
 

@@ -28,9 +28,9 @@ from dart_jax.models.attention.segments import (
 )
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.execution import Execution
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.moe import MoE
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
 

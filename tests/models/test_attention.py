@@ -20,9 +20,9 @@ from dart_jax.models.attention.dense import attend_dense
 from dart_jax.models.attention.flash import _Grid
 from dart_jax.models.attention.heads import HeadNorm, rotated_heads
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, split_heads
-from dart_jax.models.execution import Execution
-from dart_jax.models.fusion import fuse, is_fused
 from dart_jax.models.layers import RMSNorm
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.fusion import fuse, is_fused
 from dart_jax.models.pure import abstract_params, bind
 from dart_jax.models.rope import Rope, rotate
 
