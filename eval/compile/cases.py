@@ -16,7 +16,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import prefill, step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
 from eval.compile.hlo import Array
 from eval.latency.cost import Cost, CostModel

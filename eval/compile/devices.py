@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from dart_jax.errors import UserError
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
 
 _KEYS = 64  # per iteration
 _ROWS = (16, 32, 64)  # of a block; the tensor cores need at least 16
@@ -35,9 +35,8 @@ def available() -> bool:
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Whether the kernel is made for these sizes: heads of 16 to 256 dimensions, a power of two."""
-    h = q.shape[3]
-    return q.dtype == prefix.k.dtype == prefix.v.dtype and 16 <= h <= 256 and h & (h - 1) == 0
+    """Whether the kernel is made for these sizes and dtypes."""
+    return q.dtype == prefix.k.dtype == prefix.v.dtype and fits_kernels(q.shape[3])
 
 
 def attend_flash(
