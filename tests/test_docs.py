@@ -33,6 +33,7 @@ PROGRAMS = (
     *(
         f"eval.{name}"
         for name in (
+            "campaign",
             "compare",
             "compile",
             "latency",

@@ -10,6 +10,7 @@ from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
+from dart_jax.generation import default_loop
 from dart_jax.model import DEMO as DEMO_MODEL
 from dart_jax.model import DartModel
 from dart_jax.text.tokenizer import Tokenizer
@@ -65,10 +66,10 @@ class SpeedupConfig(MethodChoice):
     shape: str | None = None
     """Instead of --target, random weights in a shape of eval.latency, such as qwen3-8b, with the
     demo's tokenizer and no n-gram model. Needs --acceptance."""
-    loop: Loop | None = None
+    loop: Literal["auto", "fused", "host"] = "auto"
     """fused: the whole generation is one jitted program that calls the tree search; host: step and
-    search alternate on the host, as when streaming. By default host for methods that search on the
-    host, except on a CPU."""
+    search alternate on the host, as when streaming; auto: host for methods that search on the host,
+    except on a CPU."""
     repeats: int = 3
     """Measured passes over all prompts, after one that compiles."""
     seed: int = 0
@@ -122,6 +123,11 @@ class SpeedupConfig(MethodChoice):
             raise UserError("--shape has random weights, which accept no drafts; pass --acceptance")
         if any(part is not None for part in (self.target, self.drafter, self.ngram)):
             raise UserError("--shape brings its own target and drafter, and no n-gram model")
+
+    @property
+    def search_loop(self) -> Loop:
+        """The loop of methods that search on the host."""
+        return default_loop(searches=True) if self.loop == "auto" else self.loop
 
     def part(self, given: str | None, name: str) -> str | None:
         """Returns the path of a part of the model; --shape has no default parts."""

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.generation import default_loop
 from dart_jax.programs.progress import progress_bar
 from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.questions import Question
@@ -60,7 +59,7 @@ class Speedup:
             tree,
             max_length=workload.max_length,
             sampling=sampling,
-            loop=self.config.loop,
+            loop=None if self.config.loop == "auto" else self.config.loop,
             acceptance=self.config.acceptance,
         )
 
@@ -134,7 +133,7 @@ class Speedup:
 
     def sweep(self, chosen: Tree) -> list[tuple[Tree, bool, Loop, Summary]]:
         """Measures DART with every tree, with and without n-gram model, then in the other loop."""
-        loop = self.config.loop or default_loop(searches=True)
+        loop = self.config.search_loop
         other: Loop = "host" if loop == "fused" else "fused"
         has_ngram = self.models["dart"].ngram is not None
         used = (True, False) if has_ngram else (False,)

@@ -69,7 +69,7 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
     weights = "" if config.shape is None else f"random weights in the shape of {config.shape}, "
     return (
         f"{setting.title}: {weights}T = {setting.temperature:g}, batch {setting.batch_size}, "
-        f"{config.max_new_tokens} new tokens, {ngram}, {config.loop} loop{imposed} ({trees})"
+        f"{config.max_new_tokens} new tokens, {ngram}, {config.search_loop} loop{imposed} ({trees})"
     )
 
 

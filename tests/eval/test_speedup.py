@@ -124,7 +124,8 @@ def check_report(content, prompts, repeats, methods=("plain", "dart"), groups=tu
 
 
 def loop_of(content, name):
-    return "fused" if name == "plain" else content["config"]["loop"] or "fused"  # on a CPU
+    loop = content["config"]["loop"]
+    return "fused" if name == "plain" or loop == "auto" else loop  # this is a CPU
 
 
 def check_row(row, plain, name, prompts, repeats):
