@@ -33,11 +33,10 @@ class Layer(nnx.Module):
         rngs: nnx.Rngs,
     ):
         d, h = config.hidden_size, config.head_dim
-        self.kernel = execution.attention
+        self.execution = execution
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = Linear(width, self.heads * h, dtype=dtype, rngs=rngs)
-        self.fused = execution.fused
-        if self.fused:
+        if self.execution.fused:
             self.kv_proj = Linear(width, 2 * self.kv_heads * h, dtype=dtype, rngs=rngs)
         else:
             self.k_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
@@ -54,7 +53,7 @@ class Layer(nnx.Module):
 
     def keys(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys before rotation, and values, of inputs [B, T, C]: each [B, K, T, h]."""
-        if self.fused:
+        if self.execution.fused:
             k, v = jnp.split(self.kv_proj(inputs), 2, axis=-1)
         else:
             k, v = self.k_proj(inputs), self.v_proj(inputs)
@@ -64,7 +63,9 @@ class Layer(nnx.Module):
         self, residual: jax.Array, segments: Sequence[Segment], prefix: Prefix | None = None
     ) -> jax.Array:
         """Attention and MLP on the residual stream; returns [B, T, D], not yet normalised."""
-        return self.after_attention(residual, attend(segments, prefix, kernel=self.kernel))
+        return self.after_attention(
+            residual, attend(segments, prefix, kernel=self.execution.attention)
+        )
 
     def after_attention(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
         """Output projection of the attention output [B, T, H * h], then MLP; returns [B, T, D]."""

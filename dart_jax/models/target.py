@@ -63,13 +63,12 @@ class Attention(nnx.Module):
     ):
         d, h = config.hidden_size, config.head_dim
         self.head_dim = h
-        self.kernel = execution.attention
+        self.execution = execution
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.rope = config.layer_rope(layer)
         self.scoring = Scoring(config.attention_scale, config.attn_logit_softcapping)
         linear = partial(Linear, dtype=dtype, rngs=rngs)
-        self.fused = execution.fused
-        if self.fused:
+        if self.execution.fused:
             width = (self.heads + 2 * self.kv_heads) * h
             self.qkv_proj = linear(d, width, bias=config.attention_bias)
         else:
@@ -87,12 +86,12 @@ class Attention(nnx.Module):
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         q, k, v = self._joint_heads(x, positions) if self.joint else self._heads(x, positions)
-        attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.kernel)
+        attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.execution.attention)
         return self.o_proj(attended), (k, v)
 
     def _heads(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, H, T, h], keys and values [B, K, T, h] of rows [B, T, D]."""
-        if self.fused:
+        if self.execution.fused:
             ends = (self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim)
             q, k, v = jnp.split(self.qkv_proj(x), ends, axis=-1)
         else:
@@ -110,7 +109,12 @@ class Attention(nnx.Module):
     def joint(self) -> bool:
         """Whether one kernel makes the heads of the joined projection's output."""
         whole = self.rope is not None and self.rope.share == 1 and self.qk_norm != "all"
-        return self.kernel != "dense" and self.fused and whole and fits_kernels(self.head_dim)
+        return (
+            self.execution.attention != "dense"
+            and self.execution.fused
+            and whole
+            and fits_kernels(self.head_dim)
+        )
 
     def _joint_heads(
         self, x: jax.Array, positions: jax.Array
@@ -127,7 +131,7 @@ class Attention(nnx.Module):
             self.heads,
             self.kv_heads,
             norm,
-            interpret=self.kernel == "interpret",
+            interpret=self.execution.attention == "interpret",
         )
 
 

@@ -90,7 +90,8 @@ def rotated_heads(
             cos, sin = (load(ref, sequence, rows, halves[0]) for ref in (cos_ref, sin_ref))
             return x1 * cos - x2 * sin, x2 * cos + x1 * sin
 
-        x = tuple(load(x_ref, sequence, rows, head, part) for part in halves)
+        first, second = (load(x_ref, sequence, rows, head, part) for part in halves)
+        x = first, second
         q_scale, k_scale = scales or (None, None)
 
         @pl.when(head < heads)
