@@ -100,7 +100,8 @@ class TextGeneration:
         sampling = jax.tree.structure(self._options.sampling.values())
         stop = len(padded_stop(self._options.stop))
         prompts = self._prompts
-        return self._decoder.config, prompts.tokens.shape, prompts.max_length, sampling, stop
+        shapes = prompts.tokens.shape, prompts.last_rows, prompts.max_length
+        return self._decoder.config, shapes, sampling, stop
 
     @property
     def completion(self) -> Completion:

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding import loop
+from dart_jax.decoding.prefill import empty_caches, prefill
+from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import prefill, step
+from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.execution import Execution
 from dart_jax.models.pure import abstract_params
@@ -35,7 +37,7 @@ class Case:
       nodes: tree nodes without the root.
       batch: sequences decoded together.
       context: cached tokens of each.
-      prompt: tokens of the prefill.
+      prompt: tokens of the prefill; of a long prompt, its last chunk is compiled.
       dtype: of weights and caches.
       sampling: how tokens are drawn.
       layers: layers of the target; None for the shape's own.
@@ -78,7 +80,14 @@ class Case:
         params, prompts = on(self._params()), on(self._prompts(prompt))
         begin = partial(prefill, config.prefill, capacity=self.capacity)
         if program == "prefill":
-            return prefill.lower(config.prefill, params, *prompts, capacity=self.capacity)
+            caches, rows = None, None
+            if self.prompt > CHUNK:
+                empty = partial(empty_caches, config.reading)
+                caches = partial(empty, batch=self.batch, capacity=self.capacity)
+                caches, rows = on(jax.eval_shape(caches, params)), CHUNK
+            return prefill.lower(
+                config.prefill, params, *prompts, caches, capacity=self.capacity, rows=rows
+            )
         state, packed = on(jax.eval_shape(begin, params, *prompts))
         if program == "step":
             trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None
