@@ -19,7 +19,7 @@ import numpy as np
 
 from dart_jax.decoding.compilation import measure_compilation
 from dart_jax.decoding.logits import TokenScores
-from dart_jax.decoding.prefill import empty_caches, prefill, read_chunk
+from dart_jax.decoding.prefill import divide, empty_caches, prefill, read_chunk
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner, search_in_jit
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
@@ -106,13 +106,15 @@ def start(
 ) -> tuple[DecodeState, jax.Array]:
     """Runs the prefill of a batch, a long one in chunks."""
     tokens, capacity = jnp.asarray(prompts.tokens), config.capacity(prompts.max_length)
-    caches = None
-    if prompts.chunks:
+    caches, last = None, None
+    if chunks := divide(config, prompts):
+        *before, last = chunks
         reading = config.reading
         caches = empty_caches(reading, params, batch=tokens.shape[0], capacity=capacity)
-        for n in range(prompts.chunks):
-            at = jnp.int32(n * prompts.chunk)
-            caches = read_chunk(reading, params, caches, tokens, at, rows=prompts.chunk)
+        for chunk in before:
+            caches = read_chunk(
+                reading, params, caches, tokens, jnp.int32(chunk.start), shape=chunk.shape
+            )
     return prefill(
         config.prefill,
         params,
@@ -124,7 +126,7 @@ def start(
         options.sampling.values(),
         caches,
         capacity=capacity,
-        rows=prompts.last_rows,
+        shape=None if last is None else last.shape,
     )
 
 

@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import process, token_scores
+from dart_jax.decoding.prompts import Prompts
 from dart_jax.decoding.sampling import SamplingValues, draw, mark_seen, penalize_repetition
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, emit, exact_products
-from dart_jax.models.cache import KVCache, keep_rows, wait_for
+from dart_jax.models.cache import KVCache, first_rows, keep_rows, wait_for
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.target import Target, TargetOutput
@@ -40,17 +41,68 @@ class Caches(NamedTuple):
     draft: Any
 
 
+class ChunkShape(NamedTuple):
+    """What a chunk's program is compiled for.
+
+    Attributes:
+      rows: tokens of each prompt that are read.
+      filled: rows of the caches in which the tokens before them are found.
+    """
+
+    rows: int
+    filled: int
+
+
+class Chunk(NamedTuple):
+    """Tokens of the prompts that are read together.
+
+    Attributes:
+      start: position of the first one.
+      shape: how many.
+    """
+
+    start: int
+    shape: ChunkShape
+
+
+def divide(config: DecodeConfig, prompts: Prompts) -> list[Chunk]:
+    """Returns the chunks in which prompts are read; none if they are short enough for one program.
+
+    The last one is for `prefill`, the others for `read_chunk`. If a quarter of a chunk is enough
+    for the last one, that saves time.
+    """
+    size, longest = prompts.chunk, int(prompts.length.max())
+    if longest <= size:
+        return []
+    whole = (longest - 1) // size
+    quarter = max(size // 4, 1)
+    last = quarter if longest - whole * size <= quarter else size
+    capacity = config.capacity(prompts.max_length)
+
+    def filled(start: int) -> int:
+        if config.execution.attention != "dense":
+            return capacity  # the kernel reads no more than it must
+        # Plain attention reads all rows it is given. Few sizes limit the number of programs.
+        rows = size if start else 0
+        while rows < start:
+            rows *= 4
+        return min(rows, capacity)
+
+    sizes = [*[size] * whole, last]
+    return [Chunk(n * size, ChunkShape(rows, filled(n * size))) for n, rows in enumerate(sizes)]
+
+
 @partial(jax.jit, static_argnames=("config", "batch", "capacity"))
 def empty_caches(
     config: DecodeConfig, params: DecodeParams, *, batch: int, capacity: int
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
     none, token = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 1), jnp.int32)
-    read = partial(_read_rows, config, params, None, token, token, none, capacity=capacity)
+    read = partial(_read_rows, config, params, None, token, token, none, 0, capacity)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
 
 
-@partial(jax.jit, static_argnames=("config", "rows"), donate_argnames=("caches",))
+@partial(jax.jit, static_argnames=("config", "shape"), donate_argnames=("caches",))
 @exact_products
 def read_chunk(
     config: DecodeConfig,
@@ -59,7 +111,7 @@ def read_chunk(
     tokens: jax.Array,
     start: jax.Array,
     *,
-    rows: int,
+    shape: ChunkShape,
 ) -> Caches:
     """Reads the same positions of all prompts.
 
@@ -67,21 +119,21 @@ def read_chunk(
       config: static; `DecodeConfig.reading`.
       params: see `DecodeParams`.
       caches: donated; the prompts up to `start`.
-      tokens: int32 [B, T], prompts padded on the right; T > start + rows.
-      start: int32 scalar, the first position to read.
-      rows: positions to read; static.
+      tokens: int32 [B, T], prompts padded on the right; T > start + shape.rows.
+      start: int32 scalar, the first position to read, at most `shape.filled`.
+      shape: static.
     """
     chex.assert_type([tokens, start], jnp.int32)
     own, following = (
-        jax.lax.dynamic_slice_in_dim(tokens, at, rows, axis=1) for at in (start, start + 1)
+        jax.lax.dynamic_slice_in_dim(tokens, at, shape.rows, axis=1) for at in (start, start + 1)
     )
     capacity = caches.target[0][0].shape[2]
     starts = jnp.broadcast_to(start, tokens.shape[:1])
     with jax.named_scope("prefill"):
-        return _read_rows(config, params, caches, own, following, starts, capacity=capacity)
+        return _read_rows(config, params, caches, own, following, starts, shape.filled, capacity)
 
 
-@partial(jax.jit, static_argnames=("config", "rows", "capacity"), donate_argnames=("caches",))
+@partial(jax.jit, static_argnames=("config", "shape", "capacity"), donate_argnames=("caches",))
 @exact_products
 def prefill(
     config: DecodeConfig,
@@ -95,7 +147,7 @@ def prefill(
     caches: Caches | None = None,
     *,
     capacity: int,
-    rows: int | None = None,
+    shape: ChunkShape | None = None,
 ) -> tuple[DecodeState, jax.Array]:
     """Reads the prompts, or their last rows, draws each row's first token and makes the first
     draft.
@@ -109,10 +161,11 @@ def prefill(
       stop: int32 [n], see `DecodeState`.
       seed: uint32 scalar.
       sampling: how the target samples.
-      caches: donated; the prompts without at most their last `rows` tokens. None if nothing was
-        read.
+      caches: donated; the prompts without their last `shape.rows` tokens, or more of them. None if
+        nothing was read.
       capacity: cache rows, `config.capacity(...)`; static.
-      rows: tokens of each prompt that are read now, the last ones; static. Only with `caches`.
+      shape: how many tokens of each prompt are read now, its last ones; static. None for whole
+        prompts.
 
     Returns:
       The state and the host buffer, int32 [B, width].
@@ -122,15 +175,15 @@ def prefill(
     chex.assert_shape([length, max_new_tokens], (b,))
     target = bind(config.target, params["target"], config.execution)
     last = (length - 1)[:, None]
-    start, own = jnp.zeros_like(length), tokens
-    if caches is not None:
-        assert rows is not None
-        start = jnp.maximum(length - rows, 0)
-        index = start[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
+    start, own, filled = jnp.zeros_like(length), tokens, 0
+    cache, draft_state = (None, None) if caches is None else caches
+    if shape is not None:
+        start, filled = jnp.maximum(length - shape.rows, 0), shape.filled
+        index = start[:, None] + jnp.arange(shape.rows, dtype=jnp.int32)[None]
         own = jnp.take_along_axis(tokens, index, axis=1)
     newest = last - start[:, None]
     with jax.named_scope("prefill"):
-        out = _run(target, own, start, None if caches is None else caches.target)
+        out = _run(target, own, start, first_rows(cache, filled))
         logits = processed = target.logits(take_rows(out.hidden, newest))
     position = jnp.arange(t, dtype=jnp.int32)[None]
     known = jnp.where(position <= last, tokens, -1)
@@ -148,7 +201,6 @@ def prefill(
     # The drafter's row i joins the feature at i with the token at i + 1.
     following = jnp.concatenate([own[:, 1:], first], axis=1)
     following = jnp.where(_positions(start, own) == last, first, following)
-    draft_state = None if caches is None else caches.draft
     if config.drafting is not None:
         read = PromptRows(
             target,
@@ -157,15 +209,15 @@ def prefill(
             following,
             out.features,
             _positions(start, own),
-            start=start,
-            capacity=capacity,
+            start,
+            filled,
+            capacity,
         )
         with jax.named_scope("draft"):
             draft_state = config.drafting.read(draft_state, read)
 
     index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
     context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
-    cache = None if caches is None else caches.target
     state = DecodeState(
         target_cache=keep_rows(cache, out.rows, wait_for(first, start), capacity),
         draft_state=draft_state,
@@ -207,17 +259,18 @@ def _read_rows(
     tokens: jax.Array,
     following: jax.Array,
     start: jax.Array,
-    *,
+    filled: int,
     capacity: int,
 ) -> Caches:
-    """Reads tokens [B, C] at the positions from `start` [B] on, given the tokens after each."""
+    """Reads tokens [B, C] at the positions from `start` [B] on, given the tokens after each; for
+    `filled` and `capacity` see `PromptRows`."""
     target = bind(config.target, params["target"], config.execution)
     cache, draft_state = (None, None) if caches is None else caches
-    out = _run(target, tokens, start, cache)
+    out = _run(target, tokens, start, first_rows(cache, filled))
     if config.drafting is not None:
         positions = _positions(start, tokens)
         rows = PromptRows(
-            target, params, tokens, following, out.features, positions, start, capacity
+            target, params, tokens, following, out.features, positions, start, filled, capacity
         )
         draft_state = config.drafting.read(draft_state, rows)
     return Caches(keep_rows(cache, out.rows, start, capacity), draft_state)

@@ -32,21 +32,6 @@ class Prompts:
     max_length: int
     chunk: int = CHUNK
 
-    @property
-    def chunks(self) -> int:
-        """Whole chunks of the longest prompt that are read before the last rows."""
-        return (int(self.length.max()) - 1) // self.chunk
-
-    @property
-    def last_rows(self) -> int | None:
-        """Rows that are read after the whole chunks: a quarter of a chunk if that is enough, which
-        saves time, or one more chunk. None if a single program reads the prompts as padded."""
-        if not self.chunks:
-            return None
-        quarter = max(self.chunk // 4, 1)
-        rest = int(self.length.max()) - self.chunks * self.chunk
-        return quarter if rest <= quarter else self.chunk
-
     @classmethod
     def pad(
         cls,

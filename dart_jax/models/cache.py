@@ -66,6 +66,13 @@ def extend(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
     return jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), cache, rows)
 
 
+def first_rows(cache: KVCache | None, count: int) -> KVCache | None:
+    """Returns a cache's first rows, to attend to; None for no rows or no cache."""
+    if cache is None or count == 0:
+        return None
+    return jax.tree.map(lambda rows: rows[:, :, :count], cache)
+
+
 def keep_rows(cache: KVCache | None, rows: KVCache, length: jax.Array, capacity: int) -> KVCache:
     """Writes the rows of a prompt after those before them; None for a cache starts a new one.
 

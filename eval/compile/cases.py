@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding import loop
-from dart_jax.decoding.prefill import empty_caches, prefill
+from dart_jax.decoding.prefill import ChunkShape, empty_caches, prefill
 from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
@@ -80,13 +80,14 @@ class Case:
         params, prompts = on(self._params()), on(self._prompts(prompt))
         begin = partial(prefill, config.prefill, capacity=self.capacity)
         if program == "prefill":
-            caches, rows = None, None
+            caches, shape = None, None
             if self.prompt > CHUNK:
                 empty = partial(empty_caches, config.reading)
                 caches = partial(empty, batch=self.batch, capacity=self.capacity)
-                caches, rows = on(jax.eval_shape(caches, params)), CHUNK
+                caches = on(jax.eval_shape(caches, params))
+                shape = ChunkShape(CHUNK, self.prompt)
             return prefill.lower(
-                config.prefill, params, *prompts, caches, capacity=self.capacity, rows=rows
+                config.prefill, params, *prompts, caches, capacity=self.capacity, shape=shape
             )
         state, packed = on(jax.eval_shape(begin, params, *prompts))
         if program == "step":

@@ -13,12 +13,13 @@ from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, random_params
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start
-from dart_jax.decoding.prefill import empty_caches, prefill, read_chunk
+from dart_jax.decoding.prefill import ChunkShape, divide, empty_caches, prefill, read_chunk
 from dart_jax.decoding.prompts import CHUNK, Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
+from dart_jax.models.execution import Execution
 from dart_jax.ngram import NgramModel
 
 WINDOWS = dataclasses.replace(TARGET, sliding_window=5, sliding_layers=(0, 1, 3, 4, 6))
@@ -127,9 +128,13 @@ def test_programs_do_not_depend_on_the_length():
     for length in (3, 100, 600, 1500, 3000):
         start(config, params, prompts_of([length], max_length=3100), Options())
     after = read_chunk._cache_size(), prefill._cache_size()
-    # One reads chunks. Four finish: prompts of up to 16 and 128 tokens, and long prompts, of which
-    # at most 128 or at most 512 tokens are left.
-    assert np.subtract(after, before).tolist() == [1, 4]
+    # Chunks are read after nothing, one chunk, and up to four. Prompts of up to 16 and of up to 128
+    # tokens are read at once. After one chunk there are up to 128 tokens left; after up to four,
+    # and up to sixteen, up to 512.
+    assert np.subtract(after, before).tolist() == [3, 5]
+    for length in (640, 2000, 2800):
+        start(config, params, prompts_of([length], max_length=3100), Options())
+    assert (read_chunk._cache_size(), prefill._cache_size()) == after
 
 
 @pytest.mark.long(keep=2)
@@ -140,10 +145,11 @@ def test_a_chunk_copies_no_cache(name):
     prompts = prompts_of([40, 3], 16)
     tokens, capacity = jnp.asarray(prompts.tokens), config.capacity(MAX_LENGTH)
     caches = empty_caches(config.reading, params, batch=2, capacity=capacity)
-    chunk = read_chunk.lower(config.reading, params, caches, tokens, jnp.int32(0), rows=16)
+    at, shape = jnp.int32(16), ChunkShape(16, 16)
+    chunk = read_chunk.lower(config.reading, params, caches, tokens, at, shape=shape)
     length, stop = jnp.asarray(prompts.length), jnp.full(8, -1, jnp.int32)
     given = (tokens, length, length, stop, jnp.uint32(0), Sampling().values(), caches)
-    last = prefill.lower(config.prefill, params, *given, capacity=capacity, rows=16)
+    last = prefill.lower(config.prefill, params, *given, capacity=capacity, shape=shape)
     for compiled in (chunk.compile().as_text(), last.compile().as_text()):
         for leaf in jax.tree.leaves(caches):
             shape = f"f32[{','.join(map(str, leaf.shape))}]"
@@ -152,13 +158,24 @@ def test_a_chunk_copies_no_cache(name):
 
 
 @pytest.mark.parametrize(
-    ("longest", "padded", "chunks", "last_rows"),
-    [(16, 16, 0, None), (17, 99, 1, 4), (20, 99, 1, 4), (21, 99, 1, 16), (32, 99, 1, 16)],
+    ("longest", "padded", "shapes"),
+    [
+        (16, 16, []),
+        (17, 99, [(16, 0), (4, 16)]),
+        (20, 99, [(16, 0), (4, 16)]),
+        (21, 99, [(16, 0), (16, 16)]),
+        (33, 99, [(16, 0), (16, 16), (4, 64)]),
+        (98, 99, [(16, 0), (16, 16), (16, 64), (16, 64), (16, 64), (16, 128), (4, 128)]),
+    ],
 )
-def test_how_a_batch_is_divided(longest, padded, chunks, last_rows):
+def test_how_a_batch_is_divided(longest, padded, shapes):
     prompts = prompts_of([longest, 1], 16, 99)
     assert prompts.tokens.shape == (2, padded)
-    assert (prompts.chunks, prompts.last_rows) == (chunks, last_rows)
+    chunks = divide(DecodeConfig(TARGET), prompts)
+    assert [chunk.start for chunk in chunks] == [16 * n for n in range(len(shapes))]
+    assert [tuple(chunk.shape) for chunk in chunks] == shapes
+    kernel = DecodeConfig(TARGET, execution=Execution("interpret"))
+    assert {chunk.shape.filled for chunk in divide(kernel, prompts)} <= {kernel.capacity(99)}
 
 
 def test_a_chunk_has_tokens():

@@ -23,6 +23,7 @@ class PromptRows(NamedTuple):
       features: [B, P, 3D], the target's; [B, P, 0] if the target has no feature layers.
       positions: int32 [B, P].
       start: int32 [B], number of rows before these.
+      filled: rows of a cache in which those before these are found; static.
       capacity: rows that a cache must have; static.
     """
 
@@ -33,6 +34,7 @@ class PromptRows(NamedTuple):
     features: jax.Array
     positions: jax.Array
     start: jax.Array
+    filled: int
     capacity: int
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.top_k import exact_top_k
-from dart_jax.models.cache import KVCache, extend, keep_rows, wait_for
+from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import bind
 
@@ -50,7 +50,8 @@ class Dart(DraftingMethod):
         last = jnp.full_like(rows.start, rows.tokens.shape[1] - 1)
         embeds = rows.target.embed(rows.next_tokens)
         # What is drafted is not used, so XLA leaves it out.
-        _, read = drafter(rows.features, embeds, rows.positions, last, draft_state, rows.start)
+        before = first_rows(draft_state, rows.filled)
+        _, read = drafter(rows.features, embeds, rows.positions, last, before, rows.start)
         return keep_rows(draft_state, read, rows.start, rows.capacity)
 
     def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:

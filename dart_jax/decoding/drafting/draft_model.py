@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.sampling import draw, mark_seen, penalize_repetition
 from dart_jax.decoding.tree import chain
-from dart_jax.models.cache import KVCache, extend, keep_rows, wait_for
+from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import bind
 
@@ -39,7 +39,8 @@ class DraftModel(DraftingMethod):
         model = bind(self.config, rows.params["drafter"], rows.target.execution)
         count = rows.tokens.shape[1]
         causal = jnp.tril(jnp.ones((1, count, count), bool))
-        out = model(rows.tokens, rows.positions, causal, draft_state, rows.start)
+        before = first_rows(draft_state, rows.filled)
+        out = model(rows.tokens, rows.positions, causal, before, rows.start)
         return keep_rows(draft_state, out.rows, rows.start, rows.capacity)
 
     def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
