@@ -82,11 +82,12 @@ def divide(config: DecodeConfig, prompts: Prompts) -> list[Chunk]:
     def filled(start: int) -> int:
         if config.execution.attention != "dense":
             return capacity  # the kernel reads no more than it must
-        # Plain attention reads all rows it is given. Few sizes limit the number of programs.
+        # Plain attention reads all rows it is given. Few sizes limit the number of programs, and
+        # as XLA may copy the first rows of all layers at once, they are at most half the cache.
         rows = size if start else 0
         while rows < start:
             rows *= 4
-        return min(rows, capacity)
+        return rows if 2 * rows <= capacity else capacity
 
     sizes = [*[size] * whole, last]
     return [Chunk(n * size, ChunkShape(rows, filled(n * size))) for n, rows in enumerate(sizes)]

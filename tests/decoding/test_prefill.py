@@ -128,10 +128,9 @@ def test_programs_do_not_depend_on_the_length():
     for length in (3, 100, 600, 1500, 3000):
         start(config, params, prompts_of([length], max_length=3100), Options())
     after = read_chunk._cache_size(), prefill._cache_size()
-    # Chunks are read after nothing, one chunk, and up to four. Prompts of up to 16 and of up to 128
-    # tokens are read at once. After one chunk there are up to 128 tokens left; after up to four,
-    # and up to sixteen, up to 512.
-    assert np.subtract(after, before).tolist() == [3, 5]
+    # Chunks are read after nothing, one chunk, and up to all. Prompts of up to 16 and of up to 128
+    # tokens are read at once. After one chunk there are up to 128 tokens left, after more 512.
+    assert np.subtract(after, before).tolist() == [3, 4]
     for length in (640, 2000, 2800):
         start(config, params, prompts_of([length], max_length=3100), Options())
     assert (read_chunk._cache_size(), prefill._cache_size()) == after
@@ -158,24 +157,25 @@ def test_a_chunk_copies_no_cache(name):
 
 
 @pytest.mark.parametrize(
-    ("longest", "padded", "shapes"),
+    ("longest", "most", "shapes"),
     [
-        (16, 16, []),
+        (16, 99, []),
         (17, 99, [(16, 0), (4, 16)]),
         (20, 99, [(16, 0), (4, 16)]),
         (21, 99, [(16, 0), (16, 16)]),
-        (33, 99, [(16, 0), (16, 16), (4, 64)]),
-        (98, 99, [(16, 0), (16, 16), (16, 64), (16, 64), (16, 64), (16, 128), (4, 128)]),
+        (33, 63, [(16, 0), (16, 16), (4, 64)]),
+        (33, 127, [(16, 0), (16, 16), (4, 64)]),
+        (98, 150, [(16, 0), (16, 16), (16, 64), (16, 64), (16, 64), (16, 192), (4, 192)]),
     ],
 )
-def test_how_a_batch_is_divided(longest, padded, shapes):
-    prompts = prompts_of([longest, 1], 16, 99)
-    assert prompts.tokens.shape == (2, padded)
+def test_how_a_batch_is_divided(longest, most, shapes):
+    prompts = prompts_of([longest, 1], 16, most)
+    assert prompts.tokens.shape == (2, most if shapes else 16)
     chunks = divide(DecodeConfig(TARGET), prompts)
     assert [chunk.start for chunk in chunks] == [16 * n for n in range(len(shapes))]
     assert [tuple(chunk.shape) for chunk in chunks] == shapes
     kernel = DecodeConfig(TARGET, execution=Execution("interpret"))
-    assert {chunk.shape.filled for chunk in divide(kernel, prompts)} <= {kernel.capacity(99)}
+    assert {chunk.shape.filled for chunk in divide(kernel, prompts)} <= {kernel.capacity(most)}
 
 
 def test_a_chunk_has_tokens():
