@@ -43,7 +43,7 @@ PROGRAMS = {
     ),
     "memory": Program("eval.memory", "show the memory that decoding with a model needs"),
     "startup": Program("eval.startup", "measure how long a new process takes to its first text"),
-    "compare": Program("eval.compare", "show what changed between two reports of speedup"),
+    "compare": Program("eval.compare", "compare two reports of speedup or of compile"),
     "regenerate": Program(
         "train.regenerate", "let the target write the answers that a drafter is trained on"
     ),

@@ -26,7 +26,7 @@ from dart_jax.generation import GenerationConfig
 from dart_jax.generation.text_generator import TextGenerator
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.target import untie
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer

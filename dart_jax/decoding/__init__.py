@@ -2,6 +2,5 @@
 
 May import `dart_jax.models` and `dart_jax.ngram`. Start with `step.py`, one decode step from
 verification to the next draft, then `prefill.py`, which comes before the first one, and `loop.py`,
-which repeats it. `drafting/` contains the drafting
-methods.
+which repeats it. `drafting/` contains the drafting methods.
 """

@@ -1,10 +1,9 @@
 """The prefill: reads the prompts into the caches, draws the first tokens and makes the first draft.
 
 A short prompt is one call of `prefill`. Of a long one, `read_chunk` first reads chunks of a fixed
-size and `prefill` the last rows; no program depends on the prompt's length, and memory, besides the
-caches, depends on the chunk. Prompts of a batch may end in different chunks: `prefill` reads the
-last rows of *each* prompt, and overwrites what a chunk has written there or beyond the prompt's
-end.
+size and `prefill` the last rows. So a few programs serve all lengths, and activations take the
+memory of a chunk. Prompts of a batch may end in different chunks: `prefill` reads the last rows of
+*each* prompt, and overwrites what a chunk has written there or beyond the prompt's end.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Chunk(NamedTuple):
 
     Attributes:
       start: position of the first one.
-      shape: how many.
+      shape: what the program is compiled for.
     """
 
     start: int

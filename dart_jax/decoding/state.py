@@ -16,7 +16,7 @@ from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 
 # "target": the target's parameters; "drafter": the drafter's, if it has any; "draft_ids":
 # int32 [Vd], the target ids of a DART or EAGLE-3 drafter's vocabulary.

@@ -1,9 +1,10 @@
-"""Default sizes: the draft tree and the cache."""
+"""Defaults: the draft tree, the loop, and the size of the cache."""
 
 from __future__ import annotations
 
 import jax
 
+from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.drafting import AnyDrafter, PromptLookupConfig
 from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.models.config import TargetConfig
@@ -13,17 +14,22 @@ from dart_jax.models.drafter_config import Eagle3Config
 # smaller trees already contain every likely continuation.
 MAX_NODES = 512
 
+# Rows of all sequences that an accelerator verifies in little more time than a single one: with
+# more, a step waits for its computations and not for the weights.
+_NEARLY_FREE = 200
 
-def default_tree(drafter: AnyDrafter | None = None) -> tuple[int, SearchConfig]:
+
+def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int, SearchConfig]:
     """Returns the default number of draft tree nodes, beside the root, and the search parameters.
 
     On CPU, where every row costs time, these are the small deep trees that `eval.speedup` found
     fastest; elsewhere those of the reference implementations: 60 nodes for DART, 59 for EAGLE-3,
-    whose 60 include the root. Methods that draft a single chain, such as a draft model, get short
-    chains on every device.
+    whose 60 include the root, and fewer in batches of more than 3 sequences. Methods that draft a
+    single chain, such as a draft model, get short chains on every device.
 
     Args:
       drafter: the drafter; None for DART.
+      batch: sequences decoded together.
     """
     if isinstance(drafter, TargetConfig):
         return 4, SearchConfig()
@@ -31,7 +37,17 @@ def default_tree(drafter: AnyDrafter | None = None) -> tuple[int, SearchConfig]:
         return 8, SearchConfig()
     if jax.default_backend() == "cpu":
         return 8, SearchConfig(level_decay=2.5)
-    return 59 if isinstance(drafter, Eagle3Config) else 60, SearchConfig()
+    most = max(_NEARLY_FREE // batch - 1, 1)
+    return min(59 if isinstance(drafter, Eagle3Config) else 60, most), SearchConfig()
+
+
+def default_loop(searches: bool) -> Loop:
+    """Returns the platform's fastest loop for a method whose search runs on the host, or does not.
+
+    A program that never leaves the device runs the whole generation. On a CPU it can call the
+    search directly; an accelerator's would wait for Python, and JAX does not cache such programs.
+    """
+    return "host" if searches and jax.default_backend() != "cpu" else "fused"
 
 
 def length_bucket(tokens: int) -> int:

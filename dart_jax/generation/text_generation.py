@@ -55,7 +55,8 @@ class TextGeneration:
         self._rows = [_Row(n, tokenizer, stop_strings, decoder.stop) for n in range(len(prompts))]
         # Stop strings can be detected only on the host; the scores of all tokens together could
         # need more memory than the device has.
-        self._fused = not (stop_strings or decoder.config.logits.scores)
+        per_step = stop_strings or decoder.config.logits.scores
+        self._fused = decoder.loop == "fused" and not per_step
         self._steps = np.zeros(len(prompts), int)
         self._seconds: dict[str, float] = {}
         self._pieces = self._generate()
@@ -116,7 +117,7 @@ class TextGeneration:
         return [self._completion(row) for row in range(len(self._rows))]
 
     def run(self) -> None:
-        """Generates to the end, if possible in one program on the device."""
+        """Generates to the end, if possible and faster in one program on the device."""
         with self._running:
             if self._fused and not self._started:
                 self._run_fused()

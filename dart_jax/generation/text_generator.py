@@ -16,7 +16,12 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
-from dart_jax.generation.defaults import MAX_NODES, default_tree, length_bucket
+from dart_jax.generation.defaults import (
+    MAX_NODES,
+    default_loop,
+    default_tree,
+    length_bucket,
+)
 from dart_jax.generation.prompts import (
     Batch,
     Chat,
@@ -30,7 +35,7 @@ from dart_jax.generation.results import Completion
 from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.generation.transformers_options import return_sequences
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -216,7 +221,7 @@ class TextGenerator:
         ]
         limit = min(config.max_length or self.target.max_length, self.target.max_length)
         longest = max(map(len, tokens), default=0) + max(config.max_new_tokens, 1)
-        nodes, search = self._tree(config)
+        nodes, search = self._tree(config, len(tokens))
         decoder = self.decoder(
             nodes=nodes,
             max_length=min(length_bucket(min(longest, limit)), self.target.max_length),
@@ -228,9 +233,9 @@ class TextGenerator:
         )
         return TextGeneration(decoder, self.tokenizer, tokens, config, strings)
 
-    def _tree(self, config: GenerationConfig) -> tuple[int, SearchConfig]:
+    def _tree(self, config: GenerationConfig, batch: int) -> tuple[int, SearchConfig]:
         """Returns the number of tree nodes and the search parameters."""
-        nodes, search = default_tree(self.drafter)
+        nodes, search = default_tree(self.drafter, batch)
         if self.drafter is None:
             nodes = 0
         if config.tree_nodes is not None:
@@ -249,7 +254,7 @@ class TextGenerator:
         use_ngram: bool = True,
         search: SearchConfig | None = None,
         logits: LogitsConfig = LogitsConfig(),
-        loop: Loop = "fused",
+        loop: Loop | None = None,
     ) -> Decoder:
         """Returns a decoder with draft trees of `nodes` nodes.
 
@@ -262,7 +267,7 @@ class TextGenerator:
           search: parameters of a DART drafter's search; unused when only the
             n-gram model drafts.
           logits: processors of the target's logits, and what is reported about them.
-          loop: see `Decoder`.
+          loop: see `Decoder`; None for the platform's fastest.
 
         Raises:
           UserError: `nodes` is out of range or needs a drafter that was not loaded, or `max_length`
@@ -297,7 +302,7 @@ class TextGenerator:
             max_length,
             sampling or Sampling(),
             self.eos if stop is None else stop,
-            loop,
+            loop or default_loop(config.searches),
         )
 
 

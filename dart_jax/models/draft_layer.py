@@ -16,8 +16,8 @@ from jax.typing import DTypeLike
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
-from dart_jax.models.execution import Execution
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm
+from dart_jax.models.platform.execution import Execution
 
 
 class Layer(nnx.Module):

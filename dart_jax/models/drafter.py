@@ -17,8 +17,8 @@ from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.cache import KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
-from dart_jax.models.execution import Execution
 from dart_jax.models.layers import INIT, Linear
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
 

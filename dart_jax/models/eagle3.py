@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.draft_layer import DraftLayer
 from dart_jax.models.drafter_config import Eagle3Config
-from dart_jax.models.execution import Execution
 from dart_jax.models.layers import Linear
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
 # Keys and values [B, K, S, h] that T rows attend to, and a mask broadcastable to [B, T, S], true

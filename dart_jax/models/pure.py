@@ -19,9 +19,9 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.eagle3 import Eagle3Drafter
-from dart_jax.models.execution import Execution
-from dart_jax.models.fusion import is_fused
 from dart_jax.models.layers import Params
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.fusion import is_fused
 from dart_jax.models.target import Target
 
 _MODULES = {TargetConfig: Target, DrafterConfig: Drafter, Eagle3Config: Eagle3Drafter}

@@ -195,6 +195,12 @@ class Rope:
             return plain / np.float32(scaling["factor"]) * (1 - keep) + plain * keep
         return plain
 
+    def rotation(self, positions: jax.Array, head_dim: int) -> tuple[jax.Array, jax.Array]:
+        """Cosines and sines of int32 positions [B, T]: float32 [B, T, `rotated(h)` / 2] each."""
+        frequency = jnp.asarray(self.frequencies(head_dim))
+        angle = positions[:, :, None].astype(jnp.float32) * frequency[None, None]
+        return jnp.cos(angle) * self.amplitude, jnp.sin(angle) * self.amplitude
+
     @property
     def amplitude(self) -> float:
         """Factor on sines and cosines; 1 except for `yarn` and `longrope`."""
@@ -240,9 +246,7 @@ def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
         first, rest = jnp.split(x, [size], axis=-1)
         whole = dataclasses.replace(rope, share=1.0)
         return jnp.concatenate([rotate(first, positions, whole), rest], axis=-1)
-    frequency = jnp.asarray(rope.frequencies(size))
-    angle = positions[:, None, :, None].astype(jnp.float32) * frequency[None, None, None]
-    cos, sin = jnp.cos(angle) * rope.amplitude, jnp.sin(angle) * rope.amplitude
+    cos, sin = (part[:, None] for part in rope.rotation(positions, size))
     x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
 

@@ -17,12 +17,20 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
-from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap, split_heads
+from dart_jax.models.attention.heads import HeadNorm, rotated_heads
+from dart_jax.models.attention.segments import (
+    Prefix,
+    Scoring,
+    Segment,
+    fits_kernels,
+    softcap,
+    split_heads,
+)
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.execution import Execution
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.moe import MoE
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
 
@@ -54,6 +62,7 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         d, h = config.hidden_size, config.head_dim
+        self.head_dim = h
         self.kernel = execution.attention
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.rope = config.layer_rope(layer)
@@ -77,7 +86,17 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        q, k, v = self._project(x)
+        q, k, v = self._joint_heads(x, positions) if self.joint else self._heads(x, positions)
+        attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.kernel)
+        return self.o_proj(attended), (k, v)
+
+    def _heads(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, H, T, h], keys and values [B, K, T, h] of rows [B, T, D]."""
+        if self.fused:
+            ends = (self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim)
+            q, k, v = jnp.split(self.qkv_proj(x), ends, axis=-1)
+        else:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.qk_norm == "all":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = split_heads(q, self.heads), split_heads(k, self.kv_heads)
@@ -85,20 +104,31 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope is not None:
             q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
-        v = split_heads(v, self.kv_heads)
-        attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.kernel)
-        return self.o_proj(attended), (k, v)
+        return q, k, split_heads(v, self.kv_heads)
 
-    def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values of rows [B, T, D]: [B, T, heads * h] each."""
-        if not self.fused:
-            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        qkv = self.qkv_proj(x)
-        heads = self.heads + 2 * self.kv_heads
-        width = qkv.shape[-1] // heads
-        ends = (self.heads * width, (self.heads + self.kv_heads) * width)
-        q, k, v = jnp.split(qkv, ends, axis=-1)
-        return q, k, v
+    @property
+    def joint(self) -> bool:
+        """Whether one kernel makes the heads of the joined projection's output."""
+        whole = self.rope is not None and self.rope.share == 1 and self.qk_norm != "all"
+        return self.kernel != "dense" and self.fused and whole and fits_kernels(self.head_dim)
+
+    def _joint_heads(
+        self, x: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """What `_heads` returns, by the kernel."""
+        assert self.rope is not None
+        norm = None
+        if self.qk_norm:
+            scales = self.q_norm.scale[...], self.k_norm.scale[...]
+            norm = HeadNorm(*scales, self.q_norm.eps, self.q_norm.offset)
+        return rotated_heads(
+            self.qkv_proj(x),
+            *self.rope.rotation(positions, self.head_dim),
+            self.heads,
+            self.kv_heads,
+            norm,
+            interpret=self.kernel == "interpret",
+        )
 
 
 class DecoderLayer(nnx.Module):

@@ -18,10 +18,13 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
+from eval.compile.hlo import Array
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
+
+_XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
 
 Method = Literal["plain", "dart", "eagle3"]
 Program = Literal["prefill", "step", "loop"]
@@ -75,31 +78,44 @@ class Case:
     def lower(self, program: Program, device: Any) -> jax.stages.Lowered:
         """Lowers one of the programs for a device."""
         config = self.config
-        prompt = {"prefill": self.prompt}.get(program, min(self.prompt, 64))
         on = partial(_on, jax.sharding.SingleDeviceSharding(device))
-        params, prompts = on(self._params()), on(self._prompts(prompt))
-        begin = partial(prefill, config.prefill, capacity=self.capacity)
+        params = on(self._params())
         if program == "prefill":
-            caches, shape = None, None
+            prompts, caches, shape = on(self._prompts(self.prompt)), None, None
             if self.prompt > CHUNK:
-                empty = partial(empty_caches, config.reading)
-                caches = partial(empty, batch=self.batch, capacity=self.capacity)
-                caches = on(jax.eval_shape(caches, params))
-                shape = ChunkShape(CHUNK, self.prompt)
+                empty = partial(empty_caches, batch=self.batch, capacity=self.capacity)
+                caches = on(jax.eval_shape(partial(empty, config.reading), params))
+                shape = ChunkShape(CHUNK, self.capacity)
             return prefill.lower(
                 config.prefill, params, *prompts, caches, capacity=self.capacity, shape=shape
             )
-        state, packed = on(jax.eval_shape(begin, params, *prompts))
+        state, packed = on(self._prefilled)
         if program == "step":
             trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None
             return step.lower(config, params, state, trees)
         handle = on(_ints()) if config.searches else None
         return loop._run.lower(config, True, self.context, params, state, packed, handle)
 
+    @functools.cached_property
+    def caches(self) -> frozenset[Array]:
+        """The shapes of the arrays that hold rows of all cached tokens."""
+        state, _ = self._prefilled
+        return frozenset(
+            Array(_XLA_NAMES[x.dtype.name], x.shape)
+            for x in jax.tree.leaves((state.target_cache, state.draft_state))
+            if x.ndim > 2 and self.capacity in x.shape
+        )
+
+    @functools.cached_property
+    def _prefilled(self) -> tuple[Any, Any]:
+        """The state and the host buffer after a prefill; the prompt's length does not matter."""
+        begin = partial(prefill, self.config.prefill, capacity=self.capacity)
+        return jax.eval_shape(begin, self._params(), *self._prompts(1))
+
     def least(self, program: Program) -> Cost | None:
         """The least that a program moves and computes, with caches filled up to the context; None
         where the cost model does not say."""
-        config, path = self.config, self.config.max_depth + 1
+        config, rows = self.config, self.nodes + 1
         if program == "prefill":
             return None
         costs = CostModel(
@@ -110,9 +126,9 @@ class Case:
             jnp.dtype(self.dtype).itemsize,
             config.candidates,
         )
-        if self.method == "plain":
-            return costs.plain()
-        return costs.step(self.nodes + 1, path) if self.method == "dart" else None
+        if isinstance(config.drafter, Eagle3Config):
+            return costs.eagle3_step(config.drafter, config.eagle, self.nodes)
+        return costs.plain() if self.method == "plain" else costs.step(rows, config.max_depth + 1)
 
     def _params(self) -> dict[str, Any]:
         def weights(config: Any) -> Any:

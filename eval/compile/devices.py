@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from dart_jax.errors import UserError
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,8 @@ def compile_only(name: str) -> Any:
         options = {"target_config": _target_config(accelerator), "topology": "1x1x1"}
     else:
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no metadata server to ask
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-4")
         options = {"topology_name": accelerator.topology}
     try:
         found = topologies.get_topology_desc(platform=accelerator.platform, **options)
@@ -175,7 +178,24 @@ def allow_callbacks() -> None:
     mlir.ModuleContext.get_backend = get_backend
 
 
-def compile_lowered(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compiles a lowered program; its Python callbacks cannot be linked without a client."""
+def compile_lowered(
+    lowered: jax.stages.Lowered, accelerator: Accelerator, dump: Path
+) -> jax.stages.Compiled:
+    """Compiles a lowered program; its Python callbacks cannot be linked without a client.
+
+    Args:
+      lowered: the program.
+      accelerator: what it was lowered for.
+      dump: an empty folder, where the compiler for GPUs writes its schedule (`graphs.read_graphs`).
+    """
+    options: dict[str, Any] = {}
+    if accelerator.platform == "cuda":
+        options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
+        # Tiles of matrix products by XLA's model of costs, where no device can time them; without
+        # sums that are split among blocks, which that model chooses nearly always and adds up in
+        # another kernel.
+        options["xla_gpu_experimental_force_split_k"] = 1
+        if jax.__version_info__ >= (0, 11):
+            options["xla_gpu_experimental_cost_model_gemm_tiling_default"] = True
     lowered._lowering.compile_args["host_callbacks"] = ()  # type: ignore[attr-defined]
-    return lowered.compile()
+    return lowered.compile(compiler_options=options)

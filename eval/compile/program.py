@@ -2,7 +2,8 @@
 
     python -m eval.compile
     python -m eval.compile --device v6e --method dart --program step
-    python -m eval.compile --shape qwen3-8b --batch-size 32 --details step
+    python -m eval.compile --shape qwen3-8b --batch-size 32 --details 20
+    python -m eval.compile --shape tiny --program step loop --check
 
 Nothing is allocated or run: XLA is told what the device is like. Without the device it cannot time
 the ways to compute a matrix product and chooses by its own model of costs; what is fused, copied,
@@ -14,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
-import os
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,7 @@ from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
 from eval.compile.cases import Case, Method, Program
+from eval.compile.check import Limits, violations
 from eval.compile.devices import (
     ACCELERATORS,
     allow_callbacks,
@@ -35,16 +38,9 @@ from eval.compile.devices import (
     compile_only,
     described,
 )
-from eval.compile.report import details, launches, traffic
+from eval.compile.report import care, details, launches, outside_graphs, traffic
 from eval.compile.summary import Summary, summarise
 from eval.latency.shapes import target_of
-
-# Tiles of matrix products by XLA's model of costs, where no device can time them; without sums that
-# are split among blocks, which that model chooses nearly always and adds up in another kernel.
-_XLA_FLAGS = (
-    "--xla_gpu_experimental_cost_model_gemm_tiling_default=true "
-    "--xla_gpu_experimental_force_split_k=1"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +69,13 @@ class CompileConfig:
     """Compile only so many layers of the target, to be quicker; at least 7."""
     details: int = 8
     """List the kernels that move the most bytes besides weights and caches; 0 lists none."""
+    check: bool = False
+    """Exit with status 1 if a program copies a cache or does not update it in place, sorts the
+    whole vocabulary, or exchanges data with the host in a loop that needs no search on the host."""
+    max_kernels_a_layer: float | None = None
+    """Also exit with status 1 if a layer of the target has more kernels."""
+    max_ratio: float | None = None
+    """Also exit with status 1 if a program moves more than this many times the bytes needed."""
     json: Path | None = None
     """Write all figures to this file."""
     markdown: Path | None = None
@@ -89,6 +92,12 @@ class CompileConfig:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
         if self.details < 0:
             raise UserError("--details must be 0 or more")
+        for name in ("max_kernels_a_layer", "max_ratio"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"--{name.replace('_', '-')} must be above 0")
+            if value is not None and not self.check:
+                raise UserError(f"--{name.replace('_', '-')} needs --check")
 
     def cases(self) -> list[Case]:
         """All settings; plain decoding has no tree, so it is in there once."""
@@ -125,20 +134,23 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
     summaries = []
     for case, name in itertools.product(config.cases(), config.program):
         title = f"{case.shape}, {case.method}, {name}"
-        with console.status(f"compiling {title}"):
+        with console.status(f"compiling {title}"), tempfile.TemporaryDirectory() as dump:
             began = time.perf_counter()
             with described(config.device):
                 lowered = case.lower(name, device)
-            compiled = compile_lowered(lowered)
+            compiled = compile_lowered(lowered, accelerator, Path(dump))
             seconds = time.perf_counter() - began
-        summary = summarise(case, name, compiled, seconds)
+            summary = summarise(case, name, compiled, seconds, Path(dump))
         summaries.append(summary)
         jax.clear_caches()
         if config.details:
             console.print(details(summary, config.details).table())
-    tables = [traffic(summaries, accelerator), launches(summaries, accelerator)]
+    tables = [table(summaries, accelerator) for table in (traffic, launches, care)]
     for table in tables:
         console.print(table.table())
+    for summary in summaries:
+        if line := outside_graphs(summary):
+            console.print(line, highlight=False)
     if config.json:
         content = {
             "environment": environment(),
@@ -154,10 +166,16 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line. Exit status 2: bad input, reported in one line."""
+    """Command line. Exit status 1: a check failed; 2: bad input, reported in one line."""
     with program():
         config = parse(CompileConfig, args, __doc__)
-        # Both are read when the first compiler starts.
-        os.environ["XLA_FLAGS"] = f"{_XLA_FLAGS} {os.environ.get('XLA_FLAGS', '')}".strip()
         jax.config.update("jax_platforms", "cpu")
-        run(config, Console())
+        summaries = run(config, Console())
+        if config.check:
+            limits = Limits(config.max_kernels_a_layer, config.max_ratio)
+            found = [line for summary in summaries for line in violations(summary, limits)]
+            for line in found:
+                print(f"failed: {line}", file=sys.stderr)
+            if found:
+                sys.exit(1)
+            print(f"{len(summaries)} programs checked")

@@ -3,66 +3,125 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from eval.compile.cases import Case
 from eval.compile.devices import Accelerator
 from eval.compile.kernels import Kernel
 from eval.compile.summary import Summary
 from eval.latency.report import Grid
 
 _TRAFFIC = (
-    "GB: read and written, if no cache kept them; needed: weights, used rows of the caches, "
-    "results; ratio: GB over needed; ms: GB at the memory's rate; temp: MB of temporary memory"
+    "moved: read and written, if no cache kept them; needed: weights, used rows of the caches, "
+    "results; ratio: moved over needed; ms: moved at the memory's rate; temp, peak: MB of "
+    "temporary memory, and of all memory in use at once"
 )
 _LAUNCHES = (
-    "layer: kernels in a layer of the target; sort, copy: MB of the largest sort, and of all "
-    "copies; host: transfers and callbacks; aliases: arguments updated in place; s: to compile"
+    "layer: kernels in a layer of the target, the median; mean: all kernels over the number of "
+    "layers; s: to compile"
 )
+_GRAPHS = "; graphs: CUDA graphs, and how many of the kernels are inside"
+_CARE = (
+    "sort: entries in the longest row that is sorted; copies: MB; caches: copied, and updated not "
+    "in place; in place: arguments; host: transfers and callbacks in loops, and outside of them"
+)
+_WIDTH = 30  # of a kernel's name, so that the table fits into 80 columns
+_KIND = 9  # letters of its kind
+_NAMED = 6  # places of kernels outside of CUDA graphs
 
 
 def traffic(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     """What each program moves through the device's memory."""
-    rows = [
-        [
-            *_setting(each),
-            f"{each.moved / 1e9:.2f}",
-            "-" if each.least is None else f"{each.least.bytes / 1e9:.2f}",
-            "-" if each.ratio is None else f"{each.ratio:.2f}",
-            f"{1e3 * each.moved / accelerator.bandwidth:.2f}",
-            f"{each.temporary / 1e6:,.0f}",
-        ]
-        for each in summaries
-    ]
-    columns = [*_SETTING, "GB", "needed", "ratio", "ms", "temp"]
-    return Grid(f"Memory traffic, compiled for {accelerator.title}", columns, rows, _TRAFFIC)
+    large = max((x.moved for x in summaries), default=0) >= 1e9
+    name, unit = ("GB", 1e9) if large else ("MB", 1e6)
+    columns: dict[str, Callable[[Summary], str]] = {
+        f"{name} moved": lambda x: f"{x.moved / unit:.2f}",
+        "needed": lambda x: "-" if x.least is None else f"{x.least.bytes / unit:.2f}",
+        "ratio": lambda x: "-" if x.ratio is None else f"{x.ratio:.2f}",
+        "ms": lambda x: f"{1e3 * x.moved / accelerator.bandwidth:.2f}",
+        "temp": lambda x: f"{x.temporary / 1e6:,.0f}",
+        "peak": lambda x: f"{x.peak / 1e6:,.0f}",
+    }
+    return _grid("Memory traffic", columns, summaries, accelerator, _TRAFFIC)
 
 
 def launches(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     """What each program runs."""
+    columns: dict[str, Callable[[Summary], str]] = {
+        "kernels": lambda x: f"{x.launches:,}",
+        "layer": lambda x: f"{x.of_a_layer:g}",
+        "mean": lambda x: f"{x.per_layer:.1f}",
+    }
+    on_gpu = any(x.graphs for x in summaries)
+    if on_gpu:
+        columns |= {
+            "graphs": lambda x: "-" if x.graphs is None else f"{x.graphs.count}",
+            "inside": lambda x: "-" if x.in_graphs is None else f"{x.in_graphs:,}",
+        }
+    columns["s"] = lambda x: f"{x.seconds:.0f}"
+    caption = _LAUNCHES + _GRAPHS * on_gpu
+    return _grid("Kernels", columns, summaries, accelerator, caption)
+
+
+def care(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
+    """What each program had better not do."""
+    columns: dict[str, Callable[[Summary], str]] = {
+        "sort": lambda x: f"{max((k.sorted for k in x.kernels), default=0):,}",
+        "copies": lambda x: f"{x.copied / 1e6:.1f}",
+        "caches": lambda x: f"{x.caches_copied} / {x.caches_not_in_place}",
+        "in place": lambda x: f"{x.updated_in_place}",
+        "host": lambda x: f"{x.host(in_loop=True)} / {x.host(in_loop=False)}",
+    }
+    return _grid("Sorts, copies and transfers", columns, summaries, accelerator, _CARE)
+
+
+# What distinguishes settings; what they have in common is in a table's title.
+_SETTING: dict[str, Callable[[Case], str]] = {
+    "batch": lambda case: f"{case.batch}",
+    "tree": lambda case: f"{case.nodes or '-'}",
+    "context": lambda case: f"{case.context}",
+}
+
+
+def _grid(
+    title: str,
+    columns: dict[str, Callable[[Summary], str]],
+    summaries: Sequence[Summary],
+    accelerator: Accelerator,
+    caption: str,
+) -> Grid:
+    cases = [x.case for x in summaries]
+    shapes = {case.shape for case in cases}
+    values = {name: {show(case) for case in cases} for name, show in _SETTING.items()}
+    varied = [name for name, found in values.items() if len(found - {"-"}) > 1]
+    common = [
+        f"{name} {max(found)}"
+        for name, found in values.items()
+        if name not in varied and found != {"-"}
+    ]
     rows = [
         [
-            *_setting(each),
-            f"{each.launches:,}",
-            f"{each.of_a_layer:g}",
-            f"{each.largest_sort / 1e6:.1f}",
-            f"{each.copied / 1e6:.1f}",
-            f"{each.by_kind.get('host', 0)}",
-            f"{each.updated_in_place}",
-            f"{each.seconds:.0f}",
+            " ".join([x.case.shape] * (len(shapes) > 1) + [x.case.method, x.program]),
+            *(_SETTING[name](x.case) for name in varied),
+            *(show(x) for show in columns.values()),
         ]
-        for each in summaries
+        for x in summaries
     ]
-    columns = [*_SETTING, "kernels", "layer", "sort", "copy", "host", "aliases", "s"]
-    return Grid(f"Kernels, compiled for {accelerator.title}", columns, rows, _LAUNCHES)
+    where = ", ".join([*(shapes if len(shapes) == 1 else ()), *common])
+    head = f"{title}, compiled for {accelerator.title}\n{where}"
+    return Grid(head, ["program", *varied, *columns], rows, caption)
 
 
-_SETTING = ("program", "batch", "nodes", "context")
-
-
-def _setting(summary: Summary) -> list[str]:
-    case = summary.case
-    name = f"{case.shape} {case.method} {summary.program}"
-    return [name, f"{case.batch}", f"{case.nodes or '-'}", f"{case.context}"]
+def outside_graphs(summary: Summary) -> str:
+    """What a program launches outside of CUDA graphs, in a line; empty if there is nothing."""
+    found = dict.fromkeys(
+        f"{x.path or x.name} ({x.source or x.kind})" for x in summary.outside_graphs
+    )
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    names = ", ".join([*found][:_NAMED] + more)
+    count = summary.launches - (summary.in_graphs or 0)
+    program = f"{summary.case.method} {summary.program}, batch {summary.case.batch}"
+    return f"{program}: {count} kernels outside of CUDA graphs: {names}" if found else ""
 
 
 def details(summary: Summary, count: int) -> Grid:
@@ -74,21 +133,21 @@ def details(summary: Summary, count: int) -> Grid:
     largest = sorted(groups.items(), key=lambda x: -sum(k.intermediate for k in x[1]))
     rows = [
         [
-            path[-30:] or "-",
-            source,
-            kind,
-            f"{sum(k.times for k in same)}",
-            f"{sum(k.intermediate for k in same) / 1e6:,.1f}",
-            f"{sum(k.moved for k in same) / 1e6:,.1f}",
+            f"…{path[1 - _WIDTH :]}" if len(path) > _WIDTH else path or "-",
+            source or "-",
+            f"{kind[: _KIND - 1]}…" if len(kind) > _KIND else kind,
+            f"{sum(k.times * k.launches for k in same)}",
+            _megabytes(sum(k.intermediate for k in same)),
+            _megabytes(sum(k.moved for k in same)),
         ]
         for (path, kind, source), same in largest[:count]
     ]
     case = summary.case
     title = f"{case.shape} {case.method} {summary.program}, batch {case.batch}: largest kernels"
-    columns = ["kernel", "source", "kind", "times", "between", "all"]
-    return Grid(
-        title,
-        columns,
-        rows,
-        "between: MB that only other kernels use, neither weights nor caches; all: MB with these",
-    )
+    columns = ["kernel", "source", "kind", "times", "temp", "all"]
+    caption = "temp: MB that only other kernels use, neither weights nor caches; all: MB with these"
+    return Grid(title, columns, rows, caption)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.{0 if size >= 1e8 else 1}f}"

@@ -6,12 +6,14 @@ import collections
 import dataclasses
 import re
 import statistics
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from eval.compile.cases import Case, Program
-from eval.compile.hlo import Module, read_module
+from eval.compile.graphs import Graphs, read_graphs
+from eval.compile.hlo import read_module
 from eval.compile.kernels import Kernel, kernels
 from eval.latency.cost import Cost
 
@@ -27,8 +29,11 @@ class Summary:
       program: prefill, step or loop.
       seconds: to trace, lower and compile it.
       kernels: what it runs.
+      graphs: the CUDA graphs; None for other devices.
       updated_in_place: arguments that share their memory with results.
+      caches_not_in_place: caches among the arguments that do not.
       temporary: bytes of memory besides arguments and results.
+      peak: bytes of memory in use at once, arguments and results included.
       arguments: bytes.
       least: what must be moved and computed; None where that is not known.
     """
@@ -37,22 +42,25 @@ class Summary:
     program: Program
     seconds: float
     kernels: list[Kernel]
+    graphs: Graphs | None
     updated_in_place: int
+    caches_not_in_place: int
     temporary: int
+    peak: int
     arguments: int
     least: Cost | None
 
     @property
     def launches(self) -> int:
         """Number of kernels."""
-        return sum(kernel.times for kernel in self.kernels)
+        return sum(kernel.times * kernel.launches for kernel in self.kernels)
 
     @property
     def by_kind(self) -> dict[str, int]:
         """Kind -> number of kernels, the most frequent first."""
         counts: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
-            counts[kernel.kind] += kernel.times
+            counts[kernel.kind] += kernel.times * kernel.launches
         return dict(counts.most_common())
 
     @property
@@ -61,8 +69,28 @@ class Summary:
         counts: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
             if found := _LAYER.search(kernel.path):
-                counts[found[1]] += kernel.times
+                counts[found[1]] += kernel.times * kernel.launches
         return statistics.median(counts.values()) if counts else 0
+
+    @property
+    def per_layer(self) -> float:
+        """Number of all kernels over the number of the target's layers."""
+        return self.launches / self.case.config.target.num_hidden_layers
+
+    @property
+    def outside_graphs(self) -> list[Kernel]:
+        """What is launched outside of CUDA graphs."""
+        if self.graphs is None:
+            return []
+        inside = self.graphs.inside
+        return [kernel for kernel in self.kernels if kernel.name not in inside and kernel.launches]
+
+    @property
+    def in_graphs(self) -> int | None:
+        """Number of kernels in CUDA graphs; None for other devices."""
+        if self.graphs is None:
+            return None
+        return self.launches - sum(x.times * x.launches for x in self.outside_graphs)
 
     @property
     def moved(self) -> int:
@@ -82,6 +110,21 @@ class Summary:
         )
 
     @property
+    def caches_copied(self) -> int:
+        """How many caches are copied, padded or converted as a whole."""
+        return sum(
+            kernel.times * (array in self.case.caches)
+            for kernel in self.kernels
+            if kernel.kind != "prefetch"
+            for array in kernel.copied
+        )
+
+    def host(self, *, in_loop: bool) -> int:
+        """Number of transfers to or from the host, in loops or outside of them."""
+        transfers = (x for x in self.kernels if x.kind == "host" and x.in_loop == in_loop)
+        return sum(x.times * x.launches for x in transfers)
+
+    @property
     def largest_sort(self) -> int:
         """Bytes that the largest sort reads."""
         return max((kernel.read for kernel in self.kernels if kernel.kind == "sort"), default=0)
@@ -95,32 +138,56 @@ class Summary:
             "kernels": self.launches,
             "by_kind": self.by_kind,
             "of_a_layer": self.of_a_layer,
+            "per_layer": self.per_layer,
+            "graphs": None if self.graphs is None else self.graphs.count,
+            "in_graphs": self.in_graphs,
+            "outside_graphs": [kernel.name for kernel in self.outside_graphs],
             "moved": self.moved,
             "needed": None if self.least is None else self.least.bytes,
             "ratio": self.ratio,
             "copied": self.copied,
             "largest_sort": self.largest_sort,
-            "host": self.by_kind.get("host", 0),
+            "host_in_loops": self.host(in_loop=True),
+            "host_outside_loops": self.host(in_loop=False),
             "updated_in_place": self.updated_in_place,
+            "caches_copied": self.caches_copied,
+            "caches_not_in_place": self.caches_not_in_place,
             "temporary": self.temporary,
+            "peak": self.peak,
             "arguments": self.arguments,
         }
 
 
 def summarise(
-    case: Case, program: Program, compiled: jax.stages.Compiled, seconds: float
+    case: Case, program: Program, compiled: jax.stages.Compiled, seconds: float, dump: Path
 ) -> Summary:
-    """Reads a compiled program."""
-    module: Module = read_module(compiled.as_text() or "")
+    """Reads a compiled program.
+
+    Args:
+      case: the setting.
+      program: which one it is.
+      compiled: the program.
+      seconds: that it took to trace, lower and compile.
+      dump: what the compiler wrote while compiling it.
+    """
+    module = read_module(compiled.as_text() or "")
     memory = compiled.memory_analysis()
     assert memory is not None  # compilers of all platforms report it
+    graphs = read_graphs(dump)
+    in_place = set(module.updated_in_place)
+    caches = {at for at, array in module.arguments().items() if array in case.caches}
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    peak = held - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     return Summary(
         case=case,
         program=program,
         seconds=seconds,
-        kernels=kernels(module),
-        updated_in_place=module.updated_in_place,
+        kernels=kernels(module, None if graphs is None else graphs.launches),
+        graphs=graphs,
+        updated_in_place=len(in_place),
+        caches_not_in_place=len(caches - in_place),
         temporary=memory.temp_size_in_bytes,
+        peak=getattr(memory, "peak_memory_in_bytes", 0) or peak,
         arguments=memory.argument_size_in_bytes,
         least=case.least(program),
     )

@@ -13,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 
 _INT = _FLOAT = 4  # bytes of ids and of logits
 
@@ -70,7 +71,7 @@ class CostModel:
     @property
     def drafter_row(self) -> int:
         """Bytes of one token's keys and values in the drafter's cache."""
-        return self.itemsize * 2 * self.drafter.num_key_value_heads * self.drafter.head_dim
+        return self.itemsize * _cached(self.drafter)
 
     @property
     def features(self) -> int:
@@ -91,7 +92,7 @@ class CostModel:
         """Number of weights that every forward of the drafter reads: all."""
         d = self.drafter
         norms = 6 * d.hidden_size  # four norms and the mask rows' vector, which is twice as wide
-        return 3 * d.target_hidden_size * d.hidden_size + self._drafter_layer + norms + self._head
+        return 3 * d.target_hidden_size * d.hidden_size + _layer_of(d) + norms + self._head
 
     @property
     def _layer(self) -> int:
@@ -99,13 +100,6 @@ class CostModel:
         t = self.target
         heads = 2 * t.num_attention_heads + 2 * t.num_key_value_heads
         return t.hidden_size * (t.head_dim * heads + 3 * t.intermediate_size)
-
-    @property
-    def _drafter_layer(self) -> int:
-        """Number of matrix weights of the drafter's layer, whose input is twice as wide."""
-        d = self.drafter
-        heads = 3 * d.num_attention_heads + 4 * d.num_key_value_heads
-        return d.hidden_size * (d.head_dim * heads + 3 * d.intermediate_size)
 
     @property
     def _head(self) -> int:
@@ -119,6 +113,14 @@ class CostModel:
     def _candidates(self, path: int) -> int:
         """Bytes of the batch's candidates: ids and logits."""
         return self.batch * (path - 1) * self.candidates * (_INT + _FLOAT)
+
+    def _verified(self, rows: int, path: int) -> Cost:
+        """The target over T rows, of which only P are kept; logits and features do not cross the
+        memory."""
+        verify = self.verify(rows)
+        intermediate = self.batch * rows * (_FLOAT * self.target.vocab_size + self.features)
+        rejected = self.batch * (rows - path) * self.cached_row
+        return Cost(verify.bytes - intermediate - rejected, verify.operations)
 
     def verify(self, rows: int) -> Cost:
         """Returns the cost of the target over T rows: logits, features and new cache rows."""
@@ -163,16 +165,52 @@ class CostModel:
 
     def step(self, rows: int, path: int) -> Cost:
         """Returns the cost of the whole step; intermediate results need not cross the memory."""
-        verify, draft = self.verify(rows), self.draft(path)
-        t = self.target
-        intermediate = self.batch * rows * (_FLOAT * t.vocab_size + self.features)
-        rejected = self.batch * (rows - path) * self.cached_row
-        moved = verify.bytes - intermediate - rejected
-        moved += draft.bytes - self.batch * path * self.features - self._draft_logits(path)
-        return Cost(moved + self._candidates(path), verify.operations + draft.operations)
+        verified, draft = self._verified(rows, path), self.draft(path)
+        moved = verified.bytes + draft.bytes
+        moved -= self.batch * path * self.features + self._draft_logits(path)
+        return Cost(moved + self._candidates(path), verified.operations + draft.operations)
+
+    def eagle3_step(self, drafter: Eagle3Config, tree: Eagle3Tree, nodes: int) -> Cost:
+        """Returns the cost of a step with an EAGLE-3 drafter instead, and trees of N nodes.
+
+        Every level of the tree is a forward pass, which reads the layer, the head and the used rows
+        of the drafter's cache again: no cache on a chip holds them from one pass to the next. The
+        projection of the target's features is read once. Drafted rows' keys, values and logits are
+        intermediate results.
+        """
+        d, b, size = drafter, self.batch, drafter.hidden_size
+        path = min(tree.levels, nodes) + 1
+        width = min(tree.top_k, d.draft_vocab_size, nodes)  # rows of a later pass
+        later = max(min(tree.depth, nodes - 1), 1)
+        head, layer, row = size * d.draft_vocab_size, _layer_of(d), _cached(d)
+        projection = 3 * d.target_hidden_size * size
+        weights = projection + (1 + later) * (layer + 4 * size + head)
+        rows = path * size + row * (self.context + path)
+        rows += later * (width * size + row * (self.context + path))
+        trees = 3 * _INT * (nodes + 1)
+
+        keys, heads = 2 * size * row, 2 * d.head_dim * d.num_attention_heads
+        products = (
+            path * (projection + keys) + (layer - keys) + head + heads * (self.context + path)
+        )
+        drafted = later * (later + 1) // 2  # a row sees itself and the drafted rows before it
+        products += later * width * (layer + head + heads * (self.context + path))
+        products += width * heads * drafted
+        verified = self._verified(nodes + 1, path)
+        moved = verified.bytes + self.itemsize * (weights + b * rows) + b * trees
+        return Cost(moved, verified.operations + 2 * b * products)
 
     def plain(self) -> Cost:
         """Returns the cost of a plain step: one row, whose keys and values are cached."""
-        verify = self.verify(1)
-        intermediate = self.batch * (_FLOAT * self.target.vocab_size + self.features)
-        return Cost(verify.bytes - intermediate, verify.operations)
+        return self._verified(1, 1)
+
+
+def _layer_of(drafter: DraftLayerConfig) -> int:
+    """Number of matrix weights of a drafter's layer, whose input is twice as wide."""
+    heads = 3 * drafter.num_attention_heads + 4 * drafter.num_key_value_heads
+    return drafter.hidden_size * (drafter.head_dim * heads + 3 * drafter.intermediate_size)
+
+
+def _cached(drafter: DraftLayerConfig) -> int:
+    """Numbers in one token's keys and values in a drafter's cache."""
+    return 2 * drafter.num_key_value_heads * drafter.head_dim

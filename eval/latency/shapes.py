@@ -20,8 +20,8 @@ from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig
-from dart_jax.models.execution import Execution
 from dart_jax.models.layers import Params
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import read_target_config

@@ -165,7 +165,7 @@ def decoder(
     *,
     max_length: int,
     sampling: Sampling,
-    loop: Loop = "fused",
+    loop: Loop | None = None,
     acceptance: float | None = None,
 ) -> Decoder:
     """Returns the decoder of a method.
@@ -175,7 +175,8 @@ def decoder(
       tree: its draft tree.
       max_length: rows of the KV cache.
       sampling: sampling parameters.
-      loop: see `Decoder`; plain decoding always uses the fused loop.
+      loop: see `Decoder`; None for the platform's fastest. Plain decoding always uses the fused
+        loop.
       acceptance: imposed tau: tokens that every verification emits, whatever the target samples;
         stop tokens are then ignored. Trees must be deep enough.
     """

@@ -65,9 +65,10 @@ class SpeedupConfig(MethodChoice):
     shape: str | None = None
     """Instead of --target, random weights in a shape of eval.latency, such as qwen3-8b, with the
     demo's tokenizer and no n-gram model. Needs --acceptance."""
-    loop: Loop = "fused"
+    loop: Loop | None = None
     """fused: the whole generation is one jitted program that calls the tree search; host: step and
-    search alternate on the host, as when streaming."""
+    search alternate on the host, as when streaming. By default host for methods that search on the
+    host, except on a CPU."""
     repeats: int = 3
     """Measured passes over all prompts, after one that compiles."""
     seed: int = 0

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.generation import default_loop
 from dart_jax.programs.progress import progress_bar
 from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.questions import Question
@@ -133,7 +134,7 @@ class Speedup:
 
     def sweep(self, chosen: Tree) -> list[tuple[Tree, bool, Loop, Summary]]:
         """Measures DART with every tree, with and without n-gram model, then in the other loop."""
-        loop: Loop = self.config.loop
+        loop = self.config.loop or default_loop(searches=True)
         other: Loop = "host" if loop == "fused" else "fused"
         has_ngram = self.models["dart"].ngram is not None
         used = (True, False) if has_ngram else (False,)

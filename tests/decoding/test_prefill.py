@@ -19,7 +19,7 @@ from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
-from dart_jax.models.execution import Execution
+from dart_jax.models.platform.execution import Execution
 from dart_jax.ngram import NgramModel
 
 WINDOWS = dataclasses.replace(TARGET, sliding_window=5, sliding_layers=(0, 1, 3, 4, 6))

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig
+from dart_jax.models.drafter_config import Eagle3Config
 from eval.latency import case as latency_case
 from eval.latency import clock as latency_clock
 from eval.latency import hardware
@@ -130,6 +132,25 @@ def test_bytes_and_operations_by_hand():
     assert step.operations == verify.operations + draft.operations
     kept = 4 * (weights + 61 * 64) + CACHED * 109
     assert step.bytes == kept + 4 * drafter + 9 * 64 * 4 + row * 109 + candidates
+
+
+def test_an_eagle3_step_by_hand():
+    drafter, tree = Eagle3Config.for_target(COSTS.target), Eagle3Tree(depth=3, top_k=5)
+    layer = DRAFT_LAYER + 4 * 64
+    row = 2 * 2 * 16  # numbers in a row's keys and values
+    # Paths of 5 rows: the root and 4 levels, of which 3 are passes over 5 rows.
+    verified = COSTS.step(21, 5).bytes - COSTS.draft(5).bytes - 4 * 25 * 8
+    verified += 5 * 3 * 64 * 4 + 4 * 512 * 4  # features and logits do not cross the memory
+    passes = 3 * 64 * 64 + 4 * (layer + 64 * 512) + 4 * row * 105 + 5 * 64 + 3 * 5 * 64
+    step = COSTS.eagle3_step(drafter, tree, 20)
+    assert step.bytes == verified + 4 * passes + 3 * 4 * 21
+    keys = 128 * 64  # of a row
+    seen = 2 * 64 * 105
+    products = 5 * (192 * 64 + keys) + DRAFT_LAYER - keys + 64 * 512 + seen
+    products += 3 * 5 * (DRAFT_LAYER + 64 * 512 + seen) + 5 * 2 * 64 * (1 + 2 + 3)
+    assert step.operations == COSTS.verify(21).operations + 2 * products
+    # Fewer nodes than a level has rows, and than there are levels.
+    assert COSTS.eagle3_step(drafter, tree, 2).bytes < COSTS.eagle3_step(drafter, tree, 3).bytes
 
 
 def test_weights_match_the_parameters():

@@ -18,10 +18,13 @@ from dart_jax.errors import UserError
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.dense import attend_dense
 from dart_jax.models.attention.flash import _Grid
-from dart_jax.models.attention.segments import Prefix, Scoring, Segment
-from dart_jax.models.execution import Execution
-from dart_jax.models.fusion import fuse, is_fused
+from dart_jax.models.attention.heads import HeadNorm, rotated_heads
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment, split_heads
+from dart_jax.models.layers import RMSNorm
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.fusion import fuse, is_fused
 from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.rope import Rope, rotate
 
 GPU = Execution("interpret", least_rows=8, fused=True)
 
@@ -81,6 +84,36 @@ def test_the_kernel_computes_what_plain_jax_does(shape):
         tolerance = 2e-6 if shape.dtype == "float32" else 2e-2
         got, expected = (np.asarray(x, np.float32) for x in (got, expected))
         np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("offset", [None, 1.0, "no norm"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_by_the_kernel_are_those_of_the_layers(offset, dtype):
+    """19 rows of 3 query heads for 1 key head; the norms before RoPE as the layers compute them."""
+    rng = np.random.default_rng(3)
+    b, t, heads, kv_heads, h = 2, 19, 3, 1, 32
+    qkv = jnp.asarray(rng.normal(size=(b, t, (heads + 2 * kv_heads) * h)), dtype)
+    positions = jnp.asarray(rng.integers(0, 500, (b, t)), jnp.int32)
+    rope = Rope(1e4)
+    q, k, v = jnp.split(qkv, [heads * h, (heads + kv_heads) * h], axis=-1)
+    q, k, v = split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
+    norm = None
+    if offset != "no norm":
+        scales = jnp.asarray(rng.normal(1, 0.3, (2, h)), dtype)
+        norms = [RMSNorm(h, 1e-6, dtype=dtype, offset=offset) for _ in scales]
+        for each, scale in zip(norms, scales, strict=True):
+            each.scale[...] = scale
+        q, k = norms[0](q), norms[1](k)
+        norm = HeadNorm(*scales, 1e-6, offset)
+    expected = rotate(q, positions, rope), rotate(k, positions, rope), v
+    rotation = rope.rotation(positions, h)
+    got = rotated_heads(qkv, *rotation, heads, kv_heads, norm, interpret=True)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
+        tolerance = 1e-5 if dtype == "float32" else 2e-2
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(got[2], v)
 
 
 def test_one_sequence_fills_the_gpu_and_many_are_not_split():

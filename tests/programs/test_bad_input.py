@@ -92,6 +92,7 @@ CASES = {
     "compile --layers 3": "--layers must be at least 7: a drafter reads three different ones",
     "compile --shape gpt": "no shape 'gpt'; pass one of demo, qwen3",
     "compile --batch-size 0": "--batch-size must be at least 1",
+    "compile --max-ratio 2": "--max-ratio needs --check",
     "memory --length 0": "--length must be at least 1",
     "memory --tree-nodes 1000": "--tree-nodes must be from 0 to 512, got 1000",
     "memory --shape gpt": "no shape 'gpt'; pass one of demo, qwen3",

@@ -1,1 +1,2 @@
-"""Attention: keys and values of new rows and of a cached prefix, one softmax over all of them."""
+"""Attention: of new rows to each other and to a cached prefix, in plain JAX and as GPU kernels.
+Imports `dart_jax.models.cache`; the models import it."""

@@ -3,7 +3,7 @@
 Written in Pallas for its Triton backend. It keeps scores and softmax on the chip (Dao et al., arXiv
 2205.14135), and reads no more of the cache than is filled. A block of queries holds the rows of all
 heads that share a key head. With few sequences the keys are split among several blocks, which makes
-use of the whole GPU (Dao et al., Flash-Decoding, 2023); their parts are joined in plain JAX.
+use of the whole GPU (Dao et al., Flash-Decoding, 2023); another kernel joins their parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
 
 _KEYS = 64  # per iteration
 _ROWS = (16, 32, 64)  # of a block; the tensor cores need at least 16
@@ -35,9 +35,8 @@ def available() -> bool:
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Whether the kernel is made for these sizes: heads of 16 to 256 dimensions, a power of two."""
-    h = q.shape[3]
-    return q.dtype == prefix.k.dtype == prefix.v.dtype and 16 <= h <= 256 and h & (h - 1) == 0
+    """Whether the kernel is made for these sizes and dtypes."""
+    return q.dtype == prefix.k.dtype == prefix.v.dtype and fits_kernels(q.shape[3])
 
 
 def attend_flash(
@@ -64,12 +63,11 @@ def attend_flash(
     groups = heads // kv_heads
     grid = _Grid.of(b * kv_heads, groups * t, prefix.k.shape[2])
 
-    def rows(
-        x: jax.Array,
-    ) -> jax.Array:  # [B, T, ..] -> [B, R, ..]: a row for every head of a group
-        return jnp.repeat(x, groups, axis=1)
+    def rows(x: jax.Array) -> jax.Array:
+        """[B, T, ..] -> [B, R, ..]: the rows of a group's heads, one head after another."""
+        return jnp.tile(x, (1, groups, *(1,) * (x.ndim - 2)))
 
-    q = new.q.reshape(b, kv_heads, groups, t, h).swapaxes(2, 3).reshape(b, kv_heads, -1, h)
+    q = new.q.reshape(b, kv_heads, groups * t, h)
     mask = rows(jnp.broadcast_to(new.mask, (b, t, new.k.shape[2]))).astype(jnp.int8)
     arguments = _Arguments(
         prefix.length,
@@ -81,12 +79,13 @@ def attend_flash(
         new.v,
         mask,
     )
-    shape = (grid.splits, *q.shape) if grid.splits > 1 else q.shape
-    results = [jax.ShapeDtypeStruct(shape, q.dtype if grid.splits == 1 else jnp.float32)]
+    result = jax.ShapeDtypeStruct((b, t, heads, h), q.dtype)
+    results = [result]
     if grid.splits > 1:
-        results += [jax.ShapeDtypeStruct(shape[:-1], jnp.float32)] * 2
-    kernel = _Kernel(grid, kv_heads, scoring.factor(h), scoring.cap, prefix.first is not None)
-    out, *parts = pl.pallas_call(
+        shape = (grid.splits, *q.shape)
+        results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
+    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap, prefix.first is not None)
+    parts = pl.pallas_call(
         kernel.run,
         grid=(grid.row_blocks, b * kv_heads, grid.splits),
         out_shape=results,
@@ -94,17 +93,62 @@ def attend_flash(
         interpret=interpret,
         name="attention",
     )(*(x for x in arguments if x is not None))
-    if parts:
-        top, total = parts
-        weight = jnp.exp(top - jnp.max(top, axis=0, keepdims=True))
-        total = jnp.sum(weight * total, axis=0)
-        out = jnp.sum(out * weight[..., None], axis=0) / total[..., None]
-    out = out.reshape(b, kv_heads, t, groups, h).transpose(0, 2, 1, 3, 4)
-    return out.reshape(b, t, heads * h).astype(q.dtype)
+    out = parts[0] if grid.splits == 1 else _join(parts, result, interpret)
+    return out.reshape(b, t, heads * h)
+
+
+def _join(parts: Parts, result: jax.ShapeDtypeStruct, interpret: bool) -> jax.Array:
+    """Joins the splits' weighted sums [splits, B, K, R, h], largest scores and sums of weights."""
+    from jax.experimental.pallas import triton
+
+    b, t, heads, h = result.shape
+    out, top, total = parts
+    splits, size = len(out), 16
+
+    def kernel(out_ref: Any, top_ref: Any, total_ref: Any, result_ref: Any) -> None:
+        sequence, head = pl.program_id(1), pl.program_id(2)
+        rows = pl.ds(pl.program_id(0) * size, size)
+        inside = pl.program_id(0) * size + jnp.arange(size, dtype=jnp.int32) < t
+
+        def part(split: jax.Array) -> Parts:
+            at = (split, sequence, head, rows)
+            all_of = out_ref.at[(*at, slice(None))]
+            return (
+                _load(all_of, inside[:, None]),
+                _load(top_ref.at[at], inside),
+                _load(total_ref.at[at], inside),
+            )
+
+        def add(split: jax.Array, carry: Parts) -> Parts:
+            (sum_, top, total), (more, more_top, more_total) = carry, part(split)
+            largest = jnp.maximum(top, more_top)
+            old, new = jnp.exp(top - largest), jnp.exp(more_top - largest)
+            sum_ = sum_ * old[:, None] + more * new[:, None]
+            return sum_, largest, total * old + more_total * new
+
+        sum_, _, total = jax.lax.fori_loop(jnp.int32(1), jnp.int32(splits), add, part(jnp.int32(0)))
+        mean = sum_ / jnp.where(inside, total, 1)[:, None]
+        at = result_ref.at[sequence, rows, head, :]
+        triton.store(
+            at, mean.astype(result.dtype), mask=jnp.broadcast_to(inside[:, None], at.shape)
+        )
+
+    return pl.pallas_call(
+        kernel,
+        grid=(-(-t // size), b, heads),
+        out_shape=result,
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        interpret=interpret,
+        name="join_splits",
+    )(
+        out.reshape(splits, b, heads, t, h),
+        top.reshape(splits, b, heads, t),
+        total.reshape(splits, b, heads, t),
+    )
 
 
 class _Arguments(NamedTuple):
-    """The kernel's arguments, R = T * G rows per key head; the attributes of `Prefix`, `Segment`.
+    """The kernel's arguments, R = G * T rows per key head; the attributes of `Prefix`, `Segment`.
 
     Attributes:
       length: int32 [B].
@@ -160,6 +204,7 @@ class _Kernel:
     Attributes:
       grid: how the work is divided.
       kv_heads: K.
+      new_rows: T.
       scale: factor on the products.
       cap: see `Scoring`.
       windowed: whether there is an argument `first`.
@@ -167,6 +212,7 @@ class _Kernel:
 
     grid: _Grid
     kv_heads: int
+    new_rows: int
     scale: float
     cap: float | None
     windowed: bool
@@ -200,7 +246,7 @@ class _Kernel:
             block.store(out_ref, out / jnp.where(total == 0, 1, total)[:, None])
             return
         for ref, value in zip((out_ref, *parts), (out, top, total), strict=True):
-            block.store(ref, value, split)
+            block.store_part(ref, split, value)
 
 
 class _Block:
@@ -215,9 +261,9 @@ class _Block:
         self.kernel, self.args = kernel, args
         self.sequence = pl.program_id(1) // kernel.kv_heads
         self.head = pl.program_id(1) % kernel.kv_heads
-        start = pl.program_id(0) * kernel.grid.rows
-        self.rows = pl.ds(start, kernel.grid.rows)
-        self.inside = start + jnp.arange(kernel.grid.rows, dtype=jnp.int32) < args.q.shape[2]
+        self.start = pl.program_id(0) * kernel.grid.rows
+        self.rows = pl.ds(self.start, kernel.grid.rows)
+        self.inside = self.start + jnp.arange(kernel.grid.rows, dtype=jnp.int32) < args.q.shape[2]
         self.length = args.length[self.sequence]
         self.q = _load(args.q.at[self.sequence, self.head, self.rows, :], self.inside[:, None])
         self.first = None
@@ -271,14 +317,32 @@ class _Block:
         out = out * shrink[:, None] + _product(weights.astype(v.dtype), v, 0)
         return out, new_top, total * shrink + jnp.sum(weights, axis=1)
 
-    def store(self, ref: Any, value: jax.Array, *split: jax.Array) -> None:
-        """Writes the rows' results, [rows] or [rows, h], of one split if there are several."""
+    def store(self, ref: Any, value: jax.Array) -> None:
+        """Writes the rows' results [rows, h] into [B, T, H, h]."""
+        from jax.experimental.pallas import triton
+
+        index = self.start + jnp.arange(self.kernel.grid.rows, dtype=jnp.int32)
+        groups = ref.shape[2] // self.kernel.kv_heads
+        # Indices for every number: Pallas has no mixture of arrays and slices.
+        at = (
+            jnp.full(value.shape, self.sequence, jnp.int32),
+            jnp.broadcast_to((index % self.kernel.new_rows)[:, None], value.shape),
+            jnp.broadcast_to(
+                (self.head * groups + index // self.kernel.new_rows)[:, None], value.shape
+            ),
+            jnp.broadcast_to(jnp.arange(value.shape[1], dtype=jnp.int32)[None], value.shape),
+        )
+        mask = jnp.broadcast_to(self.inside[:, None], value.shape)
+        triton.store(ref.at[at], value.astype(ref.dtype), mask=mask)
+
+    def store_part(self, ref: Any, split: jax.Array, value: jax.Array) -> None:
+        """Writes a split's results, [rows] or [rows, h]."""
         from jax.experimental.pallas import triton
 
         inside = self.inside if value.ndim == 1 else self.inside[:, None]
         rest = (slice(None),) * (value.ndim - 1)
-        at = ref.at[(*split, self.sequence, self.head, self.rows, *rest)]
-        triton.store(at, value.astype(ref.dtype), mask=inside)
+        at = ref.at[(split, self.sequence, self.head, self.rows, *rest)]
+        triton.store(at, value, mask=jnp.broadcast_to(inside, value.shape))
 
 
 def _load(ref: Any, mask: jax.Array, other: int = 0) -> jax.Array:

@@ -75,6 +75,11 @@ class Scoring(NamedTuple):
 PLAIN = Scoring()
 
 
+def fits_kernels(head_dim: int) -> bool:
+    """Whether the GPU kernels are made for heads of this size: a power of two, 16 to 256."""
+    return 16 <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
+
+
 def split_heads(x: jax.Array, heads: int) -> jax.Array:
     """[B, T, heads * h] -> [B, heads, T, h]."""
     b, t, _ = x.shape

@@ -10,8 +10,8 @@ import jax
 from dart_jax.errors import UserError
 from dart_jax.models.attention import flash
 from dart_jax.models.attention.attend import AttentionKernel
-from dart_jax.models.fusion import fuse
 from dart_jax.models.layers import Params
+from dart_jax.models.platform.fusion import fuse
 
 
 @dataclasses.dataclass(frozen=True)

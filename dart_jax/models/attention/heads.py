@@ -1,0 +1,129 @@
+"""One kernel between joined projections and attention, for NVIDIA GPUs: norms of queries and keys,
+RoPE, and the layout that attention and the cache have. XLA makes five kernels of that.
+
+Written in Pallas for its Triton backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+_ROWS = 16  # of a block
+
+
+class HeadNorm(NamedTuple):
+    """The root-mean-square norm of each head's queries and keys; see `layers.RMSNorm`.
+
+    Attributes:
+      q_scale: [h].
+      k_scale: [h].
+      eps: added to the mean square.
+      offset: added to the scales, with which the product is computed in float32; None for none.
+    """
+
+    q_scale: jax.Array
+    k_scale: jax.Array
+    eps: float
+    offset: float | None
+
+
+def rotated_heads(
+    qkv: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    heads: int,
+    kv_heads: int,
+    norm: HeadNorm | None,
+    *,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Splits the output of a joined projection into heads, and normalises and rotates them.
+
+    Args:
+      qkv: [B, T, (H + 2 K) * h]: queries, keys, values.
+      cos: float32 [B, T, h / 2], of each row's angles.
+      sin: float32 [B, T, h / 2].
+      heads: H.
+      kv_heads: K.
+      norm: of queries and keys, before they are rotated; None for none.
+      interpret: run the kernel in Pallas' interpreter, on any platform.
+
+    Returns:
+      Queries [B, H, T, h], keys and values [B, K, T, h].
+    """
+    from jax.experimental.pallas import triton
+
+    b, t, width = qkv.shape
+    h = width // (heads + 2 * kv_heads)
+    half = h // 2
+
+    def kernel(x_ref: Any, cos_ref: Any, sin_ref: Any, *refs: Any) -> None:
+        *scales, q_ref, k_ref, v_ref = refs
+        sequence, head = pl.program_id(1), pl.program_id(2)
+        start = pl.program_id(0) * _ROWS
+        rows = pl.ds(start, _ROWS)
+        inside = (start + jnp.arange(_ROWS, dtype=jnp.int32) < t)[:, None]
+        inside = jnp.broadcast_to(inside, (_ROWS, half))
+        halves = (pl.ds(0, half), pl.ds(half, half))
+
+        def load(ref: Any, *at: Any) -> jax.Array:
+            return triton.load(ref.at[at], mask=inside, other=0.0)
+
+        def store(ref: Any, head: jax.Array, values: tuple[jax.Array, jax.Array]) -> None:
+            for part, value in zip(halves, values, strict=True):
+                at = ref.at[sequence, head, rows, part]
+                triton.store(at, value.astype(ref.dtype), mask=inside)
+
+        def rotated(x: tuple[jax.Array, jax.Array], scale: Any) -> tuple[jax.Array, jax.Array]:
+            x1, x2 = (part.astype(jnp.float32) for part in x)
+            if norm is not None:
+                squares = jnp.sum(x1 * x1, axis=1) + jnp.sum(x2 * x2, axis=1)
+                inverse = jax.lax.rsqrt(squares / h + norm.eps)[:, None]
+                x1, x2 = (
+                    _scaled(part * inverse, triton.load(scale.at[at])[None], norm.offset)
+                    for part, at in zip((x1, x2), halves, strict=True)
+                )
+            cos, sin = (load(ref, sequence, rows, halves[0]) for ref in (cos_ref, sin_ref))
+            return x1 * cos - x2 * sin, x2 * cos + x1 * sin
+
+        x = tuple(load(x_ref, sequence, rows, head, part) for part in halves)
+        q_scale, k_scale = scales or (None, None)
+
+        @pl.when(head < heads)
+        def _():
+            store(q_ref, head, rotated(x, q_scale))
+
+        @pl.when((head >= heads) & (head < heads + kv_heads))
+        def _():
+            store(k_ref, head - heads, rotated(x, k_scale))
+
+        @pl.when(head >= heads + kv_heads)
+        def _():
+            store(v_ref, head - heads - kv_heads, x)
+
+    shapes = [(b, count, t, h) for count in (heads, kv_heads, kv_heads)]
+    q, k, v = pl.pallas_call(
+        kernel,
+        grid=(-(-t // _ROWS), b, heads + 2 * kv_heads),
+        out_shape=[jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes],
+        compiler_params=triton.CompilerParams(num_warps=2, num_stages=1),
+        interpret=interpret,
+        name="rotated_heads",
+    )(
+        qkv.reshape(b, t, heads + 2 * kv_heads, h),
+        cos,
+        sin,
+        *(() if norm is None else (norm.q_scale, norm.k_scale)),
+    )
+    return q, k, v
+
+
+def _scaled(x: jax.Array, scale: jax.Array, offset: float | None) -> jax.Array:
+    """Applies a norm's scale to normalised float32 values, rounding as `layers.RMSNorm` does."""
+    if offset is not None:
+        return (x * (offset + scale.astype(jnp.float32))).astype(scale.dtype).astype(jnp.float32)
+    return (x.astype(scale.dtype) * scale).astype(jnp.float32)
