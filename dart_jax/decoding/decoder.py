@@ -9,7 +9,7 @@ import numpy as np
 
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.loop import Generation, generate_fused, generate_streaming
-from dart_jax.decoding.prompts import Options, Prompts
+from dart_jax.decoding.prompts import CHUNK, Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
@@ -29,6 +29,7 @@ class Decoder:
       sampling: how the target samples.
       stop: ids that end a sequence.
       loop: `fused`, one jitted program, or `host`, step and search called in turn from the host.
+      chunk: tokens of a prompt that are read at a time.
     """
 
     config: DecodeConfig
@@ -38,6 +39,7 @@ class Decoder:
     sampling: Sampling
     stop: tuple[int, ...]
     loop: Loop
+    chunk: int = CHUNK
 
     def __repr__(self) -> str:
         method = "plain decoding"
@@ -51,7 +53,7 @@ class Decoder:
     ) -> Prompts:
         """Pads prompts to a batch for this decoder; see `Prompts.pad`."""
         vocab_size = self.config.target.vocab_size
-        return Prompts.pad(prompts, max_new_tokens, self.max_length, vocab_size, limit)
+        return Prompts.pad(prompts, max_new_tokens, self.max_length, vocab_size, limit, self.chunk)
 
     def options(self, seed: int) -> Options:
         """The options of a batch; raises UserError if the seed is out of range."""

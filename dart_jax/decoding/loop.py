@@ -19,10 +19,11 @@ import numpy as np
 
 from dart_jax.decoding.compilation import measure_compilation
 from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.prefill import divide, empty_caches, prefill, read_chunk
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner, search_in_jit
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import prefill, step
+from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
 
 # Stop ids are padded to a multiple of this.
@@ -103,17 +104,29 @@ def padded_stop(stop: tuple[int, ...]) -> tuple[int, ...]:
 def start(
     config: DecodeConfig, params: DecodeParams, prompts: Prompts, options: Options
 ) -> tuple[DecodeState, jax.Array]:
-    """Runs the prefill of a batch."""
+    """Runs the prefill of a batch, a long one in chunks."""
+    tokens, capacity = jnp.asarray(prompts.tokens), config.capacity(prompts.max_length)
+    caches, last = None, None
+    if chunks := divide(config, prompts):
+        *before, last = chunks
+        reading = config.reading
+        caches = empty_caches(reading, params, batch=tokens.shape[0], capacity=capacity)
+        for chunk in before:
+            caches = read_chunk(
+                reading, params, caches, tokens, jnp.int32(chunk.start), shape=chunk.shape
+            )
     return prefill(
         config.prefill,
         params,
-        jnp.asarray(prompts.tokens),
+        tokens,
         jnp.asarray(prompts.length),
         jnp.asarray(prompts.max_new_tokens),
         jnp.asarray(padded_stop(options.stop), jnp.int32),
         jnp.uint32(options.seed),
         options.sampling.values(),
-        capacity=config.capacity(prompts.max_length),
+        caches,
+        capacity=capacity,
+        shape=None if last is None else last.shape,
     )
 
 

@@ -9,23 +9,28 @@ import numpy as np
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 
+# Tokens of a prompt that are read at a time.
+CHUNK = 512
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prompts:
-    """A batch of prompts, padded on the right to a power of two, at least 16, to limit the number
-    of compiled shapes.
+    """A batch of prompts, padded on the right to limit the number of compiled shapes: to a power of
+    two, at least 16, if all fit into one chunk, otherwise to the maximum length.
 
     Attributes:
       tokens: int32 [B, T].
       length: int32 [B].
       max_new_tokens: int32 [B], reduced to the room that `max_length` leaves.
       max_length: maximum length of prompt and new tokens together, per row.
+      chunk: tokens of each prompt that are read at a time.
     """
 
     tokens: np.ndarray
     length: np.ndarray
     max_new_tokens: np.ndarray
     max_length: int
+    chunk: int = CHUNK
 
     @classmethod
     def pad(
@@ -35,6 +40,7 @@ class Prompts:
         max_length: int,
         vocab_size: int,
         limit: int | None = None,
+        chunk: int = CHUNK,
     ) -> Prompts:
         """Pads prompts of different lengths to a batch.
 
@@ -44,15 +50,18 @@ class Prompts:
           max_length: see the class.
           vocab_size: V.
           limit: a smaller maximum length of prompt and new tokens, which compiles nothing anew.
+          chunk: see the class.
 
         Raises:
           UserError: there is no prompt, a prompt is empty, leaves no room for a new token or has a
-            token outside the vocabulary, or `max_new_tokens` is out of range.
+            token outside the vocabulary, or `max_new_tokens` or `chunk` is out of range.
         """
         if not prompts:
             raise UserError("no prompts")
         if not 1 <= max_new_tokens < 2**31:
             raise UserError(f"max_new_tokens must be in 1..{2**31 - 1}, got {max_new_tokens}")
+        if chunk < 1:
+            raise UserError(f"a prompt is read in chunks of at least 1 token, got {chunk}")
         length = np.array([len(prompt) for prompt in prompts], np.int32)
         if length.min() < 1:
             raise UserError("a prompt is empty; give it at least one token")
@@ -61,14 +70,17 @@ class Prompts:
             raise UserError(
                 f"a prompt of {length.max()} tokens leaves no room in {room} positions; shorten it"
             )
-        padded = min(max(16, 1 << (int(length.max()) - 1).bit_length()), max_length)
+        longest = int(length.max())
+        padded = max_length
+        if longest <= chunk:
+            padded = min(max(16, 1 << (longest - 1).bit_length()), max_length)
         tokens = np.zeros((len(prompts), padded), np.int32)
         for row, prompt in zip(tokens, prompts, strict=True):
             if prompt.min() < 0 or prompt.max() >= vocab_size:
                 raise UserError(f"prompt tokens must be in 0..{vocab_size - 1}")
             row[: len(prompt)] = prompt
         budget = np.minimum(max_new_tokens, room - length).astype(np.int32)
-        return cls(tokens, length, budget, max_length)
+        return cls(tokens, length, budget, max_length, chunk)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,6 +79,13 @@ class DecodeConfig:
         the host searches, since the prefill depends on nothing else."""
         return dataclasses.replace(self, nodes=self.max_depth) if self.searches else self
 
+    @property
+    def reading(self) -> DecodeConfig:
+        """The config to compile the reading of prompts for; equal for all trees of a drafter and
+        all that is done with the logits."""
+        nodes = min(self.nodes, 1)
+        return DecodeConfig(self.target, self.drafter, nodes, execution=self.execution)
+
     def capacity(self, max_length: int) -> int:
         """Cache rows needed for sequences of up to `max_length` tokens.
 

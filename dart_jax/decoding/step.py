@@ -22,10 +22,10 @@ from dart_jax.decoding.accept import accept, impose_tau
 from dart_jax.decoding.drafting import DraftInput
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
-from dart_jax.decoding.sampling import SamplingValues, draw, mark_seen, penalize_repetition
+from dart_jax.decoding.sampling import draw, mark_seen, penalize_repetition
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import DraftTree, ancestor_mask, root_only, unpack, with_unused
-from dart_jax.models.cache import KVCache, append, cache_from, wait_for
+from dart_jax.models.cache import KVCache, append, wait_for
 from dart_jax.models.pure import bind
 
 
@@ -79,98 +79,6 @@ def exact_products(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@partial(jax.jit, static_argnames=("config", "capacity"))
-@exact_products
-def prefill(
-    config: DecodeConfig,
-    params: DecodeParams,
-    tokens: jax.Array,
-    length: jax.Array,
-    max_new_tokens: jax.Array,
-    stop: jax.Array,
-    seed: jax.Array,
-    sampling: SamplingValues,
-    *,
-    capacity: int,
-) -> tuple[DecodeState, jax.Array]:
-    """Runs the prompts, draws each row's first token and makes the first draft.
-
-    Args:
-      config: static.
-      params: see `DecodeParams`.
-      tokens: int32 [B, T], prompts padded on the right.
-      length: int32 [B], their lengths, at least 1.
-      max_new_tokens: int32 [B].
-      stop: int32 [n], see `DecodeState`.
-      seed: uint32 scalar.
-      sampling: how the target samples.
-      capacity: cache rows, `config.capacity(...)`; static.
-
-    Returns:
-      The state and the host buffer, int32 [B, width].
-    """
-    b, t = tokens.shape
-    chex.assert_type([tokens, length, max_new_tokens], jnp.int32)
-    chex.assert_shape([length, max_new_tokens], (b,))
-    target = bind(config.target, params["target"], config.execution)
-    positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (b, t))
-    with jax.named_scope("prefill"):
-        out = target(tokens, positions, jnp.tril(jnp.ones((1, t, t), bool)))
-        last = (length - 1)[:, None]
-        hidden = jnp.take_along_axis(out.hidden, last[:, :, None], axis=1)
-        logits = processed = target.logits(hidden)
-    known = jnp.where(positions <= last, tokens, -1)
-    seen = sequences = None
-    if sampling.repetition_penalty is not None:
-        seen = mark_seen(jnp.zeros((b, config.target.vocab_size), bool), known)
-        processed = penalize_repetition(sampling.repetition_penalty, processed, seen[:, None])
-    if config.logits.processors:
-        sequences = jnp.pad(known, ((0, 0), (0, capacity - t)), constant_values=-1)
-        processors = config.logits.processors
-        processed = process(processors, processed, sequences[:, None], length[:, None])
-    first = draw(sampling, processed, seed, length[:, None], jnp.zeros_like(last))
-    scores = token_scores(config.logits, sampling, logits, processed, first)
-
-    index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
-    context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))
-    state = DecodeState(
-        target_cache=cache_from(out.rows, capacity),
-        draft_state=None,
-        length=length,
-        context=context,
-        remaining=max_new_tokens,
-        stop=stop,
-        seed=seed,
-        sampling=sampling,
-        seen=seen,
-        tokens=sequences,
-        scores=jax.tree.map(partial(_pad_path, config.max_depth), scores),
-    )
-    state, count = _emit(state, first, jnp.ones_like(length), length)
-    # The drafter's row i joins the feature at i with the token at i + 1.
-    next_tokens = jnp.concatenate([tokens[:, 1:], first], axis=1)
-    next_tokens = jnp.where(positions == last, first, next_tokens)
-    inputs = DraftInput(
-        target,
-        params,
-        tokens,
-        next_tokens,
-        out.features,
-        positions,
-        last=length - 1,
-        start=jnp.zeros_like(length),
-        capacity=capacity,
-        seed=seed,
-        sampling=sampling,
-        seen=state.seen,
-    )
-    state, ids, logits = _draft(config, state, inputs)
-    first = _pad_path(config.max_depth, first)
-    none = jnp.zeros_like(count)
-    packed = config.host_buffer.pack(state.context, count, none, state.active, first, ids, logits)
-    return state, packed
-
-
 @partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 @exact_products
 def step(
@@ -191,8 +99,8 @@ def step(
     trees = state.trees if trees is None else trees
     verified = verify(config, params, state, trees)
     state, path = accept_and_compact(config, state, trees, verified)
-    inputs = draft_input(config, params, state, path, state.target_cache[0][0].shape[2])
-    state, ids, logits = _draft(config, state, inputs)
+    inputs = draft_input(config, params, state, path)
+    state, ids, logits = draft(config, state, inputs)
     return state, pack(config, state, path, ids, logits)
 
 
@@ -230,7 +138,7 @@ def accept_and_compact(
         else:
             left, end = state.remaining, start + state.remaining
             accepted = impose_tau(tree, drawn, depth, left, end, config.imposed_tau)
-    state, count = _emit(state, accepted.tokens, accepted.count, start + 1)
+    state, count = emit(state, accepted.tokens, accepted.count, start + 1)
     path = accepted.path
     if state.scores is not None:
         own, processed = (
@@ -254,13 +162,9 @@ def accept_and_compact(
 
 
 def draft_input(
-    config: DecodeConfig,
-    params: DecodeParams,
-    state: DecodeState,
-    path: AcceptedPath,
-    capacity: int,
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, path: AcceptedPath
 ) -> DraftInput:
-    """Builds the drafting method's input after a verification; `capacity` is the caches'."""
+    """Builds the drafting method's input after a verification."""
     return DraftInput(
         bind(config.target, params["target"], config.execution),
         params,
@@ -270,7 +174,6 @@ def draft_input(
         path.positions,
         last=jnp.maximum(path.count - 1, 0),
         start=path.start,
-        capacity=capacity,
         seed=state.seed,
         sampling=state.sampling,
         seen=state.seen,
@@ -299,12 +202,7 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
     return with_unused(tree, -(-config.execution.least_rows // batch))
 
 
-def _pad_path(max_depth: int, first: jax.Array) -> jax.Array:
-    """Pads an array [B, 1, ...] of the prefill to paths [B, P, ...], with zeros."""
-    return jnp.pad(first, ((0, 0), (0, max_depth), *((0, 0),) * (first.ndim - 2)))
-
-
-def _emit(
+def emit(
     state: DecodeState, tokens: jax.Array, count: jax.Array, at: jax.Array
 ) -> tuple[DecodeState, jax.Array]:
     """Appends the accepted tokens [B, P] to each sequence, and finishes rows that reach a stop id,
@@ -343,7 +241,7 @@ def _emit(
     return state, count
 
 
-def _draft(
+def draft(
     config: DecodeConfig, state: DecodeState, inputs: DraftInput
 ) -> tuple[DecodeState, jax.Array, jax.Array]:
     """Drafts after the newest rows.

@@ -13,6 +13,7 @@ import numpy as np
 from dart_jax.decoding.decoder import Decoder
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.loop import generate_fused, padded_stop, stream
+from dart_jax.decoding.prefill import divide
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.results import Completion, Piece, Step
@@ -101,7 +102,9 @@ class TextGeneration:
         sampling = jax.tree.structure(self._options.sampling.values())
         stop = len(padded_stop(self._options.stop))
         prompts = self._prompts
-        return self._decoder.config, prompts.tokens.shape, prompts.max_length, sampling, stop
+        config = self._decoder.config
+        chunks = frozenset(chunk.shape for chunk in divide(config, prompts))
+        return config, prompts.tokens.shape, chunks, prompts.max_length, sampling, stop
 
     @property
     def completion(self) -> Completion:

@@ -66,6 +66,30 @@ def extend(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
     return jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), cache, rows)
 
 
+def first_rows(cache: KVCache | None, count: int) -> KVCache | None:
+    """Returns a cache's first rows, to attend to; None for no rows or no cache."""
+    if cache is None or count == 0:
+        return None
+    return jax.tree.map(lambda rows: rows[:, :, :count], cache)
+
+
+def keep_rows(cache: KVCache | None, rows: KVCache, length: jax.Array, capacity: int) -> KVCache:
+    """Writes the rows of a prompt after those before them; None for a cache starts a new one.
+
+    Args:
+      cache: donated by callers, and read by all but the last layer to compute `rows`. If the last
+        layer reads its cache too, let `length` wait for its result.
+      rows: keys and values of T rows, [B, K, T, h] per layer.
+      length: int32 [B], rows already in the cache.
+      capacity: rows of a new cache, at least `length + T`.
+    """
+    if cache is None:
+        return cache_from(rows, capacity)
+    last, _ = rows[-1]
+    computed = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
+    return extend(cache, rows, wait_for(computed, length))
+
+
 def wait_for(result: jax.Array, length: jax.Array) -> jax.Array:
     """Returns `length` unchanged, but makes it depend on `result`, which must be integers >= 0.
 

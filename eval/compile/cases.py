@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding import loop
+from dart_jax.decoding.prefill import ChunkShape, empty_caches, prefill
+from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import prefill, step
+from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
@@ -38,7 +40,7 @@ class Case:
       nodes: tree nodes without the root.
       batch: sequences decoded together.
       context: cached tokens of each.
-      prompt: tokens of the prefill.
+      prompt: tokens of the prefill; of a long prompt, its last chunk is compiled.
       dtype: of weights and caches.
       sampling: how tokens are drawn.
       layers: layers of the target; None for the shape's own.
@@ -79,8 +81,14 @@ class Case:
         on = partial(_on, jax.sharding.SingleDeviceSharding(device))
         params = on(self._params())
         if program == "prefill":
-            prompts = on(self._prompts(self.prompt))
-            return prefill.lower(config.prefill, params, *prompts, capacity=self.capacity)
+            prompts, caches, shape = on(self._prompts(self.prompt)), None, None
+            if self.prompt > CHUNK:
+                empty = partial(empty_caches, batch=self.batch, capacity=self.capacity)
+                caches = on(jax.eval_shape(partial(empty, config.reading), params))
+                shape = ChunkShape(CHUNK, self.capacity)
+            return prefill.lower(
+                config.prefill, params, *prompts, caches, capacity=self.capacity, shape=shape
+            )
         state, packed = on(self._prefilled)
         if program == "step":
             trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None

@@ -62,7 +62,7 @@ class CompileConfig:
     context: tuple[int, ...] = (2048,)
     """Cached tokens of each sequence."""
     prompt: int = 1024
-    """Tokens of the prefill."""
+    """Tokens of the prefill. More than 512 are read in chunks, of which the last is compiled."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """dtype of weights and caches."""
     layers: int | None = None

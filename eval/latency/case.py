@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.loop import start
+from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import prefill
 from dart_jax.model import DEMO
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
@@ -186,7 +187,7 @@ class _Runner:
         self.capacity = config.capacity(context)
         notify("state")
         make = prefilled_state if context <= LONGEST_PREFILL else random_state
-        state, self.candidates = make(config, model.params, batch, context, self.capacity)
+        state, self.candidates = make(config, model.params, batch, context)
         self.small = stages.without_caches(state)
         self.cache, self.draft_state = state.target_cache, state.draft_state
         self.calls = 1  # per measurement of verify, adapted to its last times
@@ -280,27 +281,19 @@ Candidates = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def prefilled_state(
-    config: DecodeConfig, params: DecodeParams, batch: int, context: int, capacity: int
+    config: DecodeConfig, params: DecodeParams, batch: int, context: int
 ) -> tuple[DecodeState, Candidates]:
     """Returns the state and the candidates after the prefill of random prompts."""
     rng = np.random.default_rng(_SEED)
     tokens = rng.integers(0, config.target.vocab_size, (batch, context), np.int32)
-    state, packed = prefill(
-        config.prefill,
-        params,
-        jnp.asarray(tokens),
-        jnp.full((batch,), context, jnp.int32),
-        jnp.full((batch,), _UNLIMITED, jnp.int32),
-        jnp.asarray(_NO_STOP, jnp.int32),
-        jnp.uint32(_SEED),
-        Sampling().values(),
-        capacity=capacity,
-    )
+    length, budget = (np.full(batch, n, np.int32) for n in (context, _UNLIMITED))
+    prompts = Prompts(tokens, length, budget, context)
+    state, packed = start(config, params, prompts, Options(stop=_NO_STOP, seed=_SEED))
     return state, config.prefill.host_buffer.candidates_of(np.asarray(packed))
 
 
 def random_state(
-    config: DecodeConfig, params: DecodeParams, batch: int, context: int, capacity: int
+    config: DecodeConfig, params: DecodeParams, batch: int, context: int
 ) -> tuple[DecodeState, Candidates]:
     """As `prefilled_state`, with random numbers in the caches, for contexts too long to prefill."""
     target, drafter = config.target, config.drafter
@@ -309,7 +302,7 @@ def random_state(
 
     def cache(layers: int, heads: int, size: int, seed: int) -> KVCache:
         keys = jax.random.split(jax.random.key(seed, impl="rbg"), 2 * layers)
-        shape = (batch, heads, capacity, size)
+        shape = (batch, heads, config.capacity(context), size)
         arrays = [_random_rows(key, shape, dtype) for key in keys]
         return tuple(zip(arrays[::2], arrays[1::2], strict=True))
 

@@ -62,7 +62,7 @@ def draft_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> 
     """fixed: parameters, drafter cache; inputs: `AcceptedPath`, state; outputs: logits, rows."""
     params, draft_state = fixed
     accepted, state = inputs
-    inputs = draft_input(config, params, state, accepted, draft_state[0][0].shape[2])
+    inputs = draft_input(config, params, state, accepted)
     return donated, _dart(config).forward(draft_state, inputs)
 
 

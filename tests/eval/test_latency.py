@@ -196,8 +196,7 @@ def compiled_flops(function, *arguments):
 def state(model):
     """The state after a prompt, and a tree of the search."""
     config = DecodeConfig(model.target, model.drafter, NODES)
-    capacity = config.capacity(CONTEXT)
-    state, candidates = latency_case.prefilled_state(config, model.params, 2, CONTEXT, capacity)
+    state, candidates = latency_case.prefilled_state(config, model.params, 2, CONTEXT)
     packed = latency_case.pack_host_buffer(config.host_buffer, *candidates)
     return config, state, jnp.asarray(Pruner(config.host_buffer, NODES)(packed))
 
@@ -233,8 +232,7 @@ def test_the_stages_are_the_step(model, state):
 
 def test_random_rows_have_the_prefills_shapes(model, state):
     config, state, _ = state
-    capacity = state.target_cache[0][0].shape[2]
-    other, given = latency_case.random_state(config, model.params, 2, CONTEXT, capacity)
+    other, given = latency_case.random_state(config, model.params, 2, CONTEXT)
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (state, other))
     assert shapes[0] == shapes[1]
     packed = latency_case.pack_host_buffer(config.host_buffer, *given)

@@ -8,9 +8,10 @@ import pytest
 from documents import ROOT
 
 from dart_jax import DartModel
+from dart_jax.decoding.prefill import prefill
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import prefill, verify
+from dart_jax.decoding.step import verify
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.model import DEMO
 from eval import memory

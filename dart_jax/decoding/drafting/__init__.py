@@ -9,7 +9,7 @@ complete method.
 
 from __future__ import annotations
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.drafting.dart import Dart
 from dart_jax.decoding.drafting.draft_model import DraftModel
 from dart_jax.decoding.drafting.eagle3 import Eagle3
@@ -25,6 +25,7 @@ __all__ = [
     "DraftingMethod",
     "NgramConfig",
     "PromptLookupConfig",
+    "PromptRows",
     "Proposal",
     "drafter_title",
     "drafting_method",

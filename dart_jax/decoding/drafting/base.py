@@ -11,8 +11,37 @@ from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.target import Target
 
 
+class PromptRows(NamedTuple):
+    """P rows of the prompts, which the drafter reads without drafting.
+
+    Attributes:
+      target: bound to its parameters.
+      params: see `dart_jax.decoding.state.DecodeParams`.
+      tokens: int32 [B, P], the rows' own tokens. Rows after the end of a prompt are padding.
+      next_tokens: int32 [B, P], the token *after* each row; after a prompt's last row it is the
+        first new token, or padding if that row will be read again.
+      features: [B, P, 3D], the target's; [B, P, 0] if the target has no feature layers.
+      positions: int32 [B, P].
+      start: int32 [B], number of rows before these.
+      filled: rows of a cache in which those before these are found; static.
+      capacity: rows that a cache must have; static.
+    """
+
+    target: Target
+    params: Any
+    tokens: jax.Array
+    next_tokens: jax.Array
+    features: jax.Array
+    positions: jax.Array
+    start: jax.Array
+    filled: int
+    capacity: int
+
+
 class DraftInput(NamedTuple):
     """Input of a drafting method: P rows that the drafter has not seen yet, and their context.
+
+    After the prefill this is the prompt's last row, which the drafter has read before.
 
     Attributes:
       target: bound to its parameters.
@@ -24,7 +53,6 @@ class DraftInput(NamedTuple):
       positions: int32 [B, P].
       last: int32 [B], index of the last real row, the anchor; rows after it are padding.
       start: int32 [B], number of rows before these.
-      capacity: rows that a cache must have; static.
       seed: uint32 scalar, seed of the target's draws.
       sampling: how the target samples.
       seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
@@ -38,7 +66,6 @@ class DraftInput(NamedTuple):
     positions: jax.Array
     last: jax.Array
     start: jax.Array
-    capacity: int
     seed: jax.Array
     sampling: SamplingValues
     seen: jax.Array | None
@@ -90,12 +117,24 @@ class DraftingMethod(abc.ABC):
         return 0
 
     @abc.abstractmethod
+    def read(self, draft_state: Any, rows: PromptRows) -> Any:
+        """Reads rows of the prompts, all of them or a chunk.
+
+        Args:
+          draft_state: the state after the rows before these; None before the first ones.
+          rows: a row may be read again, at the same place with other neighbours.
+
+        Returns:
+          The new state, a pytree of arrays whose shapes depend on batch and capacity alone; None if
+          the method has none.
+        """
+
+    @abc.abstractmethod
     def __call__(self, draft_state: Any, inputs: DraftInput) -> tuple[Any, Proposal]:
         """Drafts after the last real row.
 
         Args:
-          draft_state: the state that the last call returned, such as a KV cache; None in the
-            prefill.
+          draft_state: the state that the last call returned, such as a KV cache.
           inputs: rows to draft from.
 
         Returns:

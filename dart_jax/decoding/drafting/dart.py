@@ -7,9 +7,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.top_k import exact_top_k
-from dart_jax.models.cache import KVCache, cache_from, extend, wait_for
+from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import bind
 
@@ -44,16 +44,24 @@ class Dart(DraftingMethod):
         """Candidates per drafted position, k."""
         return min(self.max_candidates, self.config.draft_vocab_size)
 
-    def __call__(self, draft_state: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
+    def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
+        """Reads rows of the prompts; see the base class."""
+        drafter = bind(self.config.shortened(1), rows.params["drafter"], rows.target.execution)
+        last = jnp.full_like(rows.start, rows.tokens.shape[1] - 1)
+        embeds = rows.target.embed(rows.next_tokens)
+        # What is drafted is not used, so XLA leaves it out.
+        before = first_rows(draft_state, rows.filled)
+        _, read = drafter(rows.features, embeds, rows.positions, last, before, rows.start)
+        return keep_rows(draft_state, read, rows.start, rows.capacity)
+
+    def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
         logits, rows = self.forward(draft_state, inputs)
         ids, logits = self.top_candidates(inputs.params["draft_ids"], logits)
-        proposal = Proposal(candidates=(ids, logits))
-        if draft_state is None:
-            return cache_from(rows, inputs.capacity), proposal
-        return extend(draft_state, rows, wait_for(ids, inputs.start)), proposal
+        cache = extend(draft_state, rows, wait_for(ids, inputs.start))
+        return cache, Proposal(candidates=(ids, logits))
 
-    def forward(self, cache: KVCache | None, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
+    def forward(self, cache: KVCache, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
         """Runs the drafter; returns float32 logits [B, d, Vd] and the new rows for its cache.
 
         If the tree is too small to use all drafted positions, only the first ones are computed.

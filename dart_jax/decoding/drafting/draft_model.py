@@ -13,10 +13,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.sampling import draw, mark_seen, penalize_repetition
 from dart_jax.decoding.tree import chain
-from dart_jax.models.cache import KVCache, cache_from, extend, wait_for
+from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import bind
 
@@ -34,15 +34,18 @@ class DraftModel(DraftingMethod):
     config: TargetConfig
     nodes: int
 
-    def __call__(self, draft_state: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
+    def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
+        """Reads rows of the prompts; see the base class."""
+        model = bind(self.config, rows.params["drafter"], rows.target.execution)
+        count = rows.tokens.shape[1]
+        causal = jnp.tril(jnp.ones((1, count, count), bool))
+        before = first_rows(draft_state, rows.filled)
+        out = model(rows.tokens, rows.positions, causal, before, rows.start)
+        return keep_rows(draft_state, out.rows, rows.start, rows.capacity)
+
+    def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
         model = bind(self.config, inputs.params["drafter"], inputs.target.execution)
-        if draft_state is None:
-            rows = inputs.tokens.shape[1]
-            causal = jnp.tril(jnp.ones((1, rows, rows), bool))
-            out = model(inputs.tokens, inputs.positions, causal)
-            draft_state = cache_from(out.rows, inputs.capacity)
-
         # The rows of accepted tokens are in the cache since they were drafted, except for the last
         # drafted token and the bonus token after it. So run the two newest tokens.
         last = inputs.last[:, None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
-from dart_jax.models.cache import KVCache, cache_from, extend, wait_for
+from dart_jax.models.cache import KVCache, extend, keep_rows, wait_for
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.pure import bind
 
@@ -30,7 +30,15 @@ class Eagle3(DraftingMethod):
         """Maximum depth of a tree."""
         return min(self.tree.levels, self.nodes)
 
-    def __call__(self, draft_state: KVCache | None, inputs: DraftInput) -> tuple[KVCache, Proposal]:
+    def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
+        """Reads rows of the prompts; see the base class."""
+        drafter = bind(self.config, rows.params["drafter"], rows.target.execution)
+        embeds = rows.target.embed(rows.next_tokens)
+        inputs = drafter.join(embeds, drafter.fc(rows.features))
+        read = (drafter.keys_at(inputs, rows.positions),)
+        return keep_rows(draft_state, read, rows.start, rows.capacity)
+
+    def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
         trees, rows = draft_tree(
             self.tree,
@@ -45,6 +53,4 @@ class Eagle3(DraftingMethod):
             draft_state,
             inputs.start,
         )
-        if draft_state is None:
-            return cache_from(rows, inputs.capacity), Proposal(trees)
         return extend(draft_state, rows, wait_for(trees, inputs.start)), Proposal(trees)

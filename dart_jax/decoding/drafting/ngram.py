@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.errors import UserError
 
 
@@ -47,6 +47,9 @@ class Ngram(DraftingMethod):
     def searches(self) -> bool:
         """True: the host grows the tree."""
         return True
+
+    def read(self, draft_state: None, rows: PromptRows) -> None:
+        """Reads nothing."""
 
     def __call__(self, draft_state: None, inputs: DraftInput) -> tuple[None, Proposal]:
         """Proposes nothing: the host drafts."""

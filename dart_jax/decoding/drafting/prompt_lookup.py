@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, Proposal
+from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.tree import chain
 from dart_jax.errors import UserError
 
@@ -53,14 +53,15 @@ class PromptLookup(DraftingMethod):
     config: PromptLookupConfig
     nodes: int
 
-    def __call__(
-        self, draft_state: jax.Array | None, inputs: DraftInput
-    ) -> tuple[jax.Array, Proposal]:
-        """Drafts; see the base class."""
+    def read(self, draft_state: jax.Array | None, rows: PromptRows) -> jax.Array:
+        """Reads rows of the prompts; see the base class."""
         if draft_state is None:
-            draft_state = jnp.pad(inputs.tokens[:, :1], ((0, 0), (0, inputs.capacity - 1)))
-        write = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-        text = write(draft_state, inputs.next_tokens, inputs.start + 1)
+            draft_state = jnp.zeros((rows.tokens.shape[0], rows.capacity), jnp.int32)
+        return _write(draft_state, rows.tokens, rows.start)
+
+    def __call__(self, draft_state: jax.Array, inputs: DraftInput) -> tuple[jax.Array, Proposal]:
+        """Drafts; see the base class."""
+        text = _write(draft_state, inputs.next_tokens, inputs.start + 1)
         length = inputs.start + inputs.last + 2
         drafted, count = jax.vmap(self._look_up)(text, length)
         root = jnp.take_along_axis(text, length[:, None] - 1, axis=1)
@@ -84,3 +85,9 @@ class PromptLookup(DraftingMethod):
         at = start + jnp.arange(self.nodes, dtype=jnp.int32)
         count = jnp.where(best >= self.config.shortest, jnp.minimum(length - start, self.nodes), 0)
         return jnp.take(text, jnp.minimum(at, text.shape[0] - 1)), count
+
+
+def _write(text: jax.Array, tokens: jax.Array, at: jax.Array) -> jax.Array:
+    """Writes tokens [B, P] into `text` [B, S] from place `at` [B] on."""
+    write = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+    return write(text, tokens, at)
