@@ -67,7 +67,7 @@ def check_rows(chunked, whole, length):
             np.testing.assert_allclose(ours[at], theirs[at], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("target", [WINDOWS, TARGET], ids=["windows", "full"])
@@ -95,7 +95,7 @@ def follow(tokens, logits, length):
     return logits.at[at].add(1 / length.astype(jnp.float32), mode="drop")
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("loop", [generate_fused, generate_streaming])
 def test_chunks_with_all_that_reads_the_prompt(loop):
     """Penalty, processors and scores see the whole prompt, in either loop."""
@@ -122,6 +122,7 @@ def test_a_long_prompt():
     assert [row.tolist() for row in ours] == [row.tolist() for row in theirs]
 
 
+@pytest.mark.long
 def test_programs_do_not_depend_on_the_length():
     config, params, _ = setting("dart")
     before = read_chunk._cache_size(), prefill._cache_size()
@@ -136,8 +137,8 @@ def test_programs_do_not_depend_on_the_length():
     assert (read_chunk._cache_size(), prefill._cache_size()) == after
 
 
-@pytest.mark.long(keep=2)
-@pytest.mark.parametrize("name", ["dart of two layers", "sps", "eagle3", "dart", "plain"])
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("name", ["sps", "dart of two layers", "eagle3", "dart", "plain"])
 def test_a_chunk_copies_no_cache(name):
     """Donated caches are written in place."""
     config, params, _ = setting(name)

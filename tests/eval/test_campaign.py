@@ -92,6 +92,7 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path):
     assert (tmp_path / "output.txt").exists()
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_part_as_well(tmp_path):
     command = ["campaign", "--tiny", "--parts", "device", "speedup-demo", "--out", "c"]
     process = subprocess.Popen(
