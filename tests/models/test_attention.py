@@ -164,7 +164,8 @@ def test_a_prefix_is_a_masked_segment():
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["T0", "T0.8"])
-def test_a_gpus_way_emits_the_same_tokens(models, method, sampling):
+@pytest.mark.parametrize("generate", [generate_streaming, generate_fused])
+def test_a_gpus_way_emits_the_same_tokens(models, method, sampling, generate):
     """The kernel, joined projections and at least 8 rows, from the prefill to the end."""
     rows = [tokens[:n] for tokens, n in zip(models.of_prompts("prompt"), (8, 1), strict=False)]
     prompts = Prompts.pad(rows, 12, MAX_LENGTH, models.target.vocab_size)
@@ -181,11 +182,10 @@ def test_a_gpus_way_emits_the_same_tokens(models, method, sampling):
         for name, value in params.items()
     }
     on_gpu = dataclasses.replace(config, execution=GPU)
-    for generate in (generate_streaming, generate_fused):
-        got = generate(on_gpu, fused, pruner, prompts, options)
-        for ours, theirs in zip(got.tokens, expected.tokens, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        np.testing.assert_array_equal(got.steps, expected.steps)
+    got = generate(on_gpu, fused, pruner, prompts, options)
+    for ours, theirs in zip(got.tokens, expected.tokens, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(got.steps, expected.steps)
 
 
 def copied(params):
