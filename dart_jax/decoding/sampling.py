@@ -150,11 +150,11 @@ def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
     if sampling.top_p is not None:
         probability = jax.nn.softmax(logits, axis=-1)
         threshold = _nucleus_threshold(probability, sampling.top_p)
-        logits = jnp.where(probability >= threshold, logits, -jnp.inf)
+        logits = jnp.where(probability < threshold, -jnp.inf, logits)  # keeps NaN
     if sampling.min_p is not None:
         probability = jax.nn.softmax(logits, axis=-1)
         threshold = sampling.min_p * jnp.max(probability, axis=-1, keepdims=True)
-        logits = jnp.where(probability >= threshold, logits, -jnp.inf)
+        logits = jnp.where(probability < threshold, -jnp.inf, logits)
     return logits
 
 
