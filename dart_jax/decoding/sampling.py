@@ -172,29 +172,45 @@ def _draw_from_nucleus(logits: jax.Array, noise: jax.Array, top_p: jax.Array) ->
 
     The largest sum over all tokens is the answer if its token is kept, which it is unless the
     likelier ones reach `top_p`. Otherwise neither it nor any token less likely is kept, and the
-    largest sum over the likelier ones is tried next. As the tokens are distributed like the
-    probabilities, few tries are needed.
+    largest sum over the likelier ones is tried next. As tokens are drawn with their probabilities,
+    about one row in 1 / (1 - p) needs a second try. Such rows are tried again a few at a time.
+
+    Args:
+      logits: float32 [B, T, V], the largest of each row is 0.
+      noise: float32 [B, T, V].
+      top_p: float32 scalar.
+
+    Returns:
+      int32 [B, T].
     """
-    probability = jax.nn.softmax(logits, axis=-1)
-    noisy = logits + noise
+    *shape, vocab = logits.shape
+    weight = jnp.exp(logits)
+    probability = weight / jnp.sum(weight, axis=-1, keepdims=True)
+    probability, noisy = (x.reshape(-1, vocab) for x in (probability, logits + noise))
+    tried = max(1, len(noisy) // 16)
 
-    def likelier(token: jax.Array) -> jax.Array:
-        own = jnp.take_along_axis(probability, jnp.maximum(token, 0)[..., None], axis=-1)
-        return probability > own
+    def likelier(probability: jax.Array, token: jax.Array) -> jax.Array:
+        return probability > jnp.take_along_axis(
+            probability, jnp.maximum(token, 0)[:, None], axis=1
+        )
 
-    def cut(token: jax.Array) -> jax.Array:
-        mass = jnp.sum(jnp.where(likelier(token), probability, 0.0), axis=-1)
-        return (mass >= top_p) & (token >= 0)
+    def cut(probability: jax.Array, token: jax.Array) -> jax.Array:
+        more = likelier(probability, token)
+        return (jnp.sum(jnp.where(more, probability, 0.0), axis=1) >= top_p) & (token >= 0)
 
-    def try_next(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def try_again(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         token, rejected = state
-        other = _argmax(jnp.where(likelier(token), noisy, -jnp.inf))
-        token = jnp.where(rejected, other, token)
-        return token, cut(token)
+        (rows,) = jnp.nonzero(rejected, size=tried, fill_value=len(rejected))
+        own = jnp.take(probability, rows, axis=0, mode="clip")
+        above = likelier(own, jnp.take(token, rows, mode="clip"))
+        again = _argmax(jnp.where(above, jnp.take(noisy, rows, axis=0, mode="clip"), -jnp.inf))
+        token = token.at[rows].set(again, mode="drop")
+        return token, rejected.at[rows].set(cut(own, again), mode="drop")
 
     first = _argmax(noisy)
-    token, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), try_next, (first, cut(first)))
-    return token
+    state = first, cut(probability, first)
+    token, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), try_again, state)
+    return token.reshape(shape)
 
 
 def _argmax(x: jax.Array) -> jax.Array:
