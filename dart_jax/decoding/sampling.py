@@ -117,6 +117,7 @@ def draw(
     logits = _scale(sampling, logits)
     noise = gumbel_noise(seed, position, logits.shape[-1])
     noise = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
+    # Min-p takes its probabilities from what top-p leaves, so then the threshold is needed.
     if sampling.top_p is not None and sampling.min_p is None:
         logits = filter_logits(sampling._replace(top_p=None), logits)
         return _draw_from_nucleus(logits, noise, sampling.top_p)

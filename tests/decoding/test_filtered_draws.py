@@ -14,6 +14,7 @@ NODES = 6
 @jax.jit
 def bisected(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
     """Scales and filters; both thresholds are the largest that keep enough, found bit by bit."""
+    assert sampling.temperature is not None
     logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
 
     def search(order, enough):
@@ -31,12 +32,17 @@ def bisected(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
         return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
     if sampling.top_k is not None:
-        kept = search(ordered(logits), lambda kept: kept.sum(-1, keepdims=True) >= sampling.top_k)
+        k = sampling.top_k
+        kept = search(ordered(logits), lambda kept: kept.sum(-1, keepdims=True) >= k)
         logits = jnp.where(kept, logits, -jnp.inf)
     if sampling.top_p is not None:
         p = jax.nn.softmax(logits, axis=-1)
-        mass = lambda kept: jnp.sum(jnp.where(kept, p, 0.0), -1, keepdims=True)  # noqa: E731
-        kept = search(ordered(p), lambda kept: mass(kept) >= sampling.top_p)
+        least = sampling.top_p
+
+        def enough(kept):
+            return jnp.sum(jnp.where(kept, p, 0.0), -1, keepdims=True) >= least
+
+        kept = search(ordered(p), enough)
         logits = jnp.where(kept, logits, -jnp.inf)
     return logits
 
