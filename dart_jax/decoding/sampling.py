@@ -13,7 +13,11 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.errors import UserError
+
+# For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
+_LARGEST = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +114,14 @@ def draw(
     chex.assert_type(logits, jnp.float32)
     if sampling.temperature is None:
         return _argmax(logits)
-    logits = scale_and_filter(sampling, logits)
+    logits = _scale(sampling, logits)
     noise = gumbel_noise(seed, position, logits.shape[-1])
     noise = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
-    return _argmax(logits + noise)
+    # Min-p takes its probabilities from what top-p leaves, so then the threshold is needed.
+    if sampling.top_p is not None and sampling.min_p is None:
+        logits = filter_logits(sampling._replace(top_p=None), logits)
+        return _draw_from_nucleus(logits, noise, sampling.top_p)
+    return _argmax(filter_logits(sampling, logits) + noise)
 
 
 def penalize_repetition(penalty: jax.Array, logits: jax.Array, seen: jax.Array) -> jax.Array:
@@ -131,13 +139,8 @@ def mark_seen(seen: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def scale_and_filter(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
-    """Divides logits by the temperature, up to a constant, and filters them; needs a temperature.
-
-    The largest is subtracted first: divided by a very small temperature, all would overflow.
-    """
-    assert sampling.temperature is not None
-    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-    return filter_logits(sampling, logits / sampling.temperature)
+    """Divides logits by the temperature, up to a constant, and filters them."""
+    return filter_logits(sampling, _scale(sampling, logits))
 
 
 def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
@@ -148,42 +151,123 @@ def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
     if sampling.top_p is not None:
         probability = jax.nn.softmax(logits, axis=-1)
         threshold = _nucleus_threshold(probability, sampling.top_p)
-        logits = jnp.where(probability >= threshold, logits, -jnp.inf)
+        logits = jnp.where(probability < threshold, -jnp.inf, logits)  # keeps NaN
     if sampling.min_p is not None:
         probability = jax.nn.softmax(logits, axis=-1)
         threshold = sampling.min_p * jnp.max(probability, axis=-1, keepdims=True)
-        logits = jnp.where(probability >= threshold, logits, -jnp.inf)
+        logits = jnp.where(probability < threshold, -jnp.inf, logits)
     return logits
 
 
-def _argmax(x: jax.Array) -> jax.Array:
-    """Argmax over the last axis, int32; the first index wins ties; -1 if there is a NaN.
+def _scale(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
+    """Divides logits by the temperature, up to a constant.
 
-    Two plain reductions: XLA's CPU code for `jnp.argmax` takes four times as long.
+    The largest is subtracted first: divided by a very small temperature, all would overflow.
     """
+    assert sampling.temperature is not None
+    return (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
+
+
+def _draw_from_nucleus(logits: jax.Array, noise: jax.Array, top_p: jax.Array) -> jax.Array:
+    """Returns `_argmax` of the logits kept by top-p plus the noise, without finding the threshold.
+
+    The largest sum over all tokens is the answer if its token is kept, which it is unless the
+    likelier ones reach `top_p`. Otherwise neither it nor any token less likely is kept, and the
+    largest sum over the likelier ones is tried next. As tokens are drawn with their probabilities,
+    about one row in 1 / (1 - p) needs a second try. Such rows are tried again a few at a time.
+
+    Args:
+      logits: float32 [B, T, V], the largest of each row is 0.
+      noise: float32 [B, T, V].
+      top_p: float32 scalar.
+
+    Returns:
+      int32 [B, T].
+    """
+    *shape, vocab = logits.shape
+    weight = jnp.exp(logits)
+    probability = weight / jnp.sum(weight, axis=-1, keepdims=True)
+    probability, noisy = (x.reshape(-1, vocab) for x in (probability, logits + noise))
+    tried = max(1, len(noisy) // 16)
+
+    def likelier(probability: jax.Array, token: jax.Array) -> jax.Array:
+        return probability > jnp.take_along_axis(
+            probability, jnp.maximum(token, 0)[:, None], axis=1
+        )
+
+    def cut(probability: jax.Array, token: jax.Array) -> jax.Array:
+        more = likelier(probability, token)
+        return (jnp.sum(jnp.where(more, probability, 0.0), axis=1) >= top_p) & (token >= 0)
+
+    def try_again(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        token, rejected = state
+        (rows,) = jnp.nonzero(rejected, size=tried, fill_value=len(rejected))
+        own = jnp.take(probability, rows, axis=0, mode="clip")
+        above = likelier(own, jnp.take(token, rows, mode="clip"))
+        again = _argmax(jnp.where(above, jnp.take(noisy, rows, axis=0, mode="clip"), -jnp.inf))
+        token = token.at[rows].set(again, mode="drop")
+        return token, rejected.at[rows].set(cut(own, again), mode="drop")
+
+    first = _argmax(noisy)
+    state = first, cut(probability, first)
+    token, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), try_again, state)
+    return token.reshape(shape)
+
+
+def _argmax(x: jax.Array) -> jax.Array:
+    """Argmax over the last axis, int32; the first index wins ties; -1 if there is a NaN."""
+    return jax.lax.platform_dependent(x, cpu=_argmax_in_two, default=_argmax_in_one)
+
+
+def _argmax_in_two(x: jax.Array) -> jax.Array:
+    """Two plain reductions: XLA's CPU code for `jax.lax.argmax` takes four times as long."""
     index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     top = jnp.max(x, axis=-1, keepdims=True)
     first = jnp.min(jnp.where(x == top, index, x.shape[-1]), axis=-1)
     return jnp.where(first < x.shape[-1], first, -1)  # nothing equals NaN
 
 
-def _top_k_mask(logits: jax.Array, k: jax.Array) -> jax.Array:
-    """Which logits are at least the k-th largest: bool, same shape.
+def _argmax_in_one(x: jax.Array) -> jax.Array:
+    """One reduction, which reads the array once; it takes a NaN for the largest."""
+    at = jax.lax.argmax(x, x.ndim - 1, jnp.int32)
+    top = jnp.take_along_axis(x, at[..., None], axis=-1)[..., 0]
+    return jnp.where(jnp.isnan(top), -1, at)
 
-    Finds the threshold bit by bit, in integers with the same order as the floats, so that k need
-    not be a compile-time constant: 32 counts cost less than sorting the vocabulary.
-    """
-    bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
+
+def _top_k_mask(logits: jax.Array, k: jax.Array) -> jax.Array:
+    """Which logits are at least the k-th largest: bool, same shape."""
+    largest = min(_LARGEST, logits.shape[-1])
+
+    def read() -> jax.Array:
+        top, _ = exact_top_k(logits, largest)
+        return jnp.take(_ordered(top), jnp.minimum(k, largest) - 1, axis=-1)[..., None]
+
+    # Which way is taken depends on k only, never on the rows.
+    threshold = jax.lax.cond(k <= largest, read, lambda: _search_threshold(_ordered(logits), k))
+    return _ordered(logits) >= threshold
+
+
+def _ordered(x: jax.Array) -> jax.Array:
+    """uint32 with the same order as the floats."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     sign = jnp.uint32(1 << 31)
-    order = jnp.where(bits >= sign, ~bits, bits | sign)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def _search_threshold(order: jax.Array, k: jax.Array) -> jax.Array:
+    """The k-th largest of uint32 [..., V], [..., 1]; 0 if there are fewer.
+
+    Found bit by bit, so that k need not be a compile-time constant: 32 counts cost less than
+    sorting the vocabulary.
+    """
+    sign = jnp.uint32(1 << 31)
 
     def try_bit(i: jax.Array, threshold: jax.Array) -> jax.Array:
         higher = threshold | (sign >> i.astype(jnp.uint32))
         enough = jnp.sum(order >= higher, axis=-1, keepdims=True, dtype=jnp.int32) >= k
         return jnp.where(enough, higher, threshold)
 
-    none = jnp.zeros((*logits.shape[:-1], 1), jnp.uint32)
-    return order >= jax.lax.fori_loop(0, 32, try_bit, none)
+    return jax.lax.fori_loop(0, 32, try_bit, jnp.zeros((*order.shape[:-1], 1), jnp.uint32))
 
 
 def _nucleus_threshold(probability: jax.Array, top_p: jax.Array) -> jax.Array:

@@ -152,6 +152,7 @@ def run_case(
     timing: Timing,
     notify: Callable[[str], None] = lambda _: None,
     out_of_time: Callable[[], bool] = lambda: False,
+    sampling: Sampling = Sampling(),
 ) -> Case:
     """Measures all stages for trees of each size.
 
@@ -163,8 +164,9 @@ def run_case(
       timing: how to measure.
       notify: called with the name of what is measured next.
       out_of_time: whether to skip trees after the first.
+      sampling: how the target samples.
     """
-    runner = _Runner(model, batch, context, max(nodes), timing, notify)
+    runner = _Runner(model, batch, context, max(nodes), timing, notify, sampling)
     rows = [runner.plain()]
     for count in nodes:
         if count == nodes[0] or not out_of_time():
@@ -177,7 +179,14 @@ class _Runner:
     """Measures the stages of a case; holds the state that is passed from stage to stage."""
 
     def __init__(
-        self, model: Model, batch: int, context: int, max_nodes: int, timing: Timing, notify: Any
+        self,
+        model: Model,
+        batch: int,
+        context: int,
+        max_nodes: int,
+        timing: Timing,
+        notify: Any,
+        sampling: Sampling,
     ):
         self.model, self.timing, self.notify = model, timing, notify
         config = DecodeConfig(model.target, model.drafter, max_nodes)
@@ -188,7 +197,8 @@ class _Runner:
         notify("state")
         make = prefilled_state if context <= LONGEST_PREFILL else random_state
         state, self.candidates = make(config, model.params, batch, context)
-        self.small = stages.without_caches(state)
+        small = dataclasses.replace(state, sampling=sampling.values())
+        self.small = stages.without_caches(small)
         self.cache, self.draft_state = state.target_cache, state.draft_state
         self.calls = 1  # per measurement of verify, adapted to its last times
         self.paths: set[int] = set()  # path lengths for which the draft was measured

@@ -20,6 +20,7 @@ import jax
 from rich.console import Console
 from rich.progress import Progress
 
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.figures import save_figure
@@ -58,6 +59,13 @@ class LatencyConfig:
     """Approximate time of all calls of one measurement."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
+    temperature: float = 0.0
+    """Sampling temperature; 0 is greedy. With random weights a nucleus holds
+    thousands of tokens."""
+    top_k: int = 0
+    """Draw from the k most likely tokens; 0 is off."""
+    top_p: float = 1.0
+    """Draw from the most likely tokens whose probability reaches p; 1 is off."""
     tau: tuple[float, ...] = (2.5, 3.0, 3.6, 4.0)
     """Tokens per verification, bonus token included, for which to report the speed-up."""
     tau_by_nodes: Path | None = None
@@ -80,6 +88,9 @@ class LatencyConfig:
             value = getattr(self, name)
             if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if not self.temperature and (self.top_k or self.top_p != 1):
+            raise UserError("--top-k and --top-p need a --temperature above 0")
+        Sampling(self.temperature, self.top_k, self.top_p)
         if len(set(self.tree_nodes)) < len(self.tree_nodes):
             raise UserError("--tree-nodes must be different numbers")
         if not 0 < self.seconds < float("inf"):
@@ -150,6 +161,7 @@ class Latency:
                     timing,
                     notify,
                     self.out_of_time,
+                    Sampling(config.temperature, config.top_k, config.top_p),
                 )
                 reason = contradiction(case)
                 if reason is None:

@@ -133,11 +133,21 @@ def test_a_top_k_beyond_int32_is_refused():
         Sampling(top_k=2**31)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_draws_no_token(temperature):
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(1.0),
+        Sampling(1.0, top_k=2),
+        Sampling(1.0, top_p=0.5),
+        Sampling(1.0, min_p=0.5),
+        Sampling(1.0, 2, 0.5, 0.5),
+    ],
+)
+def test_nan_draws_no_token(sampling):
     logits = jnp.asarray([[[0, 1, jnp.nan, 0], [0, 1, 0, 0], [0, jnp.inf, 0, 0]]], jnp.float32)
     zero = jnp.zeros((1, 3), jnp.int32)
-    drawn = np.asarray(draw(Sampling(temperature), logits, jnp.uint32(0), zero, zero))[0]
+    drawn = np.asarray(draw(sampling, logits, jnp.uint32(0), zero, zero))[0]
     assert drawn[0] == -1
     assert drawn[1] >= 0
 
@@ -192,7 +202,9 @@ def nodes():
     return logits, jnp.asarray([[5], [90], [0]], jnp.int32) + jnp.arange(4)[None], levels
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, 20, 0.9)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(0.8, 20, 0.9), Sampling(1.0, 3), Sampling(1.0, top_p=0.1)]
+)
 def test_a_node_draws_what_it_would_draw_alone(sampling, nodes):
     logits, position, levels = nodes
     together = draw(sampling, logits, jnp.uint32(7), position, levels)

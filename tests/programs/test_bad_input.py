@@ -85,6 +85,7 @@ CASES = {
     "latency --shape gpt2": "no shape 'gpt2'",
     "latency --tree-nodes 8 8": "--tree-nodes must be different numbers",
     "latency --seconds 0": "--seconds must be a positive number",
+    "latency --top-p 0.9": "--top-k and --top-p need a --temperature above 0",
     "latency --tau 0.5": "--tau must be numbers of at least 1",
     "loading --size big": "memory must be written like 4GB or 800MB, got 'big'",
     "loading --shards 0": "--shards must be at least 1",
