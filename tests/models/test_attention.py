@@ -49,6 +49,7 @@ SHAPES = [
     Shape(2, 4, 4, 3, 200, 16, window=50),
     Shape(3, 8, 2, 61, 70, 64, dtype="bfloat16"),  # several blocks of queries
     Shape(1, 4, 2, 130, 64, 16),  # new keys of several blocks
+    Shape(1, 2, 1, 20, 100, 256),  # smaller blocks
 ]
 
 
@@ -117,11 +118,22 @@ def test_heads_by_the_kernel_are_those_of_the_layers(offset, dtype):
 
 
 def test_one_sequence_fills_the_gpu_and_many_are_not_split():
-    alone = _Grid.of(heads=8, rows=244, capacity=8192)
+    size = 128 * 2
+    alone = _Grid.of(heads=8, rows=244, capacity=8192, size=size)
     assert alone.splits > 1
     assert 132 <= 8 * alone.row_blocks * alone.splits <= 264
-    assert _Grid.of(heads=8 * 32, rows=244, capacity=8192).splits == 1
-    assert _Grid.of(heads=8, rows=244, capacity=64).splits == 1
+    assert _Grid.of(heads=8 * 32, rows=244, capacity=8192, size=size).splits == 1
+    assert _Grid.of(heads=8, rows=244, capacity=64, size=size).splits == 1
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_blocks_fit_into_shared_memory(head_dim, itemsize):
+    """Queries, and keys and values twice: 99 KB, that of the smallest GPU with compute capability
+    8."""
+    size = head_dim * itemsize
+    grid = _Grid.of(heads=8, rows=500, capacity=8192, size=size)
+    assert (grid.rows + 4 * grid.keys) * size <= 99 * 1024
 
 
 def test_rows_beyond_a_sequence_are_never_read():

@@ -17,8 +17,10 @@ from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
 
-_KEYS = 64  # per iteration
-_ROWS = (16, 32, 64)  # of a block; the tensor cores need at least 16
+# Queries of a block, and keys of an iteration: the tensor cores need 16, and the shared memory of a
+# block holds a tile of queries, and two of keys and two of values.
+_SIZES = (16, 32, 64)
+_TILE_BYTES = 2**14
 _BLOCKS = 264  # that fill a GPU of 132 multiprocessors
 _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differences are not NaN
 
@@ -35,8 +37,9 @@ def available() -> bool:
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Whether the kernel is made for these sizes and dtypes."""
-    return q.dtype == prefix.k.dtype == prefix.v.dtype and fits_kernels(q.shape[3])
+    """Whether the kernel is made for these sizes and dtypes; it counts in 32 bits."""
+    alike = q.dtype == prefix.k.dtype == prefix.v.dtype
+    return alike and fits_kernels(q.shape[3]) and prefix.k.size < 2**31
 
 
 def attend_flash(
@@ -61,7 +64,8 @@ def attend_flash(
     b, heads, t, h = new.q.shape
     kv_heads = prefix.k.shape[1]
     groups = heads // kv_heads
-    grid = _Grid.of(b * kv_heads, groups * t, prefix.k.shape[2])
+    size = h * new.q.dtype.itemsize
+    grid = _Grid.of(b * kv_heads, groups * t, prefix.k.shape[2], size)
 
     def rows(x: jax.Array) -> jax.Array:
         """[B, T, ..] -> [B, R, ..]: the rows of a group's heads, one head after another."""
@@ -176,25 +180,29 @@ class _Grid(NamedTuple):
 
     Attributes:
       rows: queries of a block.
+      keys: keys of an iteration.
       row_blocks: blocks of queries per key head.
       splits: blocks that share the keys of the same queries.
     """
 
     rows: int
+    keys: int
     row_blocks: int
     splits: int
 
     @classmethod
-    def of(cls, heads: int, rows: int, capacity: int) -> _Grid:
-        """Divides `rows` queries for each of `heads` key heads, over all sequences.
+    def of(cls, heads: int, rows: int, capacity: int, size: int) -> _Grid:
+        """Divides `rows` queries of `size` bytes for each of `heads` key heads, over all sequences.
 
         Splits fill the GPU, but a split has at least two iterations, and what the splits write
         for their sum is no more than the keys and values that they read.
         """
-        block = next((size for size in _ROWS if rows <= size), _ROWS[-1])
+        keys = max(n for n in _SIZES if n * size <= _TILE_BYTES or n == _SIZES[0])
+        block = next((n for n in _SIZES if rows <= n), _SIZES[-1])
+        block = min(block, keys)
         row_blocks = -(-rows // block)
-        most = _BLOCKS // (heads * row_blocks), capacity // (2 * _KEYS), capacity // (2 * rows)
-        return cls(block, row_blocks, max(1, min(most)))
+        most = _BLOCKS // (heads * row_blocks), capacity // (2 * keys), capacity // (2 * rows)
+        return cls(block, keys, row_blocks, max(1, min(most)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +247,7 @@ class _Kernel:
         carry = jax.lax.fori_loop(begin, end, block.add_prefix, carry)
         # The last split also takes the new rows.
         is_last = (split == self.grid.splits - 1).astype(jnp.int32)
-        new_blocks = is_last * pl.cdiv(args.new_k.shape[2], _KEYS)
+        new_blocks = is_last * pl.cdiv(args.new_k.shape[2], self.grid.keys)
         out, top, total = jax.lax.fori_loop(jnp.int32(0), new_blocks, block.add_new, carry)
         if not parts:
             # Rows beyond the last one have seen nothing.
@@ -259,6 +267,7 @@ class _Block:
 
     def __init__(self, kernel: _Kernel, args: _Arguments):
         self.kernel, self.args = kernel, args
+        self.keys = kernel.grid.keys
         self.sequence = pl.program_id(1) // kernel.kv_heads
         self.head = pl.program_id(1) % kernel.kv_heads
         self.start = pl.program_id(0) * kernel.grid.rows
@@ -273,14 +282,14 @@ class _Block:
 
     def prefix_blocks(self) -> tuple[jax.Array | int, jax.Array]:
         """The range of blocks of keys that some row sees."""
-        blocks = pl.cdiv(self.length, _KEYS)
+        blocks = pl.cdiv(self.length, self.keys)
         if self.first is None:
             return 0, blocks
-        return jnp.minimum(jnp.min(self.first) // _KEYS, blocks), blocks
+        return jnp.minimum(jnp.min(self.first) // self.keys, blocks), blocks
 
     def add_prefix(self, index: jax.Array, carry: Parts) -> Parts:
         """Adds a block of the prefix's keys."""
-        at = index * _KEYS + jnp.arange(_KEYS, dtype=jnp.int32)
+        at = index * self.keys + jnp.arange(self.keys, dtype=jnp.int32)
         seen = (at < self.length)[None]
         if self.first is not None:
             seen = seen & (at[None] >= self.first[:, None])
@@ -288,9 +297,9 @@ class _Block:
 
     def add_new(self, index: jax.Array, carry: Parts) -> Parts:
         """Adds a block of the new rows' keys."""
-        at = index * _KEYS + jnp.arange(_KEYS, dtype=jnp.int32)
+        at = index * self.keys + jnp.arange(self.keys, dtype=jnp.int32)
         valid = at < self.args.new_k.shape[2]
-        mask = self.args.mask.at[self.sequence, self.rows, pl.ds(index * _KEYS, _KEYS)]
+        mask = self.args.mask.at[self.sequence, self.rows, pl.ds(index * self.keys, self.keys)]
         seen = _load(mask, self.inside[:, None] & valid[None]) != 0
         return self._add(index, valid, seen, self.args.new_k, self.args.new_v, carry)
 
@@ -305,7 +314,7 @@ class _Block:
     ) -> Parts:
         """Adds keys to the weighted sum [rows, h], the largest scores and the sums of weights."""
         out, top, total = carry
-        at = (self.sequence, self.head, pl.ds(index * _KEYS, _KEYS), slice(None))
+        at = (self.sequence, self.head, pl.ds(index * self.keys, self.keys), slice(None))
         k = _load(k_ref.at[at], valid[:, None])
         v = _load(v_ref.at[at], valid[:, None])
         score = _product(self.q, k, 1) * self.kernel.scale
