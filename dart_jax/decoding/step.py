@@ -24,7 +24,14 @@ from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
 from dart_jax.decoding.sampling import draw, mark_seen, penalize_repetition
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.tree import DraftTree, ancestor_mask, root_only, unpack, with_unused
+from dart_jax.decoding.tree import (
+    DraftTree,
+    ancestor_mask,
+    root_only,
+    unpack,
+    unused_as_root,
+    with_unused,
+)
 from dart_jax.models.cache import KVCache, append, wait_for
 from dart_jax.models.pure import bind
 
@@ -111,9 +118,9 @@ def verify(
     target = bind(config.target, params["target"], config.execution)
     tree = _tree(config, state, trees)
     with jax.named_scope("verify"):
-        mask = ancestor_mask(tree, config.max_depth)
+        tokens, mask = unused_as_root(tree, ancestor_mask(tree, config.max_depth))
         positions = state.length[:, None] + tree.depth
-        out = target(tree.tokens, positions, mask, state.target_cache, state.length)
+        out = target(tokens, positions, mask, state.target_cache, state.length)
         return Verified(target.logits(out.hidden), out.features, out.rows)
 
 

@@ -61,6 +61,19 @@ def with_unused(tree: DraftTree, nodes: int) -> DraftTree:
     return DraftTree(*(jnp.pad(x, ((0, 0), (0, more))) for x in tree))
 
 
+def unused_as_root(tree: DraftTree, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the tokens [B, N + 1] and the mask with which unused slots compute what the root
+    does: a mixture of experts then reads no experts for them.
+
+    Args:
+      tree: the trees.
+      mask: their `ancestor_mask`.
+    """
+    real = tree.real
+    tokens = jnp.where(real, tree.tokens, tree.tokens[:, :1])
+    return tokens, jnp.where(real[:, :, None], mask, mask[:, :1])
+
+
 def chain(root: jax.Array, tokens: jax.Array, count: jax.Array) -> jax.Array:
     """Packs chains, trees in which every node has one child: int32 [B, 3, N + 1].
 

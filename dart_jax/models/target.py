@@ -28,8 +28,8 @@ from dart_jax.models.attention.segments import (
 )
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.experts.moe import MoE
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
-from dart_jax.models.moe import MoE
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
@@ -163,7 +163,14 @@ class DecoderLayer(nnx.Module):
         if self.norms != "before":
             self.post_feedforward_layernorm = _norm(config, d, dtype)
         if config.moe is not None and config.is_sparse(layer):
-            self.mlp = MoE(d, config.moe, dtype=dtype, rngs=rngs, fused=execution.fused)
+            self.mlp = MoE(
+                d,
+                config.moe,
+                dtype=dtype,
+                rngs=rngs,
+                fused=execution.fused,
+                kernel=execution.experts,
+            )
         else:
             self.mlp = GatedMLP(
                 d,

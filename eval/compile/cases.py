@@ -115,20 +115,29 @@ class Case:
     def least(self, program: Program) -> Cost | None:
         """The least that a program moves and computes, with caches filled up to the context; None
         where the cost model does not say."""
-        config, rows = self.config, self.nodes + 1
+        config, rows, costs = self.config, self.nodes + 1, self._costs
         if program == "prefill":
             return None
-        costs = CostModel(
-            config.target,
-            drafter_of(config.target),
-            self.batch,
-            self.context,
-            jnp.dtype(self.dtype).itemsize,
-            config.candidates,
-        )
         if isinstance(config.drafter, Eagle3Config):
             return costs.eagle3_step(config.drafter, config.eagle, self.nodes)
         return costs.plain() if self.method == "plain" else costs.step(rows, config.max_depth + 1)
+
+    def read_in_part(self, program: Program) -> dict[Array, float]:
+        """Arrays of which kernels read only what rows need: a mixture's experts, with the share of
+        them that rows reach."""
+        moe = self.config.target.moe
+        if moe is None or program == "prefill":
+            return {}
+        share = self._costs.reached_experts(self.batch * (self.nodes + 1)) / moe.num_experts
+        d, f = self.config.target.hidden_size, moe.intermediate_size
+        shapes = ((moe.num_experts, d, f), (moe.num_experts, f, d))
+        return {Array(_XLA_NAMES[self.dtype], shape): share for shape in shapes}
+
+    @property
+    def _costs(self) -> CostModel:
+        target, itemsize = self.config.target, jnp.dtype(self.dtype).itemsize
+        candidates = self.config.candidates
+        return CostModel(target, drafter_of(target), self.batch, self.context, itemsize, candidates)
 
     def _params(self) -> dict[str, Any]:
         def weights(config: Any) -> Any:

@@ -2,8 +2,8 @@
 
 Bytes are those of a kernel's operands and results, as if no cache kept them. A slice counts as what
 it takes, an update in place as what it writes, a custom call as its author's estimate where the
-module has one, and what a loop runs as often as the compiler knows that it does. What lies in a
-TPU's vector memory does not count.
+module has one, a mixture's experts in Triton's kernels as those that rows reach, and what a loop
+runs as often as the compiler knows that it does. What lies in a TPU's vector memory does not count.
 """
 
 from __future__ import annotations
@@ -78,14 +78,21 @@ class Kernel:
         return self.moved - self.times * self.arguments
 
 
-def kernels(module: Module, launches: Mapping[str, int] | None = None) -> list[Kernel]:
+def kernels(
+    module: Module,
+    launches: Mapping[str, int] | None = None,
+    read_in_part: Mapping[Array, float] | None = None,
+) -> list[Kernel]:
     """The kernels of a module in the order of its text.
 
     Args:
       module: the module.
       launches: instruction -> the kernels that it launches; None for one each.
+      read_in_part: arrays of which Triton's kernels read only a share.
     """
-    return list(_Walk(module, launches).computation(module.entry, 1, False, None))
+    return list(
+        _Walk(module, launches, read_in_part or {}).computation(module.entry, 1, False, None)
+    )
 
 
 class _Value(NamedTuple):
@@ -116,6 +123,7 @@ class _Output(NamedTuple):
 class _Walk:
     module: Module
     launches: Mapping[str, int] | None
+    read_in_part: Mapping[Array, float]
 
     def computation(
         self, name: str, times: int, in_loop: bool, passed: Sequence[_Value] | None
@@ -281,7 +289,12 @@ class _Walk:
         if each.opcode in _UPDATES:
             update = known[each.operands[_UPDATES[each.opcode]]]
             return {update.name: update.size}
-        return {name: known[name].size for name in each.operands if name in known}
+        reads = {name: known[name].size for name in each.operands if name in known}
+        if "triton" in each.attribute("custom_call_target"):
+            for name, size in reads.items():
+                found = arrays(known[name].shape)[:1]
+                reads[name] = round(size * (self.read_in_part.get(found[0], 1) if found else 1))
+        return reads
 
     def _outputs(self, computation: str, each: Instruction) -> list[_Output]:
         known = self.module.named[computation]

@@ -38,7 +38,7 @@ from eval.compile.devices import (
     compile_only,
     described,
 )
-from eval.compile.report import care, details, launches, outside_graphs, traffic
+from eval.compile.report import care, details, launches, memory, outside_graphs, traffic
 from eval.compile.summary import Summary, summarise
 from eval.latency.shapes import target_of
 
@@ -145,7 +145,7 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
         jax.clear_caches()
         if config.details:
             console.print(details(summary, config.details).table())
-    tables = [table(summaries, accelerator) for table in (traffic, launches, care)]
+    tables = [table(summaries, accelerator) for table in (traffic, launches, memory, care)]
     for table in tables:
         console.print(table.table())
     for summary in summaries:

@@ -13,17 +13,21 @@ from eval.latency.report import Grid
 
 _TRAFFIC = (
     "moved: read and written, if no cache kept them; needed: weights, used rows of the caches, "
-    "results; ratio: moved over needed; ms: moved at the memory's rate; temp, peak: MB of "
-    "temporary memory, and of all memory in use at once"
+    "results; ratio: moved over needed; memory: ms for what is moved, at the memory's rate; "
+    "compute: ms for the products at the full bfloat16 rate"
 )
 _LAUNCHES = (
     "layer: kernels in a layer of the target, the median; mean: all kernels over the number of "
     "layers; s: to compile"
 )
 _GRAPHS = "; graphs: CUDA graphs, and how many of the kernels are inside"
+_MEMORY = (
+    "MB; arguments: weights, caches and the rest of the state; temporary: besides these and results; "
+    "peak: all in use at once; in place: number of arguments whose memory results take"
+)
 _CARE = (
     "sort: entries in the longest row that is sorted; copies: MB; caches: copied, and updated not "
-    "in place; in place: arguments; host: transfers and callbacks in loops, and outside of them"
+    "in place; host: transfers and callbacks in loops, and outside of them"
 )
 _WIDTH = 30  # of a kernel's name, so that the table fits into 80 columns
 _KIND = 9  # letters of its kind
@@ -38,11 +42,17 @@ def traffic(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
         f"{name} moved": lambda x: f"{x.moved / unit:.2f}",
         "needed": lambda x: "-" if x.least is None else f"{x.least.bytes / unit:.2f}",
         "ratio": lambda x: "-" if x.ratio is None else f"{x.ratio:.2f}",
-        "ms": lambda x: f"{1e3 * x.moved / accelerator.bandwidth:.2f}",
-        "temp": lambda x: f"{x.temporary / 1e6:,.0f}",
-        "peak": lambda x: f"{x.peak / 1e6:,.0f}",
+        "memory": lambda x: f"{1e3 * x.moved / accelerator.bandwidth:.2f}",
+        "compute": lambda x: _compute_time(x, accelerator),
     }
     return _grid("Memory traffic", columns, summaries, accelerator, _TRAFFIC)
+
+
+def _compute_time(summary: Summary, accelerator: Accelerator) -> str:
+    """Milliseconds of the products at the device's rate, which is that of bfloat16."""
+    if summary.least is None or summary.case.dtype != "bfloat16":
+        return "-"
+    return f"{1e3 * summary.least.operations / accelerator.rate:.2f}"
 
 
 def launches(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
@@ -63,13 +73,23 @@ def launches(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     return _grid("Kernels", columns, summaries, accelerator, caption)
 
 
+def memory(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
+    """What each program needs of the device's memory."""
+    columns: dict[str, Callable[[Summary], str]] = {
+        "arguments": lambda x: f"{x.arguments / 1e6:,.0f}",
+        "temporary": lambda x: f"{x.temporary / 1e6:,.0f}",
+        "peak": lambda x: f"{x.peak / 1e6:,.0f}",
+        "in place": lambda x: f"{x.updated_in_place}",
+    }
+    return _grid("Memory in use", columns, summaries, accelerator, _MEMORY)
+
+
 def care(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     """What each program had better not do."""
     columns: dict[str, Callable[[Summary], str]] = {
         "sort": lambda x: f"{max((k.sorted for k in x.kernels), default=0):,}",
         "copies": lambda x: f"{x.copied / 1e6:.1f}",
         "caches": lambda x: f"{x.caches_copied} / {x.caches_not_in_place}",
-        "in place": lambda x: f"{x.updated_in_place}",
         "host": lambda x: f"{x.host(in_loop=True)} / {x.host(in_loop=False)}",
     }
     return _grid("Sorts, copies and transfers", columns, summaries, accelerator, _CARE)

@@ -145,6 +145,7 @@ class Summary:
             "moved": self.moved,
             "needed": None if self.least is None else self.least.bytes,
             "ratio": self.ratio,
+            "operations": None if self.least is None else self.least.operations,
             "copied": self.copied,
             "largest_sort": self.largest_sort,
             "host_in_loops": self.host(in_loop=True),
@@ -182,7 +183,9 @@ def summarise(
         case=case,
         program=program,
         seconds=seconds,
-        kernels=kernels(module, None if graphs is None else graphs.launches),
+        kernels=kernels(
+            module, None if graphs is None else graphs.launches, case.read_in_part(program)
+        ),
         graphs=graphs,
         updated_in_place=len(in_place),
         caches_not_in_place=len(caches - in_place),

@@ -2,7 +2,9 @@
 
 Bytes are those that cross the device's memory once: weights, used rows of the caches, inputs and
 outputs of a stage. Operations are those of matmuls, two per multiply-add. Masked rows of the
-caches, which the programs here do read, are not counted, since they are not needed.
+caches, which the programs here do read, are not counted, since they are not needed. Of a mixture's
+experts those are counted that rows reach if their experts are drawn at random: trained routers send
+the rows of a tree to fewer.
 
 Axis letters as in `dart_jax.models.layers`; T is the verified rows, N + 1, P the rows of a path, C
 the cached tokens (used rows of the caches).
@@ -42,7 +44,7 @@ class CostModel:
     """Costs of the stages for one shape in one setting.
 
     Attributes:
-      target: a dense target.
+      target: the target.
       drafter: a drafter of one layer.
       batch: batch size, B.
       context: cached tokens, C.
@@ -58,8 +60,8 @@ class CostModel:
     candidates: int
 
     def __post_init__(self) -> None:
-        if self.target.moe is not None or self.drafter.num_hidden_layers > 1:
-            raise UserError("only dense targets and drafters of one layer are supported")
+        if self.drafter.num_hidden_layers > 1:
+            raise UserError("only drafters of one layer are supported")
 
     @property
     def cached_row(self) -> int:
@@ -78,14 +80,21 @@ class CostModel:
         """Bytes of one row of the target's features."""
         return self.itemsize * len(self.target.feature_layers) * self.target.hidden_size
 
-    @property
-    def target_weights(self) -> int:
-        """Number of weights that every forward of the target reads: all except the embeddings; a
-        tied head is read as the head."""
+    def target_weights(self, rows: int) -> int:
+        """Number of weights that a forward of the target over so many rows in all reads: all except
+        the embeddings and the experts that no row reaches; a tied head is read as the head."""
         t = self.target
         d, h = t.hidden_size, t.head_dim
         norms = 2 * d + (2 * h if t.qk_norm else 0)
-        return t.num_hidden_layers * (self._layer + norms) + d + d * t.vocab_size
+        layers = round(self._layers(self.reached_experts(rows)))
+        return layers + t.num_hidden_layers * norms + d + d * t.vocab_size
+
+    def reached_experts(self, rows: int) -> float:
+        """Number of a mixture's experts that some row reaches; 0 without a mixture."""
+        if self.target.moe is None:
+            return 0
+        experts, chosen = self.target.moe.num_experts, self.target.moe.num_experts_per_tok
+        return experts * (1 - (1 - chosen / experts) ** rows)
 
     @property
     def drafter_weights(self) -> int:
@@ -94,12 +103,20 @@ class CostModel:
         norms = 6 * d.hidden_size  # four norms and the mask rows' vector, which is twice as wide
         return 3 * d.target_hidden_size * d.hidden_size + _layer_of(d) + norms + self._head
 
-    @property
-    def _layer(self) -> int:
-        """Number of matrix weights per layer of the target."""
+    def _layers(self, experts: float) -> float:
+        """Number of matrix weights of all layers, with so many experts of each mixture."""
         t = self.target
         heads = 2 * t.num_attention_heads + 2 * t.num_key_value_heads
-        return t.hidden_size * (t.head_dim * heads + 3 * t.intermediate_size)
+        total = 0.0
+        for layer in range(t.num_hidden_layers):
+            total += t.hidden_size * t.head_dim * heads
+            if t.moe is not None and t.is_sparse(layer):
+                shared = t.moe.shared_intermediate_size or 0
+                width = experts * t.moe.intermediate_size + shared
+                total += t.hidden_size * (t.moe.num_experts + 3 * width + bool(shared))
+            else:
+                total += t.hidden_size * 3 * t.intermediate_size
+        return total
 
     @property
     def _head(self) -> int:
@@ -125,10 +142,11 @@ class CostModel:
     def verify(self, rows: int) -> Cost:
         """Returns the cost of the target over T rows: logits, features and new cache rows."""
         t, b = self.target, self.batch
-        weights = self.itemsize * (self.target_weights + b * rows * t.hidden_size)
+        weights = self.itemsize * (self.target_weights(b * rows) + b * rows * t.hidden_size)
         cache = b * self.cached_row * (self.context + rows)
         outputs = b * rows * (_FLOAT * t.vocab_size + self.features)
-        products = t.num_hidden_layers * self._layer + t.hidden_size * t.vocab_size
+        chosen = 0 if t.moe is None else t.moe.num_experts_per_tok
+        products = round(self._layers(chosen)) + t.hidden_size * t.vocab_size
         width = t.num_hidden_layers * t.num_attention_heads * t.head_dim
         attention = 2 * width * (self.context + rows)
         return Cost(weights + cache + outputs, 2 * b * rows * (products + attention))

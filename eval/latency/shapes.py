@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
-from dart_jax.models.config import TargetConfig
+from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
@@ -46,6 +46,22 @@ def _qwen3(hidden: int, mlp: int, layers: int, heads: int, *, tied: bool) -> Tar
     )
 
 
+def _qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, moe: MoEConfig) -> TargetConfig:
+    return TargetConfig(
+        vocab_size=151936,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=128,
+        rope=Rope(1e6),
+        tie_word_embeddings=False,
+        model_type="qwen3_moe",
+        moe=moe,
+    )
+
+
 def _llama3(hidden: int, mlp: int, layers: int, heads: int) -> TargetConfig:
     return TargetConfig(
         vocab_size=128256,
@@ -69,6 +85,7 @@ _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-8b": _qwen3(4096, 12288, 36, 32, tied=False),
     "qwen3-14b": _qwen3(5120, 17408, 40, 40, tied=False),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64, tied=False),
+    "qwen3-30b-a3b": _qwen3_moe(2048, 48, 32, 4, MoEConfig(128, 8, 768, norm_topk_prob=True)),
     "llama-3-8b": _llama3(4096, 14336, 32, 32),
     "llama-3-70b": _llama3(8192, 28672, 80, 64),
     "tiny": TargetConfig(  # for tests
@@ -83,7 +100,7 @@ _SHAPES: Mapping[str, TargetConfig] = {
     ),
 }
 NAMES = ("demo", *_SHAPES)
-QWEN3 = tuple(name for name in _SHAPES if name.startswith("qwen3"))
+QWEN3 = tuple(name for name in _SHAPES if name.startswith("qwen3") and "-a" not in name)
 
 
 @functools.cache

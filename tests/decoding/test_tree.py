@@ -6,7 +6,7 @@ from conftest import grow_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_jax.decoding.tree import ancestor_mask, root_only, unpack
+from dart_jax.decoding.tree import ancestor_mask, root_only, unpack, unused_as_root, with_unused
 
 
 def literal_mask(parents):
@@ -43,3 +43,15 @@ def test_a_tree_that_is_only_a_root():
     assert tree.tokens.tolist() == [[5], [6]]
     assert not tree.real.any()
     assert ancestor_mask(tree, max_depth=0).tolist() == [[[True]], [[True]]]
+
+
+def test_unused_slots_compute_what_the_root_does():
+    tree = unpack(jnp.asarray([[[7, 8, 0], [0, 0, 0], [0, 1, 0]], [[9, 0, 0], [0] * 3, [0] * 3]]))
+    tree = with_unused(tree, 5)
+    mask = ancestor_mask(tree, max_depth=2)
+    tokens, seen = unused_as_root(tree, mask)
+    assert tokens.tolist() == [[7, 8, 7, 7, 7], [9] * 5]
+    for row, real in enumerate(tree.real):
+        for node in range(5):
+            expected = mask[row, node if real[node] else 0]
+            np.testing.assert_array_equal(seen[row, node], expected)

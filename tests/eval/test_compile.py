@@ -14,8 +14,10 @@ from eval.compile.graphs import parse_graphs, read_graphs
 from eval.compile.hlo import Array, read_module, shape_size
 from eval.compile.kernels import kernels
 from eval.compile.program import CompileConfig, main
-from eval.compile.report import care, details, launches, outside_graphs, traffic
+from eval.compile.report import care, details, launches, memory, outside_graphs, traffic
 from eval.compile.summary import summarise
+
+GPU = devices.ACCELERATORS["h200"].execution
 
 
 def compiled(function, *shapes, **options):
@@ -144,6 +146,26 @@ def test_bytes_of_custom_calls(given, read, written):
     )
     assert (kernel.kind, kernel.read, kernel.written) == ("custom", read, written)
     assert kernel.arguments == read
+
+
+@pytest.mark.parametrize(("target", "share"), [("__gpu$xla.gpu.triton", 0.25), ("other", 1)])
+def test_a_triton_kernel_reads_the_chosen_experts(target, share):
+    experts = Array("bf16", (8, 64, 16))
+    module = module_of(
+        "  %experts = bf16[8,64,16]{2,1,0} parameter(0)\n  %x = bf16[2,64]{1,0} parameter(1)\n"
+        f'  ROOT %call = bf16[2,16]{{1,0}} custom-call(%experts, %x), custom_call_target="{target}"'
+    )
+    [kernel] = kernels(module, None, {experts: 0.25})
+    assert (kernel.read, kernel.written) == (share * experts.size + 256, 64)
+
+
+def test_the_share_of_the_experts():
+    case = Case("qwen3-30b-a3b", "dart", 8, 1, 100, 8, execution=GPU)
+    shares = case.read_in_part("step")
+    assert {array.lengths for array in shares} == {(128, 2048, 768), (128, 768, 2048)}
+    assert set(shares.values()) == {1 - (15 / 16) ** 9}
+    assert case.read_in_part("prefill") == {}
+    assert Case("tiny", "dart", 8, 1, 100, 8).read_in_part("step") == {}
 
 
 LOOP = """%body (arg: (s32[], bf16[2,100,16])) -> (s32[], bf16[2,100,16]) {
@@ -319,7 +341,7 @@ def test_tables_fit_into_80_columns(summary):
         on_gpu, case=dataclasses.replace(summary.case, shape="qwen3-0.6b", batch=32, nodes=60)
     )
     h200 = devices.ACCELERATORS["h200"]
-    grids = [grid([on_gpu, other], h200) for grid in (traffic, launches, care)]
+    grids = [grid([on_gpu, other], h200) for grid in (traffic, launches, memory, care)]
     for grid in (*grids, details(summary, 5)):
         assert grid.rows
         assert {len(row) for row in grid.rows} == {len(grid.columns)}

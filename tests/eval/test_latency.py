@@ -54,6 +54,7 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
     "llama-3-8b": 8_030_261_248,
     "llama-3-70b": 70_553_706_496,
 }
@@ -155,30 +156,36 @@ def test_an_eagle3_step_by_hand():
 
 def test_weights_match_the_parameters():
     target, drafter = COSTS.target, COSTS.drafter
-    assert COSTS.target_weights == parameters(target)  # a tied head is read as a head
+    assert COSTS.target_weights(1) == parameters(target)  # a tied head is read as a head
     assert COSTS.drafter_weights == parameters(drafter)
     untied = dataclasses.replace(target, tie_word_embeddings=False)
-    assert dataclasses.replace(COSTS, target=untied).target_weights == parameters(target)
+    assert dataclasses.replace(COSTS, target=untied).target_weights(1) == parameters(target)
     for name in ("qwen3-8b", "llama-3-8b"):
         config = target_of(name)
         costs = CostModel(config, drafter_of(config), 1, 1, 2, 25)
         embeddings = config.vocab_size * config.hidden_size
-        assert costs.target_weights == parameters(config) - embeddings
+        assert costs.target_weights(61) == parameters(config) - embeddings
         assert costs.drafter_weights == parameters(drafter_of(config))
 
 
 def test_batches_share_only_weights():
     many = dataclasses.replace(COSTS, batch=3)
-    weights = 4 * COSTS.target_weights
+    weights = 4 * COSTS.target_weights(1)
     for one, three in [(COSTS.verify(9), many.verify(9)), (COSTS.plain(), many.plain())]:
         assert three.bytes - weights == 3 * (one.bytes - weights)
         assert three.operations == 3 * one.operations
 
 
-def test_unsupported_shapes():
-    moe = dataclasses.replace(target_of("tiny"), moe=MoEConfig(4, 2, 32, norm_topk_prob=True))
-    with pytest.raises(UserError, match="only dense targets"):
-        dataclasses.replace(COSTS, target=moe)
+def test_a_mixture_reads_the_experts_that_rows_reach():
+    moe = MoEConfig(4, 2, 32, norm_topk_prob=True, shared_intermediate_size=16)
+    target = dataclasses.replace(target_of("tiny"), moe=moe)
+    costs = dataclasses.replace(COSTS, target=target)
+    assert [costs.reached_experts(rows) for rows in (1, 2, 100)] == [2, 3, pytest.approx(4)]
+    assert costs.target_weights(100) == parameters(target)
+    expert = 3 * 64 * 32
+    assert costs.target_weights(2) - costs.target_weights(1) == 7 * expert
+    products = costs.plain().operations - COSTS.plain().operations
+    assert products == 2 * 7 * (2 * expert + 3 * 64 * 16 + 64 * 4 + 64 - 3 * 64 * 96)
 
 
 def test_the_limit_is_the_slower_resource():

@@ -26,7 +26,7 @@ from dart_jax.models.platform.fusion import fuse, is_fused
 from dart_jax.models.pure import abstract_params, bind
 from dart_jax.models.rope import Rope, rotate
 
-GPU = Execution("interpret", least_rows=8, fused=True)
+GPU = Execution("interpret", least_rows=8, fused=True, experts="interpret")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +230,7 @@ def test_joined_projections_compute_the_same():
 
 def test_what_a_platform_chooses():
     assert Execution.here() == Execution("dense", least_rows=1, fused=False)  # this CPU
-    assert Execution.of_gpu(8.0) == Execution("triton", least_rows=8, fused=True)
+    assert Execution.of_gpu(8.0) == Execution("triton", 8, fused=True, experts="triton")
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
     assert Execution.here("dense") == Execution()
     with pytest.raises(UserError, match="needs an NVIDIA GPU"):

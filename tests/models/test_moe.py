@@ -1,4 +1,6 @@
-"""Experts: two implementations against a loop over tokens."""
+"""Experts: every implementation against a loop over tokens; the kernels in their interpreter."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.moe import MoE, grouped, loop_over_experts
+from dart_jax.models.experts.kernel import block_size, divide, routed
+from dart_jax.models.experts.moe import MoE
+from dart_jax.models.experts.plain import grouped, loop_over_experts
 
 D, F = 6, 5
-IMPLEMENTATIONS = [jax.jit(loop_over_experts), jax.jit(grouped)]
+KERNELS = jax.jit(partial(routed, interpret=True))
+IMPLEMENTATIONS = [jax.jit(loop_over_experts), jax.jit(grouped), KERNELS]
 
 
 def one_by_one(rows, weights, experts, gate, up, down):
@@ -35,7 +40,7 @@ def arrays(rng, rows, count, k):
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 4, 1), (1, 4, 4), (3, 7, 2), (17, 3, 2)]))
-def test_both_implementations_sum_the_experts_outputs(seed, shape):
+def test_every_implementation_sums_the_experts_outputs(seed, shape):
     given = arrays(np.random.default_rng(seed), *shape)
     expected = one_by_one(*given)
     single = [a.astype(np.float32) if a.dtype == np.float64 else a for a in given]
@@ -49,7 +54,47 @@ def test_experts_that_no_row_chose_are_not_read():
         kernel[[1, 2, 4]] = np.nan
     experts = np.array([[0, 3], [3, 0], [0, 3]], np.int32)
     floats = [a.astype(np.float32) for a in (x, weights, *kernels)]
-    assert np.isfinite(jax.jit(loop_over_experts)(*floats[:2], experts, *floats[2:])).all()
+    for read in (jax.jit(loop_over_experts), KERNELS):
+        assert np.isfinite(read(*floats[:2], experts, *floats[2:])).all()
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_blocks_have_every_copy_once_and_one_expert_each(data):
+    rows, count = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 9))
+    k, size = data.draw(st.integers(1, count)), data.draw(st.sampled_from([1, 4, 16]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    few = rng.permutation(count)[: max(k, count // 2)]  # some experts have no rows
+    experts = np.stack([rng.permutation(few)[:k] for _ in range(rows)]).astype(np.int32)
+    blocks = jax.tree.map(np.asarray, divide(jnp.asarray(experts), count, size))
+    assert len(np.unique(blocks.places)) == rows * k
+    expected = np.full(blocks.rows.shape, rows)
+    expected[blocks.places] = np.arange(rows)[:, None]
+    np.testing.assert_array_equal(blocks.rows, expected)  # and none elsewhere
+    np.testing.assert_array_equal(blocks.experts[blocks.places // size], experts)
+    needed = -(-np.bincount(experts.reshape(-1), minlength=count) // size)
+    assert blocks.used == needed.sum() <= len(blocks.experts)
+    assert blocks.places.max() < blocks.used[0] * size
+
+
+def test_blocks_grow_with_the_rows_of_an_expert():
+    assert [block_size(copies, 8) for copies in (1, 128, 129, 512, 10**6)] == [16, 16, 32, 64, 64]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("rows", "width", "hidden"), [(3, 64, 128), (70, 100, 72)])
+def test_the_kernels_against_plain_jax(dtype, rows, width, hidden):
+    moe = MoEConfig(8, 3, hidden, norm_topk_prob=True, shared_intermediate_size=16)
+    module = MoE(width, moe, dtype=dtype, rngs=nnx.Rngs(2))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, rows, width)), dtype)
+    expected = module(x)
+    module.kernel = "interpret"
+    tolerance = 1e-6 if dtype == jnp.float32 else 2e-2 * float(jnp.abs(expected).max())
+    actual = module(x)
+    assert actual.dtype == dtype
+    np.testing.assert_allclose(
+        np.asarray(actual, np.float32), np.asarray(expected, np.float32), rtol=1e-5, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize("normed", [True, False])

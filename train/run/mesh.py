@@ -24,7 +24,7 @@ SMALL = 2**12
 
 # Axis of a parameter that tensor parallelism splits, by the component of its path that names it.
 # The experts' three-dimensional weights are split inside each expert, as an MLP's are:
-# `dart_jax.models.moe` processes the experts one at a time.
+# `dart_jax.models.experts` processes the experts one at a time.
 _OUT, _IN = -1, -2
 _TENSOR_PARALLEL = {
     "q_proj": _OUT,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
+from dart_jax.models.triton import dot, load, store
 
 # Queries of a block, and keys of an iteration: the tensor cores need 16, and the shared memory of a
 # block holds a tile of queries, and two of keys and two of values.
@@ -25,15 +26,6 @@ _BLOCKS = 264  # that fill a GPU of 132 multiprocessors
 _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differences are not NaN
 
 Parts = tuple[jax.Array, jax.Array, jax.Array]
-
-
-def available() -> bool:
-    """Whether this version of JAX has Pallas' Triton backend, which JAX is going to remove."""
-    try:
-        from jax.experimental.pallas import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
@@ -118,9 +110,9 @@ def _join(parts: Parts, result: jax.ShapeDtypeStruct, interpret: bool) -> jax.Ar
             at = (split, sequence, head, rows)
             all_of = out_ref.at[(*at, slice(None))]
             return (
-                _load(all_of, inside[:, None]),
-                _load(top_ref.at[at], inside),
-                _load(total_ref.at[at], inside),
+                load(all_of, inside[:, None]),
+                load(top_ref.at[at], inside),
+                load(total_ref.at[at], inside),
             )
 
         def add(split: jax.Array, carry: Parts) -> Parts:
@@ -133,9 +125,7 @@ def _join(parts: Parts, result: jax.ShapeDtypeStruct, interpret: bool) -> jax.Ar
         sum_, _, total = jax.lax.fori_loop(jnp.int32(1), jnp.int32(splits), add, part(jnp.int32(0)))
         mean = sum_ / jnp.where(inside, total, 1)[:, None]
         at = result_ref.at[sequence, rows, head, :]
-        triton.store(
-            at, mean.astype(result.dtype), mask=jnp.broadcast_to(inside[:, None], at.shape)
-        )
+        store(at, mean, inside[:, None])
 
     return pl.pallas_call(
         kernel,
@@ -274,11 +264,11 @@ class _Block:
         self.rows = pl.ds(self.start, kernel.grid.rows)
         self.inside = self.start + jnp.arange(kernel.grid.rows, dtype=jnp.int32) < args.q.shape[2]
         self.length = args.length[self.sequence]
-        self.q = _load(args.q.at[self.sequence, self.head, self.rows, :], self.inside[:, None])
+        self.q = load(args.q.at[self.sequence, self.head, self.rows, :], self.inside[:, None])
         self.first = None
         if args.first is not None:
             last = jnp.iinfo(jnp.int32).max
-            self.first = _load(args.first.at[self.sequence, self.rows], self.inside, last)
+            self.first = load(args.first.at[self.sequence, self.rows], self.inside, last)
 
     def prefix_blocks(self) -> tuple[jax.Array | int, jax.Array]:
         """The range of blocks of keys that some row sees."""
@@ -300,7 +290,7 @@ class _Block:
         at = index * self.keys + jnp.arange(self.keys, dtype=jnp.int32)
         valid = at < self.args.new_k.shape[2]
         mask = self.args.mask.at[self.sequence, self.rows, pl.ds(index * self.keys, self.keys)]
-        seen = _load(mask, self.inside[:, None] & valid[None]) != 0
+        seen = load(mask, self.inside[:, None] & valid[None]) != 0
         return self._add(index, valid, seen, self.args.new_k, self.args.new_v, carry)
 
     def _add(
@@ -315,21 +305,19 @@ class _Block:
         """Adds keys to the weighted sum [rows, h], the largest scores and the sums of weights."""
         out, top, total = carry
         at = (self.sequence, self.head, pl.ds(index * self.keys, self.keys), slice(None))
-        k = _load(k_ref.at[at], valid[:, None])
-        v = _load(v_ref.at[at], valid[:, None])
-        score = _product(self.q, k, 1) * self.kernel.scale
+        k = load(k_ref.at[at], valid[:, None])
+        v = load(v_ref.at[at], valid[:, None])
+        score = dot(self.q, k, 1) * self.kernel.scale
         if self.kernel.cap is not None:
             score = softcap(score, self.kernel.cap)
         new_top = jnp.maximum(top, jnp.max(jnp.where(seen, score, _NOTHING), axis=1))
         weights = jnp.where(seen, jnp.exp(score - new_top[:, None]), 0.0)
         shrink = jnp.exp(top - new_top)
-        out = out * shrink[:, None] + _product(weights.astype(v.dtype), v, 0)
+        out = out * shrink[:, None] + dot(weights.astype(v.dtype), v)
         return out, new_top, total * shrink + jnp.sum(weights, axis=1)
 
     def store(self, ref: Any, value: jax.Array) -> None:
         """Writes the rows' results [rows, h] into [B, T, H, h]."""
-        from jax.experimental.pallas import triton
-
         index = self.start + jnp.arange(self.kernel.grid.rows, dtype=jnp.int32)
         groups = ref.shape[2] // self.kernel.kv_heads
         # Indices for every number: Pallas has no mixture of arrays and slices.
@@ -341,31 +329,11 @@ class _Block:
             ),
             jnp.broadcast_to(jnp.arange(value.shape[1], dtype=jnp.int32)[None], value.shape),
         )
-        mask = jnp.broadcast_to(self.inside[:, None], value.shape)
-        triton.store(ref.at[at], value.astype(ref.dtype), mask=mask)
+        store(ref.at[at], value, self.inside[:, None])
 
     def store_part(self, ref: Any, split: jax.Array, value: jax.Array) -> None:
         """Writes a split's results, [rows] or [rows, h]."""
-        from jax.experimental.pallas import triton
-
         inside = self.inside if value.ndim == 1 else self.inside[:, None]
         rest = (slice(None),) * (value.ndim - 1)
         at = ref.at[(split, self.sequence, self.head, self.rows, *rest)]
-        triton.store(at, value, mask=jnp.broadcast_to(inside, value.shape))
-
-
-def _load(ref: Any, mask: jax.Array, other: int = 0) -> jax.Array:
-    """Reads where the mask is set, elsewhere gives `other`."""
-    from jax.experimental.pallas import triton
-
-    return triton.load(ref, mask=jnp.broadcast_to(mask, ref.shape), other=other)
-
-
-def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
-    """Sums over the last axis of a and an axis of b, in float32."""
-    # Triton has no product of bfloat16 numbers with a higher precision, which callers may ask for.
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    dimensions = (((1,), (axis,)), ((), ()))
-    return jax.lax.dot_general(
-        a, b, dimensions, precision=precision, preferred_element_type=jnp.float32
-    )
+        store(at, value, inside)

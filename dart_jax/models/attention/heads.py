@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from dart_jax.models.triton import load, store
+
 _ROWS = 16  # of a block
 
 
@@ -67,16 +69,11 @@ def rotated_heads(
         start = pl.program_id(0) * _ROWS
         rows = pl.ds(start, _ROWS)
         inside = (start + jnp.arange(_ROWS, dtype=jnp.int32) < t)[:, None]
-        inside = jnp.broadcast_to(inside, (_ROWS, half))
         halves = (pl.ds(0, half), pl.ds(half, half))
 
-        def load(ref: Any, *at: Any) -> jax.Array:
-            return triton.load(ref.at[at], mask=inside, other=0.0)
-
-        def store(ref: Any, head: jax.Array, values: tuple[jax.Array, jax.Array]) -> None:
+        def store_halves(ref: Any, head: jax.Array, values: tuple[jax.Array, jax.Array]) -> None:
             for part, value in zip(halves, values, strict=True):
-                at = ref.at[sequence, head, rows, part]
-                triton.store(at, value.astype(ref.dtype), mask=inside)
+                store(ref.at[sequence, head, rows, part], value, inside)
 
         def rotated(x: tuple[jax.Array, jax.Array], scale: Any) -> tuple[jax.Array, jax.Array]:
             x1, x2 = (part.astype(jnp.float32) for part in x)
@@ -87,24 +84,26 @@ def rotated_heads(
                     _scaled(part * inverse, triton.load(scale.at[at])[None], norm.offset)
                     for part, at in zip((x1, x2), halves, strict=True)
                 )
-            cos, sin = (load(ref, sequence, rows, halves[0]) for ref in (cos_ref, sin_ref))
+            cos, sin = (
+                load(ref.at[sequence, rows, halves[0]], inside) for ref in (cos_ref, sin_ref)
+            )
             return x1 * cos - x2 * sin, x2 * cos + x1 * sin
 
-        first, second = (load(x_ref, sequence, rows, head, part) for part in halves)
+        first, second = (load(x_ref.at[sequence, rows, head, part], inside) for part in halves)
         x = first, second
         q_scale, k_scale = scales or (None, None)
 
         @pl.when(head < heads)
         def _():
-            store(q_ref, head, rotated(x, q_scale))
+            store_halves(q_ref, head, rotated(x, q_scale))
 
         @pl.when((head >= heads) & (head < heads + kv_heads))
         def _():
-            store(k_ref, head - heads, rotated(x, k_scale))
+            store_halves(k_ref, head - heads, rotated(x, k_scale))
 
         @pl.when(head >= heads + kv_heads)
         def _():
-            store(v_ref, head - heads - kv_heads, x)
+            store_halves(v_ref, head - heads - kv_heads, x)
 
     shapes = [(b, count, t, h) for count in (heads, kv_heads, kv_heads)]
     q, k, v = pl.pallas_call(

@@ -8,8 +8,9 @@ from typing import Literal
 import jax
 
 from dart_jax.errors import UserError
-from dart_jax.models.attention import flash
+from dart_jax.models import triton
 from dart_jax.models.attention.attend import AttentionKernel
+from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.fusion import fuse
 
@@ -25,17 +26,20 @@ class Execution:
         memory and then summed; with 8 rows it is a matrix product, as in the verification of a
         tree.
       fused: whether the projections of a loaded model are joined (see `fusion.fuse`).
+      experts: what computes mixtures of experts; see `ExpertsKernel`.
     """
 
     attention: AttentionKernel = "dense"
     least_rows: int = 1
     fused: bool = False
+    experts: ExpertsKernel = "jax"
 
     @classmethod
     def of_gpu(cls, compute_capability: float) -> Execution:
         """For an NVIDIA GPU; Triton's kernels need compute capability 8, an A100's, or higher."""
-        usable = compute_capability >= 8 and flash.available()
-        return cls("triton" if usable else "dense", least_rows=8, fused=True)
+        if compute_capability >= 8 and triton.available():
+            return cls("triton", least_rows=8, fused=True, experts="triton")
+        return cls(least_rows=8, fused=True)
 
     @classmethod
     def here(cls, attention: Literal["auto", "dense", "triton"] = "auto") -> Execution:

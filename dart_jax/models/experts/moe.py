@@ -1,11 +1,8 @@
-"""Mixture-of-experts layer: exact, no token is dropped.
-
-Two implementations compute the same sums. `loop_over_experts` reads only the weights of experts
-that some row is routed to, and is fastest on CPU for every number of rows; `grouped` sorts the rows
-by expert and calls `jax.lax.ragged_dot`, for which accelerators have kernels.
-"""
+"""Mixture-of-experts layer: exact, no token is dropped."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +10,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.config import MoEConfig
+from dart_jax.models.experts.kernel import routed
+from dart_jax.models.experts.plain import grouped, loop_over_experts
 from dart_jax.models.layers import INIT, GatedMLP, Linear
+
+# jax: plain JAX. triton: kernels for NVIDIA GPUs. interpret: the same kernels step by step on any
+# platform, for tests.
+ExpertsKernel = Literal["jax", "triton", "interpret"]
 
 
 class Experts(nnx.Module):
@@ -29,7 +32,8 @@ class Experts(nnx.Module):
 class MoE(nnx.Module):
     """Routes every row to its most likely experts and sums their outputs by router weight.
 
-    A shared expert, if there is one, sees every row; its output is weighted by a gate of its own.
+    `kernel` says what computes the experts. A shared expert, if there is one, sees every row; its
+    output is weighted by a gate of its own.
     """
 
     def __init__(
@@ -40,8 +44,10 @@ class MoE(nnx.Module):
         dtype: DTypeLike,
         rngs: nnx.Rngs,
         fused: bool = False,
+        kernel: ExpertsKernel = "jax",
     ):
         self.config = config
+        self.kernel = kernel
         self.router = Linear(d, config.num_experts, dtype=dtype, rngs=rngs)
         self.experts = Experts(d, config, dtype=dtype, rngs=rngs)
         if config.shared_intermediate_size is not None:
@@ -57,9 +63,13 @@ class MoE(nnx.Module):
             param[...]
             for param in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
         )
-        out = jax.lax.platform_dependent(
-            rows, weights, experts, *kernels, cpu=loop_over_experts, default=grouped
-        )
+        if self.kernel == "jax":
+            out = jax.lax.platform_dependent(
+                rows, weights, experts, *kernels, cpu=loop_over_experts, default=grouped
+            )
+        else:
+            interpret = self.kernel == "interpret"
+            out = routed(rows, weights, experts, *kernels, interpret=interpret)
         if self.config.shared_intermediate_size is not None:
             gate = jax.nn.sigmoid(self.shared_expert_gate(rows))
             out = out + gate * self.shared_expert(rows)
@@ -72,55 +82,3 @@ class MoE(nnx.Module):
         if self.config.norm_topk_prob:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         return weights.astype(rows.dtype), experts
-
-
-def loop_over_experts(
-    rows: jax.Array,
-    weights: jax.Array,
-    experts: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    down: jax.Array,
-) -> jax.Array:
-    """Runs all rows through each expert in turn; skips experts that no row chose.
-
-    Args:
-      rows: [T, D].
-      weights: [T, k].
-      experts: int32 [T, k], each row's experts, all distinct.
-      gate: kernels [E, D, F].
-      up: kernels [E, D, F].
-      down: kernels [E, F, D].
-    """
-
-    def add(expert: jax.Array, total: jax.Array) -> jax.Array:
-        share = jnp.sum(jnp.where(experts == expert, weights, 0), axis=1, keepdims=True)
-
-        def run(total: jax.Array) -> jax.Array:
-            hidden = jax.nn.silu(rows @ gate[expert]) * (rows @ up[expert])
-            return total + (hidden @ down[expert]) * share
-
-        return jax.lax.cond(jnp.any(experts == expert), run, lambda total: total, total)
-
-    return jax.lax.fori_loop(0, gate.shape[0], add, jnp.zeros_like(rows))
-
-
-def grouped(
-    rows: jax.Array,
-    weights: jax.Array,
-    experts: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    down: jax.Array,
-) -> jax.Array:
-    """Same as `loop_over_experts`, with one copy of every row per expert, sorted by expert."""
-    k = experts.shape[1]
-    chosen = experts.reshape(-1)
-    order = jnp.argsort(chosen)
-    sizes = jnp.bincount(chosen, length=gate.shape[0]).astype(jnp.int32)
-    copies = jnp.take(rows, order // k, axis=0)
-    hidden = jax.nn.silu(jax.lax.ragged_dot(copies, gate, sizes))
-    hidden = hidden * jax.lax.ragged_dot(copies, up, sizes)
-    out = jax.lax.ragged_dot(hidden, down, sizes)
-    back = jnp.take(out, jnp.argsort(order), axis=0).reshape(*experts.shape, -1)
-    return jnp.sum(back * weights[:, :, None], axis=1)

@@ -1,0 +1,179 @@
+"""Experts' products on NVIDIA GPUs: two kernels that read only the experts that rows are routed to.
+
+Rows are copied once per expert, sorted by expert, and divided into blocks that have one expert
+each (as in MegaBlocks, Gale et al., arXiv 2211.15841). The first kernel computes gate, up and
+activation, the second the projection back. Written in Pallas for its Triton backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from dart_jax.models.triton import dot, load, store
+
+_SIZES = (16, 32, 64)  # rows of a block: the tensor cores need 16
+_INNER = 64  # entries of the sum in an iteration
+_OUTER = 64  # results of a block for each of its rows; with few blocks less, to fill the GPU
+_FEW = 64  # blocks of rows
+
+
+class Blocks(NamedTuple):
+    """Which rows each block has; n blocks of m rows.
+
+    Attributes:
+      rows: int32 [n * m], the rows' numbers; T where a block has no more rows.
+      experts: int32 [n], each block's expert.
+      used: int32 [1], how many blocks have rows; these are the first.
+      places: int32 [T, k], where in `rows` the copies of a row are.
+    """
+
+    rows: jax.Array
+    experts: jax.Array
+    used: jax.Array
+    places: jax.Array
+
+
+def routed(
+    rows: jax.Array,
+    weights: jax.Array,
+    experts: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """Computes what `plain.loop_over_experts` says, with float32 sums.
+
+    Args:
+      rows: [T, D].
+      weights: [T, k].
+      experts: int32 [T, k], each row's experts, all distinct.
+      gate: [E, D, F].
+      up: [E, D, F].
+      down: [E, F, D].
+      interpret: run the kernels in Pallas' interpreter, on any platform.
+    """
+    size = block_size(experts.size, len(gate))
+    blocks = divide(experts, len(gate), size)
+
+    def product(x: jax.Array, kernels: list[jax.Array], which: jax.Array) -> jax.Array:
+        return _product(x, kernels, which, blocks, size, interpret)
+
+    hidden = product(rows, [gate, up], blocks.rows)
+    out = product(hidden, [down], jnp.arange(len(blocks.rows), dtype=jnp.int32))
+    copies = jnp.take(out, blocks.places, axis=0, mode="clip")
+    return jnp.sum(copies * weights[:, :, None], axis=1)
+
+
+def block_size(copies: int, experts: int) -> int:
+    """Rows of a block, for rows that are spread evenly among the experts."""
+    return next((size for size in _SIZES if copies <= size * experts), _SIZES[-1])
+
+
+def divide(experts: jax.Array, count: int, size: int) -> Blocks:
+    """Divides the copies of rows into blocks.
+
+    Args:
+      experts: int32 [T, k], each row's experts.
+      count: E, number of experts.
+      size: rows of a block.
+    """
+    chosen = experts.reshape(-1)
+    copies = len(chosen)
+    most = min(copies, count + copies // size)  # every expert may have a block that is not full
+    numbers = jnp.arange(copies, dtype=jnp.int32)
+    sorted_experts, order = jax.lax.sort_key_val(chosen, numbers)
+
+    # [E]: an expert's copies, and where its copies and its blocks begin and end.
+    every = jnp.arange(count, dtype=jnp.int32)
+    copies_end = jnp.sum(chosen[None] <= every[:, None], axis=1, dtype=jnp.int32)
+    of_expert = jnp.sum(chosen[None] == every[:, None], axis=1, dtype=jnp.int32)
+    blocks_of = (of_expert + size - 1) // size
+    blocks_end = jnp.sum(
+        jnp.where(every[None] <= every[:, None], blocks_of[None], 0), axis=1, dtype=jnp.int32
+    )
+    first_copy, first_block = copies_end - of_expert, blocks_end - blocks_of
+
+    place = first_block[sorted_experts] * size + numbers - first_copy[sorted_experts]
+    rows = jnp.full(most * size, len(experts), jnp.int32)
+    rows = rows.at[place].set(order // experts.shape[1], unique_indices=True)
+    places = jnp.zeros(copies, jnp.int32).at[order].set(place, unique_indices=True)
+    block = jnp.arange(most, dtype=jnp.int32)
+    of_block = jnp.sum(blocks_end[None] <= block[:, None], axis=1, dtype=jnp.int32)
+    return Blocks(
+        rows, jnp.minimum(of_block, count - 1), blocks_end[-1:], places.reshape(experts.shape)
+    )
+
+
+def _product(
+    x: jax.Array,
+    kernels: list[jax.Array],
+    which: jax.Array,
+    blocks: Blocks,
+    size: int,
+    interpret: bool,
+) -> jax.Array:
+    """Multiplies every block's rows with its expert's kernel; of two kernels, returns the product
+    of the second with the SiLU of the first.
+
+    Args:
+      x: [R, I].
+      kernels: one or two, [E, I, O].
+      which: int32 [n * m], the rows of x that blocks have; R and more for none.
+      blocks: see there.
+      size: m.
+      interpret: see `routed`.
+
+    Returns:
+      [n * m, O] in the dtype of x; what blocks without rows have is undefined.
+    """
+    from jax.experimental.pallas import triton
+
+    count, inner, outer = len(blocks.experts), x.shape[1], kernels[0].shape[2]
+    width = _OUTER if count > _FEW else _OUTER // 2
+
+    def run(*refs: Any) -> None:
+        x_ref, which_ref, experts_ref, used_ref, *kernel_refs, out_ref = refs
+        block, first = pl.program_id(0), pl.program_id(1) * width
+
+        @pl.when(block < used_ref[0])
+        def _():
+            expert = experts_ref[block]
+            rows = which_ref[pl.ds(block * size, size)]
+            columns = first + jnp.arange(width, dtype=jnp.int32)
+
+            def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+                begin = index * _INNER
+                at = begin + jnp.arange(_INNER, dtype=jnp.int32)
+                # Indices for every number: Pallas has no mixture of arrays and slices.
+                numbers = jnp.broadcast_to(rows[:, None], (size, _INNER))
+                left = x_ref.at[numbers, jnp.broadcast_to(at[None], (size, _INNER))]
+                left = load(left, (numbers < x.shape[0]) & (at < inner)[None])
+                tile = (expert, pl.ds(begin, _INNER), pl.ds(first, width))
+                inside = (at < inner)[:, None] & (columns < outer)[None]
+                return tuple(
+                    total + dot(left, load(ref.at[tile], inside))
+                    for total, ref in zip(sums, kernel_refs, strict=True)
+                )
+
+            zeros = tuple(jnp.zeros((size, width), jnp.float32) for _ in kernels)
+            steps = jnp.int32(pl.cdiv(inner, _INNER))
+            *gate, value = jax.lax.fori_loop(jnp.int32(0), steps, add, zeros)
+            if gate:
+                value = jax.nn.silu(gate[0]) * value
+            tile = (pl.ds(block * size, size), pl.ds(first, width))
+            store(out_ref.at[tile], value, (columns < outer)[None])
+
+    return pl.pallas_call(
+        run,
+        grid=(count, pl.cdiv(outer, width)),
+        out_shape=jax.ShapeDtypeStruct((count * size, outer), x.dtype),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
+        interpret=interpret,
+        name="experts_gate_up" if len(kernels) == 2 else "experts_down",
+    )(x, which, blocks.experts, blocks.used, *kernels)

@@ -1,0 +1,42 @@
+"""What the kernels for NVIDIA GPUs have in common; they are written in Pallas for its Triton
+backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def available() -> bool:
+    """Whether this version of JAX has Pallas' Triton backend, which JAX is going to remove."""
+    try:
+        from jax.experimental.pallas import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def load(ref: Any, mask: jax.Array, other: int = 0) -> jax.Array:
+    """Reads where the mask, which is broadcast, is set; elsewhere gives `other`."""
+    from jax.experimental.pallas import triton
+
+    return triton.load(ref, mask=jnp.broadcast_to(mask, ref.shape), other=other)
+
+
+def store(ref: Any, value: jax.Array, mask: jax.Array) -> None:
+    """Writes where the mask, which is broadcast, is set; rounds to the dtype of `ref`."""
+    from jax.experimental.pallas import triton
+
+    triton.store(ref, value.astype(ref.dtype), mask=jnp.broadcast_to(mask, value.shape))
+
+
+def dot(a: jax.Array, b: jax.Array, axis: int = 0) -> jax.Array:
+    """Sums over the last axis of a and an axis of b, in float32."""
+    # Triton has no product of bfloat16 numbers with a higher precision, which callers may ask for.
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    dimensions = (((1,), (axis,)), ((), ()))
+    return jax.lax.dot_general(
+        a, b, dimensions, precision=precision, preferred_element_type=jnp.float32
+    )
