@@ -57,7 +57,8 @@ class AblateConfig:
 
     experiment: Annotated[variants.Name, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")]
     """gamma: the weight of later positions; shift: whether the last real row predicts; layers;
-    horizon: positions; ngram: its weight in the search; domain: data without one domain."""
+    horizon: positions; ngram: its weight in the search; vocabulary: tokens that can be drafted;
+    domain: data without one domain."""
     recipe: Path = Path(__file__).parent / "ablate.toml"
     """Recipe of every run, as for `train.drafter --config`."""
     steps: int | None = None
@@ -78,6 +79,8 @@ class AblateConfig:
     """Numbers of drafted positions of the experiment horizon."""
     ngram_weight: tuple[float, ...] = (0.25, 0.5, 1.0)
     """Weights of the experiment ngram, besides 0."""
+    vocabulary: tuple[int, ...] = (4096, 2048, 1024, 512)
+    """Sizes of the draft vocabulary in the experiment vocabulary."""
     family: str = "asyncio"
     """Module or package of the standard library that the experiment domain leaves out."""
     ngram: str | None = str(DEMO / "ngram.dng")
@@ -100,11 +103,11 @@ class AblateConfig:
             raise UserError("--tree-nodes must be at least 1")
         if self.max_new_tokens < 2:
             raise UserError("--max-new-tokens must be at least 2")
-        for name in ("gamma", "layers", "horizon", "ngram_weight"):
+        for name in ("gamma", "layers", "horizon", "ngram_weight", "vocabulary"):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise UserError(f"--{name} must be one or more distinct values")
-        for name in ("layers", "horizon"):
+        for name in ("layers", "horizon", "vocabulary"):
             if min(getattr(self, name)) < 1:
                 raise UserError(f"--{name} must be numbers of at least 1")
         if not all(0 < value <= 1 for value in self.gamma):
@@ -127,6 +130,8 @@ class AblateConfig:
                 return variants.horizon(self.horizon)
             case "ngram":
                 return variants.ngram(self.ngram_weight)
+            case "vocabulary":
+                return variants.vocabulary(self.vocabulary)
             case "domain":
                 return variants.domain(self.family)
 
@@ -289,7 +294,10 @@ def _evaluate(
     for name, paths in drafters.items():
         for path in paths:
             print(f"evaluating {plan.axis} {name}: {path.parent}", flush=True)
-            measured: dict[str, float] = {"parameters": parameters(load(path))}
+            measured: dict[str, float] = {
+                "parameters": parameters(load(path)),
+                "coverage": evaluator.coverage(load(path)),
+            }
             if split is None:
                 measured |= agreement(path)
                 measured["tau"] = tau(path, plan.variants[name].ngram_weight)

@@ -229,8 +229,8 @@ def _start(
         params["lm_head"] = {"kernel": params["lm_head"]["kernel"][:, order]}
         return found, params, ids[order]
     ids = np.arange(target.vocab_size, dtype=np.int32)
-    if shape.draft_vocab is not None:
-        ids = draft_vocabulary(dataset, shape.draft_vocab)
+    if (size := shape.vocabulary(target)) is not None:
+        ids = draft_vocabulary(dataset, size)
     params = init_params(drafter, config.trainer.seed)
     if shape.head == "target":
         _, untied = untie(target, target_params)

@@ -22,8 +22,8 @@ _LAUNCHES = (
 )
 _GRAPHS = "; graphs: CUDA graphs, and how many of the kernels are inside"
 _MEMORY = (
-    "MB; arguments: weights, caches and the rest of the state; temporary: besides these and results; "
-    "peak: all in use at once; in place: number of arguments whose memory results take"
+    "MB; arguments: weights, caches and the rest of the state; temporary: besides these and "
+    "results; peak: all in use at once; in place: number of arguments whose memory results take"
 )
 _CARE = (
     "sort: entries in the longest row that is sorted; copies: MB; caches: copied, and updated not "

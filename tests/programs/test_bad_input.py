@@ -58,7 +58,7 @@ CASES = {
     "plot-training run --output a.png": "unrecognised option --output",
     "measure-training --contexts 8": "--contexts; did you mean --context?",
     "ablate": "missing EXPERIMENT",
-    "ablate beta": "one of 'gamma', 'shift', 'layers', 'horizon', 'ngram', 'domain'; got 'beta'",
+    "ablate beta": "'layers', 'horizon', 'ngram', 'vocabulary', 'domain'; got 'beta'",
     "count-ngrams --data texts.jsonl": "missing --tokenizer and --out",
     f"{COUNT} --worker 2": "unrecognised option --worker; did you mean --workers?",
     # Values.

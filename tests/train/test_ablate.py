@@ -154,6 +154,17 @@ def test_variants_that_share_their_drafters(config, gamma):
 
 
 @pytest.mark.long
+def test_vocabularies(config):
+    experiment = dataclasses.replace(config, experiment="vocabulary", vocabulary=(300, 20))
+    report = run(experiment, "the command")
+    every, few = raw_of(config, "vocabulary")["figures"].values()
+    assert every["coverage"] == [1.0]
+    assert 0 < few["coverage"][0] < 1
+    assert every["parameters"][0] > few["parameters"][0]
+    assert "| tokens | coverage | tau | tau without n-gram |" in report.read_text()
+
+
+@pytest.mark.long
 def test_other_trees(config, gamma):
     """With a tree of one node a verification emits at most two tokens."""
     report = run(dataclasses.replace(config, experiment="ngram", tree_nodes=1), "the command")

@@ -12,6 +12,7 @@ from dart_jax.errors import UserError
 from dart_jax.models.pure import bind
 from train.data.batch import Batch, causal, positions
 from train.objective import literal
+from train.objective.drafter_shape import DrafterShape
 from train.objective.flops import step_flops, target_flops
 from train.objective.loss import (
     DrafterLoss,
@@ -345,3 +346,13 @@ def test_operations_of_a_step():
     # Fewer anchors, each position with scores of its own, and its teacher's head.
     few = step_flops(forward, 1, 10, 5, online=False)
     assert few == 6 * (rows + (queries + behind) / 2 + 20 * 10 * 32) + 2 * teacher
+
+
+def test_the_size_of_the_draft_vocabulary():
+    small, large = (dataclasses.replace(TARGET, vocab_size=size) for size in (64_000, 64_001))
+    assert [DrafterShape().vocabulary(target) for target in (small, large)] == [None, 32_000]
+    assert DrafterShape(draft_vocab=0).vocabulary(large) is None
+    assert DrafterShape(draft_vocab=500).vocabulary(small) == 500
+    assert DrafterShape(method="eagle3").config(large).draft_vocab_size == 32_000
+    with pytest.raises(UserError, match="--draft-vocab must be 0, for all tokens, or more"):
+        DrafterShape(draft_vocab=-1)

@@ -89,6 +89,15 @@ class PackedDataset:
             np.array(self.supervised[rows]),
         )
 
+    def token_counts(self) -> np.ndarray:
+        """How often each token is supervised: int64 [vocab_size]."""
+        counts = np.zeros(self.vocab_size, np.int64)
+        for begin in range(0, self.rows, _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            chosen = self.tokens[part][self.supervised[part]]
+            counts += np.bincount(chosen, minlength=self.vocab_size)
+        return counts
+
     def __str__(self) -> str:
         s = self.statistics
         fill = s.tokens / max(1, self.rows * self.context)
@@ -175,12 +184,8 @@ def draft_vocabulary(dataset: PackedDataset, size: int) -> np.ndarray:
         raise UserError(
             f"the draft vocabulary must have 1..{dataset.vocab_size} tokens, got {size}"
         )
-    counts = np.zeros(dataset.vocab_size, np.int64)
-    for begin in range(0, dataset.rows, _CHUNK):
-        part = slice(begin, begin + _CHUNK)
-        chosen = dataset.tokens[part][dataset.supervised[part]]
-        counts += np.bincount(chosen, minlength=dataset.vocab_size)
-    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+    order = np.argsort(-dataset.token_counts(), kind="stable")
+    return np.sort(order[:size]).astype(np.int32)
 
 
 def _dtypes(context: int, vocab_size: int) -> dict[str, np.dtype]:

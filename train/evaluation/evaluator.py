@@ -65,6 +65,11 @@ class DrafterEvaluator:
             self._agreements[shape] = Agreement(forward, frozen, self._held_out, rows)
         return self._agreements[shape](model.params["drafter"])
 
+    def coverage(self, model: DartModel) -> float:
+        """Returns the share of the held-out supervised tokens in the draft vocabulary."""
+        counts = self._held_out.token_counts()
+        return float(counts[np.asarray(model.params["draft_ids"])].sum() / counts.sum())
+
     def tau(
         self, model: DartModel, prompts: Sequence[np.ndarray], weight: float | None = None
     ) -> float:

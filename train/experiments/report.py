@@ -37,6 +37,7 @@ _NAMES = {
     "tau_without_ngram": "tau without n-gram",
     "alpha_1": "alpha_1",
     "parameters": "drafter's parameters",
+    "coverage": "coverage",
     "step_time": "time of a decode step",
     "tau_per_time": "tau per that time",
     "tau_inside": "tau inside",

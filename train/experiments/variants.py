@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Name = Literal["gamma", "shift", "layers", "horizon", "ngram", "domain"]
+Name = Literal["gamma", "shift", "layers", "horizon", "ngram", "vocabulary", "domain"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,7 @@ TITLES: dict[Name, str] = {
     "layers": "Layers",
     "horizon": "Horizon",
     "ngram": "N-gram weight",
+    "vocabulary": "Draft vocabulary",
     "domain": "Domains",
 }
 
@@ -147,6 +148,22 @@ def ngram(weights: tuple[float, ...]) -> Experiment:
         compared=("tau",),
         paper={"tau": {"0": 3.13, "0.5": 3.63}},
         notes=("The paper's figures are for HumanEval.",),
+    )
+
+
+def vocabulary(sizes: tuple[int, ...]) -> Experiment:
+    """Compares sizes of the draft vocabulary."""
+    return Experiment(
+        TITLES["vocabulary"],
+        "tokens",
+        {str(size): Variant({"draft_vocab": size}) for size in sizes},
+        base=str(max(sizes)),
+        figures=("coverage", "tau", "tau_without_ngram", "parameters"),
+        compared=("tau",),
+        notes=(
+            "Coverage is the share of the held-out answers' tokens that the drafter can propose. "
+            "The search's n-gram model only ranks what the drafter proposes.",
+        ),
     )
 
 

@@ -9,6 +9,10 @@ from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 
+# Tokens of a draft vocabulary, as in EAGLE-3: the head over all tokens of a large vocabulary is the
+# greater part of a drafter.
+_LARGE = 32_000
+
 
 @dataclasses.dataclass(frozen=True)
 class DrafterShape:
@@ -24,7 +28,8 @@ class DrafterShape:
     """Let the anchor predict as well, as DART does. Unshifted drafters, in which only mask rows
     predict, are for comparison."""
     draft_vocab: int | None = None
-    """Size of the draft vocabulary, the most frequent tokens of the data; by default all tokens."""
+    """Size of the draft vocabulary, the most frequent tokens of the data; 0 for all tokens. By
+    default 32,000 for targets with more than twice as many, otherwise all."""
     head: Literal["target", "random"] = "target"
     """Initial weights of the head: the target's head, or random."""
     init: str | None = None
@@ -32,6 +37,8 @@ class DrafterShape:
     vocabulary is kept."""
 
     def __post_init__(self) -> None:
+        if self.draft_vocab is not None and self.draft_vocab < 0:
+            raise UserError("--draft-vocab must be 0, for all tokens, or more")
         if self.positions < 1 or self.layers < 1:
             raise UserError("--positions and --layers must be at least 1")
         if self.init is not None and self.draft_vocab is not None:
@@ -39,13 +46,19 @@ class DrafterShape:
         if self.method == "eagle3" and (self.layers > 1 or not self.shifted):
             raise UserError("--layers and --no-shifted are DART's; leave them out with eagle3")
 
+    def vocabulary(self, target: TargetConfig) -> int | None:
+        """Returns the size of the draft vocabulary; None for all of the target's tokens."""
+        if self.draft_vocab is not None:
+            return self.draft_vocab or None
+        return _LARGE if target.vocab_size > 2 * _LARGE else None
+
     def config(self, target: TargetConfig) -> DrafterConfig | Eagle3Config:
         """Returns the drafter's config; its layers have the shapes of the target's."""
         if self.method == "eagle3":
-            return Eagle3Config.for_target(target, self.draft_vocab)
+            return Eagle3Config.for_target(target, self.vocabulary(target))
         return DrafterConfig.for_target(
             target,
-            self.draft_vocab,
+            self.vocabulary(target),
             draft_length=self.positions - self.shifted,
             num_hidden_layers=self.layers,
             shifted=self.shifted,
