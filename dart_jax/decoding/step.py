@@ -32,7 +32,8 @@ from dart_jax.decoding.tree import (
     unused_as_root,
     with_unused,
 )
-from dart_jax.models.cache import KVCache, append, wait_for
+from dart_jax.models.attention.compaction import append_path
+from dart_jax.models.cache import KVCache, wait_for
 from dart_jax.models.pure import bind
 
 
@@ -155,7 +156,9 @@ def accept_and_compact(
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
         length = wait_for(accepted.tokens, start)
-        cache = append(state.target_cache, verified.rows, path, length)
+        cache = append_path(
+            state.target_cache, verified.rows, path, length, config.execution.attention
+        )
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
     return state, AcceptedPath(
         tokens=jnp.take_along_axis(tree.tokens, path, axis=1),

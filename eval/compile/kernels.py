@@ -1,9 +1,10 @@
 """The kernels of a compiled program, and the bytes that each moves through the device's memory.
 
 Bytes are those of a kernel's operands and results, as if no cache kept them. A slice counts as what
-it takes, an update in place as what it writes, a custom call as its author's estimate where the
-module has one, a mixture's experts in Triton's kernels as those that rows reach, and what a loop
-runs as often as the compiler knows that it does. What lies in a TPU's vector memory does not count.
+it takes, an update in place as what it writes (by a custom call, as what it is given besides), a
+custom call as its author's estimate where the module has one, a mixture's experts in Triton's
+kernels as those that rows reach, and what a loop runs as often as the compiler knows that it does.
+What lies in a TPU's vector memory does not count.
 """
 
 from __future__ import annotations
@@ -294,6 +295,10 @@ class _Walk:
             for name, size in reads.items():
                 found = arrays(known[name].shape)[:1]
                 reads[name] = round(size * (self.read_in_part.get(found[0], 1) if found else 1))
+        if updated := {each.operands[at] for at in each.updates.values()}:
+            given = sum(size for name, size in reads.items() if name not in updated)
+            for name in updated:
+                reads[name] = min(reads[name], given // len(updated))
         return reads
 
     def _outputs(self, computation: str, each: Instruction) -> list[_Output]:
@@ -310,7 +315,7 @@ class _Walk:
                 results.pop()  # a workspace
             updated = {at: each.operands[operand] for at, operand in each.updates.items()}
             return [
-                # How much of it is written is not known; it counts as read.
+                # What is written counts as read.
                 _Output(array, 0, updated[at]) if at in updated else _Output(array, array.size)
                 for at, array in enumerate(results)
             ]

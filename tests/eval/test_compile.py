@@ -129,6 +129,7 @@ def test_copies_on_a_tpu(to, kind, copies, moved):
     [
         ("", 6400 + 64, 64),
         ("output_to_operand_aliasing={{}: (1, {})}", 6400 + 64, 0),
+        ("output_to_operand_aliasing={{}: (0, {})}", 64 + 64, 0),
         (
             'backend_config={"custom_call_config":{"cost_estimate":{"flops":"9","bytes_accessed":"500"}}}',
             436,

@@ -16,10 +16,12 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.attention.attend import attend
+from dart_jax.models.attention.compaction import append_path
 from dart_jax.models.attention.dense import attend_dense
 from dart_jax.models.attention.flash import _Grid
 from dart_jax.models.attention.heads import HeadNorm, rotated_heads
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, split_heads
+from dart_jax.models.cache import append
 from dart_jax.models.layers import RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.fusion import fuse, is_fused
@@ -171,6 +173,29 @@ def test_a_prefix_is_a_masked_segment():
     seen = (at < prefix.length[0]) & (at >= np.asarray(prefix.first)[0, 0])
     segment = Segment(new.q, prefix.k, prefix.v, jnp.asarray(seen[None, None]))
     np.testing.assert_array_equal(attend([new], prefix), attend_dense([segment, new]))
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows", "kept", "dtype"), [(3, 12, 9, "float32"), (33, 1, 1, "bfloat16")]
+)
+def test_accepted_rows_are_kept(layers, rows, kept, dtype):
+    """The kernel writes what plain JAX does, to the caches' last rows too."""
+    rng = np.random.default_rng(0)
+
+    def normal(count):
+        return tuple(
+            tuple(jnp.asarray(rng.standard_normal((2, 2, count, 16)), dtype) for _ in range(2))
+            for _ in range(layers)
+        )
+
+    cache, new = normal(20), normal(rows)
+    index = jnp.asarray(rng.integers(0, rows, (2, kept)), jnp.int32)
+    length = jnp.asarray([3, 20 - kept], jnp.int32)
+    expected = append(cache, new, index, length)
+    got = append_path(cache, new, index, length, "interpret")
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    other = append_path(cache, new, index, length, "dense")
+    jax.tree.map(np.testing.assert_array_equal, other, expected)
 
 
 @pytest.mark.long(keep=1)

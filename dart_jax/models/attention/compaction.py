@@ -1,0 +1,91 @@
+"""One kernel for many layers that keeps the accepted rows of a verification, for NVIDIA GPUs.
+
+XLA writes each layer's keys and values by a kernel of its own: 72 for a target of 36 layers.
+Written in Pallas for its Triton backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from dart_jax.models.attention.attend import AttentionKernel
+from dart_jax.models.attention.segments import fits_kernels
+from dart_jax.models.cache import KVCache, append
+from dart_jax.models.triton import load, store
+
+_LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
+
+
+def append_path(
+    cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array, kernel: AttentionKernel
+) -> KVCache:
+    """Does what `cache.append` says.
+
+    Args:
+      cache: see there.
+      rows: see there.
+      index: see there.
+      length: see there.
+      kernel: what computes attention. Where that is Triton's kernel, another one writes the rows of
+        many layers at once, if it is made for their size.
+    """
+    keys, _ = cache[0]
+    if kernel not in ("triton", "interpret") or not fits_kernels(keys.shape[3]):
+        return append(cache, rows, index, length)
+    if keys.size >= 2**31:  # the kernel counts in 32 bits
+        return append(cache, rows, index, length)
+    groups = [slice(at, at + _LAYERS) for at in range(0, len(cache), _LAYERS)]
+    written = (_append(cache[g], rows[g], index, length, kernel == "interpret") for g in groups)
+    return tuple(layer for group in written for layer in group)
+
+
+def _append(
+    cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array, interpret: bool
+) -> KVCache:
+    from jax.experimental.pallas import triton
+
+    old, structure = jax.tree.flatten(cache)
+    new = jax.tree.leaves(rows)
+    b, kv_heads, _, h = old[0].shape
+    kept, layers = index.shape[1], len(cache)
+    size = pl.next_power_of_2(kept)
+
+    def kernel(length_ref: Any, index_ref: Any, *refs: Any) -> None:
+        new_refs, out_refs = refs[: 2 * layers], refs[4 * layers :]
+        sequence, head = pl.program_id(0), pl.program_id(1)
+        at = jnp.arange(size, dtype=jnp.int32)
+        inside = at < kept
+        chosen = load(index_ref.at[sequence, pl.ds(0, size)], inside)
+        # Indices for every number: Pallas has no mixture of arrays and slices.
+        numbers = (
+            jnp.full((size, h), sequence, jnp.int32),
+            jnp.full((size, h), head, jnp.int32),
+            jnp.broadcast_to(chosen[:, None], (size, h)),
+            jnp.broadcast_to(jnp.arange(h, dtype=jnp.int32)[None], (size, h)),
+        )
+        place = sequence, head, pl.ds(length_ref[sequence], size), slice(None)
+        for layer in range(layers):
+
+            @pl.when(pl.program_id(2) == layer)
+            def _(layer: int = layer):
+                for ref, out in zip(
+                    new_refs[2 * layer : 2 * layer + 2],
+                    out_refs[2 * layer : 2 * layer + 2],
+                    strict=True,
+                ):
+                    store(out.at[place], load(ref.at[numbers], inside[:, None]), inside[:, None])
+
+    out = pl.pallas_call(
+        kernel,
+        grid=(b, kv_heads, layers),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
+        input_output_aliases={2 + len(new) + i: i for i in range(len(old))},
+        compiler_params=triton.CompilerParams(num_warps=2, num_stages=1),
+        interpret=interpret,
+        name="append_rows",
+    )(length, index, *new, *old)
+    return jax.tree.unflatten(structure, out)
