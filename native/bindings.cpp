@@ -2,7 +2,8 @@
 #include "bindings.h"
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "The C++ core of dart_jax: n-gram model and draft tree search.";
+  m.doc() = "The C++ core of dart_jax: n-gram model, draft tree search and products.";
   bind_ngram(m);
   bind_search(m);
+  bind_product(m);
 }

@@ -1,4 +1,5 @@
 #pragma once
 
-// The handler defined in ffi.cpp, in the form that XLA registers.
+// The handlers defined in ffi.cpp and ffi_product.cpp, in the form that XLA registers.
 void* dart_search_handler();
+void* dart_product_handler();

@@ -1,0 +1,47 @@
+// Products with AVX-512; see product_tiles.h.
+#include "product_variants.h"
+
+#ifdef __AVX512F__
+
+#include <immintrin.h>
+
+#include "product_tiles.h"
+
+namespace dart {
+namespace {
+
+struct Avx512 {
+  using Vector = __m512;
+  static constexpr int kSize = 16;
+  static constexpr int kRows = 14;  // x 2 vectors: 28 of 32 registers
+  static constexpr int kTilesOfRow = 4;
+  static constexpr int vectors(int) { return 2; }
+
+  static Vector broadcast(float value) { return _mm512_set1_ps(value); }
+  static Vector load(const float* from) { return _mm512_loadu_ps(from); }
+  static Vector load(const std::uint16_t* from) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    // With masks of all lanes: GCC 12 warns about its own header's functions without.
+    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, bits);
+    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16));
+  }
+  static void prefetch(const void* from) {
+    _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T0);
+  }
+  static void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
+  static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+};
+
+}  // namespace
+
+const MultiplyTiles kMultiplyAvx512 = multiply_tiles<Avx512>;
+
+}  // namespace dart
+
+#else
+
+namespace dart {
+const MultiplyTiles kMultiplyAvx512 = nullptr;
+}
+
+#endif

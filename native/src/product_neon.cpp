@@ -1,0 +1,44 @@
+// Products with the vector instructions of 64-bit ARM; see product_tiles.h.
+#include "product_variants.h"
+
+#if defined(__aarch64__) && defined(__ARM_NEON)
+
+#include <arm_neon.h>
+
+#include "product_tiles.h"
+
+namespace dart {
+namespace {
+
+struct Neon {
+  using Vector = float32x4_t;
+  static constexpr int kSize = 4;
+  static constexpr int kRows = 6;  // x 4 vectors: 24 of 32 registers
+  static constexpr int kTilesOfRow = 2;
+  static constexpr int vectors(int rows) { return rows <= 2 ? 8 : 4; }
+
+  static Vector broadcast(float value) { return vdupq_n_f32(value); }
+  static Vector load(const float* from) { return vld1q_f32(from); }
+  static Vector load(const std::uint16_t* from) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16));
+  }
+  static void prefetch(const void* from) { __builtin_prefetch(from); }
+  static void store(float* to, Vector value) { vst1q_f32(to, value); }
+  static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+};
+
+}  // namespace
+
+const MultiplyTiles kMultiplyNeon = multiply_tiles<Neon>;
+
+}  // namespace dart
+
+#else
+
+namespace dart {
+
+const MultiplyTiles kMultiplyNeon = nullptr;
+
+}  // namespace dart
+
+#endif

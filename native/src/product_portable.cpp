@@ -1,0 +1,47 @@
+// Products in plain C++, for any processor; see product_tiles.h.
+#include <cstring>
+
+#include "product_tiles.h"
+
+namespace dart {
+namespace {
+
+struct Portable {
+  static constexpr int kSize = 4;
+  static constexpr int kRows = 4;
+  static constexpr int kTilesOfRow = 1;
+  static constexpr int vectors(int) { return 2; }
+
+  struct Vector {
+    float values[kSize];
+  };
+
+  static Vector broadcast(float value) { return {{value, value, value, value}}; }
+  static Vector load(const float* from) {
+    Vector vector;
+    std::memcpy(vector.values, from, sizeof vector.values);
+    return vector;
+  }
+  static Vector load(const std::uint16_t* from) {
+    std::uint32_t bits[kSize];
+    for (int i = 0; i < kSize; ++i) bits[i] = static_cast<std::uint32_t>(from[i]) << 16;
+    Vector vector;
+    std::memcpy(vector.values, bits, sizeof bits);
+    return vector;
+  }
+  static void prefetch(const void*) {}
+  static void store(float* to, const Vector& value) {
+    std::memcpy(to, value.values, sizeof value.values);
+  }
+  static Vector multiply_add(const Vector& a, const Vector& b, const Vector& c) {
+    Vector sum;
+    for (int i = 0; i < kSize; ++i) sum.values[i] = a.values[i] * b.values[i] + c.values[i];
+    return sum;
+  }
+};
+
+}  // namespace
+
+const MultiplyTiles kMultiplyPortable = multiply_tiles<Portable>;
+
+}  // namespace dart

@@ -1,0 +1,243 @@
+// Every supported variant against the same chain of additions, written plainly: equal bit for bit.
+#include "dart/packed_product.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
+
+#include "check.h"
+
+namespace {
+
+using dart::Instructions;
+using dart::WeightType;
+using Task = std::function<void()>;
+
+constexpr std::size_t kWidth = dart::kTileWidth;
+constexpr WeightType kTypes[] = {WeightType::kFloat32, WeightType::kBfloat16};
+
+std::vector<Instructions> supported() {
+  std::vector<Instructions> found;
+  for (Instructions each : {Instructions::kPortable, Instructions::kAvx2, Instructions::kAvx512,
+                            Instructions::kNeon}) {
+    if (dart::supported(each)) found.push_back(each);
+  }
+  return found;
+}
+
+// A random problem. Its weights are bfloat16 numbers, so that both types hold the same. All arrays
+// begin one element after an allocation's begin, and end with it: they are aligned as little as
+// possible, and a sanitizer sees what is read beyond.
+struct Problem {
+  Problem(std::size_t rows, std::size_t in, std::size_t out, float scale = 1)
+      : rows(rows), in(in), out(out), tiles((out + kWidth - 1) / kWidth) {
+    std::mt19937 random(static_cast<unsigned>(rows + 100 * in + 10000 * out));
+    std::normal_distribution<float> normal(0, scale);
+    x.assign(rows * in + 1, 0);
+    for (float& value : x) value = normal(random);
+    weights.assign(tiles * in * kWidth + 1, 0);
+    halves.assign(weights.size(), 0);
+    for (std::size_t i = 1; i < weights.size(); ++i) {
+      // What lies beyond the outputs must not matter.
+      const std::size_t column = (i - 1) / (in * kWidth) * kWidth + (i - 1) % kWidth;
+      float value = normal(random);
+      if (column >= out) value = std::numeric_limits<float>::quiet_NaN();
+      std::uint32_t bits;
+      std::memcpy(&bits, &value, sizeof bits);
+      halves[i] = static_cast<std::uint16_t>(bits >> 16);
+      bits &= 0xffff0000u;
+      std::memcpy(&weights[i], &bits, sizeof bits);
+    }
+  }
+
+  float weight(std::size_t input, std::size_t output) const {
+    return weights[1 + (output / kWidth * in + input) * kWidth + output % kWidth];
+  }
+
+  // [rows, out], with the arithmetic of these instructions.
+  std::vector<float> expected(Instructions instructions) const {
+    std::vector<float> y(rows * out);
+    for (std::size_t r = 0; r < rows; ++r) {
+      for (std::size_t o = 0; o < out; ++o) {
+        float sum = 0;
+        for (std::size_t i = 0; i < in; ++i) {
+          const float value = x[1 + r * in + i];
+          if (instructions == Instructions::kPortable) {
+            sum = value * weight(i, o) + sum;
+          } else {
+            sum = std::fma(value, weight(i, o), sum);
+          }
+        }
+        y[r * out + o] = sum;
+      }
+    }
+    return y;
+  }
+
+  // The product of the first rows.
+  std::vector<float> multiply(std::size_t first_rows, Instructions instructions, WeightType type,
+                              std::size_t threads = 1, const dart::Schedule& schedule = {}) const {
+    std::vector<float> y(first_rows * out + 1, -1);
+    dart::PackedProduct product;
+    product.x = x.data() + 1;
+    product.tiles = type == WeightType::kFloat32 ? static_cast<const void*>(weights.data() + 1)
+                                                 : static_cast<const void*>(halves.data() + 1);
+    product.y = y.data() + 1;
+    product.rows = first_rows;
+    product.in = in;
+    product.out = out;
+    product.weights = type;
+    dart::multiply(product, instructions, threads, schedule);
+    CHECK(y[0] == -1);
+    return {y.begin() + 1, y.end()};
+  }
+
+  std::size_t rows, in, out, tiles;
+  std::vector<float> x, weights;
+  std::vector<std::uint16_t> halves;
+};
+
+// Whether the bits of `some` are those that `all` begins with.
+bool begins(const std::vector<float>& all, const std::vector<float>& some) {
+  return some.empty() || std::memcmp(all.data(), some.data(), some.size() * sizeof(float)) == 0;
+}
+
+void check(const Problem& problem, Instructions instructions, std::size_t step = 1) {
+  const std::vector<float> expected = problem.expected(instructions);
+  for (WeightType type : kTypes) {
+    for (std::size_t rows = 0; rows <= problem.rows; rows += step) {
+      CHECK(begins(expected, problem.multiply(rows, instructions, type)));
+    }
+  }
+}
+
+void test_sizes() {
+  for (Instructions instructions : supported()) {
+    for (std::size_t in : {0, 1, 2, 33, 130}) {
+      for (std::size_t out : {0, 1, 31, 32, 33, 129, 300}) {
+        check(Problem(13, in, out), instructions, 4);
+      }
+    }
+    // Rows that are copied, and inputs in several parts.
+    check(Problem(29, 512, 40), instructions, 7);
+    check(Problem(29, 1030, 40), instructions, 7);
+  }
+}
+
+void test_numbers_of_rows() {
+  const Problem problem(70, 37, 70);
+  for (Instructions instructions : supported()) check(problem, instructions);
+}
+
+// A product that is large enough for several threads, with every way in which these may begin.
+void test_threads() {
+  const Problem problem(9, 260, 1100);
+  for (Instructions instructions : supported()) {
+    const std::vector<float> expected = problem.expected(instructions);
+    for (WeightType type : kTypes) {
+      for (std::size_t threads : {2, 3, 17, 100}) {
+        std::vector<std::thread> started;
+        std::vector<Task> late;
+        const std::vector<dart::Schedule> schedules = {
+            [&](Task task) { started.emplace_back(std::move(task)); },
+            [&](Task task) { task(); },                     // a pool without threads
+            [&](Task task) { late.push_back(std::move(task)); },  // a busy pool
+        };
+        for (const dart::Schedule& schedule : schedules) {
+          for (std::size_t rows : {1, 9}) {
+            CHECK(begins(expected, problem.multiply(rows, instructions, type, threads, schedule)));
+          }
+        }
+        CHECK(!started.empty() && started.size() == late.size());
+        CHECK(started.size() <= 2 * (threads - 1));
+        for (const Task& task : late) task();  // the arrays are gone
+        for (std::thread& thread : started) thread.join();
+      }
+    }
+  }
+}
+
+void test_calls_at_the_same_time() {
+  const Problem problem(3, 200, 1000);
+  const Instructions instructions = dart::best_instructions();
+  const std::vector<float> expected = problem.expected(instructions);
+  std::vector<std::thread> callers, helpers;
+  std::mutex mutex;
+  const dart::Schedule schedule = [&](Task task) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    helpers.emplace_back(std::move(task));
+  };
+  std::vector<int> wrong(4, 0);
+  for (int& count : wrong) {
+    callers.emplace_back([&] {
+      for (int run = 0; run < 20; ++run) {
+        count += !begins(expected, problem.multiply(3, instructions, WeightType::kFloat32, 3, schedule));
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (std::thread& helper : helpers) helper.join();
+  CHECK(wrong == std::vector<int>(4, 0));
+}
+
+void test_small_products_stay_in_their_thread() {
+  int tasks = 0;
+  Problem(1, 32, 64).multiply(1, dart::best_instructions(), WeightType::kFloat32, 4,
+                              [&](Task) { ++tasks; });
+  CHECK(tasks == 0);
+}
+
+// XLA rounds tiny numbers to 0 in its threads; other threads must do what the caller does.
+void test_tiny_numbers() {
+#ifdef __SSE2__
+  const Problem problem(2, 150, 1000, 1e-20f);
+  const unsigned before = _mm_getcsr();
+  std::vector<std::thread> started;
+  const dart::Schedule schedule = [&](Task task) { started.emplace_back(std::move(task)); };
+  for (Instructions instructions : supported()) {
+    std::vector<std::vector<float>> results;
+    for (unsigned mode : {0x0000u, 0x8040u}) {  // gradual, or flushed to zero
+      _mm_setcsr((before & ~0x8040u) | mode);
+      results.push_back(problem.multiply(2, instructions, WeightType::kFloat32));
+      for (int run = 0; run < 5; ++run) {
+        CHECK(begins(results.back(), problem.multiply(2, instructions, WeightType::kFloat32, 4, schedule)));
+      }
+    }
+    _mm_setcsr(before);
+    CHECK(!begins(results[0], results[1]));
+  }
+  for (std::thread& thread : started) thread.join();
+#endif
+}
+
+void test_what_is_supported() {
+  CHECK(dart::supported(Instructions::kPortable));
+  CHECK(dart::supported(dart::best_instructions()));
+  CHECK(!(dart::supported(Instructions::kAvx2) && dart::supported(Instructions::kNeon)));
+  std::printf("%zu variants are supported\n", supported().size());
+}
+
+}  // namespace
+
+int main() {
+  test_what_is_supported();
+  test_sizes();
+  test_numbers_of_rows();
+  test_threads();
+  test_calls_at_the_same_time();
+  test_small_products_stay_in_their_thread();
+  test_tiny_numbers();
+  return failures == 0 ? 0 : 1;
+}
