@@ -102,9 +102,7 @@ class DraftLayer(Layer):
 
     def head(self, normed: jax.Array) -> jax.Array:
         """Normalised [..., D] -> float32 logits [..., Vd]."""
-        # Rounding logits to bfloat16 would make ties common.
-        kernel = self.lm_head.kernel[...]
-        return jnp.einsum("...d,dv->...v", normed, kernel, preferred_element_type=jnp.float32)
+        return self.lm_head.logits(normed)
 
 
 def take_rows(rows: jax.Array, index: jax.Array) -> jax.Array:

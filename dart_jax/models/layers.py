@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dart_jax.models.cpu.products import is_packed, product
+
 # A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
 
@@ -28,7 +30,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Linear(nnx.Module):
-    """`x @ kernel + bias`, kernel [in, out]; most layers have no bias."""
+    """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
+
+    On a CPU a loaded model's kernel may be packed (see `cpu.products`).
+    """
 
     def __init__(
         self, d_in: int, d_out: int, *, dtype: DTypeLike, rngs: nnx.Rngs, bias: bool = False
@@ -37,10 +42,20 @@ class Linear(nnx.Module):
         if bias:
             self.bias = nnx.Param(jnp.zeros((d_out,), dtype))
         self.has_bias = bias
+        self.d_out = d_out
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x @ self.kernel[...]
+        kernel = self.kernel[...]
+        y = product(x, kernel, self.d_out) if is_packed(kernel) else x @ kernel
         return y + _row(self.bias[...], y) if self.has_bias else y
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """[..., in] -> float32 [..., out], without the bias: rounding logits to bfloat16 would make
+        ties common."""
+        kernel = self.kernel[...]
+        if is_packed(kernel):
+            return product(x.astype(jnp.float32), kernel, self.d_out)
+        return jnp.einsum("...d,dv->...v", x, kernel, preferred_element_type=jnp.float32)
 
 
 class RMSNorm(nnx.Module):

@@ -280,11 +280,12 @@ class Target(nnx.Module):
         """[..., D] after the final norm -> float32 [..., V]."""
         with jax.named_scope("lm_head"):
             if self.config.tie_word_embeddings:
-                table, axes = self.embed_tokens[...], "...d,vd->...v"
+                table = self.embed_tokens[...]
+                logits = jnp.einsum(
+                    "...d,vd->...v", hidden, table, preferred_element_type=jnp.float32
+                )
             else:
-                table, axes = self.lm_head.kernel[...], "...d,dv->...v"
-            # Rounding logits to bfloat16 would make ties common.
-            logits = jnp.einsum(axes, hidden, table, preferred_element_type=jnp.float32)
+                logits = self.lm_head.logits(hidden)
             if self.config.logits_scaling != 1:
                 logits = logits / self.config.logits_scaling
             cap = self.config.final_logit_softcapping

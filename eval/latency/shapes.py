@@ -149,7 +149,8 @@ def random_params(config: TargetConfig | DrafterConfig, seed: int, dtype: Any) -
         else _normal(key, leaf.shape, jnp.dtype(dtype))
         for (path, leaf), key in zip(leaves, keys, strict=True)
     ]
-    return jax.tree.unflatten(tree, params)
+    execution = dataclasses.replace(Execution.here(), fused=False)  # they are joined already
+    return execution.prepare(jax.tree.unflatten(tree, params))
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype"))

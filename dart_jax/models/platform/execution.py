@@ -10,14 +10,15 @@ import jax
 from dart_jax.errors import UserError
 from dart_jax.models import triton
 from dart_jax.models.attention.attend import AttentionKernel
+from dart_jax.models.cpu import products
 from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
-from dart_jax.models.platform.fusion import fuse
+from dart_jax.models.platform.fusion import fuse, pack
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """What a model is compiled with. The defaults are those of a CPU.
+    """What a model is compiled with. The defaults are plain JAX, as in training.
 
     Attributes:
       attention: what computes attention to cached rows; see `AttentionKernel`.
@@ -27,12 +28,19 @@ class Execution:
         tree.
       fused: whether the projections of a loaded model are joined (see `fusion.fuse`).
       experts: what computes mixtures of experts; see `ExpertsKernel`.
+      packed: whether the weights of a loaded model's products are packed (see `cpu.products`).
     """
 
     attention: AttentionKernel = "dense"
     least_rows: int = 1
     fused: bool = False
     experts: ExpertsKernel = "jax"
+    packed: bool = False
+
+    @classmethod
+    def of_cpu(cls) -> Execution:
+        """For a CPU; plain JAX where the C++ core cannot be called from XLA."""
+        return cls(fused=True, packed=products.available())
 
     @classmethod
     def of_gpu(cls, compute_capability: float) -> Execution:
@@ -52,7 +60,9 @@ class Execution:
           UserError: the platform does not have it.
         """
         device, best = jax.local_devices()[0], cls()
-        if device.platform == "gpu" and "cuda" in getattr(device.client, "platform_version", ""):
+        if device.platform == "cpu":
+            best = cls.of_cpu()
+        elif device.platform == "gpu" and "cuda" in getattr(device.client, "platform_version", ""):
             best = cls.of_gpu(float(device.compute_capability))
         if attention == "triton" and best.attention != "triton":
             raise UserError(
@@ -64,4 +74,5 @@ class Execution:
 
     def prepare(self, params: Params) -> Params:
         """Returns loaded parameters as they are used; consumes `params`."""
-        return fuse(params) if self.fused else params
+        params = fuse(params) if self.fused else params
+        return pack(params) if self.packed else params

@@ -1,6 +1,5 @@
-"""Joins the weights of projections that read the same input, so that each needs one product.
-
-Checkpoints and training keep them apart; a loaded model may have them joined.
+"""The form of a loaded model's weights: joined, where projections read the same input, so that one
+product computes them; and packed, for the C++ core. Checkpoints and training have neither.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dart_jax.models.cpu import products
 from dart_jax.models.layers import Params
 
 # Joined projection -> its parts, in order. Drafters compute queries and keys of different rows.
@@ -21,6 +21,22 @@ def fuse(params: Params) -> Params:
     """Joins a target's or drafter's projections; drops the parts from `params` on the way, so that
     memory holds only one layer's twice."""
     return _fuse(params, _DRAFTER if "fc" in params else _TARGET)
+
+
+def pack(params: Params) -> Params:
+    """Packs the kernels of all linear layers for the C++ core; drops them from `params` on the way.
+
+    A kernel whose values bfloat16 holds exactly is stored in bfloat16.
+    """
+    packed: Params = {}
+    for name in [*params]:
+        value = params.pop(name)
+        if isinstance(value, dict):
+            value = pack(value)
+        elif name == "kernel" and not products.is_packed(value):
+            value = products.pack_exactly(value)
+        packed[name] = value
+    return packed
 
 
 def is_fused(params: Params) -> bool:
