@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "product_variants.h"
-#include "thread_pool.h"
 
 namespace dart {
 namespace {
@@ -122,14 +121,13 @@ void multiply(const PackedProduct& product, Instructions instructions, std::size
   }
   const auto shared = std::make_shared<SharedProduct>(product, multiply, threads);
   const std::size_t helpers = std::min(threads, shared->chunks()) - 1;
-  for (std::size_t i = 0; i < helpers; ++i) schedule([shared] { shared->help(); });
+  try {
+    for (std::size_t i = 0; i < helpers; ++i) schedule([shared] { shared->help(); });
+  } catch (...) {
+    // Those that began must be waited for, and this thread computes what is left.
+  }
   shared->compute();
   shared->wait();
 }
 
-// TEMPORARY
-void multiply_own(const PackedProduct& product, Instructions instructions, std::size_t threads) {
-  const auto shared = std::make_shared<SharedProduct>(product, variant(instructions), threads);
-  run_parallel(threads, [&] { shared->help(); });
-}
 }  // namespace dart
