@@ -111,13 +111,13 @@ def measure(config: ProductsConfig, shape: str, rows: Sequence[int]) -> list[Mea
     found = []
     for count in rows:
         x = jnp.asarray(rng.normal(size=(count, d_in)), jnp.float32)
-        works = {
+        works: dict[str, Callable[[], Any]] = {
             "xla": partial(_chain, jnp.matmul, x, plain),
             "float32": partial(_chain, packed, x, tiles),
             "bfloat16": partial(_chain, packed, x, halves),
         }
         with ThreadPoolExecutor(len(parts)) as threads:
-            works["reading"] = lambda run=threads.map: list(run(np.max, parts))
+            works["reading"] = partial(_read, threads, parts)
             times = _interleaved(works, config.repeats)
         each = {name: [value / number for value in values] for name, values in times.items()}
         found.append(Measurement(shape, count, number, **each))
@@ -132,6 +132,11 @@ def _chain(product: Callable[..., jax.Array], x: jax.Array, weights: list[jax.Ar
         # Never NaN, but XLA does not know.
         x = x.at[0, 0].add(jnp.isnan(y[0, 0]).astype(x.dtype))
     return x
+
+
+def _read(threads: ThreadPoolExecutor, parts: Sequence[np.ndarray]) -> list[Any]:
+    """Reads all parts at the same time."""
+    return list(threads.map(np.max, parts))
 
 
 def _interleaved(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:

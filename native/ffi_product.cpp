@@ -39,6 +39,10 @@ ffi::Error product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuff
   product.rows = static_cast<std::size_t>(rows[0]);
   product.in = static_cast<std::size_t>(rows[1]);
   product.out = static_cast<std::size_t>(out[1]);
+  // XLA's threads, not those of thread_pool.h: its other operations keep them awake, and so there
+  // are no more threads than cores. Nine rows times 1024 x 1024 weights in float32, on two busy
+  // cores of an EPYC: the fastest tenth of 300 calls took up to 148 us with these, 166 us with
+  // those, and 177 us on one thread.
   const std::int64_t threads = pool.num_threads();
   try {
     dart::multiply(product, dart::best_instructions(), static_cast<std::size_t>(threads),

@@ -11,10 +11,10 @@
 namespace dart {
 namespace {
 
-// Products that take less than this many microseconds or so on one thread stay there: the others
-// would begin too late.
-constexpr std::size_t kLeastBytes = 128 * 1024;
-constexpr std::size_t kLeastOperations = 1 << 20;
+// Weights to read, or multiplications, that a thread must have to itself: about ten microseconds on
+// an EPYC of 2024. With less it cost more to start the thread than it computed meanwhile.
+constexpr std::size_t kBytesPerThread = 384 * 1024;
+constexpr std::size_t kOperationsPerThread = 1 << 20;
 
 MultiplyTiles variant(Instructions instructions) {
   switch (instructions) {
@@ -111,11 +111,12 @@ void multiply(const PackedProduct& product, Instructions instructions, std::size
               const Schedule& schedule) {
   const MultiplyTiles multiply = variant(instructions);
   const std::size_t tiles = (product.out + kTileWidth - 1) / kTileWidth;
+  if (product.rows == 0 || tiles == 0) return;
   const std::size_t size = product.in * product.out;
   const std::size_t bytes = size * (product.weights == WeightType::kBfloat16 ? 2 : 4);
-  const bool small = bytes < kLeastBytes && product.rows * size < kLeastOperations;
-  if (product.rows == 0 || tiles == 0) return;
-  if (threads <= 1 || small) {
+  threads = std::min(threads, std::max(bytes / kBytesPerThread,
+                                       product.rows * size / kOperationsPerThread));
+  if (threads <= 1) {
     multiply(product, 0, tiles);
     return;
   }

@@ -105,7 +105,7 @@ def test_a_row_has_the_same_bits_among_others(seed, d_in, d_out):
 
 
 @native
-@pytest.mark.parametrize("count", (1, 2, 9, 14, 15, 61))
+@pytest.mark.parametrize("count", [1, 2, 9, 14, 15, 61])
 def test_bfloat16_weights_give_the_bits_of_float32(count):
     x, w = random(count, 100, 130, seed=count)
     same_bits(product(x, pack(w), 130), product(x, pack(w.astype(jnp.bfloat16)), 130))
