@@ -1,4 +1,5 @@
-"""The C++ core, bound to Python in `native/bind_ngram.cpp` and `native/bind_search.cpp`.
+"""The C++ core, bound to Python in `native/bind_ngram.cpp`, `native/bind_search.cpp`
+and `native/bind_product.cpp`.
 
 Every array must have the given dtype and, unless stated otherwise, be C-contiguous; inputs are not
 converted or copied. Raises `ValueError` if a dtype, a shape, a parameter or an array's content is
@@ -18,6 +19,12 @@ MAX_VOCABULARY: int
 # The search as a foreign function for XLA, which takes a `SearchHandle`'s value; None if built
 # without jaxlib's headers.
 ffi_handler: object | None
+
+# Products with packed weights as a foreign function for XLA (dart_jax/models/platform/products.py);
+# None as above.
+product_ffi_handler: object | None
+# The instructions that products are computed with on this processor.
+product_instructions: Literal["portable", "AVX2", "AVX-512", "NEON"]
 
 _UInt8: TypeAlias = NDArray[np.uint8]
 _UInt64: TypeAlias = NDArray[np.uint64]

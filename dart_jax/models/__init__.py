@@ -1,6 +1,6 @@
 """Networks: the target, the DART and EAGLE-3 drafters, and the layers and caches they share.
 
 Pure computation, independent of files, tokenizers, decode loops and training. Imports only
-`dart_jax.errors`. Start with `target.py`, then `drafter.py`; `pure.py` converts the NNX modules to
-functions over dicts of arrays.
+`dart_jax.errors` and, for products on CPUs, `dart_jax._core`. Start with `target.py`, then
+`drafter.py`; `pure.py` converts the NNX modules to functions over dicts of arrays.
 """

@@ -7,15 +7,14 @@
 #include <thread>
 
 #include "product_variants.h"
-#include "thread_pool.h"
 
 namespace dart {
 namespace {
 
-// Products that take less than this many microseconds or so on one thread stay there: the others
-// would begin too late.
-constexpr std::size_t kLeastBytes = 128 * 1024;
-constexpr std::size_t kLeastOperations = 1 << 20;
+// Weights to read, or multiplications, that a thread must have to itself: about ten microseconds on
+// an EPYC of 2024. With less it cost more to start the thread than it computed meanwhile.
+constexpr std::size_t kBytesPerThread = 384 * 1024;
+constexpr std::size_t kOperationsPerThread = 1 << 20;
 
 MultiplyTiles variant(Instructions instructions) {
   switch (instructions) {
@@ -112,24 +111,24 @@ void multiply(const PackedProduct& product, Instructions instructions, std::size
               const Schedule& schedule) {
   const MultiplyTiles multiply = variant(instructions);
   const std::size_t tiles = (product.out + kTileWidth - 1) / kTileWidth;
+  if (product.rows == 0 || tiles == 0) return;
   const std::size_t size = product.in * product.out;
   const std::size_t bytes = size * (product.weights == WeightType::kBfloat16 ? 2 : 4);
-  const bool small = bytes < kLeastBytes && product.rows * size < kLeastOperations;
-  if (product.rows == 0 || tiles == 0) return;
-  if (threads <= 1 || small) {
+  threads = std::min(threads, std::max(bytes / kBytesPerThread,
+                                       product.rows * size / kOperationsPerThread));
+  if (threads <= 1) {
     multiply(product, 0, tiles);
     return;
   }
   const auto shared = std::make_shared<SharedProduct>(product, multiply, threads);
   const std::size_t helpers = std::min(threads, shared->chunks()) - 1;
-  for (std::size_t i = 0; i < helpers; ++i) schedule([shared] { shared->help(); });
+  try {
+    for (std::size_t i = 0; i < helpers; ++i) schedule([shared] { shared->help(); });
+  } catch (...) {
+    // Those that began must be waited for, and this thread computes what is left.
+  }
   shared->compute();
   shared->wait();
 }
 
-// TEMPORARY
-void multiply_own(const PackedProduct& product, Instructions instructions, std::size_t threads) {
-  const auto shared = std::make_shared<SharedProduct>(product, variant(instructions), threads);
-  run_parallel(threads, [&] { shared->help(); });
-}
 }  // namespace dart

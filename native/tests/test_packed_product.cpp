@@ -143,7 +143,7 @@ void test_numbers_of_rows() {
 
 // A product that is large enough for several threads, with every way in which these may begin.
 void test_threads() {
-  const Problem problem(9, 260, 1100);
+  const Problem problem(9, 300, 2200);
   for (Instructions instructions : supported()) {
     const std::vector<float> expected = problem.expected(instructions);
     for (WeightType type : kTypes) {
@@ -202,7 +202,7 @@ void test_small_products_stay_in_their_thread() {
 // XLA rounds tiny numbers to 0 in its threads; other threads must do what the caller does.
 void test_tiny_numbers() {
 #ifdef __SSE2__
-  const Problem problem(2, 150, 1000, 1e-20f);
+  const Problem problem(2, 300, 1000, 1e-20f);
   const unsigned before = _mm_getcsr();
   std::vector<std::thread> started;
   const dart::Schedule schedule = [&](Task task) { started.emplace_back(std::move(task)); };

@@ -48,5 +48,4 @@ using Schedule = std::function<void(std::function<void()>)>;
 void multiply(const PackedProduct& product, Instructions instructions, std::size_t threads,
               const Schedule& schedule);
 
-void multiply_own(const PackedProduct& product, Instructions instructions, std::size_t threads);
 }  // namespace dart

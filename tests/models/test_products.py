@@ -1,0 +1,171 @@
+"""Products with weights in tiles: against float64, and the same bits however they are computed."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart_jax import _core
+from dart_jax.models.platform import products
+from dart_jax.models.platform.products import TILE, pack, product, rows, unpack
+
+native = pytest.mark.skipif(
+    _core.product_ffi_handler is None, reason="built without jaxlib's headers"
+)
+DTYPES = (jnp.float32, jnp.bfloat16)
+jitted = jax.jit(product, static_argnums=2)
+
+
+@pytest.fixture(params=[pytest.param("native", marks=native), "plain"])
+def computed(request, monkeypatch):
+    """Who computes products; plain JAX does on machines that cannot call the C++ core."""
+    if request.param == "plain":
+        monkeypatch.setattr(products, "available", lambda: False)
+    jitted.clear_cache()
+    yield request.param
+    jitted.clear_cache()
+
+
+def random(count, d_in, d_out, seed=0, dtype=jnp.float32):
+    """An input and weights that bfloat16 can hold."""
+    rng = np.random.default_rng(seed)
+    x, w = rng.normal(size=(count, d_in)), rng.normal(size=(d_in, d_out))
+    return jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.bfloat16).astype(dtype)
+
+
+def same_bits(one, other):
+    one, other = np.asarray(one), np.asarray(other)
+    assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d_out", [1, 31, 32, 33, 100])
+def test_packing_keeps_every_weight(dtype, d_out):
+    _, w = random(1, 7, d_out, dtype=dtype)
+    tiles = pack(w)
+    assert tiles.shape == (-(-d_out // TILE), 7, TILE)
+    same_bits(unpack(tiles, d_out), w)
+    ids = jnp.asarray([[0, d_out - 1], [d_out // 2, 0]])
+    same_bits(rows(tiles, ids), w.T[ids])
+
+
+@settings(max_examples=12)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 2, 9, 16, 61, 70]),
+    st.sampled_from([1, 3, 32, 65, 512]),
+    st.sampled_from([1, 31, 32, 33, 200]),
+    st.sampled_from(DTYPES),
+)
+def test_products_are_right(seed, count, d_in, d_out, dtype):
+    x, w = random(count, d_in, d_out, seed, dtype)
+    exact = np.float64(x) @ np.float64(w)
+    # The error of a sum of n products, each rounded to 24 bits.
+    bound = d_in * 2**-24 * (np.abs(np.float64(x)) @ np.abs(np.float64(w)))
+    assert (np.abs(product(x, pack(w), d_out) - exact) <= bound).all()
+
+
+def test_shapes_and_dtypes(computed):
+    x, w = random(6, 40, 50)
+    x = x.reshape(2, 3, 40)
+    for dtype in DTYPES:
+        tiles = pack(w.astype(dtype))
+        y = jitted(x, tiles, 50)
+        assert (y.shape, y.dtype) == ((2, 3, 50), jnp.float32)
+        np.testing.assert_allclose(y, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-4)
+        half = x.astype(jnp.bfloat16)
+        same_bits(
+            jitted(half, tiles, 50), jitted(half.astype(jnp.float32), tiles, 50).astype(half.dtype)
+        )
+    assert jitted(x[:0], pack(w), 50).shape == (0, 3, 50)
+
+
+@native
+@settings(max_examples=5)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([5, 130, 512]), st.sampled_from([33, 320, 1000]))
+def test_a_row_has_the_same_bits_among_others(seed, d_in, d_out):
+    """In each of 1 to 70 rows; the larger shapes are shared by threads where there are cores."""
+    x, w = random(70, d_in, d_out, seed)
+    tiles = pack(w)
+    alone = jnp.concatenate([product(x[r : r + 1], tiles, d_out) for r in (0, 17, 69)])
+    for count in (70, *np.random.default_rng(seed).integers(1, 70, 4)):
+        among = product(x[:count], tiles, d_out)
+        for r, row in zip((0, 17, 69), alone, strict=True):
+            if r < count:
+                same_bits(among[r], row)
+    same_bits(product(x[::-1], tiles, d_out)[::-1], product(x, tiles, d_out))
+
+
+@native
+@pytest.mark.parametrize("count", [1, 2, 9, 14, 15, 61])
+def test_bfloat16_weights_give_the_bits_of_float32(count):
+    x, w = random(count, 100, 130, seed=count)
+    same_bits(product(x, pack(w), 130), product(x, pack(w.astype(jnp.bfloat16)), 130))
+
+
+@native
+def test_weights_of_another_shape_are_refused():
+    x, w = random(2, 40, 50)
+    for tiles, d_out in [(pack(w), 65), (pack(w), 32), (pack(w)[:, 1:], 50)]:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="weights of another shape"):
+            product(x, tiles, d_out).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must be float32 or bfloat16"):
+        product(x, pack(w).astype(jnp.float16), 50).block_until_ready()
+
+
+@native
+def test_programs_that_run_at_the_same_time():
+    x, w = random(9, 300, 900)
+    tiles = pack(w)
+    expected = product(x, tiles, 900)
+    with ThreadPoolExecutor(6) as threads:
+        for y in threads.map(lambda _: jitted(x, tiles, 900), range(60)):
+            same_bits(y, expected)
+
+
+@native
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_one_core_and_more_threads_than_cores():
+    """In new processes, as XLA starts its threads once: the bits are those of this process."""
+    code = """
+import os, sys
+cores = sorted(os.sched_getaffinity(0))
+if sys.argv[1] == "one core": os.sched_setaffinity(0, cores[:1])
+import hashlib, jax, jax.numpy as jnp, numpy as np
+from dart_jax.models.platform.products import pack, product
+jax.devices()
+for thread in os.listdir("/proc/self/task"):  # XLA has one for each core that it saw
+    os.sched_setaffinity(int(thread), cores[:1])
+rng = np.random.default_rng(0)
+x, w = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((9, 300), (300, 900)))
+y = [product(x, pack(w), 900) for _ in range(5)]
+print(*{hashlib.sha256(np.asarray(each)).hexdigest() for each in y})
+"""
+    printed = set()
+    for cores in ("one core", "all cores"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, cores], capture_output=True, text=True, check=True
+        )
+        printed.add(done.stdout)
+    assert len(printed) == 1
+    assert len(printed.pop().split()) == 1
+
+
+def test_without_the_handler(monkeypatch):
+    monkeypatch.setattr(_core, "product_ffi_handler", None)
+    monkeypatch.setattr(products, "_registered", None)
+    assert not products.available()
+
+
+@native
+def test_registered_once():
+    assert products.available()
+    assert products.available()
