@@ -44,6 +44,7 @@ from train.drafter import DrafterTraining, train
 from train.evaluation.evaluator import DrafterEvaluator, benchmark_prompts, parameters, step_seconds
 from train.experiments import domains, report, variants
 from train.experiments.variants import Experiment, Variant
+from train.experiments.vocabulary import cut
 from train.run import config_file, work_directory
 
 _TIMED_PROMPTS = 4
@@ -185,6 +186,10 @@ def run(config: AblateConfig, command: str) -> Path:
             recipe.chunk,
         )
         prompts = benchmark_prompts(tokenizer, config.prompts)
+        ranked = np.argsort(-data.training.token_counts(), kind="stable")
+        for name, variant in plan.variants.items():
+            if (size := variant.vocabulary) is not None:
+                drafters[name] = [cut(path, ranked[:size]) for path in drafters[name]]
         figures = _evaluate(config, plan, evaluator, drafters, prompts, split)
     nodes, search = default_tree()
     content = {

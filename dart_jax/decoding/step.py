@@ -32,7 +32,7 @@ from dart_jax.decoding.tree import (
     unused_as_root,
     with_unused,
 )
-from dart_jax.models.attention.compaction import append_path
+from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import KVCache, wait_for
 from dart_jax.models.pure import bind
 
@@ -156,9 +156,7 @@ def accept_and_compact(
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
         length = wait_for(accepted.tokens, start)
-        cache = append_path(
-            state.target_cache, verified.rows, path, length, config.execution.attention
-        )
+        cache = append(state.target_cache, verified.rows, path, length, config.execution.attention)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
     return state, AcceptedPath(
         tokens=jnp.take_along_axis(tree.tokens, path, axis=1),

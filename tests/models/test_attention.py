@@ -16,7 +16,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.attention.attend import attend
-from dart_jax.models.attention.compaction import append_path
+from dart_jax.models.attention.compaction import append as append_by
 from dart_jax.models.attention.dense import attend_dense
 from dart_jax.models.attention.flash import _Grid
 from dart_jax.models.attention.heads import HeadNorm, rotated_heads
@@ -192,9 +192,9 @@ def test_accepted_rows_are_kept(layers, rows, kept, dtype):
     index = jnp.asarray(rng.integers(0, rows, (2, kept)), jnp.int32)
     length = jnp.asarray([3, 20 - kept], jnp.int32)
     expected = append(cache, new, index, length)
-    got = append_path(cache, new, index, length, "interpret")
+    got = append_by(cache, new, index, length, "interpret")
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-    other = append_path(cache, new, index, length, "dense")
+    other = append_by(cache, new, index, length, "dense")
     jax.tree.map(np.testing.assert_array_equal, other, expected)
 
 

@@ -13,6 +13,7 @@ from figure_checks import check_style, ends_of, note_of
 from dart_jax.data.stdlib import function_prompts, module_files, read
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights.checkpoint import load_drafter
 from train import ablate
 from train.ablate import AblateConfig, run
 from train.drafter import DrafterTraining
@@ -154,14 +155,25 @@ def test_variants_that_share_their_drafters(config, gamma):
 
 
 @pytest.mark.long
-def test_vocabularies(config):
+def test_vocabularies(config, gamma):
+    """The recipe's drafter is cut; nothing new is trained."""
+    before = weights(config)
     experiment = dataclasses.replace(config, experiment="vocabulary", vocabulary=(300, 20))
     report = run(experiment, "the command")
+    assert weights(config) == before
     every, few = raw_of(config, "vocabulary")["figures"].values()
+    assert every == gamma[1]["figures"]["0.6"]
     assert every["coverage"] == [1.0]
     assert 0 < few["coverage"][0] < 1
-    assert every["parameters"][0] > few["parameters"][0]
+    whole = (config.work / "recipe_seed-0/drafter").parent
+    ids = [load_drafter(whole / name)[2] for name in ("drafter", "drafter-vocabulary-20")]
+    assert set(ids[1]) < set(ids[0])
+    assert every["parameters"][0] - few["parameters"][0] == 280 * drafter_width(whole)
     assert "| tokens | coverage | tau | tau without n-gram |" in report.read_text()
+
+
+def drafter_width(run):
+    return load_drafter(run / "drafter")[0].hidden_size
 
 
 @pytest.mark.long

@@ -14,13 +14,14 @@ from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.attention.segments import fits_kernels
-from dart_jax.models.cache import KVCache, append
+from dart_jax.models.cache import KVCache
+from dart_jax.models.cache import append as append_plainly
 from dart_jax.models.triton import load, store
 
 _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 
 
-def append_path(
+def append(
     cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array, kernel: AttentionKernel
 ) -> KVCache:
     """Does what `cache.append` says.
@@ -35,9 +36,9 @@ def append_path(
     """
     keys, _ = cache[0]
     if kernel not in ("triton", "interpret") or not fits_kernels(keys.shape[3]):
-        return append(cache, rows, index, length)
+        return append_plainly(cache, rows, index, length)
     if keys.size >= 2**31:  # the kernel counts in 32 bits
-        return append(cache, rows, index, length)
+        return append_plainly(cache, rows, index, length)
     groups = [slice(at, at + _LAYERS) for at in range(0, len(cache), _LAYERS)]
     written = (_append(cache[g], rows[g], index, length, kernel == "interpret") for g in groups)
     return tuple(layer for group in written for layer in group)
