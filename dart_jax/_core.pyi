@@ -20,7 +20,7 @@ MAX_VOCABULARY: int
 # without jaxlib's headers.
 ffi_handler: object | None
 
-# Products with packed weights as a foreign function for XLA (dart_jax/models/platform/products.py);
+# Products with packed weights as a foreign function for XLA (dart_jax/models/cpu/products.py);
 # None as above.
 product_ffi_handler: object | None
 # The instructions that products are computed with on this processor.

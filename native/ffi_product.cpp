@@ -13,7 +13,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// y [rows, out] = x [rows, in] W, with W packed as dart_jax/models/platform/products.py does.
+// y [rows, out] = x [rows, in] W, with W packed as dart_jax/models/cpu/products.py does.
 ffi::Error product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer tiles,
                    ffi::Result<ffi::BufferR2<ffi::F32>> y) {
   const auto rows = x.dimensions(), packed = tiles.dimensions(), out = y->dimensions();

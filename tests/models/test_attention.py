@@ -22,6 +22,7 @@ from dart_jax.models.attention.flash import _Grid
 from dart_jax.models.attention.heads import HeadNorm, rotated_heads
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, split_heads
 from dart_jax.models.cache import append
+from dart_jax.models.cpu.products import available
 from dart_jax.models.layers import RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.fusion import fuse, is_fused
@@ -254,9 +255,9 @@ def test_joined_projections_compute_the_same():
 
 
 def test_what_a_platform_chooses():
-    assert Execution.here() == Execution("dense", least_rows=1, fused=False)  # this CPU
+    assert Execution.here() == Execution.of_cpu() == Execution(fused=True, packed=available())
     assert Execution.of_gpu(8.0) == Execution("triton", 8, fused=True, experts="triton")
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
-    assert Execution.here("dense") == Execution()
+    assert Execution.here("dense") == Execution.of_cpu()
     with pytest.raises(UserError, match="needs an NVIDIA GPU"):
         Execution.here("triton")

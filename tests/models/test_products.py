@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dart_jax import _core
 from dart_jax.models.platform import products
-from dart_jax.models.platform.products import TILE, pack, product, rows, unpack
+from dart_jax.models.cpu.products import TILE, pack, product, rows, unpack
 
 native = pytest.mark.skipif(
     _core.product_ffi_handler is None, reason="built without jaxlib's headers"
@@ -140,7 +140,7 @@ import os, sys
 cores = sorted(os.sched_getaffinity(0))
 if sys.argv[1] == "one core": os.sched_setaffinity(0, cores[:1])
 import hashlib, jax, jax.numpy as jnp, numpy as np
-from dart_jax.models.platform.products import pack, product
+from dart_jax.models.cpu.products import pack, product
 jax.devices()
 for thread in os.listdir("/proc/self/task"):  # XLA has one for each core that it saw
     os.sched_setaffinity(int(thread), cores[:1])

@@ -35,6 +35,19 @@ def pack(weights: jax.Array) -> jax.Array:
     return padded.reshape(d_in, padded.shape[1] // TILE, TILE).swapaxes(0, 1)
 
 
+def is_packed(weights: jax.Array) -> bool:
+    """Whether `pack` returned these weights, by their shape."""
+    return weights.ndim == 3
+
+
+def pack_exactly(weights: jax.Array) -> jax.Array:
+    """As `pack`, in bfloat16 if that holds the weights' values exactly, as it does those of most
+    published checkpoints."""
+    rounded = weights.astype(jnp.bfloat16)
+    exact = bool(jnp.all(rounded.astype(weights.dtype) == weights))
+    return pack(rounded if exact else weights)
+
+
 def unpack(tiles: jax.Array, d_out: int) -> jax.Array:
     """Returns what `pack` was given: [in, out]."""
     count, d_in, _ = tiles.shape
