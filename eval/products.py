@@ -29,7 +29,7 @@ from rich.table import Table
 from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.machine import available_cores
-from dart_jax.models.platform import products
+from dart_jax.models.cpu import products
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment

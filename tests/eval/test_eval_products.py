@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from dart_jax.models.platform import products
+from dart_jax.models.cpu import products
 from eval.products import ProductsConfig, run
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax import _core
-from dart_jax.models.platform import products
+from dart_jax.models.cpu import products
 from dart_jax.models.cpu.products import TILE, pack, product, rows, unpack
 
 native = pytest.mark.skipif(
