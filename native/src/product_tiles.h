@@ -27,7 +27,7 @@ namespace {
 
 // Inputs that rows of more than one group, or rows that are copied, are multiplied with at a time:
 // the weights of a few tiles for them stay in the second cache.
-constexpr std::size_t kPart = 256;
+constexpr std::size_t kPart = 512;
 
 // What one call of `accumulate` works on.
 template <class Weight>
