@@ -27,7 +27,7 @@ namespace {
 
 // Inputs that rows of more than one group, or rows that are copied, are multiplied with at a time:
 // the weights of a few tiles for them stay in the second cache.
-constexpr std::size_t kPart = 256;
+constexpr std::size_t kPart = 512;
 
 // What one call of `accumulate` works on.
 template <class Weight>
@@ -36,7 +36,8 @@ struct Block {
   std::size_t x_stride;
   const Weight* w;  // its first tile's first input and output
   std::size_t w_stride;
-  const Weight* ahead;  // weights to bring into the cache meanwhile
+  const Weight* ahead;  // weights to bring into the cache: those after the last input
+  bool far;             // or instead, with each input, those of the next part
   float* y;             // its first row and output
   std::size_t y_stride;
   std::size_t inputs;
@@ -115,7 +116,7 @@ template <class Lanes, class Weight, int Rows, int Tiles, int Vectors>
 void accumulate_ahead(const Block<Weight>& block) {
   // About 1000 cycles ahead, and at most 16 KB: memory takes that long, and the first cache holds it.
   constexpr std::size_t kAhead = Rows < 8 ? 128 : 1024 / Rows;
-  if (Rows == 1 || block.inputs <= kAhead) {
+  if (Rows == 1 || block.far || block.inputs <= kAhead) {
     accumulate<Lanes, Weight, Rows, Tiles, Vectors>(block);
     return;
   }
@@ -187,6 +188,7 @@ struct Group {
   std::size_t inputs;
   const float* x;  // [rows, inputs], with a distance of x_stride between rows
   std::size_t x_stride;
+  bool last;  // of the groups that read these weights, which another part follows
 };
 
 // Multiplies a group of rows with tiles [first, last).
@@ -202,7 +204,10 @@ void multiply_group(const Group<Weight>& group, std::size_t first, std::size_t l
                               group.x_stride,
                               w,
                               tile_size,
-                              t + 1 < last ? w + tile_size : w,
+                              group.last        ? w + group.inputs * kTileWidth
+                              : t + 1 < last ? w + tile_size
+                                             : w,
+                              group.last,
                               product.y + group.row * product.out + t * kTileWidth,
                               product.out,
                               group.inputs,
@@ -235,7 +240,9 @@ void multiply_tiles_of(const PackedProduct& product, std::size_t first, std::siz
       const std::size_t row = product.rows * g / groups;
       const std::size_t rows = product.rows * (g + 1) / groups - row;
       const float* const x = product.x + row * product.in + i;
-      Group<Weight> group{product, row, rows, i, inputs, x, product.in};
+      // The last of several groups finds its weights in the cache: time to read the next from memory.
+      const bool last_group = groups > 1 && g + 1 == groups && i + inputs < product.in;
+      Group<Weight> group{product, row, rows, i, inputs, x, product.in, last_group};
       if (copies) {
         for (std::size_t r = 0; r < rows; ++r) {
           for (std::size_t k = 0; k < inputs; ++k) copy[r * kCopyStride + k] = x[r * product.in + k];

@@ -133,6 +133,7 @@ void test_sizes() {
     // Rows that are copied, and inputs in several parts.
     check(Problem(29, 512, 40), instructions, 7);
     check(Problem(29, 1030, 40), instructions, 7);
+    check(Problem(9, 1536, 70), instructions, 4);
   }
 }
 
