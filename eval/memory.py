@@ -50,7 +50,8 @@ class MemoryConfig:
     shape: tuple[str, ...] = (*QWEN3, "llama-3-8b", "llama-3-70b")
     """Names of published shapes; case does not matter."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """dtype of weights and caches."""
+    """dtype of weights and caches. On a CPU, the weights of products that bfloat16 holds exactly
+    take 2 bytes each also in float32."""
     length: int = 4096
     """Tokens of prompt and new text together."""
     batch_size: int = 1

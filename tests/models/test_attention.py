@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED
-from tiny_configs import TARGET, random_params
+from tiny_configs import copied
 
 from dart_jax.decoding.loop import generate_fused, generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.errors import UserError
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.compaction import append as append_by
 from dart_jax.models.attention.dense import attend_dense
@@ -22,11 +21,9 @@ from dart_jax.models.attention.flash import _Grid
 from dart_jax.models.attention.heads import HeadNorm, rotated_heads
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, split_heads
 from dart_jax.models.cache import append
-from dart_jax.models.cpu.products import available
 from dart_jax.models.layers import RMSNorm
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.fusion import fuse, is_fused
-from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.platform.fusion import fuse
 from dart_jax.models.rope import Rope, rotate
 
 GPU = Execution("interpret", least_rows=8, fused=True, experts="interpret")
@@ -224,40 +221,3 @@ def test_a_gpus_way_emits_the_same_tokens(models, method, sampling, generate):
     for ours, theirs in zip(got.tokens, expected.tokens, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(got.steps, expected.steps)
-
-
-def copied(params):
-    """A copy of nested dicts; `fuse` consumes its argument."""
-    return {k: copied(v) if isinstance(v, dict) else v for k, v in params.items()}
-
-
-def test_joined_projections_compute_the_same():
-    params = random_params(TARGET, 0)
-    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
-    at = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32)[None], (2, 6))
-    mask = jnp.tril(jnp.ones((1, 6, 6), bool))
-
-    @jax.jit
-    def run(params):
-        return bind(TARGET, params)(tokens, at, mask).hidden
-
-    expected = run(params)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert not is_fused(params)
-    fused = fuse(params)
-    assert is_fused(fused)
-    assert "q_proj" not in params["layers"][0]["self_attn"]  # memory was given back
-    assert jax.tree.map(jnp.shape, fused) == jax.tree.map(
-        lambda x: x.shape, abstract_params(TARGET, fused=True)
-    )
-    assert sum(leaf.size for leaf in jax.tree.leaves(fused)) == size
-    np.testing.assert_allclose(run(fused), expected, rtol=0, atol=1e-5)
-
-
-def test_what_a_platform_chooses():
-    assert Execution.here() == Execution.of_cpu() == Execution(fused=True, packed=available())
-    assert Execution.of_gpu(8.0) == Execution("triton", 8, fused=True, experts="triton")
-    assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
-    assert Execution.here("dense") == Execution.of_cpu()
-    with pytest.raises(UserError, match="needs an NVIDIA GPU"):
-        Execution.here("triton")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dart_jax import _core
 from dart_jax.models.cpu import products
 from dart_jax.models.cpu.products import TILE, pack, product, rows, unpack
+from dart_jax.models.platform.execution import Execution
 
 native = pytest.mark.skipif(
     _core.product_ffi_handler is None, reason="built without jaxlib's headers"
@@ -159,10 +160,14 @@ print(*{hashlib.sha256(np.asarray(each)).hexdigest() for each in y})
     assert len(printed.pop().split()) == 1
 
 
-def test_without_the_handler(monkeypatch):
+def test_without_the_handler(monkeypatch, caplog):
     monkeypatch.setattr(_core, "product_ffi_handler", None)
     monkeypatch.setattr(products, "_registered", None)
     assert not products.available()
+    assert not products.available()
+    assert Execution.of_cpu() == Execution(fused=True)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # once
+    caplog.clear()
 
 
 @native

@@ -52,3 +52,8 @@ def random_params(config, seed):
 
 def log_softmax(x):
     return np.log(np.exp(x) / np.exp(x).sum(-1, keepdims=True))
+
+
+def copied(params):
+    """A copy of nested dicts; `fuse` and `pack` consume their arguments."""
+    return {k: copied(v) if isinstance(v, dict) else v for k, v in params.items()}

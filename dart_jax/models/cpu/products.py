@@ -11,6 +11,7 @@ For inference: products cannot be differentiated, nor mapped by `jax.vmap`.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from functools import partial
@@ -93,12 +94,19 @@ def product(x: jax.Array, tiles: jax.Array, d_out: int) -> jax.Array:
 def available() -> bool:
     """Whether programs for a CPU call the C++ core; otherwise `product` is plain JAX.
 
-    False if the core was built without jaxlib's headers, or for another jaxlib.
+    False if the core was built without jaxlib's headers, or for another jaxlib; a warning says so
+    once.
     """
     global _registered
     with _lock:
         if _registered is None:
             _registered = _register()
+            if not _registered:
+                _logger.warning(
+                    "this jaxlib cannot call dart_jax's products for CPUs, so models are computed "
+                    "by JAX alone, up to twice as slowly; reinstall dart-jax beside this jaxlib "
+                    "(pip install --force-reinstall --no-deps --no-cache-dir dart-jax)"
+                )
         return _registered
 
 
@@ -108,6 +116,7 @@ def _plain(x: jax.Array, tiles: jax.Array, d_out: int) -> jax.Array:
     return y.reshape(x.shape[0], tiles.shape[0] * TILE)[:, :d_out]
 
 
+_logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 _registered: bool | None = None  # None: not tried
 
