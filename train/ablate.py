@@ -39,6 +39,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import read_target_config
 from dart_jax.weights.user_cache import load_ngram
+from train.data.packed_dataset import PackedDataset
 from train.data.prepare import prepare
 from train.drafter import DrafterTraining, train
 from train.evaluation.evaluator import DrafterEvaluator, benchmark_prompts, parameters, step_seconds
@@ -82,6 +83,8 @@ class AblateConfig:
     """Weights of the experiment ngram, besides 0."""
     vocabulary: tuple[int, ...] = (4096, 2048, 1024, 512)
     """Sizes of the draft vocabulary in the experiment vocabulary."""
+    drafter: Path | None = None
+    """Directory of a trained drafter for the experiment vocabulary, instead of training some."""
     family: str = "asyncio"
     """Module or package of the standard library that the experiment domain leaves out."""
     ngram: str | None = str(DEMO / "ngram.dng")
@@ -115,6 +118,8 @@ class AblateConfig:
             raise UserError("--gamma must be above 0 and at most 1")
         if not all(0 <= value < math.inf for value in self.ngram_weight):
             raise UserError("--ngram-weight must be finite numbers of at least 0")
+        if self.drafter is not None and self.experiment != "vocabulary":
+            raise UserError("--drafter is for the experiment vocabulary; leave it out")
         if self.experiment == "ngram" and self.ngram is None:
             raise UserError("the experiment ngram needs an --ngram model")
 
@@ -168,7 +173,10 @@ def run(config: AblateConfig, command: str) -> Path:
                 config.work / f"domain-{config.family}",
                 config.prompts * 4,
             )
-        drafters = _train(config, plan, recipe, split)
+        if config.drafter is None:
+            drafters = _train(config, plan, recipe, split)
+        else:
+            drafters = {name: [config.drafter] for name in plan.variants}
         one = _training(config, recipe, next(iter(plan.variants.values())), 0, split)
         data = prepare(
             one.data,
@@ -186,10 +194,8 @@ def run(config: AblateConfig, command: str) -> Path:
             recipe.chunk,
         )
         prompts = benchmark_prompts(tokenizer, config.prompts)
-        ranked = np.argsort(-data.training.token_counts(), kind="stable")
-        for name, variant in plan.variants.items():
-            if (size := variant.vocabulary) is not None:
-                drafters[name] = [cut(path, ranked[:size]) for path in drafters[name]]
+        if config.experiment == "vocabulary":
+            drafters = _cut(config, drafters, data.training)
         figures = _evaluate(config, plan, evaluator, drafters, prompts, split)
     nodes, search = default_tree()
     content = {
@@ -254,6 +260,20 @@ def _train(
             # Compiled programs accumulate memory mappings, which are limited (vm.max_map_count).
             jax.clear_caches()
     return drafters
+
+
+def _cut(
+    config: AblateConfig, drafters: dict[str, list[Path]], data: PackedDataset
+) -> dict[str, list[Path]]:
+    """Cuts the drafters to the sizes of the vocabularies; returns the new directories."""
+    ranked = np.argsort(-data.token_counts(), kind="stable")
+    return {
+        str(size): [
+            cut(path, ranked[:size], config.work / f"vocabulary-{size}-seed-{seed}")
+            for seed, path in enumerate(drafters[str(size)])
+        ]
+        for size in config.vocabulary
+    }
 
 
 def _training(

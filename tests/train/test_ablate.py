@@ -165,15 +165,23 @@ def test_vocabularies(config, gamma):
     assert every == gamma[1]["figures"]["0.6"]
     assert every["coverage"] == [1.0]
     assert 0 < few["coverage"][0] < 1
-    whole = (config.work / "recipe_seed-0/drafter").parent
-    ids = [load_drafter(whole / name)[2] for name in ("drafter", "drafter-vocabulary-20")]
+    cut = config.work / "vocabulary-20-seed-0"
+    ids = [load_drafter(path)[2] for path in (config.work / "recipe_seed-0/drafter", cut)]
     assert set(ids[1]) < set(ids[0])
-    assert every["parameters"][0] - few["parameters"][0] == 280 * drafter_width(whole)
+    assert every["parameters"][0] > few["parameters"][0]
     assert "| tokens | coverage | tau | tau without n-gram |" in report.read_text()
 
 
-def drafter_width(run):
-    return load_drafter(run / "drafter")[0].hidden_size
+@pytest.mark.long
+def test_the_vocabulary_of_a_given_drafter(config, gamma):
+    given = config.work / "recipe_seed-0/drafter"
+    experiment = dataclasses.replace(
+        config, experiment="vocabulary", vocabulary=(300,), drafter=given
+    )
+    run(experiment, "the command")
+    assert raw_of(config, "vocabulary")["figures"]["300"] == gamma[1]["figures"]["0.6"]
+    with pytest.raises(UserError, match="is for the experiment vocabulary"):
+        dataclasses.replace(experiment, experiment="gamma")
 
 
 @pytest.mark.long

@@ -158,10 +158,14 @@ def _section(plan: Experiment, content: Mapping[str, Any], drawing: str) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in environment.items() if k not in ("device",))
     trainer = recipe["trainer"]
     seeds = content["seeds"]
+    drafters = (
+        f"{trainer['steps']} steps of {trainer['batch_size']} rows, {seeds} seed{'s' * (seeds > 1)}"
+    )
+    if given := content["options"]["drafter"]:
+        drafters = f"drafter `{given}`"
     setup = (
         f"{content['date']}, {environment['device']}; {versions}. Target `{recipe['target']}`, "
-        f"{trainer['steps']} steps of {trainer['batch_size']} rows, "
-        f"{seeds} seed{'s' * (seeds > 1)}; "
+        f"{drafters}; "
         f"{content['prompts']} prompts, {content['options']['max_new_tokens']} new tokens each, "
         f"trees of {tree['nodes']} nodes (level decay {tree['level_decay']:g})."
     )

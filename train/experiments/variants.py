@@ -20,13 +20,11 @@ class Variant:
       options: training options that differ from the recipe, by name.
       ngram_weight: weight of the n-gram model in its evaluation; None for the recipe's.
       data: its training data: the recipe's, or one of `domain`'s two sets.
-      vocabulary: size of the draft vocabulary that the trained drafter is cut to; None for its own.
     """
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ngram_weight: float | None = None
     data: Literal["recipe", "all", "without"] = "recipe"
-    vocabulary: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +156,7 @@ def vocabulary(sizes: tuple[int, ...]) -> Experiment:
     return Experiment(
         TITLES["vocabulary"],
         "tokens",
-        {str(size): Variant(vocabulary=size) for size in sizes},
+        {str(size): Variant() for size in sizes},
         base=str(max(sizes)),
         figures=("coverage", "tau", "tau_without_ngram", "parameters"),
         compared=("tau",),

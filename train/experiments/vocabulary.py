@@ -11,20 +11,17 @@ import numpy as np
 from dart_jax.weights.checkpoint import load_drafter, save_drafter
 
 
-def cut(directory: Path, tokens: np.ndarray) -> Path:
-    """Writes a drafter next to another one, with only some of its draft vocabulary.
+def cut(directory: Path, tokens: np.ndarray, new: Path) -> Path:
+    """Writes a drafter that has only some of another one's draft vocabulary.
 
     Args:
       directory: of a drafter as wide as its target.
       tokens: target ids to keep, int [n], of which the drafter may lack some.
-
-    Returns:
-      The new directory.
+      new: the directory to write, which is returned.
     """
     config, params, ids = load_drafter(directory)
     kept = np.flatnonzero(np.isin(ids, tokens))
     kernel = jnp.take(params["lm_head"]["kernel"], jnp.asarray(kept), axis=1)
     smaller = dataclasses.replace(config, draft_vocab_size=len(kept))
-    new = directory.with_name(f"{directory.name}-vocabulary-{len(kept)}")
     save_drafter(new, smaller, {**params, "lm_head": {"kernel": kernel}}, ids[kept])
     return new
