@@ -161,7 +161,7 @@ def _section(plan: Experiment, content: Mapping[str, Any], drawing: str) -> str:
     drafters = (
         f"{trainer['steps']} steps of {trainer['batch_size']} rows, {seeds} seed{'s' * (seeds > 1)}"
     )
-    if given := content["options"]["drafter"]:
+    if given := content["options"].get("drafter"):
         drafters = f"drafter `{given}`"
     setup = (
         f"{content['date']}, {environment['device']}; {versions}. Target `{recipe['target']}`, "
