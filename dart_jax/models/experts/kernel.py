@@ -37,6 +37,11 @@ class Blocks(NamedTuple):
     places: jax.Array
 
 
+def fits(kernels: jax.Array) -> bool:
+    """Whether the kernels are made for experts of this size [E, D, F]; they count in 32 bits."""
+    return kernels.size < 2**31
+
+
 def routed(
     rows: jax.Array,
     weights: jax.Array,
@@ -173,7 +178,10 @@ def _product(
         run,
         grid=(count, pl.cdiv(outer, width)),
         out_shape=jax.ShapeDtypeStruct((count * size, outer), x.dtype),
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
+        # What is loaded ahead fits into the 99 KB of shared memory that smaller GPUs have.
+        compiler_params=triton.CompilerParams(
+            num_warps=4, num_stages=3 if x.dtype.itemsize == 2 else 2
+        ),
         interpret=interpret,
         name="experts_gate_up" if len(kernels) == 2 else "experts_down",
     )(x, which, blocks.experts, blocks.used, *kernels)

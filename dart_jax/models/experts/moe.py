@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.experts.kernel import routed
+from dart_jax.models.experts.kernel import fits, routed
 from dart_jax.models.experts.plain import grouped, loop_over_experts
 from dart_jax.models.layers import INIT, GatedMLP, Linear
 
@@ -63,7 +63,7 @@ class MoE(nnx.Module):
             param[...]
             for param in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
         )
-        if self.kernel == "jax":
+        if self.kernel == "jax" or not fits(kernels[0]):
             out = jax.lax.platform_dependent(
                 rows, weights, experts, *kernels, cpu=loop_over_experts, default=grouped
             )
