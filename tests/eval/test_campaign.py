@@ -95,6 +95,8 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path):
 @pytest.mark.long
 def test_ctrl_c_ends_the_part_as_well(tmp_path):
     command = ["campaign", "--tiny", "--parts", "device", "speedup-demo", "--out", "c"]
+    # Shells start programs in the background with this signal ignored, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "dart_jax", *command],
         cwd=tmp_path,
@@ -102,9 +104,8 @@ def test_ctrl_c_ends_the_part_as_well(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
-        # Shells start programs in the background with this signal ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 60
     while not (tmp_path / "c/speedup-demo").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
