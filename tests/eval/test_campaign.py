@@ -102,6 +102,8 @@ def test_ctrl_c_ends_the_part_as_well(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
+        # Shells start programs in the background with this signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (tmp_path / "c/speedup-demo").exists() and time.monotonic() < deadline:

@@ -18,7 +18,7 @@ from dart_jax.decoding import step as step_module
 from dart_jax.decoding.accept import accept
 from dart_jax.decoding.sampling import Sampling, draw
 from dart_jax.model import DartModel
-from dart_jax.models.cache import append
+from dart_jax.models.attention.compaction import append
 from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer

@@ -244,7 +244,7 @@ def test_a_domain_that_was_never_seen(config, tiny, tmp_path):
     raw = raw_of(config, "domain")
     assert [*raw["figures"]] == ["all", "all but heapq"]
     for own in raw["figures"].values():
-        assert {*own} == {"parameters", "tau_inside", "tau_outside"}
+        assert {*own} == {"parameters", "coverage", "tau_inside", "tau_outside"}
         assert min(own["tau_inside"] + own["tau_outside"]) >= 1
     assert "- tau inside, trained on all against all but heapq: " in report.read_text()
 
