@@ -7,7 +7,7 @@ import functools
 import html
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from dart_jax.generation import GenerationConfig
 from dart_jax.generation.text_generator import TextGenerator
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.execution import AttentionChoice, Execution
 from dart_jax.models.target import untie
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
@@ -123,7 +123,7 @@ class DartModel(TextGenerator):
         ngram: PathLike | None = None,
         *,
         dtype: DTypeLike = "auto",
-        attention: Literal["auto", "dense", "triton"] = "auto",
+        attention: AttentionChoice = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -141,7 +141,8 @@ class DartModel(TextGenerator):
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
           dtype: of weights and activations; "auto" is float32 on CPU, otherwise bfloat16.
           attention: what computes attention to the cache: "triton", a kernel for NVIDIA GPUs from
-            the A100 on, or "dense", plain JAX; "auto" is the platform's best.
+            the A100 on, "mosaic", one for TPUs, or "dense", plain JAX; "auto" is the platform's
+            best.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 

@@ -110,7 +110,7 @@ class Attention(nnx.Module):
         """Whether one kernel makes the heads of the joined projection's output."""
         whole = self.rope is not None and self.rope.share == 1 and self.qk_norm != "all"
         return (
-            self.execution.attention != "dense"
+            self.execution.attention in ("triton", "interpret")
             and self.execution.fused
             and whole
             and fits_kernels(self.head_dim)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO, DartModel
+from dart_jax.models.platform.execution import AttentionChoice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +29,9 @@ class ModelChoice:
     """Search with the drafter only, without the demo model's n-gram model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
-    attention: Literal["auto", "dense", "triton"] = "auto"
-    """What computes attention to the cache: triton, a kernel for NVIDIA GPUs from the A100 on, or
-    dense, plain JAX; auto is the platform's best."""
+    attention: AttentionChoice = "auto"
+    """What computes attention to the cache: triton, a kernel for NVIDIA GPUs from the A100 on,
+    mosaic, one for TPUs, or dense, plain JAX; auto is the platform's best."""
     revision: str | None = None
     """Branch, tag or commit of the target's repository."""
 

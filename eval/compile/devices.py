@@ -41,7 +41,7 @@ class Accelerator:
     @property
     def execution(self) -> Execution:
         """How models are computed on it."""
-        return Execution() if self.topology else Execution.of_gpu(9)
+        return Execution.of_tpu() if self.topology else Execution.of_gpu(9)
 
     @property
     def platform(self) -> str:

@@ -1,4 +1,4 @@
-"""The attention kernel in its interpreter against plain JAX, and what a platform chooses."""
+"""The attention kernels in their interpreters against plain JAX."""
 
 import dataclasses
 

@@ -100,5 +100,8 @@ def test_what_a_platform_chooses():
     assert Execution.of_gpu(8.0) == Execution("triton", 8, fused=True, experts="triton")
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
     assert Execution.here("dense") == Execution.of_cpu()
-    with pytest.raises(UserError, match="needs an NVIDIA GPU"):
+    assert Execution.of_tpu() == Execution("mosaic")
+    with pytest.raises(UserError, match="'triton' needs an NVIDIA GPU"):
         Execution.here("triton")
+    with pytest.raises(UserError, match="'mosaic' needs a TPU; this is cpu"):
+        Execution.here("mosaic")

@@ -8,13 +8,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.attention import flash
+from dart_jax.models.attention import flash, mosaic
 from dart_jax.models.attention.dense import attend_dense
 from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment
 
-# dense: plain JAX. triton: one kernel for NVIDIA GPUs. interpret: the same kernel step by step on
-# any platform, for tests.
-AttentionKernel = Literal["dense", "triton", "interpret"]
+# dense: plain JAX. triton: a kernel for NVIDIA GPUs. mosaic: one for TPUs. interpret and
+# interpret-mosaic: the same kernels step by step on any platform, for tests.
+AttentionKernel = Literal["dense", "triton", "mosaic", "interpret", "interpret-mosaic"]
 
 
 def attend(
@@ -31,7 +31,7 @@ def attend(
       prefix: cached rows, seen by the first segment's queries; None for none.
       scoring: how scores are computed.
       kernel: what computes it. Attention without a prefix, and sizes that the kernel is not made
-        for (see `flash.fits`), are always computed in plain JAX.
+        for (see their `fits`), are always computed in plain JAX.
 
     Returns:
       [B, T, H * h] in the queries' dtype.
@@ -39,9 +39,13 @@ def attend(
     if prefix is None:
         return attend_dense(segments, scoring)
     q = segments[0].q
-    if kernel == "dense" or not flash.fits(q, prefix):
-        return attend_dense([Segment(q, prefix.k, prefix.v, prefix.mask), *segments], scoring)
-    return flash.attend_flash(_joined(segments), prefix, scoring, interpret=kernel == "interpret")
+    if kernel in ("triton", "interpret") and flash.fits(q, prefix):
+        interpret = kernel == "interpret"
+        return flash.attend_flash(_joined(segments), prefix, scoring, interpret=interpret)
+    if kernel in ("mosaic", "interpret-mosaic") and mosaic.fits(q, prefix):
+        interpret = kernel == "interpret-mosaic"
+        return mosaic.attend_mosaic(_joined(segments), prefix, scoring, interpret=interpret)
+    return attend_dense([Segment(q, prefix.k, prefix.v, prefix.mask), *segments], scoring)
 
 
 def _joined(segments: Sequence[Segment]) -> Segment:

@@ -8,12 +8,14 @@ from typing import Literal
 import jax
 
 from dart_jax.errors import UserError
-from dart_jax.models import triton
+from dart_jax.models import pallas
 from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.cpu import products
 from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.fusion import fuse, pack
+
+AttentionChoice = Literal["auto", "dense", "triton", "mosaic"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +47,17 @@ class Execution:
     @classmethod
     def of_gpu(cls, compute_capability: float) -> Execution:
         """For an NVIDIA GPU; Triton's kernels need compute capability 8, an A100's, or higher."""
-        if compute_capability >= 8 and triton.available():
+        if compute_capability >= 8 and pallas.has_triton():
             return cls("triton", least_rows=8, fused=True, experts="triton")
         return cls(least_rows=8, fused=True)
 
     @classmethod
-    def here(cls, attention: Literal["auto", "dense", "triton"] = "auto") -> Execution:
+    def of_tpu(cls) -> Execution:
+        """For a TPU, which runs as many kernels with joined projections as without."""
+        return cls("mosaic")
+
+    @classmethod
+    def here(cls, attention: AttentionChoice = "auto") -> Execution:
         """For this process's platform.
 
         Args:
@@ -64,10 +71,17 @@ class Execution:
             best = cls.of_cpu()
         elif device.platform == "gpu" and "cuda" in getattr(device.client, "platform_version", ""):
             best = cls.of_gpu(float(device.compute_capability))
-        if attention == "triton" and best.attention != "triton":
+        elif device.platform == "tpu":
+            best = cls.of_tpu()
+        if attention not in ("auto", "dense", best.attention):
+            needed = (
+                "an NVIDIA GPU of compute capability 8 or higher and a version of JAX with Pallas' "
+                "Triton backend"
+                if attention == "triton"
+                else "a TPU"
+            )
             raise UserError(
-                "attention 'triton' needs an NVIDIA GPU of compute capability 8 or higher and a "
-                f"version of JAX with Pallas' Triton backend; this is {device.device_kind} with "
+                f"attention '{attention}' needs {needed}; this is {device.device_kind} with "
                 f"JAX {jax.__version__}; choose 'auto'"
             )
         return best if attention == "auto" else dataclasses.replace(best, attention=attention)

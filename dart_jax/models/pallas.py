@@ -1,5 +1,4 @@
-"""What the kernels for NVIDIA GPUs have in common; they are written in Pallas for its Triton
-backend."""
+"""What kernels in Pallas have in common: with Triton for NVIDIA GPUs, with Mosaic for TPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 
-def available() -> bool:
+def has_triton() -> bool:
     """Whether this version of JAX has Pallas' Triton backend, which JAX is going to remove."""
     try:
         from jax.experimental.pallas import triton  # noqa: F401
@@ -19,14 +18,15 @@ def available() -> bool:
 
 
 def load(ref: Any, mask: jax.Array, other: int = 0) -> jax.Array:
-    """Reads where the mask, which is broadcast, is set; elsewhere gives `other`."""
+    """Reads where the mask, which is broadcast, is set; elsewhere gives `other`. Triton only."""
     from jax.experimental.pallas import triton
 
     return triton.load(ref, mask=jnp.broadcast_to(mask, ref.shape), other=other)
 
 
 def store(ref: Any, value: jax.Array, mask: jax.Array) -> None:
-    """Writes where the mask, which is broadcast, is set; rounds to the dtype of `ref`."""
+    """Writes where the mask, which is broadcast, is set; rounds to the dtype of `ref`. Triton
+    only."""
     from jax.experimental.pallas import triton
 
     triton.store(ref, value.astype(ref.dtype), mask=jnp.broadcast_to(mask, value.shape))
@@ -34,7 +34,7 @@ def store(ref: Any, value: jax.Array, mask: jax.Array) -> None:
 
 def dot(a: jax.Array, b: jax.Array, axis: int = 0) -> jax.Array:
     """Sums over the last axis of a and an axis of b, in float32."""
-    # Triton has no product of bfloat16 numbers with a higher precision, which callers may ask for.
+    # There is no product of bfloat16 numbers with a higher precision, which callers may ask for.
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     dimensions = (((1,), (axis,)), ((), ()))
     return jax.lax.dot_general(
