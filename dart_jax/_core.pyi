@@ -1,5 +1,5 @@
 """The C++ core, bound to Python in `native/bind_ngram.cpp`, `native/bind_search.cpp`
-and `native/bind_product.cpp`.
+and `native/bind_cpu.cpp`.
 
 Every array must have the given dtype and, unless stated otherwise, be C-contiguous; inputs are not
 converted or copied. Raises `ValueError` if a dtype, a shape, a parameter or an array's content is
@@ -20,11 +20,11 @@ MAX_VOCABULARY: int
 # without jaxlib's headers.
 ffi_handler: object | None
 
-# Products with packed weights as a foreign function for XLA (dart_jax/models/cpu/products.py);
-# None as above.
-product_ffi_handler: object | None
-# The instructions that products are computed with on this processor.
-product_instructions: Literal["portable", "AVX2", "AVX-512", "NEON"]
+# A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu/foreign.py);
+# empty if built without jaxlib's headers.
+cpu_ffi_handlers: dict[str, object]
+# The instructions that they are computed with on this processor.
+instructions: Literal["portable", "AVX2", "AVX-512", "NEON"]
 
 _UInt8: TypeAlias = NDArray[np.uint8]
 _UInt64: TypeAlias = NDArray[np.uint64]

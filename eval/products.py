@@ -29,7 +29,7 @@ from rich.table import Table
 from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.machine import available_cores
-from dart_jax.models.cpu import products
+from dart_jax.models.cpu import foreign, products
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
@@ -184,8 +184,8 @@ def run(config: ProductsConfig, console: Console) -> None:
     """Measures, prints and writes the report."""
     check_outputs(config.json)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
-    if products.available():
-        console.print(f"products with tiles by the C++ core: {_core.product_instructions}")
+    if foreign.available():
+        console.print(f"products with tiles by the C++ core: {_core.instructions}")
     else:
         console.print("products with tiles by XLA: the C++ core cannot be called here")
     found: list[Measurement] = []
@@ -196,7 +196,7 @@ def run(config: ProductsConfig, console: Console) -> None:
     if config.json:
         content = {
             "environment": environment(),
-            "instructions": _core.product_instructions if products.available() else None,
+            "instructions": _core.instructions if foreign.available() else None,
             "measurements": [dataclasses.asdict(each) for each in found],
         }
         write_json(config.json, content)

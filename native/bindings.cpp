@@ -2,8 +2,8 @@
 #include "bindings.h"
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "The C++ core of dart_jax: n-gram model, draft tree search and products.";
+  m.doc() = "The C++ core of dart_jax: n-gram model, draft tree search and layers for CPUs.";
   bind_ngram(m);
   bind_search(m);
-  bind_product(m);
+  bind_cpu(m);
 }

@@ -2,51 +2,78 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
-#include <utility>
+#include <optional>
+#include <string_view>
 
-#include "ffi.h"
 #include "dart/packed_product.h"
+#include "dart/rows.h"
+#include "ffi.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
 
 namespace ffi = xla::ffi;
 
-// y [rows, out] = x [rows, in] W, with W packed as dart_jax/models/cpu/products.py does.
-ffi::Error product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer tiles,
-                   ffi::Result<ffi::BufferR2<ffi::F32>> y) {
-  const auto rows = x.dimensions(), packed = tiles.dimensions(), out = y->dimensions();
-  const std::int64_t width = dart::kTileWidth;
-  if (packed.size() != 3 || packed[1] != rows[1] || packed[2] != width || out[0] != rows[0] ||
+using Floats = ffi::Buffer<ffi::F32>;
+using Matrix = ffi::BufferR2<ffi::F32>;
+
+std::optional<dart::WeightType> weight_type(ffi::DataType type) {
+  if (type == ffi::F32) return dart::WeightType::kFloat32;
+  if (type == ffi::BF16) return dart::WeightType::kBfloat16;
+  return std::nullopt;
+}
+
+// y [rows, out] = f(x) W + bias + residual, with W packed as dart_jax/models/cpu/products.py does.
+//
+// `input` says what f is: `rows` for x [rows, in] itself; `norm` for its norm, with `scale`, `eps`
+// and `offset`; `silu` and `gelu` for the gated activation of x [rows, 2 in]. `inputs` is room for
+// f(x). Arrays that are not needed have no elements.
+ffi::Error product(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer tiles, Floats scale, Floats bias,
+                   Floats residual, ffi::Result<Matrix> y, ffi::Result<Floats> inputs,
+                   std::string_view input, float eps, float offset) {
+  const auto shape = x.dimensions(), packed = tiles.dimensions(), out = y->dimensions();
+  const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
+  const std::int64_t width = dart::kTileWidth, rows = shape[0];
+  const std::int64_t in = gated ? shape[1] / 2 : shape[1];
+  if (packed.size() != 3 || packed[1] != in || packed[2] != width || out[0] != rows ||
       packed[0] != (out[1] + width - 1) / width) {
     return ffi::Error::InvalidArgument("dart_product: weights of another shape");
   }
-  dart::PackedProduct product;
-  switch (tiles.element_type()) {
-    case ffi::F32:
-      product.weights = dart::WeightType::kFloat32;
-      break;
-    case ffi::BF16:
-      product.weights = dart::WeightType::kBfloat16;
-      break;
-    default:
-      return ffi::Error::InvalidArgument("dart_product: weights must be float32 or bfloat16");
+  const auto has = [](const auto& array, std::int64_t count) {
+    return static_cast<std::int64_t>(array.element_count()) == count;
+  };
+  const bool prepared = norm || gated;
+  if ((!prepared && input != "rows") || (gated && shape[1] != 2 * in) ||
+      !has(*inputs, prepared ? rows * in : 0) || !has(scale, norm ? in : 0) ||
+      !(has(bias, 0) || has(bias, out[1])) || !(has(residual, 0) || has(residual, rows * out[1]))) {
+    return ffi::Error::InvalidArgument("dart_product: arguments of other shapes");
   }
-  product.x = x.typed_data();
+  const auto type = weight_type(tiles.element_type());
+  if (!type) {
+    return ffi::Error::InvalidArgument("dart_product: weights must be float32 or bfloat16");
+  }
+  const dart::Instructions instructions = dart::best_instructions();
+  dart::PackedProduct product;
+  product.x = prepared ? inputs->typed_data() : x.typed_data();
   product.tiles = tiles.untyped_data();
   product.y = y->typed_data();
-  product.rows = static_cast<std::size_t>(rows[0]);
-  product.in = static_cast<std::size_t>(rows[1]);
+  product.rows = static_cast<std::size_t>(rows);
+  product.in = static_cast<std::size_t>(in);
   product.out = static_cast<std::size_t>(out[1]);
-  // XLA's threads, not those of thread_pool.h: its other operations keep them awake, and so there
-  // are no more threads than cores. Nine rows times 1024 x 1024 weights in float32, on two busy
-  // cores of an EPYC: the fastest tenth of 300 calls took up to 148 us with these, 166 us with
-  // those, and 177 us on one thread.
-  const std::int64_t threads = pool.num_threads();
+  product.weights = *type;
+  if (bias.element_count() > 0) product.bias = bias.typed_data();
+  if (residual.element_count() > 0) product.residual = residual.typed_data();
+  if (norm) {
+    const dart::Norm rms{scale.typed_data(), product.in, eps, offset};
+    dart::normalize(rms, x.typed_data(), product.rows, inputs->typed_data(), instructions);
+  } else if (gated) {
+    const auto activation = input == "silu" ? dart::Activation::kSilu : dart::Activation::kGelu;
+    dart::gate(activation, x.typed_data(), product.rows, product.in, inputs->typed_data(),
+               instructions);
+  }
+  // As many threads as XLA has, but not XLA's: those sleep between calls.
   try {
-    dart::multiply(product, dart::best_instructions(), static_cast<std::size_t>(threads),
-                   [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
+    dart::multiply(product, instructions, static_cast<std::size_t>(pool.num_threads()));
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
   }
@@ -58,8 +85,15 @@ ffi::Error product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuff
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_product, product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Arg<Matrix>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Ret<Matrix>()
+                                  .Ret<Floats>()
+                                  .Attr<std::string_view>("input")
+                                  .Attr<float>("eps")
+                                  .Attr<float>("offset"));
 
 void* dart_product_handler() { return reinterpret_cast<void*>(dart_product); }

@@ -79,9 +79,9 @@ def divide(config: DecodeConfig, prompts: Prompts) -> list[Chunk]:
     capacity = config.capacity(prompts.max_length)
 
     def filled(start: int) -> int:
-        if config.execution.attention != "dense":
+        if config.execution.attention not in ("dense", "native"):
             return capacity  # the kernel reads no more than it must
-        # Plain attention reads all rows it is given. Few sizes limit the number of programs, and
+        # A chunk's attention reads all rows it is given. Few sizes limit the number of programs, and
         # as XLA may copy the first rows of all layers at once, they are at most half the cache.
         rows = size if start else 0
         while rows < start:

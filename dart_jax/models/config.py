@@ -24,7 +24,7 @@ from dart_jax.models.config_fields import (
     require,
     with_head_defaults,
 )
-from dart_jax.models.layers import ACTIVATIONS
+from dart_jax.models.inputs import ACTIVATIONS
 from dart_jax.models.rope import Rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

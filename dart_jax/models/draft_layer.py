@@ -69,8 +69,8 @@ class Layer(nnx.Module):
 
     def after_attention(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
         """Output projection of the attention output [B, T, H * h], then MLP; returns [B, T, D]."""
-        x = residual + self.o_proj(attended)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self.o_proj(attended, residual)
+        return self.mlp(self.post_attention_layernorm.normed(x), x)
 
 
 class LaterLayer(Layer):

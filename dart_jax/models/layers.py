@@ -5,8 +5,6 @@ Norms are computed in float32 for every dtype of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,18 +13,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.cpu.products import is_packed, product
+from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, as_row, computed
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
 
 INIT = nnx.initializers.normal(0.02)
-
-
-# The activations of gated MLPs, by their names in config.json.
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
-}
 
 
 class Linear(nnx.Module):
@@ -44,27 +36,31 @@ class Linear(nnx.Module):
         self.has_bias = bias
         self.d_out = d_out
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:
+        """[..., in] -> [..., out]; added to the residual stream, if it is given."""
         kernel = self.kernel[...]
-        y = product(x, kernel, self.d_out) if is_packed(kernel) else x @ kernel
-        return y + _row(self.bias[...], y) if self.has_bias else y
+        bias = self.bias[...] if self.has_bias else None
+        if is_packed(kernel):
+            return product(inputs, kernel, self.d_out, bias, residual)
+        y = computed(inputs) @ kernel
+        y = y if bias is None else y + as_row(bias, y)
+        return y if residual is None else residual + y
 
-    def logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, inputs: Inputs) -> jax.Array:
         """[..., in] -> float32 [..., out], without the bias: rounding logits to bfloat16 would make
         ties common."""
         kernel = self.kernel[...]
         if is_packed(kernel):
-            return product(x.astype(jnp.float32), kernel, self.d_out)
-        return jnp.einsum("...d,dv->...v", x, kernel, preferred_element_type=jnp.float32)
+            x = inputs if isinstance(inputs, jax.Array) else inputs.x
+            wide = inputs if x.dtype == jnp.float32 else computed(inputs).astype(jnp.float32)
+            return product(wide, kernel, self.d_out)
+        return jnp.einsum(
+            "...d,dv->...v", computed(inputs), kernel, preferred_element_type=jnp.float32
+        )
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm over the last axis.
-
-    With an `offset` (0 or 1) the product with the scale, which is then `offset + scale`, is also
-    computed in float32; without, the normalised values are rounded to their dtype first. In float32
-    this only matters for the offset.
-    """
+    """Root-mean-square norm over the last axis; see `Normed`."""
 
     def __init__(self, size: int, eps: float, *, dtype: DTypeLike, offset: float | None = None):
         self.scale = nnx.Param(jnp.full((size,), 1 - (offset or 0), dtype))
@@ -72,12 +68,11 @@ class RMSNorm(nnx.Module):
         self.offset = offset
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...]
-        if self.offset is None:
-            return y.astype(x.dtype) * _row(scale, x)
-        return (y * _row(self.offset + scale.astype(jnp.float32), x)).astype(x.dtype)
+        return self.normed(x).computed()
+
+    def normed(self, x: jax.Array) -> Normed:
+        """As `__call__`, but left to the linear layer that reads it."""
+        return Normed(x, self.scale[...], self.eps, self.offset)
 
 
 class GatedMLP(nnx.Module):
@@ -103,14 +98,11 @@ class GatedMLP(nnx.Module):
         self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs, bias=bias)
         self.activation = activation
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:
+        """[..., D] -> [..., D]; added to the residual stream, if it is given."""
         if self.fused:
-            gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
+            hidden = Gated(self.gate_up_proj(inputs), self.activation)
         else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(ACTIVATIONS[self.activation](gate) * up)
-
-
-def _row(vector: jax.Array, x: jax.Array) -> jax.Array:
-    """Shapes a vector [D] so that it broadcasts against x [..., D]."""
-    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
+            x = computed(inputs)
+            hidden = ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(hidden, residual)

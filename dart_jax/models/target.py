@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.heads import HeadNorm, rotated_heads
+from dart_jax.models.attention.native import rotated_heads_native
 from dart_jax.models.attention.segments import (
     Prefix,
     Scoring,
@@ -29,6 +30,7 @@ from dart_jax.models.attention.segments import (
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.experts.moe import MoE
+from dart_jax.models.inputs import Inputs, computed
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
@@ -83,18 +85,28 @@ class Attention(nnx.Module):
             self.k_norm = _norm(config, heads[1] * h, dtype)
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
+        self,
+        inputs: Inputs,
+        positions: jax.Array,
+        mask: jax.Array,
+        prefix: Prefix | None,
+        residual: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        q, k, v = self._joint_heads(x, positions) if self.joint else self._heads(x, positions)
+        dtype = inputs.dtype if isinstance(inputs, jax.Array) else inputs.x.dtype
+        heads = self._joint_heads if self._joint(dtype) else self._heads
+        q, k, v = heads(inputs, positions)
         attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.execution.attention)
-        return self.o_proj(attended), (k, v)
+        return self.o_proj(attended, residual), (k, v)
 
-    def _heads(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _heads(
+        self, inputs: Inputs, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, H, T, h], keys and values [B, K, T, h] of rows [B, T, D]."""
         if self.execution.fused:
             ends = (self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim)
-            q, k, v = jnp.split(self.qkv_proj(x), ends, axis=-1)
+            q, k, v = jnp.split(self.qkv_proj(inputs), ends, axis=-1)
         else:
+            x = computed(inputs)
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.qk_norm == "all":
             q, k = self.q_norm(q), self.k_norm(k)
@@ -105,34 +117,33 @@ class Attention(nnx.Module):
             q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
         return q, k, split_heads(v, self.kv_heads)
 
-    @property
-    def joint(self) -> bool:
+    def _joint(self, dtype: DTypeLike) -> bool:
         """Whether one kernel makes the heads of the joined projection's output."""
+        if not self.execution.fused:
+            return False
+        if self.execution.attention == "native":
+            return dtype == jnp.float32
         whole = self.rope is not None and self.rope.share == 1 and self.qk_norm != "all"
-        return (
-            self.execution.attention in ("triton", "interpret")
-            and self.execution.fused
-            and whole
-            and fits_kernels(self.head_dim)
-        )
+        kernel = self.execution.attention in ("triton", "interpret")
+        return kernel and whole and fits_kernels(self.head_dim)
 
     def _joint_heads(
-        self, x: jax.Array, positions: jax.Array
+        self, inputs: Inputs, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """What `_heads` returns, by the kernel."""
-        assert self.rope is not None
         norm = None
         if self.qk_norm:
             scales = self.q_norm.scale[...], self.k_norm.scale[...]
             norm = HeadNorm(*scales, self.q_norm.eps, self.q_norm.offset)
-        return rotated_heads(
-            self.qkv_proj(x),
-            *self.rope.rotation(positions, self.head_dim),
-            self.heads,
-            self.kv_heads,
-            norm,
-            interpret=self.execution.attention == "interpret",
-        )
+        if self.rope is None:
+            cos = sin = jnp.zeros((*positions.shape, 0), jnp.float32)
+        else:
+            cos, sin = self.rope.rotation(positions, self.head_dim)
+        qkv = self.qkv_proj(inputs)
+        if self.execution.attention == "native":
+            return rotated_heads_native(qkv, cos, sin, self.heads, self.kv_heads, norm)
+        interpret = self.execution.attention == "interpret"
+        return rotated_heads(qkv, cos, sin, self.heads, self.kv_heads, norm, interpret=interpret)
 
 
 class DecoderLayer(nnx.Module):
@@ -185,19 +196,23 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        # Norms after a layer's parts, and factors, come between products and the residual stream.
+        adds = self.norms == "before" and self.multiplier == 1
         with jax.named_scope("attention"):
-            inputs = x if self.norms == "after" else self.input_layernorm(x)
-            out, row = self.self_attn(inputs, positions, mask, prefix)
+            inputs = x if self.norms == "after" else self.input_layernorm.normed(x)
+            out, row = self.self_attn(inputs, positions, mask, prefix, x if adds else None)
             if self.norms != "before":
                 out = self.post_attention_layernorm(out)
-            x = x + _times(out, self.multiplier)
+            x = out if adds else x + _times(out, self.multiplier)
         with jax.named_scope("mlp"):
             if self.norms == "before":
-                out = self.mlp(self.post_attention_layernorm(x))
+                inputs = self.post_attention_layernorm.normed(x)
             else:
-                inputs = self.pre_feedforward_layernorm(x) if self.norms == "both" else x
-                out = self.post_feedforward_layernorm(self.mlp(inputs))
-            return x + _times(out, self.multiplier), row
+                inputs = self.pre_feedforward_layernorm.normed(x) if self.norms == "both" else x
+            out = self.mlp(inputs, x if adds else None)
+            if self.norms != "before":
+                out = self.post_feedforward_layernorm(out)
+            return out if adds else x + _times(out, self.multiplier), row
 
 
 class Target(nnx.Module):

@@ -1,6 +1,6 @@
 // The inner loops of packed_product.h, written once for all instruction sets.
 //
-// Each product_<instructions>.cpp defines its `Lanes` and includes this file; it is compiled with
+// Each kernels_<instructions>.cpp defines its `Lanes` and includes this file; it is compiled with
 // that set's compiler options. Everything here has internal linkage, and nothing of the standard
 // library is called: of a function that several files define, the linker keeps one copy, which
 // might use instructions that the processor lacks.
@@ -9,18 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "product_variants.h"
-
-#if defined(__clang__)
-#define DART_UNROLL _Pragma("clang loop unroll(full)")
-#define DART_UNROLL_BY_4 _Pragma("clang loop unroll_count(4)")
-#elif defined(__GNUC__)
-#define DART_UNROLL _Pragma("GCC unroll 32")
-#define DART_UNROLL_BY_4 _Pragma("GCC unroll 4")
-#else
-#define DART_UNROLL
-#define DART_UNROLL_BY_4
-#endif
+#include "kernels.h"
+#include "unroll.h"
 
 namespace dart {
 namespace {

@@ -11,13 +11,49 @@
 #include <system_error>
 #include <thread>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 namespace dart {
 namespace {
 
+// A thread that waits looks this often whether the wait is over before it sleeps: waking it up takes
+// longer than a small job, and a model's step has many of them, one after another.
+constexpr int kTurns = 20000;
+constexpr int kTurnsBetweenYields = 64;
+
+// Lets the processor's other threads go first.
+void pause(int turn) {
+  if (turn % kTurnsBetweenYields == kTurnsBetweenYields - 1) {
+    std::this_thread::yield();
+    return;
+  }
+#if defined(__SSE2__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns when `over` does, or after some time.
+template <class Over>
+void look(const Over& over) {
+  for (int turn = 0; turn < kTurns && !over(); ++turn) pause(turn);
+}
+
+// Takes a lock that is never held for long.
+std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
+  std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
+  look([&] { return lock.try_lock(); });
+  if (!lock) lock.lock();
+  return lock;
+}
+
 struct Job {
   const std::function<void()>& work;
-  std::size_t wanted;       // more calls that threads of the pool may make
-  std::size_t running = 0;  // calls in threads of the pool
+  std::size_t wanted;                   // more calls that threads of the pool may make
+  std::atomic<std::size_t> running{0};  // calls in threads of the pool
   std::exception_ptr failure;
 };
 
@@ -28,24 +64,33 @@ class Pool {
   pid_t process() const { return process_; }
 
   void run(std::size_t helpers, const std::function<void()>& work) {
-    Job job{work, helpers, 0, nullptr};
+    Job job{work, helpers, {}, nullptr};
+    std::size_t wake;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto lock = lock_soon(mutex_);
       start(helpers);
       jobs_.push_back(&job);
+      wake = std::min(helpers, asleep_);
     }
-    for (std::size_t i = 0; i < helpers; ++i) wake_.notify_one();
+    posted_.fetch_add(1, std::memory_order_release);
+    for (std::size_t i = 0; i < wake; ++i) wake_.notify_one();
     std::exception_ptr failure;
     try {
       work();
     } catch (...) {
       failure = std::current_exception();
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), &job), jobs_.end());
-    ended_.wait(lock, [&] { return job.running == 0; });
+    {
+      const auto lock = lock_soon(mutex_);
+      jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), &job), jobs_.end());
+    }
+    const auto over = [&] { return job.running.load(std::memory_order_acquire) == 0; };
+    look(over);
+    if (!over()) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      ended_.wait(lock, over);
+    }
     if (!failure) failure = job.failure;
-    lock.unlock();
     if (failure) std::rethrow_exception(failure);
   }
 
@@ -59,12 +104,24 @@ class Pool {
   }
 
   [[noreturn]] void serve() {
-    std::unique_lock<std::mutex> lock(mutex_);
+    auto lock = lock_soon(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return !jobs_.empty(); });
+      if (jobs_.empty()) {
+        const std::size_t posted = posted_.load(std::memory_order_acquire);
+        const auto over = [&] { return posted_.load(std::memory_order_acquire) != posted; };
+        lock.unlock();
+        look(over);
+        lock = lock_soon(mutex_);
+        if (jobs_.empty()) {
+          if (over()) continue;
+          ++asleep_;
+          wake_.wait(lock, [&] { return !jobs_.empty(); });
+          --asleep_;
+        }
+      }
       Job& job = *jobs_.front();
       if (--job.wanted == 0) jobs_.pop_front();
-      ++job.running;
+      job.running.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
       std::exception_ptr failure;
       try {
@@ -72,17 +129,20 @@ class Pool {
       } catch (...) {
         failure = std::current_exception();
       }
-      lock.lock();
+      lock = lock_soon(mutex_);
       if (failure) job.failure = failure;
-      if (--job.running == 0) ended_.notify_all();
+      // The job may be gone after this.
+      if (job.running.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
     }
   }
 
   const pid_t process_;
+  std::atomic<std::size_t> posted_{0};  // jobs so far
   std::mutex mutex_;  // protects everything below, and the jobs' numbers and failures
   std::condition_variable wake_, ended_;
   std::deque<Job*> jobs_;
   std::size_t threads_ = 0;
+  std::size_t asleep_ = 0;
 };
 
 // The pool of this process. It is never destroyed: a search may still run in another thread while

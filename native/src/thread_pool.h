@@ -1,4 +1,5 @@
-// Threads that searches share, started when first needed and kept.
+// Threads that searches and models' layers share, started when first needed and kept. For a short
+// while after its work each looks out for more before it sleeps.
 #pragma once
 
 #include <cstddef>

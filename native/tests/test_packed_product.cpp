@@ -5,12 +5,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <limits>
-#include <mutex>
 #include <random>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #ifdef __SSE2__
@@ -18,24 +15,15 @@
 #endif
 
 #include "check.h"
+#include "instruction_sets.h"
 
 namespace {
 
 using dart::Instructions;
 using dart::WeightType;
-using Task = std::function<void()>;
 
 constexpr std::size_t kWidth = dart::kTileWidth;
 constexpr WeightType kTypes[] = {WeightType::kFloat32, WeightType::kBfloat16};
-
-std::vector<Instructions> supported() {
-  std::vector<Instructions> found;
-  for (Instructions each : {Instructions::kPortable, Instructions::kAvx2, Instructions::kAvx512,
-                            Instructions::kNeon}) {
-    if (dart::supported(each)) found.push_back(each);
-  }
-  return found;
-}
 
 // A random problem. Its weights are bfloat16 numbers, so that both types hold the same. All arrays
 // begin one element after an allocation's begin, and end with it: they are aligned as little as
@@ -88,9 +76,12 @@ struct Problem {
 
   // The product of the first rows.
   std::vector<float> multiply(std::size_t first_rows, Instructions instructions, WeightType type,
-                              std::size_t threads = 1, const dart::Schedule& schedule = {}) const {
+                              std::size_t threads = 1, const float* bias = nullptr,
+                              const float* residual = nullptr) const {
     std::vector<float> y(first_rows * out + 1, -1);
     dart::PackedProduct product;
+    product.bias = bias;
+    product.residual = residual;
     product.x = x.data() + 1;
     product.tiles = type == WeightType::kFloat32 ? static_cast<const void*>(weights.data() + 1)
                                                  : static_cast<const void*>(halves.data() + 1);
@@ -99,7 +90,7 @@ struct Problem {
     product.in = in;
     product.out = out;
     product.weights = type;
-    dart::multiply(product, instructions, threads, schedule);
+    dart::multiply(product, instructions, threads);
     CHECK(y[0] == -1);
     return {y.begin() + 1, y.end()};
   }
@@ -142,29 +133,16 @@ void test_numbers_of_rows() {
   for (Instructions instructions : supported()) check(problem, instructions);
 }
 
-// A product that is large enough for several threads, with every way in which these may begin.
+// A product that is large enough for several threads.
 void test_threads() {
   const Problem problem(9, 300, 2200);
   for (Instructions instructions : supported()) {
     const std::vector<float> expected = problem.expected(instructions);
     for (WeightType type : kTypes) {
       for (std::size_t threads : {2, 3, 17, 100}) {
-        std::vector<std::thread> started;
-        std::vector<Task> late;
-        const std::vector<dart::Schedule> schedules = {
-            [&](Task task) { started.emplace_back(std::move(task)); },
-            [&](Task task) { task(); },                     // a pool without threads
-            [&](Task task) { late.push_back(std::move(task)); },  // a busy pool
-        };
-        for (const dart::Schedule& schedule : schedules) {
-          for (std::size_t rows : {1, 9}) {
-            CHECK(begins(expected, problem.multiply(rows, instructions, type, threads, schedule)));
-          }
+        for (std::size_t rows : {1, 9}) {
+          CHECK(begins(expected, problem.multiply(rows, instructions, type, threads)));
         }
-        CHECK(!started.empty() && started.size() == late.size());
-        CHECK(started.size() <= 2 * (threads - 1));
-        for (const Task& task : late) task();  // the arrays are gone
-        for (std::thread& thread : started) thread.join();
       }
     }
   }
@@ -174,30 +152,33 @@ void test_calls_at_the_same_time() {
   const Problem problem(3, 200, 1000);
   const Instructions instructions = dart::best_instructions();
   const std::vector<float> expected = problem.expected(instructions);
-  std::vector<std::thread> callers, helpers;
-  std::mutex mutex;
-  const dart::Schedule schedule = [&](Task task) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    helpers.emplace_back(std::move(task));
-  };
+  std::vector<std::thread> callers;
   std::vector<int> wrong(4, 0);
   for (int& count : wrong) {
     callers.emplace_back([&] {
       for (int run = 0; run < 20; ++run) {
-        count += !begins(expected, problem.multiply(3, instructions, WeightType::kFloat32, 3, schedule));
+        count += !begins(expected, problem.multiply(3, instructions, WeightType::kFloat32, 3));
       }
     });
   }
   for (std::thread& caller : callers) caller.join();
-  for (std::thread& helper : helpers) helper.join();
   CHECK(wrong == std::vector<int>(4, 0));
 }
 
-void test_small_products_stay_in_their_thread() {
-  int tasks = 0;
-  Problem(1, 32, 64).multiply(1, dart::best_instructions(), WeightType::kFloat32, 4,
-                              [&](Task) { ++tasks; });
-  CHECK(tasks == 0);
+void test_bias_and_residual() {
+  const Problem problem(9, 300, 1001), more(9, 1, 1001);
+  const std::vector<float>& residual = more.multiply(9, Instructions::kPortable, kTypes[0]);
+  const float* const bias = residual.data() + 17;
+  for (Instructions instructions : supported()) {
+    for (std::size_t threads : {1, 4}) {
+      std::vector<float> expected = problem.expected(instructions);
+      for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += bias[i % 1001];
+      CHECK(begins(expected, problem.multiply(9, instructions, kTypes[0], threads, bias)));
+      for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += residual[i];
+      CHECK(begins(expected, problem.multiply(9, instructions, kTypes[0], threads, bias,
+                                              residual.data())));
+    }
+  }
 }
 
 // XLA rounds tiny numbers to 0 in its threads; other threads must do what the caller does.
@@ -205,21 +186,18 @@ void test_tiny_numbers() {
 #ifdef __SSE2__
   const Problem problem(2, 300, 1000, 1e-20f);
   const unsigned before = _mm_getcsr();
-  std::vector<std::thread> started;
-  const dart::Schedule schedule = [&](Task task) { started.emplace_back(std::move(task)); };
   for (Instructions instructions : supported()) {
     std::vector<std::vector<float>> results;
     for (unsigned mode : {0x0000u, 0x8040u}) {  // gradual, or flushed to zero
       _mm_setcsr((before & ~0x8040u) | mode);
       results.push_back(problem.multiply(2, instructions, WeightType::kFloat32));
       for (int run = 0; run < 5; ++run) {
-        CHECK(begins(results.back(), problem.multiply(2, instructions, WeightType::kFloat32, 4, schedule)));
+        CHECK(begins(results.back(), problem.multiply(2, instructions, WeightType::kFloat32, 4)));
       }
     }
     _mm_setcsr(before);
     CHECK(!begins(results[0], results[1]));
   }
-  for (std::thread& thread : started) thread.join();
 #endif
 }
 
@@ -238,7 +216,7 @@ int main() {
   test_numbers_of_rows();
   test_threads();
   test_calls_at_the_same_time();
-  test_small_products_stay_in_their_thread();
+  test_bias_and_residual();
   test_tiny_numbers();
   return failures == 0 ? 0 : 1;
 }

@@ -15,7 +15,7 @@ from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
-from dart_jax.models.cpu.products import available
+from dart_jax.models.cpu.foreign import available
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.fusion import fuse, is_fused, pack
 from dart_jax.models.pure import abstract_params, bind
@@ -96,10 +96,11 @@ def test_a_cpus_way_emits_the_same_tokens(models, method, sampling):
 
 
 def test_what_a_platform_chooses():
-    assert Execution.here() == Execution.of_cpu() == Execution(fused=True, packed=available())
+    best = Execution("native", fused=True, packed=True) if available() else Execution(fused=True)
+    assert Execution.here() == Execution.of_cpu() == best
     assert Execution.of_gpu(8.0) == Execution("triton", 8, fused=True, experts="triton")
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
-    assert Execution.here("dense") == Execution.of_cpu()
+    assert Execution.here("dense") == dataclasses.replace(best, attention="dense")
     assert Execution.of_tpu() == Execution("mosaic")
     with pytest.raises(UserError, match="'triton' needs an NVIDIA GPU"):
         Execution.here("triton")

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax import _core
-from dart_jax.models.cpu import products
+from dart_jax.models import inputs
+from dart_jax.models.cpu import foreign, products
 from dart_jax.models.cpu.products import TILE, pack, product, rows, unpack
+from dart_jax.models.inputs import Gated, Normed
 from dart_jax.models.platform.execution import Execution
 
-native = pytest.mark.skipif(
-    _core.product_ffi_handler is None, reason="built without jaxlib's headers"
-)
+native = pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="built without jaxlib's headers")
 DTYPES = (jnp.float32, jnp.bfloat16)
 jitted = jax.jit(product, static_argnums=2)
 
@@ -112,6 +112,51 @@ def test_bfloat16_weights_give_the_bits_of_float32(count):
     same_bits(product(x, pack(w), 130), product(x, pack(w.astype(jnp.bfloat16)), 130))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["rows", "norm", "offset", "silu", "gelu_pytorch_tanh"])
+def test_what_is_done_before_and_after_the_product(computed, kind, dtype):
+    """Norms and gates before, bias and residual after; computed apart from it, as layers do."""
+    x, w = random(6, 80, 50)
+    more, bias = random(6, 50, 1, seed=1)
+    bias = bias[:, 0]
+    scale = random(1, 80, 1, seed=2)[0][0]
+    x, more, bias, scale = (
+        array.astype(dtype) for array in (x.reshape(2, 3, 80), more, bias, scale)
+    )
+    read = {
+        "rows": x,
+        "norm": Normed(x, scale, 1e-6, None),
+        "offset": Normed(x, scale, 1e-6, 1.0),
+        "silu": Gated(x, "silu"),
+        "gelu_pytorch_tanh": Gated(x, "gelu_pytorch_tanh"),
+    }[kind]
+    plain = inputs.computed(read)
+    w = w[: plain.shape[-1]]
+    more = more.reshape(2, 3, 50)
+    y = jax.jit(lambda *arrays: product(read, *arrays[:1], 50, *arrays[1:]))(pack(w), bias, more)
+    assert (y.shape, y.dtype) == ((2, 3, 50), dtype)
+    expected = np.float64(plain) @ np.float64(w) + np.float64(bias) + np.float64(more)
+    tolerance = 2e-5 if dtype == jnp.float32 else 0.02  # of bfloat16, rounded thrice
+    np.testing.assert_allclose(np.float64(y), expected, rtol=tolerance, atol=10 * tolerance)
+
+
+@native
+@pytest.mark.parametrize("kind", ["norm", "silu", "gelu_pytorch_tanh"])
+def test_a_prepared_row_has_the_same_bits_among_others(kind):
+    x, w = random(11, 96, 70)
+    w = w if kind == "norm" else w[:48]
+    scale = jnp.linspace(-1, 2, 96, dtype=jnp.float32)
+    residual = random(11, 70, 1, seed=1)[0]
+
+    def read(x):
+        return Normed(x, scale, 1e-6, None) if kind == "norm" else Gated(x, kind)
+
+    all_rows = product(read(x), pack(w), 70, None, residual)
+    for r in range(11):
+        one = slice(r, r + 1)
+        same_bits(product(read(x[one]), pack(w), 70, None, residual[one]), all_rows[one])
+
+
 @native
 def test_weights_of_another_shape_are_refused():
     x, w = random(2, 40, 50)
@@ -161,10 +206,10 @@ print(*{hashlib.sha256(np.asarray(each)).hexdigest() for each in y})
 
 
 def test_without_the_handler(monkeypatch, caplog):
-    monkeypatch.setattr(_core, "product_ffi_handler", None)
-    monkeypatch.setattr(products, "_registered", None)
-    assert not products.available()
-    assert not products.available()
+    monkeypatch.setattr(_core, "cpu_ffi_handlers", {})
+    monkeypatch.setattr(foreign, "_registered", None)
+    assert not foreign.available()
+    assert not foreign.available()
     assert Execution.of_cpu() == Execution(fused=True)
     assert [record.levelname for record in caplog.records] == ["WARNING"]  # once
     caplog.clear()
@@ -172,5 +217,5 @@ def test_without_the_handler(monkeypatch, caplog):
 
 @native
 def test_registered_once():
-    assert products.available()
-    assert products.available()
+    assert foreign.available()
+    assert foreign.available()

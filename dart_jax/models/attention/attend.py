@@ -8,13 +8,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.attention import flash, mosaic
+from dart_jax.models.attention import flash, mosaic, native
 from dart_jax.models.attention.dense import attend_dense
 from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment
 
-# dense: plain JAX. triton: a kernel for NVIDIA GPUs. mosaic: one for TPUs. interpret and
-# interpret-mosaic: the same kernels step by step on any platform, for tests.
-AttentionKernel = Literal["dense", "triton", "mosaic", "interpret", "interpret-mosaic"]
+# dense: plain JAX. native: the C++ core, for CPUs. triton: a kernel for NVIDIA GPUs. mosaic: one
+# for TPUs. interpret and interpret-mosaic: these kernels step by step on any platform, for tests.
+AttentionKernel = Literal["dense", "native", "triton", "mosaic", "interpret", "interpret-mosaic"]
 
 
 def attend(
@@ -42,6 +42,10 @@ def attend(
     if kernel in ("triton", "interpret") and flash.fits(q, prefix):
         interpret = kernel == "interpret"
         return flash.attend_flash(_joined(segments), prefix, scoring, interpret=interpret)
+    if kernel == "native":
+        new = _joined(segments)
+        if native.fits(new, prefix):
+            return native.attend_native(new, prefix, scoring)
     if kernel in ("mosaic", "interpret-mosaic") and mosaic.fits(q, prefix):
         interpret = kernel == "interpret-mosaic"
         return mosaic.attend_mosaic(_joined(segments), prefix, scoring, interpret=interpret)

@@ -11,19 +11,17 @@ For inference: products cannot be differentiated, nor mapped by `jax.vmap`.
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dart_jax import _core
+from dart_jax.models.cpu.foreign import available, or_nothing
+from dart_jax.models.inputs import Gated, Inputs, Normed, as_row, computed
 
 TILE = 32  # outputs of a tile
-
-_FOREIGN_FUNCTION = "dart_product"
 
 
 def pack(weights: jax.Array) -> jax.Array:
@@ -69,65 +67,88 @@ def rows(tiles: jax.Array, ids: jax.Array) -> jax.Array:
     return tiles[ids // TILE, :, ids % TILE]
 
 
-def product(x: jax.Array, tiles: jax.Array, d_out: int) -> jax.Array:
-    """Computes x W, with float32 arithmetic.
+def product(
+    inputs: Inputs,
+    tiles: jax.Array,
+    d_out: int,
+    bias: jax.Array | None = None,
+    residual: jax.Array | None = None,
+) -> jax.Array:
+    """Computes x W + bias + residual, with float32 arithmetic.
 
     Args:
-      x: [..., in], float32 or bfloat16.
+      inputs: x, [..., in], float32 or bfloat16.
       tiles: W as `pack` stores it, [ceil(d_out / 32), in, 32], float32 or bfloat16.
       d_out: outputs.
+      bias: [d_out]; None for none.
+      residual: [..., d_out]; None for none.
 
     Returns:
       [..., d_out], of x's dtype.
     """
-    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(jnp.float32)
-    plain = partial(_plain, d_out=d_out)
+    x = inputs if isinstance(inputs, jax.Array) else inputs.x
+    if x.dtype != jnp.float32:
+        # In these dtypes each operation rounds.
+        y = product(computed(inputs).astype(jnp.float32), tiles, d_out).astype(x.dtype)
+        y = y if bias is None else y + as_row(bias, y)
+        return y if residual is None else residual + y
+    plain = partial(_plain, inputs=inputs, d_out=d_out)
+    arguments = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), tiles, bias, residual
     if available():
-        out = jax.ShapeDtypeStruct((flat.shape[0], d_out), jnp.float32)
-        foreign = jax.ffi.ffi_call(_FOREIGN_FUNCTION, out)
-        y = jax.lax.platform_dependent(flat, tiles, cpu=foreign, default=plain)
+        y = jax.lax.platform_dependent(
+            *arguments, cpu=partial(_foreign, inputs=inputs, d_out=d_out), default=plain
+        )
     else:
-        y = plain(flat, tiles)
-    return y.reshape(*x.shape[:-1], d_out).astype(x.dtype)
+        y = plain(*arguments)
+    return y.reshape(*x.shape[:-1], d_out)
 
 
-def available() -> bool:
-    """Whether programs for a CPU call the C++ core; otherwise `product` is plain JAX.
+def _foreign(
+    x: jax.Array,
+    tiles: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    *,
+    inputs: Inputs,
+    d_out: int,
+) -> jax.Array:
+    """The C++ core's product, of x float32 [R, in] or, of gated inputs, [R, 2 in]."""
+    shape, kind, scale, eps, offset = (0,), "rows", None, 0.0, 0.0
+    if isinstance(inputs, Normed):
+        shape, kind, scale, eps = x.shape, "norm", inputs.scale, inputs.eps
+        offset = inputs.offset or 0.0
+    elif isinstance(inputs, Gated):
+        shape = (x.shape[0], x.shape[1] // 2)
+        kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[inputs.activation]
+    results = (
+        jax.ShapeDtypeStruct((x.shape[0], d_out), x.dtype),
+        jax.ShapeDtypeStruct(shape, x.dtype),
+    )
+    y, _ = jax.ffi.ffi_call("dart_product", results)(
+        x,
+        tiles,
+        or_nothing(scale),
+        or_nothing(bias),
+        or_nothing(residual),
+        input=kind,
+        eps=np.float32(eps),
+        offset=np.float32(offset),
+    )
+    return y
 
-    False if the core was built without jaxlib's headers, or for another jaxlib; a warning says so
-    once.
-    """
-    global _registered
-    with _lock:
-        if _registered is None:
-            _registered = _register()
-            if not _registered:
-                _logger.warning(
-                    "this jaxlib cannot call dart_jax's products for CPUs, so models are computed "
-                    "by JAX alone, up to twice as slowly; reinstall dart-jax beside this jaxlib "
-                    "(pip install --force-reinstall --no-deps --no-cache-dir dart-jax)"
-                )
-        return _registered
 
-
-def _plain(x: jax.Array, tiles: jax.Array, d_out: int) -> jax.Array:
-    """As the C++ core, up to rounding: float32 [R, in] -> [R, d_out]."""
-    y = jnp.einsum("ri,tio->rto", x, tiles.astype(jnp.float32), precision="highest")
-    return y.reshape(x.shape[0], tiles.shape[0] * TILE)[:, :d_out]
-
-
-_logger = logging.getLogger(__name__)
-_lock = threading.Lock()
-_registered: bool | None = None  # None: not tried
-
-
-def _register() -> bool:
-    """Tells XLA of the C++ function; returns False if there is none that it can call."""
-    handler = _core.product_ffi_handler
-    if handler is None:
-        return False
-    try:
-        jax.ffi.register_ffi_target(_FOREIGN_FUNCTION, handler, platform="cpu")
-    except (jax.errors.JaxRuntimeError, ValueError):
-        return False
-    return True
+def _plain(
+    x: jax.Array,
+    tiles: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    *,
+    inputs: Inputs,
+    d_out: int,
+) -> jax.Array:
+    """As `_foreign`, up to rounding."""
+    rows = x if isinstance(inputs, jax.Array) else inputs._replace(x=x).computed()
+    y = jnp.einsum("ri,tio->rto", rows, tiles.astype(jnp.float32), precision="highest")
+    y = y.reshape(x.shape[0], tiles.shape[0] * TILE)[:, :d_out]
+    y = y if bias is None else y + as_row(bias, y)
+    return y if residual is None else residual.reshape(y.shape) + y

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.experts.kernel import fits, routed
 from dart_jax.models.experts.plain import grouped, loop_over_experts
+from dart_jax.models.inputs import Inputs, computed
 from dart_jax.models.layers import INIT, GatedMLP, Linear
 
 # jax: plain JAX. triton: kernels for NVIDIA GPUs. interpret: the same kernels step by step on any
@@ -55,8 +56,9 @@ class MoE(nnx.Module):
             self.shared_expert = GatedMLP(d, width, dtype=dtype, rngs=rngs, fused=fused)
             self.shared_expert_gate = Linear(d, 1, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., D]."""
+    def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:
+        """[..., D] -> [..., D]; added to the residual stream, if it is given."""
+        x = computed(inputs)
         rows = x.reshape(-1, x.shape[-1])
         weights, experts = self.route(rows)
         kernels = tuple(
@@ -73,7 +75,8 @@ class MoE(nnx.Module):
         if self.config.shared_intermediate_size is not None:
             gate = jax.nn.sigmoid(self.shared_expert_gate(rows))
             out = out + gate * self.shared_expert(rows)
-        return out.reshape(x.shape)
+        out = out.reshape(x.shape)
+        return out if residual is None else residual + out
 
     def route(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Rows [T, D] -> weights [T, k] in the rows' dtype, and experts int32 [T, k]."""

@@ -10,12 +10,19 @@ import jax
 from dart_jax.errors import UserError
 from dart_jax.models import pallas
 from dart_jax.models.attention.attend import AttentionKernel
-from dart_jax.models.cpu import products
+from dart_jax.models.cpu import foreign
 from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.fusion import fuse, pack
 
-AttentionChoice = Literal["auto", "dense", "triton", "mosaic"]
+AttentionChoice = Literal["auto", "dense", "native", "triton", "mosaic"]
+
+_NEEDED = {
+    "native": "a CPU and a jaxlib that can call the C++ core",
+    "triton": "an NVIDIA GPU of compute capability 8 or higher and a version of JAX with Pallas' "
+    "Triton backend",
+    "mosaic": "a TPU",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Execution:
     @classmethod
     def of_cpu(cls) -> Execution:
         """For a CPU; plain JAX where the C++ core cannot be called from XLA."""
-        return cls(fused=True, packed=products.available())
+        return cls("native", fused=True, packed=True) if foreign.available() else cls(fused=True)
 
     @classmethod
     def of_gpu(cls, compute_capability: float) -> Execution:
@@ -74,15 +81,9 @@ class Execution:
         elif device.platform == "tpu":
             best = cls.of_tpu()
         if attention not in ("auto", "dense", best.attention):
-            needed = (
-                "an NVIDIA GPU of compute capability 8 or higher and a version of JAX with Pallas' "
-                "Triton backend"
-                if attention == "triton"
-                else "a TPU"
-            )
             raise UserError(
-                f"attention '{attention}' needs {needed}; this is {device.device_kind} with "
-                f"JAX {jax.__version__}; choose 'auto'"
+                f"attention '{attention}' needs {_NEEDED[attention]}; this is {device.device_kind} "
+                f"with JAX {jax.__version__}; choose 'auto'"
             )
         return best if attention == "auto" else dataclasses.replace(best, attention=attention)
 

@@ -1,7 +1,9 @@
-// Products in plain C++, for any processor; see product_tiles.h.
+// Layers in plain C++, for any processor; see kernels.h.
 #include <cstring>
 
+#include "attention_loops.h"
 #include "product_tiles.h"
+#include "row_loops.h"
 
 namespace dart {
 namespace {
@@ -10,6 +12,7 @@ struct Portable {
   static constexpr int kSize = 4;
   static constexpr int kRows = 4;
   static constexpr int kTilesOfRow = 1;
+  static constexpr int kAttentionRows = 2;
   static constexpr int vectors(int) { return 2; }
 
   struct Vector {
@@ -40,8 +43,10 @@ struct Portable {
   }
 };
 
+constexpr Kernels kKernels = {multiply_tiles<Portable>, normalize_rows, gate_rows, rotate_all_heads,
+                              attend_rows<Portable>};
 }  // namespace
 
-const MultiplyTiles kMultiplyPortable = multiply_tiles<Portable>;
+const Kernels* const kPortableKernels = &kKernels;
 
 }  // namespace dart

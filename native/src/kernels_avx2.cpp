@@ -1,11 +1,13 @@
-// Products with AVX2 and fused multiply-add; see product_tiles.h.
-#include "product_variants.h"
+// Layers with AVX2 and fused multiply-add; see kernels.h.
+#include "kernels.h"
 
 #if defined(__AVX2__) && defined(__FMA__)
 
 #include <immintrin.h>
 
+#include "attention_loops.h"
 #include "product_tiles.h"
+#include "row_loops.h"
 
 namespace dart {
 namespace {
@@ -15,6 +17,7 @@ struct Avx2 {
   static constexpr int kSize = 8;
   static constexpr int kRows = 6;  // x 2 vectors: 12 of 16 registers
   static constexpr int kTilesOfRow = 2;
+  static constexpr int kAttentionRows = 4;
   static constexpr int vectors(int rows) { return rows <= 3 ? 4 : 2; }
 
   static Vector broadcast(float value) { return _mm256_set1_ps(value); }
@@ -30,16 +33,18 @@ struct Avx2 {
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 };
 
+constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows, gate_rows, rotate_all_heads,
+                              attend_rows<Avx2>};
 }  // namespace
 
-const MultiplyTiles kMultiplyAvx2 = multiply_tiles<Avx2>;
+const Kernels* const kAvx2Kernels = &kKernels;
 
 }  // namespace dart
 
 #else
 
 namespace dart {
-const MultiplyTiles kMultiplyAvx2 = nullptr;
+const Kernels* const kAvx2Kernels = nullptr;
 }
 
 #endif

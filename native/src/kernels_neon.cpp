@@ -1,11 +1,13 @@
-// Products with the vector instructions of 64-bit ARM; see product_tiles.h.
-#include "product_variants.h"
+// Layers with the vector instructions of 64-bit ARM; see kernels.h.
+#include "kernels.h"
 
 #if defined(__aarch64__) && defined(__ARM_NEON)
 
 #include <arm_neon.h>
 
+#include "attention_loops.h"
 #include "product_tiles.h"
+#include "row_loops.h"
 
 namespace dart {
 namespace {
@@ -15,6 +17,7 @@ struct Neon {
   static constexpr int kSize = 4;
   static constexpr int kRows = 6;  // x 4 vectors: 24 of 32 registers
   static constexpr int kTilesOfRow = 2;
+  static constexpr int kAttentionRows = 4;
   static constexpr int vectors(int rows) { return rows <= 2 ? 8 : 4; }
 
   static Vector broadcast(float value) { return vdupq_n_f32(value); }
@@ -27,9 +30,11 @@ struct Neon {
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 };
 
+constexpr Kernels kKernels = {multiply_tiles<Neon>, normalize_rows, gate_rows, rotate_all_heads,
+                              attend_rows<Neon>};
 }  // namespace
 
-const MultiplyTiles kMultiplyNeon = multiply_tiles<Neon>;
+const Kernels* const kNeonKernels = &kKernels;
 
 }  // namespace dart
 
@@ -37,7 +42,7 @@ const MultiplyTiles kMultiplyNeon = multiply_tiles<Neon>;
 
 namespace dart {
 
-const MultiplyTiles kMultiplyNeon = nullptr;
+const Kernels* const kNeonKernels = nullptr;
 
 }  // namespace dart
 

@@ -1,11 +1,13 @@
-// Products with AVX-512; see product_tiles.h.
-#include "product_variants.h"
+// Layers with AVX-512; see kernels.h.
+#include "kernels.h"
 
 #ifdef __AVX512F__
 
 #include <immintrin.h>
 
+#include "attention_loops.h"
 #include "product_tiles.h"
+#include "row_loops.h"
 
 namespace dart {
 namespace {
@@ -15,6 +17,7 @@ struct Avx512 {
   static constexpr int kSize = 16;
   static constexpr int kRows = 14;  // x 2 vectors: 28 of 32 registers
   static constexpr int kTilesOfRow = 4;
+  static constexpr int kAttentionRows = 8;
   static constexpr int vectors(int) { return 2; }
 
   static Vector broadcast(float value) { return _mm512_set1_ps(value); }
@@ -32,16 +35,18 @@ struct Avx512 {
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 };
 
+constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows, gate_rows, rotate_all_heads,
+                              attend_rows<Avx512>};
 }  // namespace
 
-const MultiplyTiles kMultiplyAvx512 = multiply_tiles<Avx512>;
+const Kernels* const kAvx512Kernels = &kKernels;
 
 }  // namespace dart
 
 #else
 
 namespace dart {
-const MultiplyTiles kMultiplyAvx512 = nullptr;
+const Kernels* const kAvx512Kernels = nullptr;
 }
 
 #endif

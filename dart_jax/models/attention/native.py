@@ -1,0 +1,88 @@
+"""Attention of a few rows to a cached prefix and to each other by the C++ core, for CPUs; and what
+makes its heads.
+
+It reads only the rows of the cache that are used. A row's result is the same, bit for bit, whether
+the tokens before it are cached or are its ancestors among the new rows.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.models.attention.heads import HeadNorm
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment
+from dart_jax.models.cpu.foreign import or_nothing
+
+# More are a prompt's, whose rows see many of each other. On two cores of an EPYC, with 1,000 cached
+# rows and 5 heads of 64, 128 rows took 1.3 ms here and 2.4 in plain JAX, 256 rows 4.2 and 6.2 ms.
+_MOST_ROWS = 128
+
+
+def fits(new: Segment, prefix: Prefix) -> bool:
+    """Whether the C++ core computes these sizes and dtypes."""
+    alike = new.q.dtype == prefix.k.dtype == prefix.v.dtype == jnp.float32
+    return alike and new.q.shape[3] % 16 == 0 and new.q.shape[2] <= _MOST_ROWS
+
+
+def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
+    """Computes what `attend` says, for one segment and a prefix.
+
+    Args:
+      new: new rows, T' keys, float32.
+      prefix: cached rows, float32.
+      scoring: how scores are computed.
+
+    Returns:
+      float32 [B, T, H * h].
+    """
+    b, heads, t, h = new.q.shape
+    out = jax.ShapeDtypeStruct((b, t, heads * h), new.q.dtype)
+    return jax.ffi.ffi_call("dart_attention", out)(
+        new.q,
+        prefix.k,
+        prefix.v,
+        new.k,
+        new.v,
+        prefix.length.astype(jnp.int32),
+        or_nothing(prefix.first, jnp.int32),
+        jnp.broadcast_to(new.mask, (b, t, new.k.shape[2])),
+        scale=np.float32(scoring.factor(h)),
+        cap=np.float32(scoring.cap or 0),
+    )
+
+
+def rotated_heads_native(
+    qkv: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    heads: int,
+    kv_heads: int,
+    norm: HeadNorm | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes what `heads.rotated_heads` says, in float32, and more.
+
+    Args:
+      qkv: see there.
+      cos: float32 [B, T, r / 2], for heads whose first r elements are rotated.
+      sin: as `cos`.
+      heads: H.
+      kv_heads: K.
+      norm: its scales may also be [H * h] and [K * h], to normalise all heads together.
+    """
+    b, t, width = qkv.shape
+    h = width // (heads + 2 * kv_heads)
+    shapes = [(b, count, t, h) for count in (heads, kv_heads, kv_heads)]
+    q, k, v = jax.ffi.ffi_call(
+        "dart_heads", [jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes]
+    )(
+        qkv,
+        cos,
+        sin,
+        or_nothing(None if norm is None else norm.q_scale),
+        or_nothing(None if norm is None else norm.k_scale),
+        eps=np.float32(0 if norm is None else norm.eps),
+        offset=np.float32(0 if norm is None else norm.offset or 0),
+    )
+    return q, k, v

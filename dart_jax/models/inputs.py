@@ -1,0 +1,78 @@
+"""What a linear layer reads: rows, or rows that it normalises or gates as it reads them.
+
+With plain JAX the two are computed first; the C++ core computes them with the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# The activations of gated MLPs, by their names in config.json.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+}
+
+
+class Normed(NamedTuple):
+    """Rows divided by their root mean square, and multiplied by a scale.
+
+    With an `offset` (0 or 1) the product with the scale, which is then `offset + scale`, is also
+    computed in float32; without, the normalised values are rounded to their dtype first. In float32
+    this only matters for the offset.
+
+    Attributes:
+      x: [..., D].
+      scale: [D].
+      eps: added to the mean square.
+      offset: 0 or 1, or None for none.
+    """
+
+    x: jax.Array
+    scale: jax.Array
+    eps: float
+    offset: float | None
+
+    def computed(self) -> jax.Array:
+        """[..., D], of x's dtype."""
+        y = self.x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        if self.offset is None:
+            return y.astype(self.x.dtype) * as_row(self.scale, y)
+        scale = as_row(self.offset + self.scale.astype(jnp.float32), y)
+        return (y * scale).astype(self.x.dtype)
+
+
+class Gated(NamedTuple):
+    """`activation(gate) * up`.
+
+    Attributes:
+      x: [..., 2 D]: gate, then up.
+      activation: a key of `ACTIVATIONS`.
+    """
+
+    x: jax.Array
+    activation: str
+
+    def computed(self) -> jax.Array:
+        """[..., D], of x's dtype."""
+        gate, up = jnp.split(self.x, 2, axis=-1)
+        return ACTIVATIONS[self.activation](gate) * up
+
+
+Inputs = jax.Array | Normed | Gated
+
+
+def computed(inputs: Inputs) -> jax.Array:
+    """The rows that a linear layer multiplies."""
+    return inputs.computed() if isinstance(inputs, Normed | Gated) else inputs
+
+
+def as_row(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """Shapes a vector [D] so that it broadcasts against x [..., D]."""
+    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)

@@ -1,0 +1,140 @@
+// Heads and their attention as XLA foreign functions on the CPU.
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+
+#include "dart/attention.h"
+#include "dart/rows.h"
+#include "ffi.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+
+using Floats = ffi::Buffer<ffi::F32>;
+using Array = ffi::BufferR4<ffi::F32>;
+
+std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimension); }
+
+// See dart::Heads. `q_scale` and `k_scale` have no elements where there are no norms.
+//
+// `cos` and `sin` have the number of rotated pairs.
+ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos, ffi::BufferR3<ffi::F32> sin,
+                 Floats q_scale, Floats k_scale, ffi::Result<Array> q, ffi::Result<Array> k,
+                 ffi::Result<Array> v, float eps, float offset) {
+  const auto in = x.dimensions(), queries = q->dimensions(), keys = k->dimensions();
+  const std::int64_t b = in[0], t = in[1], h = queries[3], pairs = cos.dimensions()[2];
+  const std::size_t norms = q_scale.element_count();
+  const bool together = norms != 0 && norms != size(h);
+  const auto is = [](const auto& shape, auto... sizes) {
+    std::int64_t i = 0;
+    return ((shape[i++] == sizes) && ...);
+  };
+  if (h < 1 || in[2] % h != 0 || !is(queries, b, in[2] / h - 2 * keys[1], t, h) ||
+      !is(keys, b, keys[1], t, h) || !is(v->dimensions(), b, keys[1], t, h) || 2 * pairs > h ||
+      !is(cos.dimensions(), b, t, pairs) || !is(sin.dimensions(), b, t, pairs) ||
+      (together && norms != size(queries[1] * h)) ||
+      k_scale.element_count() != (together ? size(keys[1] * h) : norms)) {
+    return ffi::Error::InvalidArgument("dart_heads: arguments of other shapes");
+  }
+  dart::Heads heads;
+  heads.x = x.typed_data();
+  heads.cos = cos.typed_data();
+  heads.sin = sin.typed_data();
+  heads.q_scale = norms == 0 ? nullptr : q_scale.typed_data();
+  heads.k_scale = norms == 0 ? nullptr : k_scale.typed_data();
+  heads.together = together;
+  heads.eps = eps;
+  heads.offset = offset;
+  heads.q = q->typed_data();
+  heads.k = k->typed_data();
+  heads.v = v->typed_data();
+  heads.sequences = size(b);
+  heads.rows = size(t);
+  heads.heads = size(queries[1]);
+  heads.kv_heads = size(keys[1]);
+  heads.head_size = size(h);
+  heads.rotated = size(2 * pairs);
+  dart::rotate_heads(heads, dart::best_instructions());
+  return ffi::Error::Success();
+}
+
+// See dart::Attention. `first` has no elements where every row sees all cached rows.
+ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_k, Array new_v,
+                     ffi::BufferR1<ffi::S32> length, ffi::Buffer<ffi::S32> first,
+                     ffi::BufferR3<ffi::PRED> mask, ffi::Result<ffi::BufferR3<ffi::F32>> out,
+                     float scale, float cap) {
+  const auto queries = q.dimensions(), keys = k.dimensions(), rows = new_k.dimensions();
+  const std::int64_t b = queries[0], heads = queries[1], t = queries[2], h = queries[3];
+  const auto is = [](const auto& shape, auto... sizes) {
+    std::int64_t i = 0;
+    return ((shape[i++] == sizes) && ...);
+  };
+  const std::int64_t kv_heads = keys[1], n = rows[2];
+  if (!is(keys, b, kv_heads, keys[2], h) || !is(v.dimensions(), b, kv_heads, keys[2], h) ||
+      !is(rows, b, kv_heads, n, h) || !is(new_v.dimensions(), b, kv_heads, n, h) ||
+      !is(length.dimensions(), b) || !is(mask.dimensions(), b, t, n) ||
+      !is(out->dimensions(), b, t, heads * h) || kv_heads < 1 || heads % kv_heads != 0 ||
+      h % 16 != 0 || (first.element_count() != 0 && first.element_count() != size(b * t))) {
+    return ffi::Error::InvalidArgument("dart_attention: arguments of other shapes");
+  }
+  dart::Attention attention;
+  attention.q = q.typed_data();
+  attention.k = k.typed_data();
+  attention.v = v.typed_data();
+  attention.new_k = new_k.typed_data();
+  attention.new_v = new_v.typed_data();
+  attention.length = length.typed_data();
+  attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
+  attention.mask = mask.typed_data();
+  attention.out = out->typed_data();
+  attention.sequences = size(b);
+  attention.heads = size(heads);
+  attention.kv_heads = size(kv_heads);
+  attention.rows = size(t);
+  attention.capacity = size(keys[2]);
+  attention.new_rows = size(n);
+  attention.head_size = size(h);
+  attention.scale = scale;
+  attention.cap = cap;
+  try {
+    dart::attend(attention, dart::best_instructions(), size(pool.num_threads()));
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_heads, heads,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Ret<Array>()
+                                  .Ret<Array>()
+                                  .Ret<Array>()
+                                  .Attr<float>("eps")
+                                  .Attr<float>("offset"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_attention, attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Array>()
+                                  .Arg<Array>()
+                                  .Arg<Array>()
+                                  .Arg<Array>()
+                                  .Arg<Array>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::BufferR3<ffi::PRED>>()
+                                  .Ret<ffi::BufferR3<ffi::F32>>()
+                                  .Attr<float>("scale")
+                                  .Attr<float>("cap"));
+
+void* dart_heads_handler() { return reinterpret_cast<void*>(dart_heads); }
+void* dart_attention_handler() { return reinterpret_cast<void*>(dart_attention); }

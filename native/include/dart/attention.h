@@ -1,0 +1,40 @@
+// Grouped-query attention of a few rows to cached rows and to each other, for CPUs.
+//
+// A row's result depends only on its query and on the keys and values that it sees, in their order:
+// the cached ones, then the new ones. A token's result is therefore the same, bit for bit, whether
+// the tokens before it are all cached or some are its ancestors in a tree.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dart/instructions.h"
+
+namespace dart {
+
+// Arrays need only their elements' natural alignment and must not overlap.
+struct Attention {
+  const float* q;      // [B, H, T, h]
+  const float* k;      // [B, K, S, h]: cached rows
+  const float* v;      // [B, K, S, h]
+  const float* new_k;  // [B, K, N, h]: new rows
+  const float* new_v;  // [B, K, N, h]
+  const std::int32_t* length;  // [B]: cached rows that exist; others may hold anything
+  const std::int32_t* first;   // [B, T]: the first cached row that a row sees; null for 0
+  const bool* mask;            // [B, T, N]: the new rows that a row sees, at least one
+  float* out;                  // [B, T, H * h]
+  std::size_t sequences;       // B
+  std::size_t heads;           // H, a multiple of K
+  std::size_t kv_heads;        // K
+  std::size_t rows;            // T
+  std::size_t capacity;        // S
+  std::size_t new_rows;        // N
+  std::size_t head_size;       // h, a multiple of 16
+  float scale;                 // factor on the products of queries and keys
+  float cap;                   // scores become cap * tanh(score / cap); 0 for none
+};
+
+// Computes it in this thread and in at most `threads - 1` others, fewer if it is small.
+void attend(const Attention& attention, Instructions instructions, std::size_t threads);
+
+}  // namespace dart

@@ -1,0 +1,56 @@
+// What a model's layers do to each row by itself: norms, gated activations, and heads.
+//
+// A row's result is the same, bit for bit, whatever other rows there are.
+#pragma once
+
+#include <cstddef>
+
+#include "dart/instructions.h"
+
+namespace dart {
+
+// The root-mean-square norm of rows: x / sqrt(mean(x * x) + eps) * (scale + offset).
+struct Norm {
+  const float* scale;  // [size]
+  std::size_t size;
+  float eps;
+  float offset;
+};
+
+// y [rows, size] = norm(x [rows, size]).
+void normalize(const Norm& norm, const float* x, std::size_t rows, float* y,
+               Instructions instructions);
+
+// Activations of gated MLPs. kGelu: its approximation by a hyperbolic tangent.
+enum class Activation { kSilu, kGelu };
+
+// y [rows, size] = activation(gate) * up, of x [rows, 2 * size]: gate, then up.
+void gate(Activation activation, const float* x, std::size_t rows, std::size_t size, float* y,
+          Instructions instructions);
+
+// Queries, keys and values of the heads of T rows in each of B sequences, out of the output of one
+// product; queries and keys are normalised, if there are scales, and rotated (RoPE): of a head's
+// first r elements, each half has one part of every pair.
+struct Heads {
+  const float* x;        // [B, T, (H + 2 K) h]: queries, keys, values
+  const float* cos;      // [B, T, r / 2]
+  const float* sin;      // [B, T, r / 2]
+  const float* q_scale;  // null for no norms; [h], or [H h] to normalise all heads together
+  const float* k_scale;  // [h] or [K h]
+  bool together;
+  float eps;
+  float offset;
+  float* q;  // [B, H, T, h]
+  float* k;  // [B, K, T, h]
+  float* v;  // [B, K, T, h]
+  std::size_t sequences;
+  std::size_t rows;
+  std::size_t heads;
+  std::size_t kv_heads;
+  std::size_t head_size;
+  std::size_t rotated;  // r, even; 0 for no rotation
+};
+
+void rotate_heads(const Heads& heads, Instructions instructions);
+
+}  // namespace dart

@@ -1,0 +1,48 @@
+// The inner loops of a model's layers, compiled for each instruction set.
+#pragma once
+
+#include <cstddef>
+
+#include "dart/attention.h"
+#include "dart/instructions.h"
+#include "dart/packed_product.h"
+#include "dart/rows.h"
+
+namespace dart {
+
+// Rows of the queries of one key head, and room for what is computed on the way.
+struct AttentionRows {
+  const Attention* attention;
+  std::size_t sequence;
+  std::size_t kv_head;
+  std::size_t row;      // the first of `rows`; row r belongs to the group's head r / T
+  std::size_t rows;
+  float* scores;        // [rows, stride]
+  float* fresh;         // [rows, fresh_stride]: scores of new keys, seen or not
+  float* keys;          // [h, kMostLanes]: keys, one a column
+  std::size_t stride;
+  std::size_t fresh_stride;
+};
+
+// Numbers that a vector holds, at most.
+constexpr std::size_t kMostLanes = 16;
+
+struct Kernels {
+  // Computes the outputs of tiles [first, last) of rows that are what they are.
+  void (*multiply)(const PackedProduct& product, std::size_t first, std::size_t last);
+  void (*normalize)(const Norm& norm, const float* x, std::size_t rows, float* y);
+  void (*gate)(Activation activation, const float* x, std::size_t rows, std::size_t size, float* y);
+  void (*rotate_heads)(const Heads& heads);
+  void (*attend)(const AttentionRows& rows);
+};
+
+// Null if not built for this kind of processor.
+extern const Kernels* const kPortableKernels;
+extern const Kernels* const kAvx2Kernels;
+extern const Kernels* const kAvx512Kernels;
+extern const Kernels* const kNeonKernels;
+
+// Those of an instruction set; null as above.
+const Kernels* kernels(Instructions instructions);
+
+}  // namespace dart

@@ -1,0 +1,138 @@
+// The inner loops of rows.h, included by each kernels_<instructions>.cpp.
+//
+// Plain loops that compilers vectorise. As products and sums are never fused here and sums have a
+// fixed number of parts, all instruction sets agree bit for bit. As in product_tiles.h, nothing of
+// the C++ library is called.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace dart {
+namespace {
+
+// Parts of a sum, which are added to each other at the end.
+constexpr std::size_t kParts = 16;
+
+inline float sum_of(const float* parts) {
+  float sum = 0;
+  for (std::size_t c = 0; c < kParts; ++c) sum += parts[c];
+  return sum;
+}
+
+// The sum of the squares of x.
+inline float sum_of_squares(const float* x, std::size_t size) {
+  float parts[kParts] = {};
+  std::size_t i = 0;
+  for (; i + kParts <= size; i += kParts) {
+    for (std::size_t c = 0; c < kParts; ++c) parts[c] += x[i + c] * x[i + c];
+  }
+  for (std::size_t c = 0; i + c < size; ++c) parts[c] += x[i + c] * x[i + c];
+  return sum_of(parts);
+}
+
+// What the elements of x are multiplied with to be normalised.
+inline float normalizer(const float* x, std::size_t size, float eps) {
+  return 1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + eps);
+}
+
+// The exponential function, to about 2 units in the last place; 0 below the least normal number.
+inline float exponential(float x) {
+  constexpr float kLeast = -87.3f, kMost = 88.0f;
+  // x = n log 2 + r. Adding 1.5 * 2^23 + 127 rounds to an integer, n + 127 in the last bits.
+  constexpr float kShift = 12582912.0f + 127.0f;
+  const float inside = x < kLeast ? kLeast : x < kMost ? x : kMost;
+  const float shifted = inside * 1.44269504f + kShift;
+  const float n = shifted - kShift;
+  const float r = (inside - n * 0.693359375f) + n * 2.12194440e-4f;
+  float power = 1.9875691500e-4f;
+  power = power * r + 1.3981999507e-3f;
+  power = power * r + 8.3334519073e-3f;
+  power = power * r + 4.1665795894e-2f;
+  power = power * r + 1.6666665459e-1f;
+  power = power * r + 5.0000001201e-1f;
+  power = power * (r * r) + r + 1.0f;
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &shifted, sizeof bits);
+  bits <<= 23;
+  float two_to_n;
+  __builtin_memcpy(&two_to_n, &bits, sizeof two_to_n);
+  const float result = power * two_to_n;
+  return x < kLeast ? 0.0f : result;
+}
+
+void normalize_rows(const Norm& norm, const float* x, std::size_t rows, float* y) {
+  for (std::size_t r = 0; r < rows; ++r, x += norm.size, y += norm.size) {
+    const float factor = normalizer(x, norm.size, norm.eps);
+    for (std::size_t i = 0; i < norm.size; ++i) {
+      y[i] = x[i] * factor * (norm.scale[i] + norm.offset);
+    }
+  }
+}
+
+void gate_rows(Activation activation, const float* x, std::size_t rows, std::size_t size,
+               float* y) {
+  for (std::size_t r = 0; r < rows; ++r, x += 2 * size, y += size) {
+    const float* const up = x + size;
+    if (activation == Activation::kSilu) {
+      for (std::size_t i = 0; i < size; ++i) y[i] = x[i] / (1.0f + exponential(-x[i])) * up[i];
+    } else {
+      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), with 2 u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+      for (std::size_t i = 0; i < size; ++i) {
+        const float twice = 1.5957691216f * (x[i] + 0.044715f * x[i] * x[i] * x[i]);
+        y[i] = x[i] / (1.0f + exponential(-twice)) * up[i];
+      }
+    }
+  }
+}
+
+// Copies a head's elements; normalised, if there is a scale.
+inline void copy_head(const float* __restrict x, const float* __restrict scale, float factor,
+                      float offset, std::size_t size, float* __restrict y) {
+  if (scale == nullptr) {
+    for (std::size_t i = 0; i < size; ++i) y[i] = x[i];
+  } else {
+    for (std::size_t i = 0; i < size; ++i) y[i] = x[i] * factor * (scale[i] + offset);
+  }
+}
+
+// Rotates a head's pairs in place.
+inline void rotate_head(float* __restrict x, const float* __restrict cos,
+                        const float* __restrict sin, std::size_t half) {
+  for (std::size_t i = 0; i < half; ++i) {
+    const float first = x[i], second = x[half + i];
+    x[i] = first * cos[i] - second * sin[i];
+    x[half + i] = second * cos[i] + first * sin[i];
+  }
+}
+
+void rotate_all_heads(const Heads& heads) {
+  const std::size_t h = heads.head_size, half = heads.rotated / 2;
+  const float* x = heads.x;
+  for (std::size_t b = 0; b < heads.sequences; ++b) {
+    for (std::size_t t = 0; t < heads.rows; ++t) {
+      const std::size_t row = b * heads.rows + t;
+      const auto rotate = [&](std::size_t count, const float* scale, float* out) {
+        float factor = 1;
+        if (scale != nullptr && heads.together) factor = normalizer(x, count * h, heads.eps);
+        for (std::size_t i = 0; i < count; ++i, x += h) {
+          if (scale != nullptr && !heads.together) factor = normalizer(x, h, heads.eps);
+          float* const y = out + ((b * count + i) * heads.rows + t) * h;
+          copy_head(x, scale, factor, heads.offset, h, y);
+          rotate_head(y, heads.cos + row * half, heads.sin + row * half, half);
+          if (scale != nullptr && heads.together) scale += h;
+        }
+      };
+      rotate(heads.heads, heads.q_scale, heads.q);
+      rotate(heads.kv_heads, heads.k_scale, heads.k);
+      for (std::size_t i = 0; i < heads.kv_heads; ++i, x += h) {
+        copy_head(x, nullptr, 1, 0, h, heads.v + ((b * heads.kv_heads + i) * heads.rows + t) * h);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dart

@@ -1,0 +1,21 @@
+#include "dart/rows.h"
+
+#include "kernels.h"
+
+namespace dart {
+
+void normalize(const Norm& norm, const float* x, std::size_t rows, float* y,
+               Instructions instructions) {
+  kernels(instructions)->normalize(norm, x, rows, y);
+}
+
+void gate(Activation activation, const float* x, std::size_t rows, std::size_t size, float* y,
+          Instructions instructions) {
+  kernels(instructions)->gate(activation, x, rows, size, y);
+}
+
+void rotate_heads(const Heads& heads, Instructions instructions) {
+  kernels(instructions)->rotate_heads(heads);
+}
+
+}  // namespace dart

@@ -1,0 +1,205 @@
+// Attention against sums in float64; and the same bits however a row comes to see its keys.
+#include "dart/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "instruction_sets.h"
+
+namespace {
+
+using dart::Instructions;
+
+// Sequences of tokens, of which `cached` are in the cache and the others are new rows. The arrays
+// are as little aligned as they may be, and what is not filled is NaN.
+struct Problem {
+  std::size_t sequences = 1, heads = 2, kv_heads = 1, size = 16, tokens = 12;
+  float scale = 0.3f, cap = 0;
+  std::vector<float> q, k, v;  // [B, heads, tokens, h]
+
+  void fill(unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, 1.5f);
+    for (auto [array, count] : {std::pair(&q, heads), {&k, kv_heads}, {&v, kv_heads}}) {
+      array->resize(sequences * count * tokens * size);
+      for (float& value : *array) value = normal(random);
+    }
+  }
+
+  float at(const std::vector<float>& array, std::size_t count, std::size_t b, std::size_t head,
+           std::size_t token, std::size_t i) const {
+    return array[((b * count + head) * tokens + token) * size + i];
+  }
+
+  // What token t sees: tokens first to t, without those that `hidden` says.
+  static bool sees(std::size_t t, std::size_t j, std::size_t window) {
+    return j <= t && j + window > t;
+  }
+
+  std::vector<double> expected(std::size_t b, std::size_t t, std::size_t window) const {
+    std::vector<double> out(heads * size);
+    for (std::size_t head = 0; head < heads; ++head) {
+      const std::size_t kv = head * kv_heads / heads;
+      std::vector<double> scores;
+      double most = -1e300, total = 0;
+      for (std::size_t j = 0; j <= t; ++j) {
+        double score = 0;
+        for (std::size_t i = 0; i < size; ++i) {
+          score += double(at(q, heads, b, head, t, i)) * at(k, kv_heads, b, kv, j, i);
+        }
+        score *= scale;
+        if (cap != 0) score = cap * std::tanh(score / cap);
+        scores.push_back(score);
+        if (sees(t, j, window)) most = std::max(most, score);
+      }
+      for (std::size_t j = 0; j <= t; ++j) {
+        if (!sees(t, j, window)) continue;
+        const double weight = std::exp(scores[j] - most);
+        total += weight;
+        for (std::size_t i = 0; i < size; ++i) {
+          out[head * size + i] += weight * at(v, kv_heads, b, kv, j, i);
+        }
+      }
+      for (std::size_t i = 0; i < size; ++i) out[head * size + i] /= total;
+    }
+    return out;
+  }
+
+  // The results [B, rows, heads * h] of new rows `begin` to `begin + rows`, with the rows before
+  // them cached, in a cache of some capacity. Strangers stand among the new rows, whom nobody sees.
+  std::vector<float> attend(std::size_t begin, std::size_t rows, std::size_t capacity,
+                            std::size_t window, std::size_t strangers, Instructions instructions,
+                            std::size_t threads) const {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const std::size_t step = strangers + 1, all = rows * step;
+    const auto place = [&](const std::vector<float>& array, std::size_t count, std::size_t from,
+                           std::size_t tokens_there, std::size_t places, std::size_t distance,
+                           float filler) {
+      std::vector<float> out(1 + sequences * count * places * size, filler);
+      for (std::size_t b = 0; b < sequences; ++b) {
+        for (std::size_t head = 0; head < count; ++head) {
+          for (std::size_t t = 0; t < tokens_there; ++t) {
+            for (std::size_t i = 0; i < size; ++i) {
+              out[1 + ((b * count + head) * places + t * distance) * size + i] =
+                  at(array, count, b, head, from + t, i);
+            }
+          }
+        }
+      }
+      return out;
+    };
+    const auto queries = place(q, heads, begin, rows, rows, 1, 0);
+    const auto keys = place(k, kv_heads, 0, begin, capacity, 1, nan);
+    const auto values = place(v, kv_heads, 0, begin, capacity, 1, nan);
+    const auto new_keys = place(k, kv_heads, begin, rows, all, step, 7);
+    const auto new_values = place(v, kv_heads, begin, rows, all, step, 7);
+    const std::vector<std::int32_t> length(sequences, static_cast<std::int32_t>(begin));
+    std::vector<std::int32_t> first;
+    std::vector<char> mask(sequences * rows * all, 0);
+    for (std::size_t b = 0; b < sequences; ++b) {
+      for (std::size_t t = 0; t < rows; ++t) {
+        const std::size_t token = begin + t;
+        first.push_back(static_cast<std::int32_t>(token + 1 > window ? token + 1 - window : 0));
+        for (std::size_t j = 0; j <= t; ++j) {
+          mask[(b * rows + t) * all + j * step] = sees(token, begin + j, window);
+        }
+      }
+    }
+    std::vector<float> out(1 + sequences * rows * heads * size, -1);
+    dart::Attention attention;
+    attention.q = queries.data() + 1;
+    attention.k = keys.data() + 1;
+    attention.v = values.data() + 1;
+    attention.new_k = new_keys.data() + 1;
+    attention.new_v = new_values.data() + 1;
+    attention.length = length.data();
+    attention.first = window > tokens ? nullptr : first.data();
+    attention.mask = reinterpret_cast<const bool*>(mask.data());
+    attention.out = out.data() + 1;
+    attention.sequences = sequences;
+    attention.heads = heads;
+    attention.kv_heads = kv_heads;
+    attention.rows = rows;
+    attention.capacity = capacity;
+    attention.new_rows = all;
+    attention.head_size = size;
+    attention.scale = scale;
+    attention.cap = cap;
+    dart::attend(attention, instructions, threads);
+    CHECK(out[0] == -1);
+    return {out.begin() + 1, out.end()};
+  }
+};
+
+void check(const Problem& problem, std::size_t window) {
+  const std::size_t width = problem.heads * problem.size, last = problem.tokens;
+  for (Instructions instructions : supported()) {
+    // All of them cached but itself: plain decoding.
+    std::vector<std::vector<float>> alone;
+    for (std::size_t t = 0; t < last; ++t) {
+      alone.push_back(problem.attend(t, 1, t + 1, window, 0, instructions, 1));
+      for (std::size_t b = 0; b < problem.sequences; ++b) {
+        const std::vector<double> expected = problem.expected(b, t, window);
+        for (std::size_t i = 0; i < width; ++i) {
+          CHECK(std::abs(alone[t][b * width + i] - expected[i]) < 1e-5);
+        }
+      }
+    }
+    for (std::size_t rows : {std::size_t{2}, std::size_t{5}, last}) {
+      if (rows > last) continue;
+      const std::size_t begin = last - rows;
+      for (std::size_t strangers : {0, 3}) {
+        for (std::size_t threads : {1, 3}) {
+          const std::vector<float> tree =
+              problem.attend(begin, rows, begin + 5, window, strangers, instructions, threads);
+          for (std::size_t b = 0; b < problem.sequences; ++b) {
+            for (std::size_t t = 0; t < rows; ++t) {
+              CHECK(std::equal(tree.begin() + (b * rows + t) * width,
+                               tree.begin() + (b * rows + t + 1) * width,
+                               alone[begin + t].begin() + b * width));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  unsigned seed = 0;
+  constexpr std::size_t kShapes[][5] = {
+      {1, 2, 1, 16, 12}, {2, 6, 2, 48, 37}, {1, 5, 1, 64, 70}, {3, 2, 2, 80, 21}};
+  for (const auto& [sequences, heads, kv_heads, size, tokens] : kShapes) {
+    for (std::size_t window : {1000, 20, 1}) {
+      for (float cap : {0.0f, 3.0f}) {
+        Problem problem;
+        problem.sequences = sequences;
+        problem.heads = heads;
+        problem.kv_heads = kv_heads;
+        problem.size = size;
+        problem.tokens = tokens;
+        problem.cap = cap;
+        problem.fill(++seed);
+        check(problem, window);
+      }
+    }
+  }
+  Problem large;  // enough work for several threads
+  large.heads = 8;
+  large.size = 64;
+  large.tokens = 300;
+  large.fill(++seed);
+  for (Instructions instructions : supported()) {
+    const auto one = large.attend(280, 20, 300, 1000, 0, instructions, 1);
+    CHECK(one == large.attend(280, 20, 300, 1000, 0, instructions, 4));
+  }
+  return failures == 0 ? 0 : 1;
+}
