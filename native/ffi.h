@@ -1,8 +1,8 @@
 #pragma once
 
-// The handlers defined in ffi.cpp, ffi_product.cpp and ffi_attention.cpp, in the form that XLA
-// registers.
+// The handlers defined in ffi.cpp and ffi_*.cpp, in the form that XLA registers.
 void* dart_search_handler();
 void* dart_product_handler();
 void* dart_heads_handler();
 void* dart_attention_handler();
+void* dart_largest_handler();

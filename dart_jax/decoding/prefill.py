@@ -81,8 +81,8 @@ def divide(config: DecodeConfig, prompts: Prompts) -> list[Chunk]:
     def filled(start: int) -> int:
         if config.execution.attention not in ("dense", "native"):
             return capacity  # the kernel reads no more than it must
-        # A chunk's attention reads all rows it is given. Few sizes limit the number of programs, and
-        # as XLA may copy the first rows of all layers at once, they are at most half the cache.
+        # A chunk's attention reads all rows it is given. Few sizes limit the number of programs;
+        # and as XLA may copy the first rows of all layers at once, they are at most half the cache.
         rows = size if start else 0
         while rows < start:
             rows *= 4

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.errors import UserError
+from dart_jax.models.cpu.foreign import available
+from dart_jax.models.cpu.largest import largest
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 _LARGEST = 128
@@ -216,7 +218,14 @@ def _draw_from_nucleus(logits: jax.Array, noise: jax.Array, top_p: jax.Array) ->
 
 def _argmax(x: jax.Array) -> jax.Array:
     """Argmax over the last axis, int32; the first index wins ties; -1 if there is a NaN."""
-    return jax.lax.platform_dependent(x, cpu=_argmax_in_two, default=_argmax_in_one)
+    on_cpu = _argmax_by_core if available() else _argmax_in_two
+    return jax.lax.platform_dependent(x, cpu=on_cpu, default=_argmax_in_one)
+
+
+def _argmax_by_core(x: jax.Array) -> jax.Array:
+    """One pass by the C++ core."""
+    top, at = largest(x, 1)
+    return jnp.where(jnp.isnan(top), -1, at)[..., 0]
 
 
 def _argmax_in_two(x: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "dart/attention.h"
 #include "dart/instructions.h"
@@ -33,6 +34,8 @@ struct Kernels {
   void (*normalize)(const Norm& norm, const float* x, std::size_t rows, float* y);
   void (*gate)(Activation activation, const float* x, std::size_t rows, std::size_t size, float* y);
   void (*rotate_heads)(const Heads& heads);
+  void (*largest)(const float* x, std::size_t rows, std::size_t size, std::size_t count,
+                  float* values, std::int32_t* indices);
   void (*attend)(const AttentionRows& rows);
 };
 

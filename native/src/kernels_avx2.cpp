@@ -33,8 +33,8 @@ struct Avx2 {
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows, gate_rows, rotate_all_heads,
-                              attend_rows<Avx2>};
+constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows, gate_rows,
+                              rotate_all_heads,   largest_of_rows, attend_rows<Avx2>};
 }  // namespace
 
 const Kernels* const kAvx2Kernels = &kKernels;

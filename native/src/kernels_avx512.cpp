@@ -35,8 +35,8 @@ struct Avx512 {
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows, gate_rows, rotate_all_heads,
-                              attend_rows<Avx512>};
+constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows, gate_rows,
+                              rotate_all_heads,   largest_of_rows, attend_rows<Avx512>};
 }  // namespace
 
 const Kernels* const kAvx512Kernels = &kKernels;

@@ -30,8 +30,8 @@ struct Neon {
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Neon>, normalize_rows, gate_rows, rotate_all_heads,
-                              attend_rows<Neon>};
+constexpr Kernels kKernels = {multiply_tiles<Neon>, normalize_rows, gate_rows,
+                              rotate_all_heads,   largest_of_rows, attend_rows<Neon>};
 }  // namespace
 
 const Kernels* const kNeonKernels = &kKernels;

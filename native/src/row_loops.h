@@ -134,5 +134,50 @@ void rotate_all_heads(const Heads& heads) {
   }
 }
 
+inline bool precedes(float one, float other) {
+  const bool nan = other != other;
+  return one > other || (one != one && !nan);
+}
+
+// Puts a value in its place among the `count` largest so far, whose last one falls out.
+inline void insert(float value, std::int32_t index, std::size_t count, float* values,
+                   std::int32_t* indices) {
+  std::size_t at = count - 1;
+  for (; at > 0 && precedes(value, values[at - 1]); --at) {
+    values[at] = values[at - 1];
+    indices[at] = indices[at - 1];
+  }
+  values[at] = value;
+  indices[at] = index;
+}
+
+void largest_of_rows(const float* x, std::size_t rows, std::size_t size, std::size_t count,
+                     float* values, std::int32_t* indices) {
+  if (count == 0) return;
+  for (std::size_t r = 0; r < rows; ++r, x += size, values += count, indices += count) {
+    std::size_t i = 0;
+    for (; i < count; ++i) insert(x[i], static_cast<std::int32_t>(i), i + 1, values, indices);
+    while (i < size) {
+      // Most blocks have nothing that is larger than the last of the largest so far.
+      constexpr std::size_t kBlock = 64;
+      const float last = values[count - 1];
+      if (i + kBlock <= size) {
+        int any = 0;
+        for (std::size_t c = 0; c < kBlock; ++c) any |= !(x[i + c] <= last);
+        if (any == 0) {
+          i += kBlock;
+          continue;
+        }
+      }
+      const std::size_t end = i + kBlock < size ? i + kBlock : size;
+      for (; i < end; ++i) {
+        if (precedes(x[i], values[count - 1])) {
+          insert(x[i], static_cast<std::int32_t>(i), count, values, indices);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dart

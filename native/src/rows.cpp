@@ -18,4 +18,9 @@ void rotate_heads(const Heads& heads, Instructions instructions) {
   kernels(instructions)->rotate_heads(heads);
 }
 
+void largest(const float* x, std::size_t rows, std::size_t size, std::size_t count, float* values,
+             std::int32_t* indices, Instructions instructions) {
+  kernels(instructions)->largest(x, rows, size, count, values, indices);
+}
+
 }  // namespace dart

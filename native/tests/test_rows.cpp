@@ -1,7 +1,10 @@
 // Norms, gates and heads against float64; and the same bits with all instructions.
 #include "dart/rows.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -145,11 +148,45 @@ void test_heads(std::size_t h, std::size_t r, int norms) {
   }
 }
 
+void test_largest() {
+  const float nan = std::nanf(""), infinity = INFINITY;
+  const auto before = [](float one, float other) {
+    return one > other || (std::isnan(one) && !std::isnan(other));
+  };
+  for (std::size_t size : {1, 2, 63, 64, 65, 1000}) {
+    std::vector<float> x = random(4 * size, 1, 9);
+    for (std::size_t i = 0; i < size; ++i) {
+      x[size + i] = std::round(x[size + i]);  // many are equal
+      x[2 * size + i] = -infinity;
+      if (i % 7 == 3) x[3 * size + i] = nan;
+    }
+    for (std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{25}, size}) {
+      if (count > size) continue;
+      for (Instructions instructions : supported()) {
+        std::vector<float> values(4 * count);
+        std::vector<std::int32_t> indices(4 * count), expected(size);
+        dart::largest(x.data(), 4, size, count, values.data(), indices.data(), instructions);
+        for (std::size_t r = 0; r < 4; ++r) {
+          const float* const row = x.data() + r * size;
+          for (std::size_t i = 0; i < size; ++i) expected[i] = static_cast<std::int32_t>(i);
+          std::stable_sort(expected.begin(), expected.end(),
+                           [&](auto i, auto j) { return before(row[i], row[j]); });
+          for (std::size_t i = 0; i < count; ++i) {
+            CHECK(indices[r * count + i] == expected[i]);
+            CHECK(std::memcmp(&values[r * count + i], row + expected[i], sizeof(float)) == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   test_norms();
   test_gates();
+  test_largest();
   for (int norms : {0, 1, 2}) {
     test_heads(2, 2, norms);
     test_heads(16, 0, norms);

@@ -1,9 +1,10 @@
-// What a model's layers do to each row by itself: norms, gated activations, and heads.
+// What a decode step does to each row by itself: norms, gated activations, heads, largest entries.
 //
 // A row's result is the same, bit for bit, whatever other rows there are.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "dart/instructions.h"
 
@@ -52,5 +53,10 @@ struct Heads {
 };
 
 void rotate_heads(const Heads& heads, Instructions instructions);
+
+// The `count` largest entries of each row of x [rows, size], largest first, and where they are; NaN
+// precedes all numbers, and of equal entries the first comes first. `count` is at most `size`.
+void largest(const float* x, std::size_t rows, std::size_t size, std::size_t count, float* values,
+             std::int32_t* indices, Instructions instructions);
 
 }  // namespace dart
