@@ -1,0 +1,85 @@
+"""The engines, by name.
+
+To add one, add a file with a function `load` that makes an `eval.peers.engine.Engine` from a
+`Setup`, and an entry here.
+
+Tried and left out (2026-11-23): ONNX Runtime without its package for text generation, whose models
+optimum exports only for older versions of transformers; `optimum-intel`, OpenVINO's own exporter,
+which needs transformers below 5.6, so that `openvino.py` exports the model itself;
+`openvino-genai`, which needs that exporter's files; quantised weights, which are other models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from importlib import metadata
+
+PLAIN = "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An engine.
+
+    Attributes:
+      title: its title in tables.
+      module: its file in this package.
+      packages: what must be installed, name for pip -> name for import; the first is the one whose
+        version tables show.
+      precisions: those that it is measured in.
+    """
+
+    title: str
+    module: str
+    packages: dict[str, str]
+    precisions: tuple[str, ...]
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that are not installed, as pip calls them."""
+        return [
+            name
+            for name, module in self.packages.items()
+            if importlib.util.find_spec(module) is None
+        ]
+
+    @property
+    def version(self) -> str:
+        """Version of the engine's package."""
+        return metadata.version(next(iter(self.packages)))
+
+
+_OURS = {"dart-jax": "dart_jax"}
+_TORCH = {"torch": "torch", "transformers": "transformers"}
+
+ENGINES = {
+    PLAIN: Entry("dart_jax, plain", "own", _OURS, ("auto",)),
+    "dart": Entry("dart_jax, DART", "own", _OURS, ("auto",)),
+    "transformers": Entry("transformers, PyTorch", "torch_model", _TORCH, ("float32", "bfloat16")),
+    "compiled": Entry("the same, compiled", "torch_model", _TORCH, ("float32", "bfloat16")),
+    "llama.cpp": Entry(
+        "llama.cpp",
+        "llama_cpp",
+        {"llama-cpp-python": "llama_cpp", "gguf": "gguf"},
+        ("float32", "float16", "bfloat16"),
+    ),
+    "ctranslate2": Entry(
+        "CTranslate2", "ctranslate2", {"ctranslate2": "ctranslate2", **_TORCH}, ("float32",)
+    ),
+    "onnxruntime": Entry(
+        "ONNX Runtime",
+        "onnx_runtime",
+        {
+            "onnxruntime-genai": "onnxruntime_genai",
+            "onnxruntime": "onnxruntime",
+            "onnx": "onnx",
+            "onnx-ir": "onnx_ir",
+            **_TORCH,
+        },
+        ("float32",),
+    ),
+    "openvino": Entry(
+        "OpenVINO", "openvino", {"openvino": "openvino", **_TORCH}, ("float32", "bfloat16")
+    ),
+}
