@@ -16,8 +16,8 @@ from eval.peers.engine import Decoded, Setup
 from eval.peers.registry import ENGINES, PLAIN
 from eval.peers.worker import EngineError, Worker
 
-# Timed passes over the warm-up prompt per number of threads, after two that compile and warm up.
-_TRIALS = 3
+# Passes over the warm-up prompt per number of threads: some that compile, and some to compare.
+_WARM_UPS, _TRIALS = 2, 5
 
 # Seconds between two engines: threads of the last one may still wait in a loop for more work.
 _PAUSE = 0.02
@@ -30,7 +30,7 @@ class Measurement:
     Attributes:
       engine: its name.
       title: its title in tables.
-      version: of its package.
+      versions: of its packages.
       precision: of weights and arithmetic, as tables show it.
       threads: cores that it used.
       new_tokens: for each prompt.
@@ -42,7 +42,7 @@ class Measurement:
 
     engine: str
     title: str
-    version: str
+    versions: dict[str, str]
     precision: str
     threads: int
     new_tokens: int
@@ -118,32 +118,23 @@ class Peers(contextlib.ExitStack):
         self.workers.append(self.enter_context(worker))
 
     def _fastest(self, setups: Sequence[Setup], prompt: np.ndarray) -> Worker:
-        """Starts an engine with each setup in turn; returns the fastest, and ends the others."""
-        fastest, least = None, float("inf")
-        for setup in setups:
-            try:
-                worker = Worker(setup)
-                with contextlib.ExitStack() as failing:
-                    failing.callback(worker.close)
-                    seconds = self._try(worker, prompt)
-                    failing.pop_all()
-            except BaseException:
-                if fastest is not None:
-                    fastest.close()
-                raise
-            slower = worker if seconds >= least else fastest
-            if slower is not worker:
-                fastest, least = worker, seconds
-            if slower is not None:
-                slower.close()
-        assert fastest is not None
-        return fastest
-
-    def _try(self, worker: Worker, prompt: np.ndarray) -> float:
-        """Warms an engine up; returns its least seconds for the prompt."""
-        tokens = self._config.new_tokens
-        tried = [worker.decode(prompt, tokens).seconds for _ in range(2 + _TRIALS)]
-        return min(tried[2:])
+        """Starts an engine with every setup and times them in turn; returns the one that took the
+        least time, and ends the others."""
+        workers: list[Worker] = []
+        least: dict[Worker, float] = {}
+        try:
+            for setup in setups:
+                workers.append(Worker(setup))
+            for trial in range(_WARM_UPS + _TRIALS):
+                for worker in workers:
+                    seconds = worker.decode(prompt, self._config.new_tokens).seconds
+                    if trial >= _WARM_UPS:
+                        least[worker] = min(seconds, least.get(worker, seconds))
+                    time.sleep(_PAUSE)
+            return workers.pop(workers.index(min(workers, key=least.__getitem__)))
+        finally:
+            for worker in workers:
+                worker.close()
 
     def measure(
         self, prompts: Sequence[np.ndarray], advance: Callable[[], None] = lambda: None
@@ -177,7 +168,7 @@ def _measurement(
     return Measurement(
         setup.name,
         entry.title,
-        entry.version,
+        entry.versions,
         precision,
         setup.threads,
         setup.config.new_tokens,

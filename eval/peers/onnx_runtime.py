@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,11 @@ def load(setup: Setup) -> Stepwise:
     engine: Any = importlib.import_module("onnxruntime_genai")
 
     def export(part: Path) -> None:
-        builder: Any = importlib.import_module("onnxruntime_genai.models.builder")
-        cache = str(setup.work / "onnx")
-        builder.create_model("", str(setup.target), str(part), "fp32", "cpu", cache)
+        command = ["-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
+        paths = ["-i", str(setup.target), "-o", str(part), "-c", str(setup.work / "onnx")]
+        done = subprocess.run([sys.executable, *command, *paths])
+        if done.returncode:
+            raise RuntimeError("its exporter failed")
 
     directory = setup.converted(export)
     path = directory / "genai_config.json"

@@ -29,7 +29,7 @@ from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
 from eval.peers.config import PeersConfig
 from eval.peers.measurement import Measurement, Peers
 from eval.peers.registry import ENGINES
-from eval.peers.report import as_json, table
+from eval.peers.report import as_json, table, versions
 
 # Longest prompt.
 _PROMPT_TOKENS = 128
@@ -53,6 +53,7 @@ def run(config: PeersConfig, console: Console) -> None:
             measured = _measure(peers, prompts, (warm_up or prompts)[0], config.repeats, console)
             for reason in peers.left_out:
                 console.print(f"left out: {reason}", highlight=False)
+    console.print(", ".join(f"{k} {v}" for k, v in versions(measured).items()))
     console.print(table(measured, len(prompts)))
     if config.json:
         write_json(config.json, as_json(config, measured, peers.left_out))

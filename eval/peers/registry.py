@@ -25,8 +25,7 @@ class Entry:
     Attributes:
       title: its title in tables.
       module: its file in this package.
-      packages: what must be installed, name for pip -> name for import; the first is the one whose
-        version tables show.
+      packages: what must be installed, name for pip -> name for import.
       precisions: those that it is measured in.
     """
 
@@ -45,9 +44,9 @@ class Entry:
         ]
 
     @property
-    def version(self) -> str:
-        """Version of the engine's package."""
-        return metadata.version(next(iter(self.packages)))
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages."""
+        return {name: metadata.version(name) for name in self.packages}
 
 
 _OURS = {"dart-jax": "dart_jax"}
@@ -56,8 +55,8 @@ _TORCH = {"torch": "torch", "transformers": "transformers"}
 ENGINES = {
     PLAIN: Entry("dart_jax, plain", "own", _OURS, ("auto",)),
     "dart": Entry("dart_jax, DART", "own", _OURS, ("auto",)),
-    "transformers": Entry("transformers, PyTorch", "torch_model", _TORCH, ("float32", "bfloat16")),
-    "compiled": Entry("the same, compiled", "torch_model", _TORCH, ("float32", "bfloat16")),
+    "transformers": Entry("transformers", "torch_model", _TORCH, ("float32", "bfloat16")),
+    "compiled": Entry("PyTorch, compiled", "torch_model", _TORCH, ("float32", "bfloat16")),
     "llama.cpp": Entry(
         "llama.cpp",
         "llama_cpp",

@@ -24,27 +24,27 @@ def table(measured: Sequence[Measurement], prompts: int) -> Table:
         title_justify="left",
         caption=(
             "tok/s: median over repeats and half the spread, without the prefill\n"
-            "ratio: to plain decoding here; tok/CPU s: per second of processor time\n"
-            "same: prompts whose tokens are those of plain decoding here; the first others"
+            "ratio: to plain decoding here; /CPU s: tokens per second of processor time\n"
+            "same: prompts with the tokens of plain decoding here (first token that differs)\n"
+            "float32*: stored in bfloat16, which holds these weights exactly"
         ),
         caption_justify="left",
         box=box.SIMPLE,
-        padding=(0, 1),
+        padding=(0, 0, 0, 1),
         pad_edge=False,
     )
-    for column in ("engine", "version", "precision"):
-        shown.add_column(column)
-    for column in ("threads", "tok/s", "ratio", "tok/CPU s", "same"):
+    for column in ("engine", "weights"):
+        shown.add_column(column, no_wrap=True)
+    for column in ("cores", "tok/s", "ratio", "/CPU s", "same"):
         shown.add_column(column, justify="right", no_wrap=True)
     for each in measured:
         shown.add_row(
             each.title,
-            each.version,
             each.precision,
             str(each.threads),
             _spread(each.rates, ",.0f"),
             "" if each is plain else _spread(each.ratios(plain), ".2f", "x"),
-            _spread(each.cpu_rates, ",.0f"),
+            f"{statistics.median(each.cpu_rates):,.0f}",
             "" if each is plain else agreement(each),
         )
     return shown
@@ -54,9 +54,12 @@ def agreement(measured: Measurement) -> str:
     """How many prompts have the tokens of plain decoding, and where the first one differs."""
     whole = sum(length == measured.new_tokens for length in measured.same)
     text = f"{whole}/{len(measured.same)}"
-    if whole == len(measured.same):
-        return text
-    return f"{text}, token {min(measured.same) + 1}"
+    return text if whole == len(measured.same) else f"{text} ({min(measured.same) + 1})"
+
+
+def versions(measured: Sequence[Measurement]) -> dict[str, str]:
+    """Versions of all engines' packages."""
+    return {name: version for each in measured for name, version in each.versions.items()}
 
 
 def _spread(values: Sequence[float], form: str, unit: str = "") -> str:
