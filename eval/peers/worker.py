@@ -37,7 +37,7 @@ class Worker:
         """Starts the process and loads the model; raises EngineError if the engine cannot."""
         context = multiprocessing.get_context("spawn")
         self.setup = setup
-        self._log = setup.work / "log"
+        self._log = setup.work / f"{setup.name}-{setup.precision}-{setup.threads}.log"
         self._pipe, other = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(other, setup, self._log), name=setup.name, daemon=True
@@ -61,7 +61,7 @@ class Worker:
             result = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join(_PATIENCE)
-            lines = self._log.read_text(errors="replace").strip().splitlines()
+            lines = _read(self._log).strip().splitlines()
             last = lines[-1] if lines else "no output"
             status = self._process.exitcode
             raise EngineError(f"its process ended with status {status}: {last}") from None
@@ -83,6 +83,13 @@ class Worker:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _read(log: Path) -> str:
+    try:
+        return log.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""  # it ended before it opened the file
 
 
 def _serve(pipe: connection.Connection, setup: Setup, log: Path) -> None:
