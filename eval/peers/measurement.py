@@ -17,7 +17,7 @@ from eval.peers.registry import ENGINES, PLAIN
 from eval.peers.worker import EngineError, Worker
 
 # Passes over the warm-up prompt per number of threads: some that compile, and some to compare.
-_WARM_UPS, _TRIALS = 2, 5
+_WARM_UPS, _TRIALS = 2, 3
 
 # Seconds between two engines: threads of the last one may still wait in a loop for more work.
 _PAUSE = 0.02

@@ -55,8 +55,8 @@ _TORCH = {"torch": "torch", "transformers": "transformers"}
 ENGINES = {
     PLAIN: Entry("dart_jax, plain", "own", _OURS, ("auto",)),
     "dart": Entry("dart_jax, DART", "own", _OURS, ("auto",)),
-    "transformers": Entry("transformers", "torch_model", _TORCH, ("float32", "bfloat16")),
-    "compiled": Entry("PyTorch, compiled", "torch_model", _TORCH, ("float32", "bfloat16")),
+    "transformers": Entry("PyTorch", "torch_model", _TORCH, ("float32", "bfloat16")),
+    "compiled": Entry("PyTorch, compiled", "torch_model", _TORCH, ("float32",)),
     "llama.cpp": Entry(
         "llama.cpp",
         "llama_cpp",
