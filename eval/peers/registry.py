@@ -1,12 +1,13 @@
 """The engines, by name.
 
-To add one, add a file with a function `load` that makes an `eval.peers.engine.Engine` from a
-`Setup`, and an entry here.
+To add one, add a file in `engines/` with a function `load` that makes an
+`eval.peers.engine.Engine` from a `Setup`, and an entry here.
 
-Tried and left out (2026-11-23): ONNX Runtime without its package for text generation, whose models
-optimum exports only for older versions of transformers; `optimum-intel`, OpenVINO's own exporter,
-which needs transformers below 5.6, so that `openvino.py` exports the model itself;
-`openvino-genai`, which needs that exporter's files; quantised weights, which are other models.
+Left out (2026-11-23): `optimum-intel`, OpenVINO's own exporter, which needs transformers below 5.6
+(later ones cannot import it), so that `engines/openvino.py` exports the model itself, and
+`openvino-genai`, which reads the former's files; `optimum-onnx`, which needs transformers below
+4.58; quantised weights, which are other models; compiled PyTorch in bfloat16, which was no faster
+here than in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Entry:
 
     Attributes:
       title: its title in tables.
-      module: its file in this package.
+      module: its file in `eval.peers.engines`.
       packages: what must be installed, name for pip -> name for import.
       precisions: those that it is measured in.
     """

@@ -100,7 +100,7 @@ def _serve(pipe: connection.Connection, setup: Setup, log: Path) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     try:
-        module = importlib.import_module(f"eval.peers.{ENGINES[setup.name].module}")
+        module = importlib.import_module(f"eval.peers.engines.{ENGINES[setup.name].module}")
         engine = module.load(setup)
         pipe.send(engine.precision)
         while True:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from eval.peers.engine import Setup, Stepwise
-from eval.peers.gguf_file import write_gguf
+from eval.peers.engines.gguf_file import write_gguf
 
 
 def load(setup: Setup) -> Stepwise:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from eval.peers.engine import Setup, Stepwise
-from eval.peers.torch_model import load_model
+from eval.peers.engines.torch_model import load_model
 
 
 def load(setup: Setup) -> Stepwise:
