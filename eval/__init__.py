@@ -3,6 +3,7 @@
     speedup/     tokens per second of plain decoding and of the drafting methods
     lossless/    whether drafting leaves the output unchanged
     latency/     time of every stage of a step, next to the hardware's limit
+    peers/       other engines on the same weights
     benchmarks/  questions and prompts
     methods/     the decoding methods, and how they are timed
     compare.py   comparison of two reports of eval.speedup

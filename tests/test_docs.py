@@ -40,6 +40,7 @@ PROGRAMS = (
             "loading",
             "lossless",
             "memory",
+            "peers",
             "products",
             "speedup",
             "startup",

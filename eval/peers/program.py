@@ -1,0 +1,80 @@
+"""Compare plain decoding and DART with other engines on this CPU, on the same weights.
+
+    pip install 'dart-jax[peers]'
+    python -m eval.peers
+    python -m eval.peers --engine dart llama.cpp --new-tokens 64
+
+Every engine decodes the same prompts greedily, one at a time, in a process of its own, by turns.
+Those that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from dart_jax.errors import UserError
+from dart_jax.model import DEMO
+from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.outputs import check_outputs, write_json
+from dart_jax.programs.progress import progress_bar
+from dart_jax.programs.provenance import environment
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
+from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
+from eval.peers.config import PeersConfig
+from eval.peers.measurement import Measurement, Peers
+from eval.peers.registry import ENGINES
+from eval.peers.report import as_json, table, versions
+
+# Longest prompt.
+_PROMPT_TOKENS = 128
+
+
+def run(config: PeersConfig, console: Console) -> None:
+    """Measures, prints and writes the report."""
+    check_outputs(config.json)
+    if jax.default_backend() != "cpu":
+        raise UserError("the other engines run on CPUs here; set JAX_PLATFORMS=cpu")
+    target = hub.resolve(
+        config.target or DEMO / "target", revision=config.revision, patterns=hub.TARGET
+    )
+    tokenizer = Tokenizer.load(target)
+    prompts = [each.tokens for each in demo_prompts(tokenizer, config.prompts, _PROMPT_TOKENS)]
+    warm_up = [each.tokens for each in warm_up_prompts(tokenizer, 1, _PROMPT_TOKENS)]
+    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
+    with tempfile.TemporaryDirectory(prefix="dart_jax-") as work:
+        length = _PROMPT_TOKENS + config.new_tokens
+        with Peers(config, target, Path(work), length) as peers:
+            measured = _measure(peers, prompts, (warm_up or prompts)[0], config.repeats, console)
+            for reason in peers.left_out:
+                console.print(f"left out: {reason}", highlight=False)
+    console.print(", ".join(f"{k} {v}" for k, v in versions(measured).items()))
+    console.print(table(measured, len(prompts)))
+    if config.json:
+        write_json(config.json, as_json(config, measured, peers.left_out))
+
+
+def _measure(
+    peers: Peers, prompts: Sequence, warm_up, repeats: int, console: Console
+) -> list[Measurement]:
+    wanted = peers.wanted
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=len(wanted))
+        for name, precision in wanted:
+            progress.update(task, description=f"starting {ENGINES[name].title}")
+            peers.start(name, precision, warm_up)
+            progress.advance(task)
+        progress.remove_task(task)
+        task = progress.add_task("measuring", total=len(prompts) * repeats)
+        return peers.measure(prompts, lambda: progress.advance(task))
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 2: bad input, reported in one line."""
+    with program():
+        run(parse(PeersConfig, args, __doc__), Console())
