@@ -31,6 +31,8 @@ void bind_cpu(pybind11::module_& m) {
   handlers["dart_product"] = pybind11::capsule(dart_product_handler());
   handlers["dart_heads"] = pybind11::capsule(dart_heads_handler());
   handlers["dart_largest"] = pybind11::capsule(dart_largest_handler());
+  handlers["dart_take"] = pybind11::capsule(dart_take_handler());
+  handlers["dart_append"] = pybind11::capsule(dart_append_handler());
   handlers["dart_attention"] = pybind11::capsule(dart_attention_handler());
 #endif
   m.attr("cpu_ffi_handlers") = handlers;

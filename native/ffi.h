@@ -6,3 +6,5 @@ void* dart_product_handler();
 void* dart_heads_handler();
 void* dart_attention_handler();
 void* dart_largest_handler();
+void* dart_take_handler();
+void* dart_append_handler();

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
-from dart_jax.models.cpu.largest import largest
+from dart_jax.models.cpu.rows import largest
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 _LARGEST = 128

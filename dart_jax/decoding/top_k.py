@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.models.cpu.foreign import available
-from dart_jax.models.cpu.largest import largest
+from dart_jax.models.cpu.rows import largest
 
 _MOST_ENTRIES = 64  # that the C++ core keeps in order while it passes over a row
 

@@ -29,6 +29,7 @@ from dart_jax.models.attention.segments import (
 )
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.cpu.rows import take_rows
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
@@ -281,7 +282,10 @@ class Target(nnx.Module):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token embeddings [..., D] as stored, without the factor that some targets apply to them;
         the drafter shares these."""
-        return jnp.take(self.embed_tokens[...], tokens, axis=0)
+        table = self.embed_tokens[...]
+        if self.execution.packed:
+            return take_rows(table, tokens)
+        return jnp.take(table, tokens, axis=0)
 
     def _inputs(self, tokens: jax.Array) -> jax.Array:
         """The first layer's inputs [B, T, D]."""

@@ -18,10 +18,13 @@ inline std::size_t up_to_lanes(std::size_t count) {
 }
 
 // Copies keys [count, h], at most kMostLanes, to columns of [h, kMostLanes]; others become 0.
-inline void transpose(const float* keys, std::size_t count, std::size_t size, float* columns) {
+template <class Lanes>
+void transpose(const float* keys, std::size_t count, std::size_t size, float* columns) {
   if (count == kMostLanes) {
-    for (std::size_t i = 0; i < size; ++i) {
-      for (std::size_t c = 0; c < kMostLanes; ++c) columns[i * kMostLanes + c] = keys[c * size + i];
+    for (std::size_t c = 0; c < kMostLanes; c += Lanes::kSize) {
+      for (std::size_t i = 0; i < size; i += Lanes::kSize) {
+        Lanes::transpose(keys + c * size + i, size, columns + i * kMostLanes + c, kMostLanes);
+      }
     }
     return;
   }
@@ -209,12 +212,12 @@ void attend_rows(const AttentionRows& rows) {
 
   for (std::size_t j = begin; j < used; j += kMostLanes) {
     const std::size_t count = used - j < kMostLanes ? used - j : kMostLanes;
-    transpose(k + j * h, count, h, rows.keys);
+    transpose<Lanes>(k + j * h, count, h, rows.keys);
     score_rows<Lanes, kRows>(rows.rows, q, h, rows.keys, rows.scores + j - begin, rows.stride);
   }
   for (std::size_t j = 0; j < all.new_rows; j += kMostLanes) {
     const std::size_t left = all.new_rows - j;
-    transpose(new_k + j * h, left < kMostLanes ? left : kMostLanes, h, rows.keys);
+    transpose<Lanes>(new_k + j * h, left < kMostLanes ? left : kMostLanes, h, rows.keys);
     score_rows<Lanes, kRows>(rows.rows, q, h, rows.keys, rows.fresh + j, rows.fresh_stride);
   }
 

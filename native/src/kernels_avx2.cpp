@@ -31,6 +31,31 @@ struct Avx2 {
   }
   static void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+  // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
+  static void transpose(const float* from, std::size_t from_stride, float* to,
+                        std::size_t to_stride) {
+    __m256 rows[8], pairs[8];
+    DART_UNROLL
+    for (int i = 0; i < 8; ++i) rows[i] = load(from + i * from_stride);
+    DART_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+      pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+      pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    // rows[i + c]: in each half, column c of rows i to i + 3.
+    DART_UNROLL
+    for (int i = 0; i < 8; i += 4) {
+      rows[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+      rows[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+      rows[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+      rows[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+    }
+    DART_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      store(to + c * to_stride, _mm256_permute2f128_ps(rows[c], rows[4 + c], 0x20));
+      store(to + (4 + c) * to_stride, _mm256_permute2f128_ps(rows[c], rows[4 + c], 0x31));
+    }
+  }
 };
 
 constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows, gate_rows,

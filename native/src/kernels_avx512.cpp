@@ -12,6 +12,7 @@
 namespace dart {
 namespace {
 
+// Some functions have masks of all lanes: GCC 12 warns about its own header's without.
 struct Avx512 {
   using Vector = __m512;
   static constexpr int kSize = 16;
@@ -24,7 +25,6 @@ struct Avx512 {
   static Vector load(const float* from) { return _mm512_loadu_ps(from); }
   static Vector load(const std::uint16_t* from) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    // With masks of all lanes: GCC 12 warns about its own header's functions without.
     const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, bits);
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16));
   }
@@ -33,6 +33,40 @@ struct Avx512 {
   }
   static void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
+  static void transpose(const float* from, std::size_t from_stride, float* to,
+                        std::size_t to_stride) {
+    __m512 rows[16], pairs[16], fours[16];
+    DART_UNROLL
+    for (int i = 0; i < 16; ++i) rows[i] = load(from + i * from_stride);
+    DART_UNROLL
+    for (int i = 0; i < 16; i += 2) {
+      pairs[i] = _mm512_maskz_unpacklo_ps(0xffff, rows[i], rows[i + 1]);
+      pairs[i + 1] = _mm512_maskz_unpackhi_ps(0xffff, rows[i], rows[i + 1]);
+    }
+    // fours[4 i + c]: in each quarter q, column 4 q + c of rows 4 i to 4 i + 3.
+    DART_UNROLL
+    for (int i = 0; i < 16; i += 4) {
+      const __m512d low = _mm512_castps_pd(pairs[i]), high = _mm512_castps_pd(pairs[i + 1]);
+      const __m512d low2 = _mm512_castps_pd(pairs[i + 2]), high2 = _mm512_castps_pd(pairs[i + 3]);
+      fours[i] = _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, low, low2));
+      fours[i + 1] = _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, low, low2));
+      fours[i + 2] = _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, high, high2));
+      fours[i + 3] = _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, high, high2));
+    }
+    DART_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      // Quarters 0 and 2, and 1 and 3, of rows 0 to 7 and 8 to 15.
+      const __m512 even = _mm512_maskz_shuffle_f32x4(0xffff, fours[c], fours[4 + c], 0x88);
+      const __m512 odd = _mm512_maskz_shuffle_f32x4(0xffff, fours[c], fours[4 + c], 0xdd);
+      const __m512 even2 = _mm512_maskz_shuffle_f32x4(0xffff, fours[8 + c], fours[12 + c], 0x88);
+      const __m512 odd2 = _mm512_maskz_shuffle_f32x4(0xffff, fours[8 + c], fours[12 + c], 0xdd);
+      store(to + c * to_stride, _mm512_maskz_shuffle_f32x4(0xffff, even, even2, 0x88));
+      store(to + (8 + c) * to_stride, _mm512_maskz_shuffle_f32x4(0xffff, even, even2, 0xdd));
+      store(to + (4 + c) * to_stride, _mm512_maskz_shuffle_f32x4(0xffff, odd, odd2, 0x88));
+      store(to + (12 + c) * to_stride, _mm512_maskz_shuffle_f32x4(0xffff, odd, odd2, 0xdd));
+    }
+  }
 };
 
 constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows, gate_rows,

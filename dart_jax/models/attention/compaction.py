@@ -1,7 +1,7 @@
-"""One kernel for many layers that keeps the accepted rows of a verification, for NVIDIA GPUs.
+"""Keeps the accepted rows of a verification in the caches of many layers at once.
 
-XLA writes each layer's keys and values by a kernel of its own: 72 for a target of 36 layers.
-Written in Pallas for its Triton backend.
+XLA writes each layer's keys and values by an operation of its own: 72 for a target of 36 layers.
+The kernel for NVIDIA GPUs is written in Pallas for its Triton backend.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.attention.segments import fits_kernels
 from dart_jax.models.cache import KVCache
 from dart_jax.models.cache import append as append_plainly
+from dart_jax.models.cpu.rows import append_rows
 from dart_jax.models.pallas import load, store
 
 _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
@@ -31,9 +32,12 @@ def append(
       rows: see there.
       index: see there.
       length: see there.
-      kernel: what computes attention. Where that is Triton's kernel, another one writes the rows of
-        many layers at once, if it is made for their size.
+      kernel: what computes attention. Where that is the C++ core, it also writes all rows; where it
+        is Triton's kernel, another one writes those of many layers at once, if it is made for their
+        size.
     """
+    if kernel == "native":
+        return append_rows(cache, rows, index, length)
     keys, _ = cache[0]
     if kernel not in ("triton", "interpret") or not fits_kernels(keys.shape[3]):
         return append_plainly(cache, rows, index, length)
