@@ -140,9 +140,9 @@ class DartModel(TextGenerator):
           ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
           dtype: of weights and activations; "auto" is float32 on CPU, otherwise bfloat16.
-          attention: what computes attention to the cache: "triton", a kernel for NVIDIA GPUs from
-            the A100 on, "mosaic", one for TPUs, or "dense", plain JAX; "auto" is the platform's
-            best.
+          attention: what computes attention to the cache: "native", the C++ core, for CPUs,
+            "triton", a kernel for NVIDIA GPUs from the A100 on, "mosaic", one for TPUs, or "dense",
+            plain JAX; "auto" is the platform's best.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 

@@ -30,8 +30,9 @@ class ModelChoice:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     attention: AttentionChoice = "auto"
-    """What computes attention to the cache: triton, a kernel for NVIDIA GPUs from the A100 on,
-    mosaic, one for TPUs, or dense, plain JAX; auto is the platform's best."""
+    """What computes attention to the cache: native, the C++ core, for CPUs; triton, a kernel for
+    NVIDIA GPUs from the A100 on; mosaic, one for TPUs; or dense, plain JAX. auto is the platform's
+    best."""
     revision: str | None = None
     """Branch, tag or commit of the target's repository."""
 
