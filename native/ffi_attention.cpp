@@ -20,9 +20,9 @@ std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimen
 // See dart::Heads. `q_scale` and `k_scale` have no elements where there are no norms.
 //
 // `cos` and `sin` have the number of rotated pairs.
-ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos, ffi::BufferR3<ffi::F32> sin,
-                 Floats q_scale, Floats k_scale, ffi::Result<Array> q, ffi::Result<Array> k,
-                 ffi::Result<Array> v, float eps, float offset) {
+ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos,
+                 ffi::BufferR3<ffi::F32> sin, Floats q_scale, Floats k_scale, ffi::Result<Array> q,
+                 ffi::Result<Array> k, ffi::Result<Array> v, float eps, float offset) {
   const auto in = x.dimensions(), queries = q->dimensions(), keys = k->dimensions();
   const std::int64_t b = in[0], t = in[1], h = queries[3], pairs = cos.dimensions()[2];
   const std::size_t norms = q_scale.element_count();

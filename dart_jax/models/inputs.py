@@ -73,6 +73,11 @@ def computed(inputs: Inputs) -> jax.Array:
     return inputs.computed() if isinstance(inputs, Normed | Gated) else inputs
 
 
+def source(inputs: Inputs) -> jax.Array:
+    """The array that a linear layer reads: the rows, or what it normalises or gates."""
+    return inputs.x if isinstance(inputs, Normed | Gated) else inputs
+
+
 def as_row(vector: jax.Array, x: jax.Array) -> jax.Array:
     """Shapes a vector [D] so that it broadcasts against x [..., D]."""
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.cpu.products import is_packed, product
-from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, as_row, computed
+from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, as_row, computed, source
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
@@ -51,9 +51,9 @@ class Linear(nnx.Module):
         ties common."""
         kernel = self.kernel[...]
         if is_packed(kernel):
-            x = inputs if isinstance(inputs, jax.Array) else inputs.x
-            wide = inputs if x.dtype == jnp.float32 else computed(inputs).astype(jnp.float32)
-            return product(wide, kernel, self.d_out)
+            if source(inputs).dtype != jnp.float32:
+                inputs = computed(inputs).astype(jnp.float32)
+            return product(inputs, kernel, self.d_out)
         return jnp.einsum(
             "...d,dv->...v", computed(inputs), kernel, preferred_element_type=jnp.float32
         )

@@ -31,7 +31,7 @@ from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu.rows import take_rows
 from dart_jax.models.experts.moe import MoE
-from dart_jax.models.inputs import Inputs, computed
+from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
@@ -93,8 +93,7 @@ class Attention(nnx.Module):
         prefix: Prefix | None,
         residual: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        dtype = inputs.dtype if isinstance(inputs, jax.Array) else inputs.x.dtype
-        heads = self._joint_heads if self._joint(dtype) else self._heads
+        heads = self._joint_heads if self._joint(source(inputs).dtype) else self._heads
         q, k, v = heads(inputs, positions)
         attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.execution.attention)
         return self.o_proj(attended, residual), (k, v)

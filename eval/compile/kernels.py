@@ -271,6 +271,8 @@ class _Walk:
             source = self.module.named[computation][each.operands[0]]
             ends = arrays(source.shape)[:1] + arrays(each.shape)[:1]
             return "prefetch" if any(end.on_chip for end in ends) else "copy"
+        if each.opcode == "slice-start":
+            return "prefetch" if arrays(each.shape)[1].on_chip else "copy"
         return "custom" if each.opcode == "custom-call" else each.opcode
 
     def _reads(self, computation: str, each: Instruction) -> dict[str, int]:
@@ -284,6 +286,10 @@ class _Walk:
                 size = _read(inside, parameters[at]) if known[name].size else 0
                 reads[name] = reads.get(name, 0) + size
             return reads
+        if each.opcode == "slice-start":
+            taken = arrays(each.shape)[1]._replace(on_chip=False)
+            source = known[each.operands[0]]
+            return {source.name: taken.size if source.size else 0}
         if each.opcode in _SLICES:
             source = known[each.operands[0]]
             return {source.name: each.logical_size if source.size else 0}
@@ -306,6 +312,8 @@ class _Walk:
         results = arrays(each.shape)
         if each.opcode == "copy-start":  # its result also has the operand and a semaphore
             return [_Output(results[0], results[0].size)]
+        if each.opcode == "slice-start":  # its result also has the operand, first, and a semaphore
+            return [_Output(results[1], results[1].size)]
         if each.opcode in _UPDATES:
             update = known[each.operands[_UPDATES[each.opcode]]]
             written = update.logical_size if results[0].size else 0

@@ -13,8 +13,6 @@ namespace {
 constexpr std::size_t kMostScores = 1 << 18;
 constexpr std::size_t kLeastRows = 8;
 
-std::size_t padded(std::size_t count) { return (count + kMostLanes - 1) / kMostLanes * kMostLanes; }
-
 // Computes rows [begin, end) of the queries of one sequence's key head.
 void attend_rows(const Attention& attention, const Kernels& kernels, std::size_t sequence,
                  std::size_t kv_head, std::size_t begin, std::size_t end) {
@@ -24,8 +22,8 @@ void attend_rows(const Attention& attention, const Kernels& kernels, std::size_t
   rows.attention = &attention;
   rows.sequence = sequence;
   rows.kv_head = kv_head;
-  rows.stride = padded(used) + padded(attention.new_rows) + kMostLanes;
-  rows.fresh_stride = padded(attention.new_rows);
+  rows.stride = in_vectors(used) + in_vectors(attention.new_rows) + kMostLanes;
+  rows.fresh_stride = in_vectors(attention.new_rows);
   const std::size_t most = std::max(kLeastRows, kMostScores / rows.stride);
   const std::size_t count = std::min(most, end - begin);
   const std::size_t scores = count * rows.stride, fresh = count * rows.fresh_stride;
@@ -55,8 +53,9 @@ void attend(const Attention& attention, Instructions instructions, std::size_t t
   threads = std::max<std::size_t>(threads, 1);
   // Rows of one key head are divided among threads only if there are not heads enough.
   const std::size_t heads = attention.sequences * attention.kv_heads;
-  const std::size_t parts =
-      heads == 0 ? 1 : std::min((threads + heads - 1) / heads, (rows + kLeastRows - 1) / kLeastRows);
+  if (heads == 0) return;
+  const std::size_t most = (rows + kLeastRows - 1) / kLeastRows;
+  const std::size_t parts = std::min((threads + heads - 1) / heads, most);
   share(heads * parts, threads, [&](std::size_t chunk) {
     const std::size_t head = chunk / parts, part = chunk % parts;
     attend_rows(attention, kernels, head / attention.kv_heads, head % attention.kv_heads,

@@ -13,10 +13,6 @@ namespace {
 
 constexpr float kUnseen = -__builtin_huge_valf();
 
-inline std::size_t up_to_lanes(std::size_t count) {
-  return (count + kMostLanes - 1) / kMostLanes * kMostLanes;
-}
-
 // Copies keys [count, h], at most kMostLanes, to columns of [h, kMostLanes]; others become 0.
 template <class Lanes>
 void transpose(const float* keys, std::size_t count, std::size_t size, float* columns) {
@@ -151,7 +147,7 @@ void add_value_rows(std::size_t rows, const float* weights, std::size_t stride, 
 // Scales and caps scores, and turns them into weights that are not yet divided by their sum, which
 // is returned. Scores outside [first, end), in whole vectors, become 0.
 inline float softmax(float* scores, std::size_t first, std::size_t end, float scale, float cap) {
-  const std::size_t from = first / kParts * kParts, to = up_to_lanes(end);
+  const std::size_t from = first / kParts * kParts, to = in_vectors(end);
   for (std::size_t i = 0; i < first; ++i) scores[i] = kUnseen;
   for (std::size_t i = end; i < to; ++i) scores[i] = kUnseen;
   float most[kParts];

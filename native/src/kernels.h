@@ -11,6 +11,12 @@
 
 namespace dart {
 
+// Numbers that a vector holds, at most; and a count of numbers in whole vectors.
+constexpr std::size_t kMostLanes = 16;
+constexpr std::size_t in_vectors(std::size_t count) {
+  return (count + kMostLanes - 1) / kMostLanes * kMostLanes;
+}
+
 // Rows of the queries of one key head, and room for what is computed on the way.
 struct AttentionRows {
   const Attention* attention;
@@ -24,9 +30,6 @@ struct AttentionRows {
   std::size_t stride;
   std::size_t fresh_stride;
 };
-
-// Numbers that a vector holds, at most.
-constexpr std::size_t kMostLanes = 16;
 
 struct Kernels {
   // Computes the outputs of tiles [first, last) of rows that are what they are.

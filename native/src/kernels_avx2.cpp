@@ -31,6 +31,7 @@ struct Avx2 {
   }
   static void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+
   // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {
@@ -58,8 +59,8 @@ struct Avx2 {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows, gate_rows,
-                              rotate_all_heads,   largest_of_rows, attend_rows<Avx2>};
+constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows,  gate_rows,
+                              rotate_all_heads,    largest_of_rows, attend_rows<Avx2>};
 }  // namespace
 
 const Kernels* const kAvx2Kernels = &kKernels;

@@ -33,6 +33,7 @@ struct Avx512 {
   }
   static void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+
   // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {
@@ -69,8 +70,8 @@ struct Avx512 {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows, gate_rows,
-                              rotate_all_heads,   largest_of_rows, attend_rows<Avx512>};
+constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows,  gate_rows,
+                              rotate_all_heads,    largest_of_rows, attend_rows<Avx512>};
 }  // namespace
 
 const Kernels* const kAvx512Kernels = &kKernels;

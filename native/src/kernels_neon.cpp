@@ -28,6 +28,7 @@ struct Neon {
   static void prefetch(const void* from) { __builtin_prefetch(from); }
   static void store(float* to, Vector value) { vst1q_f32(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+
   // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {
@@ -37,8 +38,8 @@ struct Neon {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Neon>, normalize_rows, gate_rows,
-                              rotate_all_heads,   largest_of_rows, attend_rows<Neon>};
+constexpr Kernels kKernels = {multiply_tiles<Neon>, normalize_rows,  gate_rows,
+                              rotate_all_heads,    largest_of_rows, attend_rows<Neon>};
 }  // namespace
 
 const Kernels* const kNeonKernels = &kKernels;

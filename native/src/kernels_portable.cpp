@@ -50,8 +50,8 @@ struct Portable {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Portable>, normalize_rows, gate_rows,
-                              rotate_all_heads,   largest_of_rows, attend_rows<Portable>};
+constexpr Kernels kKernels = {multiply_tiles<Portable>, normalize_rows,  gate_rows,
+                              rotate_all_heads,    largest_of_rows, attend_rows<Portable>};
 }  // namespace
 
 const Kernels* const kPortableKernels = &kKernels;

@@ -18,8 +18,8 @@
 namespace dart {
 namespace {
 
-// A thread that waits looks this often whether the wait is over before it sleeps: waking it up takes
-// longer than a small job, and a model's step has many of them, one after another.
+// A thread that waits looks this often whether the wait is over before it sleeps: waking it up
+// takes longer than a small job, and a model's step has many of them, one after another.
 constexpr int kTurns = 20000;
 constexpr int kTurnsBetweenYields = 64;
 

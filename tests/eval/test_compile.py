@@ -125,6 +125,24 @@ def test_copies_on_a_tpu(to, kind, copies, moved):
 
 
 @pytest.mark.parametrize(
+    ("to", "kind", "moved"),
+    [("{1,0:T(8,128)S(1)}", "prefetch", 4 * 16 * 2), ("{1,0:T(8,128)}", "copy", 2 * 4 * 16 * 2)],
+)
+def test_a_part_that_is_brought_on_the_chip(to, kind, moved):
+    """Of the operand only what is taken is read."""
+    whole, part = "bf16[64,16]{1,0:T(8,128)}", f"bf16[4,16]{to}"
+    [kernel] = kernels(
+        module_of(
+            f"  %weights = {whole} parameter(0)\n"
+            f"  %start = (({whole}), {part}, s32[]{{:S(2)}}) slice-start(%weights), "
+            "slice={[0:4], [0:16]}\n"
+            f"  ROOT %done = {part} slice-done(%start)"
+        )
+    )
+    assert (kernel.kind, kernel.moved) == (kind, moved)
+
+
+@pytest.mark.parametrize(
     ("given", "read", "written"),
     [
         ("", 6400 + 64, 64),

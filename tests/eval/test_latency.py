@@ -21,6 +21,7 @@ from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.cpu.products import unpack
 from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
 from eval.latency import case as latency_case
 from eval.latency import clock as latency_clock
@@ -216,7 +217,8 @@ def test_operations_against_the_compilers(model, state):
     small = latency_stages.without_caches(state)
     capacity = state.target_cache[0][0].shape[2]
     costs = CostModel(model.target, model.drafter, 2, capacity, 4, config.host_buffer.candidates)
-    # It does not know what the products with packed weights compute.
+    # It does not know what the C++ core computes.
+    config = dataclasses.replace(config, execution=Execution())
     params = {**model.params, "target": abstract_params(model.target)}
     arguments = ((params, state.target_cache), (small, trees), ())
     flops = compiled_flops(partial(latency_stages.verify_stage, config), *arguments)

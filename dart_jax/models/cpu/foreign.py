@@ -22,12 +22,6 @@ def available() -> bool:
     with _lock:
         if _registered is None:
             _registered = _register()
-            if not _registered:
-                _logger.warning(
-                    "this jaxlib cannot call dart_jax's C++ core, so models on CPUs are computed "
-                    "by JAX alone, up to twice as slowly; reinstall dart-jax beside this jaxlib "
-                    "(pip install --force-reinstall --no-deps --no-cache-dir dart-jax)"
-                )
         return _registered
 
 
@@ -44,8 +38,21 @@ _registered: bool | None = None  # None: not tried
 def _register() -> bool:
     """Tells XLA of the C++ functions; returns False if there are none that it can call."""
     try:
+        jax.local_devices(backend="cpu")
+    except RuntimeError:
+        return False  # JAX_PLATFORMS leaves it out
+    # A function of another version, told before there is a backend, would keep it from starting.
+    try:
         for name, handler in _core.cpu_ffi_handlers.items():
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
-    except (jax.errors.JaxRuntimeError, ValueError):
-        return False
-    return bool(_core.cpu_ffi_handlers)
+    except (RuntimeError, TypeError, ValueError):
+        known = False
+    else:
+        known = bool(_core.cpu_ffi_handlers)
+    if not known:
+        _logger.warning(
+            "this jaxlib cannot call dart_jax's C++ core, so models on CPUs are computed by JAX "
+            "alone, two to four times as slowly; reinstall dart-jax beside this jaxlib "
+            "(pip install --force-reinstall --no-deps --no-cache-dir dart-jax)"
+        )
+    return known

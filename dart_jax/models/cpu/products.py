@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.cpu.foreign import available, or_nothing
-from dart_jax.models.inputs import Gated, Inputs, Normed, as_row, computed
+from dart_jax.models.inputs import Gated, Inputs, Normed, as_row, computed, source
 
 TILE = 32  # outputs of a tile
 
@@ -86,40 +86,49 @@ def product(
     Returns:
       [..., d_out], of x's dtype.
     """
-    x = inputs if isinstance(inputs, jax.Array) else inputs.x
+    x = source(inputs)
     if x.dtype != jnp.float32:
         # In these dtypes each operation rounds.
         y = product(computed(inputs).astype(jnp.float32), tiles, d_out).astype(x.dtype)
         y = y if bias is None else y + as_row(bias, y)
         return y if residual is None else residual + y
-    plain = partial(_plain, inputs=inputs, d_out=d_out)
-    arguments = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), tiles, bias, residual
+    arguments = (
+        x.reshape(math.prod(x.shape[:-1]), x.shape[-1]),
+        _scale(inputs),
+        tiles,
+        bias,
+        residual,
+    )
+    plain = partial(_plain, like=inputs, d_out=d_out)
     if available():
-        y = jax.lax.platform_dependent(
-            *arguments, cpu=partial(_foreign, inputs=inputs, d_out=d_out), default=plain
-        )
+        foreign = partial(_foreign, like=inputs, d_out=d_out)
+        y = jax.lax.platform_dependent(*arguments, cpu=foreign, default=plain)
     else:
         y = plain(*arguments)
     return y.reshape(*x.shape[:-1], d_out)
 
 
+def _scale(inputs: Inputs) -> jax.Array | None:
+    return inputs.scale if isinstance(inputs, Normed) else None
+
+
 def _foreign(
     x: jax.Array,
+    scale: jax.Array | None,
     tiles: jax.Array,
     bias: jax.Array | None,
     residual: jax.Array | None,
     *,
-    inputs: Inputs,
+    like: Inputs,
     d_out: int,
 ) -> jax.Array:
-    """The C++ core's product, of x float32 [R, in] or, of gated inputs, [R, 2 in]."""
-    shape, kind, scale, eps, offset = (0,), "rows", None, 0.0, 0.0
-    if isinstance(inputs, Normed):
-        shape, kind, scale, eps = x.shape, "norm", inputs.scale, inputs.eps
-        offset = inputs.offset or 0.0
-    elif isinstance(inputs, Gated):
+    """The C++ core's product of inputs like these, but with x [R, in] or, if gated, [R, 2 in]."""
+    shape, kind, eps, offset = (0,), "rows", 0.0, 0.0
+    if isinstance(like, Normed):
+        shape, kind, eps, offset = x.shape, "norm", like.eps, like.offset or 0.0
+    elif isinstance(like, Gated):
         shape = (x.shape[0], x.shape[1] // 2)
-        kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[inputs.activation]
+        kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[like.activation]
     results = (
         jax.ShapeDtypeStruct((x.shape[0], d_out), x.dtype),
         jax.ShapeDtypeStruct(shape, x.dtype),
@@ -139,16 +148,20 @@ def _foreign(
 
 def _plain(
     x: jax.Array,
+    scale: jax.Array | None,
     tiles: jax.Array,
     bias: jax.Array | None,
     residual: jax.Array | None,
     *,
-    inputs: Inputs,
+    like: Inputs,
     d_out: int,
 ) -> jax.Array:
     """As `_foreign`, up to rounding."""
-    rows = x if isinstance(inputs, jax.Array) else inputs._replace(x=x).computed()
-    y = jnp.einsum("ri,tio->rto", rows, tiles.astype(jnp.float32), precision="highest")
+    if isinstance(like, Normed) and scale is not None:
+        x = like._replace(x=x, scale=scale).computed()
+    elif isinstance(like, Gated):
+        x = like._replace(x=x).computed()
+    y = jnp.einsum("ri,tio->rto", x, tiles.astype(jnp.float32), precision="highest")
     y = y.reshape(x.shape[0], tiles.shape[0] * TILE)[:, :d_out]
     y = y if bias is None else y + as_row(bias, y)
     return y if residual is None else residual.reshape(y.shape) + y

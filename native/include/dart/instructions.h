@@ -1,4 +1,5 @@
-// The instruction sets that models are computed with on CPUs; the best is chosen when a program runs.
+// The instruction sets that models are computed with on CPUs; a program chooses the best when it
+// runs.
 #pragma once
 
 namespace dart {

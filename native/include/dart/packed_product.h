@@ -1,4 +1,4 @@
-// Products of a few rows with weights that are stored in tiles, for CPUs: y = x W + bias + residual.
+// Products of a few rows with weights in tiles, for CPUs: y = x W + bias + residual.
 //
 // Every value of x W is one chain of additions over the inputs in their order, starting from 0,
 // whatever number of rows, tiles and threads there are. A row's result is therefore the same, bit

@@ -6,8 +6,8 @@
 
 namespace dart {
 
-// Work, or memory to read, that a thread must have to itself: a few microseconds on an EPYC of 2024.
-// With less it costs more to call the thread than it computes meanwhile.
+// Work, or memory to read, that a thread must have to itself: a few microseconds on an EPYC of
+// 2024. With less it costs more to call the thread than it computes meanwhile.
 constexpr std::size_t kOperationsPerThread = 1 << 18;
 constexpr std::size_t kBytesPerThread = 128 * 1024;
 
