@@ -40,8 +40,8 @@ def _in_blocks(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     if k == 0 or size < 256 * k:  # too short to gain anything
         top, at = jax.lax.top_k(x, k)
         return top, at
-    # Otherwise the blocks' layout becomes that of the draft head, and a TPU copies the head in every
-    # step: 1.2 GB for a vocabulary of 152,000.
+    # Otherwise the blocks' layout becomes that of the draft head, and a TPU copies the head, 1.2 GB
+    # for a vocabulary of 152,000, in every step.
     x = jax.lax.optimization_barrier(x)
     width = 2 ** round(math.log2(math.sqrt(size / k)))
     blocks = math.ceil(size / width)
