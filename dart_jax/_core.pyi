@@ -24,7 +24,7 @@ ffi_handler: object | None
 # empty if built without jaxlib's headers.
 cpu_ffi_handlers: dict[str, object]
 # The instructions that they are computed with on this processor.
-instructions: Literal["portable", "AVX2", "AVX-512", "NEON"]
+instructions: Literal["portable", "AVX2", "AVX-512", "AVX-512 VNNI", "NEON"]
 
 _UInt8: TypeAlias = NDArray[np.uint8]
 _UInt64: TypeAlias = NDArray[np.uint64]

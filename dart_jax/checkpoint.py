@@ -9,9 +9,9 @@ from dart_jax.weights.checkpoint import (
     read_any_drafter_config,
     read_drafter_config,
     read_target_config,
+    resolve_dtype,
     save_drafter,
     save_target,
-    weights_dtype,
 )
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "read_any_drafter_config",
     "read_drafter_config",
     "read_target_config",
+    "resolve_dtype",
     "save_drafter",
     "save_target",
-    "weights_dtype",
 ]

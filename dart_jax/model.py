@@ -25,6 +25,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig
 from dart_jax.generation.text_generator import TextGenerator
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import AttentionChoice, Execution
 from dart_jax.models.target import untie
@@ -38,7 +39,7 @@ from dart_jax.weights.checkpoint import (
     load_target,
     read_any_drafter_config,
     read_target_config,
-    weights_dtype,
+    resolve_dtype,
 )
 from dart_jax.weights.tensor_files import read_json
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
@@ -124,6 +125,7 @@ class DartModel(TextGenerator):
         *,
         dtype: DTypeLike = "auto",
         attention: AttentionChoice = "auto",
+        weights_dtype: WeightsDtype = "stored",
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -143,6 +145,8 @@ class DartModel(TextGenerator):
           attention: what computes attention to the cache: "native", the C++ core, for CPUs,
             "triton", a kernel for NVIDIA GPUs from the A100 on, "mosaic", one for TPUs, or "dense",
             plain JAX; "auto" is the platform's best.
+          weights_dtype: "stored" keeps the values of the files; "int8", for CPUs, rounds those of
+            the linear layers, of target and drafter, to 8 bits, and their inputs too.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 
@@ -151,7 +155,7 @@ class DartModel(TextGenerator):
         """
         enable_compilation_cache()
         on_cpu = jax.default_backend() == "cpu"
-        kind, execution = weights_dtype(dtype), Execution.here(attention)
+        kind, execution = resolve_dtype(dtype), Execution.here(attention, weights_dtype)
         # Read the small files first, so that mismatched parts are reported before the weights are
         # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)

@@ -27,7 +27,7 @@ from dart_jax.weights.checkpoint import (
     check_fit,
     read_any_drafter_config,
     read_target_config,
-    weights_dtype,
+    resolve_dtype,
 )
 from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
 
@@ -138,7 +138,7 @@ def memory(
       batch_size: sequences decoded together.
       tree_nodes: nodes of the draft tree, beside the root.
     """
-    itemsize = np.dtype(weights_dtype(dtype)).itemsize
+    itemsize = np.dtype(resolve_dtype(dtype)).itemsize
     config = DecodeConfig(target, drafter, tree_nodes)
     rows = batch_size * config.capacity(min(length_bucket(length), target.max_length))
     features = itemsize * len(target.feature_layers) * target.hidden_size

@@ -29,7 +29,7 @@ from rich.table import Table
 from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.machine import available_cores
-from dart_jax.models.cpu import foreign, products
+from dart_jax.models.cpu import foreign, products, tiles
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
@@ -85,6 +85,7 @@ class Measurement:
       xla: XLA's product.
       float32: with float32 weights in tiles.
       bfloat16: with bfloat16 weights in tiles.
+      int8: with weights in tiles of 8 bits.
       reading: plainly reading weights in float32, by all cores.
     """
 
@@ -94,6 +95,7 @@ class Measurement:
     xla: list[float]
     float32: list[float]
     bfloat16: list[float]
+    int8: list[float]
     reading: list[float]
 
 
@@ -105,16 +107,18 @@ def measure(config: ProductsConfig, shape: str, rows: Sequence[int]) -> list[Mea
     weights = rng.normal(size=(number, d_in, d_out)).astype(np.float32)
     parts = np.array_split(weights.reshape(-1).view(np.int32), available_cores())
     plain = [jnp.asarray(each) for each in weights]
-    tiles = [products.pack(each) for each in plain]
-    halves = [each.astype(jnp.bfloat16) for each in tiles]
+    floats = [tiles.pack(each) for each in plain]
+    halves = [each.astype(jnp.bfloat16) for each in floats]
+    bytes_ = [tiles.pack_int8(each) for each in plain]
     packed = partial(products.product, d_out=d_out)
     found = []
     for count in rows:
         x = jnp.asarray(rng.normal(size=(count, d_in)), jnp.float32)
         works: dict[str, Callable[[], Any]] = {
             "xla": partial(_chain, jnp.matmul, x, plain),
-            "float32": partial(_chain, packed, x, tiles),
+            "float32": partial(_chain, packed, x, floats),
             "bfloat16": partial(_chain, packed, x, halves),
+            "int8": partial(_chain, packed, x, bytes_),
         }
         with ThreadPoolExecutor(len(parts)) as threads:
             works["reading"] = partial(_read, threads, parts)
@@ -162,12 +166,14 @@ def table(measured: Sequence[Measurement]) -> Table:
         f"{4 * values / reading / 1e9:.0f} GB/s, {reading * 1e6:.0f} us",
         title_justify="left",
     )
-    for column in ("rows", "XLA us", "float32 us", "faster", "GB/s", "bfloat16 us", "faster"):
-        shown.add_column(column, justify="right")
-    shown.add_column("GB/s", justify="right")
+    shown.add_column("rows", justify="right")
+    shown.add_column("XLA us", justify="right")
+    for dtype in ("float32", "bfloat16", "int8"):
+        for column in (f"{dtype} us", "faster", "GB/s"):
+            shown.add_column(column, justify="right")
     for each in measured:
         cells = [str(each.rows), _micro(each.xla)]
-        for times, size in ((each.float32, 4), (each.bfloat16, 2)):
+        for times, size in ((each.float32, 4), (each.bfloat16, 2), (each.int8, 1)):
             # Both of one turn: whatever else the machine does slows both down.
             ratio = statistics.median(a / b for a, b in zip(each.xla, times, strict=True))
             speed = size * values / statistics.median(times) / 1e9

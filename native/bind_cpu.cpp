@@ -14,6 +14,8 @@ const char* name(dart::Instructions instructions) {
       return "AVX2";
     case dart::Instructions::kAvx512:
       return "AVX-512";
+    case dart::Instructions::kAvx512Vnni:
+      return "AVX-512 VNNI";
     case dart::Instructions::kNeon:
       return "NEON";
     case dart::Instructions::kPortable:

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "dart/int8.h"
 #include "dart/packed_product.h"
 #include "dart/rows.h"
 #include "ffi.h"
@@ -15,11 +16,13 @@ namespace {
 namespace ffi = xla::ffi;
 
 using Floats = ffi::Buffer<ffi::F32>;
+using Bytes = ffi::Buffer<ffi::S8>;
 using Matrix = ffi::BufferR2<ffi::F32>;
 
 std::optional<dart::WeightType> weight_type(ffi::DataType type) {
   if (type == ffi::F32) return dart::WeightType::kFloat32;
   if (type == ffi::BF16) return dart::WeightType::kBfloat16;
+  if (type == ffi::S8) return dart::WeightType::kInt8;
   return std::nullopt;
 }
 
@@ -27,16 +30,23 @@ std::optional<dart::WeightType> weight_type(ffi::DataType type) {
 //
 // `input` says what f is: `rows` for x [rows, in] itself; `norm` for its norm, with `scale`, `eps`
 // and `offset`; `silu` and `gelu` for the gated activation of x [rows, 2 in]. `inputs` is room for
-// f(x). Arrays that are not needed have no elements.
+// f(x), and `quantized` for f(x) in 8 bits. Arrays that are not needed have no elements.
 ffi::Error product(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer tiles, Floats scale, Floats bias,
                    Floats residual, ffi::Result<Matrix> y, ffi::Result<Floats> inputs,
-                   std::string_view input, float eps, float offset) {
+                   ffi::Result<Bytes> quantized, std::string_view input, float eps, float offset) {
   const auto shape = x.dimensions(), packed = tiles.dimensions(), out = y->dimensions();
   const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
   const std::int64_t width = dart::kTileWidth, rows = shape[0];
   const std::int64_t in = gated ? shape[1] / 2 : shape[1];
-  if (packed.size() != 3 || packed[1] != in || packed[2] != width || out[0] != rows ||
-      packed[0] != (out[1] + width - 1) / width) {
+  const auto type = weight_type(tiles.element_type());
+  if (!type) {
+    return ffi::Error::InvalidArgument("dart_product: weights must be float32, bfloat16 or int8");
+  }
+  const bool int8 = *type == dart::WeightType::kInt8;
+  const auto groups = static_cast<std::int64_t>(dart::int8_groups(static_cast<std::size_t>(in)));
+  if (packed.size() != 3 || out[0] != rows || packed[0] != (out[1] + width - 1) / width ||
+      packed[1] != (int8 ? groups : in) ||
+      packed[2] != (int8 ? static_cast<std::int64_t>(dart::kInt8TileBytes) : width)) {
     return ffi::Error::InvalidArgument("dart_product: weights of another shape");
   }
   const auto has = [](const auto& array, std::int64_t count) {
@@ -44,13 +54,11 @@ ffi::Error product(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer tiles, Floats 
   };
   const bool prepared = norm || gated;
   if ((!prepared && input != "rows") || (gated && shape[1] != 2 * in) ||
-      !has(*inputs, prepared ? rows * in : 0) || !has(scale, norm ? in : 0) ||
+      !has(*inputs, prepared ? rows * in : 0) ||
+      !has(*quantized, int8 ? rows * groups * std::int64_t{sizeof(dart::Int8Inputs)} : 0) ||
+      !has(scale, norm ? in : 0) ||
       !(has(bias, 0) || has(bias, out[1])) || !(has(residual, 0) || has(residual, rows * out[1]))) {
     return ffi::Error::InvalidArgument("dart_product: arguments of other shapes");
-  }
-  const auto type = weight_type(tiles.element_type());
-  if (!type) {
-    return ffi::Error::InvalidArgument("dart_product: weights must be float32 or bfloat16");
   }
   const dart::Instructions instructions = dart::best_instructions();
   dart::PackedProduct product;
@@ -70,6 +78,11 @@ ffi::Error product(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer tiles, Floats 
     const auto activation = input == "silu" ? dart::Activation::kSilu : dart::Activation::kGelu;
     dart::gate(activation, x.typed_data(), product.rows, product.in, inputs->typed_data(),
                instructions);
+  }
+  if (int8) {
+    auto* const rounded = reinterpret_cast<dart::Int8Inputs*>(quantized->typed_data());
+    dart::quantize(product.x, product.rows, product.in, rounded, instructions);
+    product.quantized = rounded;
   }
   // As many threads as XLA has, but not XLA's: those sleep between calls.
   try {
@@ -92,6 +105,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_product, product,
                                   .Arg<Floats>()
                                   .Ret<Matrix>()
                                   .Ret<Floats>()
+                                  .Ret<Bytes>()
                                   .Attr<std::string_view>("input")
                                   .Attr<float>("eps")
                                   .Attr<float>("offset"));

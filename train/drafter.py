@@ -40,8 +40,8 @@ from dart_jax.weights.checkpoint import (
     load_eos,
     load_target,
     read_target_config,
+    resolve_dtype,
     save_drafter,
-    weights_dtype,
 )
 from dart_jax.weights.digest import model_digest
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
@@ -114,7 +114,7 @@ def train(config: DrafterTraining) -> Path:
     enable_compilation_cache()
     for made in filter(None, (config.out, config.cache)):
         check_writable(made, directory=True)
-    dtype = weights_dtype(config.target_dtype)
+    dtype = resolve_dtype(config.target_dtype)
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
     check_features(target)

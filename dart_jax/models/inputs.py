@@ -78,6 +78,12 @@ def source(inputs: Inputs) -> jax.Array:
     return inputs.x if isinstance(inputs, Normed | Gated) else inputs
 
 
+def add(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None) -> jax.Array:
+    """Adds what a linear layer adds to its product: y [..., D] + bias [D] + residual [..., D]."""
+    y = y if bias is None else y + as_row(bias, y)
+    return y if residual is None else residual + y
+
+
 def as_row(vector: jax.Array, x: jax.Array) -> jax.Array:
     """Shapes a vector [D] so that it broadcasts against x [..., D]."""
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.cpu.products import is_packed, product
-from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, as_row, computed, source
+from dart_jax.models.cpu.products import product
+from dart_jax.models.cpu.tiles import is_packed
+from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
@@ -24,7 +25,7 @@ INIT = nnx.initializers.normal(0.02)
 class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
-    On a CPU a loaded model's kernel may be packed (see `cpu.products`).
+    On a CPU a loaded model's kernel may be packed (see `cpu.tiles`).
     """
 
     def __init__(
@@ -42,9 +43,7 @@ class Linear(nnx.Module):
         bias = self.bias[...] if self.has_bias else None
         if is_packed(kernel):
             return product(inputs, kernel, self.d_out, bias, residual)
-        y = computed(inputs) @ kernel
-        y = y if bias is None else y + as_row(bias, y)
-        return y if residual is None else residual + y
+        return add(computed(inputs) @ kernel, bias, residual)
 
     def logits(self, inputs: Inputs) -> jax.Array:
         """[..., in] -> float32 [..., out], without the bias: rounding logits to bfloat16 would make

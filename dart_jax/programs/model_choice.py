@@ -7,6 +7,7 @@ from typing import Literal
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO, DartModel
+from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.platform.execution import AttentionChoice
 
 
@@ -29,6 +30,9 @@ class ModelChoice:
     """Search with the drafter only, without the demo model's n-gram model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
+    weights: WeightsDtype = "stored"
+    """How the weights of linear layers are stored: with the files' values; or int8, on CPUs, which
+    rounds them and their inputs to 8 bits."""
     attention: AttentionChoice = "auto"
     """What computes attention to the cache: native, the C++ core, for CPUs; triton, a kernel for
     NVIDIA GPUs from the A100 on; mosaic, one for TPUs; or dense, plain JAX. auto is the platform's
@@ -57,5 +61,6 @@ class ModelChoice:
             self.ngram_model,
             dtype=self.dtype,
             attention=self.attention,
+            weights_dtype=self.weights,
             revision=self.revision,
         )

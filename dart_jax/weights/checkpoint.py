@@ -85,7 +85,7 @@ def load_target(
         One message reports all mismatches.
     """
     directory = Path(directory)
-    dtype = weights_dtype(dtype)
+    dtype = resolve_dtype(dtype)
     config = read_target_config(directory)
     files = _text_part(open_tensors(directory), config)
     if config.tie_word_embeddings:
@@ -157,7 +157,7 @@ def load_drafter(
       UserError: as `load_target`.
     """
     directory = Path(directory)
-    dtype = weights_dtype(dtype)
+    dtype = resolve_dtype(dtype)
     config = read_drafter_config(directory)
     files = open_tensors(directory)
     own = files.tensors.pop("embed_tokens.weight", None)
@@ -246,7 +246,7 @@ def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | Targ
             )
 
 
-def weights_dtype(dtype: DTypeLike) -> np.dtype:
+def resolve_dtype(dtype: DTypeLike) -> np.dtype:
     """Resolves the requested dtype of weights; raises UserError if weights cannot have it.
 
     "auto" is float32 on CPU, which has no fast path for bfloat16, otherwise bfloat16.

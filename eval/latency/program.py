@@ -27,7 +27,7 @@ from dart_jax.programs.figures import save_figure
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.progress import progress_bar
 from dart_jax.programs.provenance import environment, revision
-from dart_jax.weights.checkpoint import weights_dtype
+from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.latency import hardware
 from eval.latency.case import Case, Model, Row, needed_memory, run_case
@@ -109,7 +109,7 @@ class LatencyConfig:
             shape=tuple(name.lower() for name in self.shape) or (("demo",) if cpu else QWEN3),
             context=self.context or ((128, 1024) if cpu else (2048, 8192)),
             tree_nodes=tuple(sorted(self.tree_nodes)) or ((8, 16, 60) if cpu else (16, 60)),
-            dtype=str(weights_dtype(self.dtype)),
+            dtype=str(resolve_dtype(self.dtype)),
             minutes=minutes,
         )
 
@@ -125,7 +125,7 @@ class Latency:
         taus: dict[int, float] | None,
     ):
         self.config, self.console, self.hardware, self.taus = config, console, hardware, taus
-        self.dtype = weights_dtype(config.dtype)
+        self.dtype = resolve_dtype(config.dtype)
         self.results: list[Result] = []
         self.left_out: list[str] = []
         self.deadline = time.monotonic() + 60 * (config.minutes or float("inf"))
@@ -227,7 +227,7 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     machine = ", ".join(f"{k} {v}" for k, v in environment().items())
     console.print(machine)
     with console.status("measuring the device's limits"):
-        limits = hardware.measure(weights_dtype(config.dtype))
+        limits = hardware.measure(resolve_dtype(config.dtype))
     console.print(hardware_line(limits), highlight=False, soft_wrap=True)
     latency = Latency(config, console, limits, taus)
     latency.run()

@@ -14,7 +14,7 @@ from dart_jax.generation import default_loop
 from dart_jax.model import DEMO as DEMO_MODEL
 from dart_jax.model import DartModel
 from dart_jax.text.tokenizer import Tokenizer
-from dart_jax.weights.checkpoint import weights_dtype
+from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.benchmarks.registry import parse_names
 from eval.latency.case import Model
@@ -149,7 +149,7 @@ class SpeedupConfig(MethodChoice):
                 f"{tokenizer.vocab_size}; pass a larger shape"
             )
         enable_compilation_cache()
-        model = Model.random(self.shape.lower(), weights_dtype(self.dtype))
+        model = Model.random(self.shape.lower(), resolve_dtype(self.dtype))
         return DartModel(model.target, model.drafter, model.params, None, tokenizer, ())
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:

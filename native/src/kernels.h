@@ -6,6 +6,7 @@
 
 #include "dart/attention.h"
 #include "dart/instructions.h"
+#include "dart/int8.h"
 #include "dart/packed_product.h"
 #include "dart/rows.h"
 
@@ -31,11 +32,14 @@ struct AttentionRows {
   std::size_t fresh_stride;
 };
 
+// Computes a product's outputs of tiles [first, last), without bias and residual.
+using MultiplyTiles = void (*)(const PackedProduct& product, std::size_t first, std::size_t last);
+
 struct Kernels {
-  // Computes the outputs of tiles [first, last) of rows that are what they are.
-  void (*multiply)(const PackedProduct& product, std::size_t first, std::size_t last);
+  MultiplyTiles multiply;  // weights in float32 or bfloat16
   void (*normalize)(const Norm& norm, const float* x, std::size_t rows, float* y);
   void (*gate)(Activation activation, const float* x, std::size_t rows, std::size_t size, float* y);
+  void (*quantize)(const float* x, std::size_t rows, std::size_t in, Int8Inputs* y);
   void (*rotate_heads)(const Heads& heads);
   void (*largest)(const float* x, std::size_t rows, std::size_t size, std::size_t count,
                   float* values, std::int32_t* indices);
@@ -48,7 +52,14 @@ extern const Kernels* const kAvx2Kernels;
 extern const Kernels* const kAvx512Kernels;
 extern const Kernels* const kNeonKernels;
 
+// Products with weights in 8 bits; null likewise.
+extern const MultiplyTiles kMultiplyInt8Portable;
+extern const MultiplyTiles kMultiplyInt8Avx2;
+extern const MultiplyTiles kMultiplyInt8Avx512Vnni;
+extern const MultiplyTiles kMultiplyInt8Neon;
+
 // Those of an instruction set; null as above.
 const Kernels* kernels(Instructions instructions);
+MultiplyTiles multiply_int8(Instructions instructions);
 
 }  // namespace dart

@@ -59,7 +59,7 @@ struct Avx2 {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows,  gate_rows,
+constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Avx2>};
 }  // namespace
 

@@ -70,7 +70,7 @@ struct Avx512 {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows,  gate_rows,
+constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Avx512>};
 }  // namespace
 

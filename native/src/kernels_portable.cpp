@@ -50,7 +50,7 @@ struct Portable {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Portable>, normalize_rows,  gate_rows,
+constexpr Kernels kKernels = {multiply_tiles<Portable>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Portable>};
 }  // namespace
 

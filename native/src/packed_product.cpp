@@ -24,16 +24,31 @@ void add_to_tiles(const PackedProduct& product, std::size_t first, std::size_t l
   }
 }
 
+// Of the weights.
+std::size_t size_in_bytes(const PackedProduct& product) {
+  const std::size_t size = product.in * product.out;
+  switch (product.weights) {
+    case WeightType::kInt8:
+      return size;
+    case WeightType::kBfloat16:
+      return 2 * size;
+    case WeightType::kFloat32:
+      break;
+  }
+  return 4 * size;
+}
+
 }  // namespace
 
 void multiply(const PackedProduct& product, Instructions instructions, std::size_t threads) {
-  const Kernels& kernels = *dart::kernels(instructions);
+  const MultiplyTiles multiply = product.weights == WeightType::kInt8
+                                     ? multiply_int8(instructions)
+                                     : kernels(instructions)->multiply;
   const std::size_t tiles = (product.out + kTileWidth - 1) / kTileWidth;
   if (product.rows == 0 || tiles == 0) return;
-  const std::size_t size = product.in * product.out;
-  const std::size_t bytes = size * (product.weights == WeightType::kBfloat16 ? 2 : 4);
-  threads = std::min(threads, std::max(bytes / kBytesPerThread,
-                                       product.rows * size / kOperationsPerThread));
+  const std::size_t operations = product.rows * product.in * product.out;
+  threads = std::min(threads, std::max(size_in_bytes(product) / kBytesPerThread,
+                                       operations / kOperationsPerThread));
   // Several chunks for each thread, as one may begin late or be interrupted; of 4 tiles, as single
   // rows are multiplied with so many at once.
   std::size_t chunk = tiles;
@@ -44,7 +59,7 @@ void multiply(const PackedProduct& product, Instructions instructions, std::size
   share((tiles + chunk - 1) / chunk, threads,
         [&](std::size_t c) {
           const std::size_t first = c * chunk, last = std::min(first + chunk, tiles);
-          kernels.multiply(product, first, last);
+          multiply(product, first, last);
           add_to_tiles(product, first, last);
         });
 }

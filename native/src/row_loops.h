@@ -88,6 +88,52 @@ void gate_rows(Activation activation, const float* x, std::size_t rows, std::siz
   }
 }
 
+// Rounds to the nearest integer, to the even one of two, at magnitudes below 2^22.
+inline std::int32_t nearest(float x) {
+  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: integers are in the last bits
+  constexpr std::int32_t kBits = 0x4b400000;
+  const float shifted = x + kShift;
+  std::int32_t bits;
+  __builtin_memcpy(&bits, &shifted, sizeof bits);
+  return bits - kBits;
+}
+
+// Rounds a whole group of inputs.
+inline void quantize_group(const float* x, Int8Inputs& y) {
+  // Compared as integers: NaN is the largest magnitude, and infinity the next.
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < kInt8Group; ++i) {
+    std::uint32_t bits;
+    __builtin_memcpy(&bits, x + i, sizeof bits);
+    bits &= 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
+  }
+  float magnitude;
+  __builtin_memcpy(&magnitude, &largest, sizeof magnitude);
+  constexpr float kLeast = 1e-30f;  // below, numbers are 0: dividing by them might overflow
+  const bool finite = largest < 0x7f800000u;
+  const float factor = finite && magnitude > kLeast ? 127.0f / magnitude : 0.0f;
+  std::int32_t sum = 0;
+  for (std::size_t i = 0; i < kInt8Group; ++i) {
+    const std::int32_t value = finite ? nearest(x[i] * factor) : 0;
+    sum += value;
+    y.values[i] = static_cast<std::int8_t>(value);
+  }
+  y.scale = !finite ? __builtin_nanf("") : magnitude > kLeast ? magnitude / 127.0f : 0.0f;
+  y.begin = -128 * sum;
+}
+
+void quantize_rows(const float* x, std::size_t rows, std::size_t in, Int8Inputs* y) {
+  for (std::size_t r = 0; r < rows; ++r, x += in) {
+    std::size_t i = 0;
+    for (; i + kInt8Group <= in; i += kInt8Group) quantize_group(x + i, *y++);
+    if (i == in) continue;
+    float last[kInt8Group] = {};
+    for (std::size_t c = 0; i + c < in; ++c) last[c] = x[i + c];
+    quantize_group(last, *y++);
+  }
+}
+
 // Copies a head's elements; normalised, if there is a scale.
 inline void copy_head(const float* __restrict x, const float* __restrict scale, float factor,
                       float offset, std::size_t size, float* __restrict y) {

@@ -96,8 +96,8 @@ def test_logits_alone_and_in_a_tree(name, batch):
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
     rng = np.random.default_rng(1)
     tokens = jnp.asarray(rng.integers(0, config.vocab_size, (batch, TOKENS)), jnp.int32)
-    for loaded in (params, rounded):
-        prepared = Execution.of_cpu().prepare(copied(loaded))
+    for loaded, weights_dtype in ((params, "stored"), (rounded, "stored"), (params, "int8")):
+        prepared = Execution.here(weights_dtype=weights_dtype).prepare(copied(loaded))
         alone, caches, forward = both(config, prepared, tokens, batch)
         for start, depth in [(0, 8), (9, 5), (TOKENS - 9, 8)]:
             # The path in question, and after each of its nodes one that is not on it.

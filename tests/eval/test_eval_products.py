@@ -33,6 +33,6 @@ def test_report(available, tmp_path, monkeypatch):
         (shape, rows) for shape in config.shape for rows in config.rows
     ]
     for each in measured:
-        for name in ("xla", "float32", "bfloat16", "reading"):
+        for name in ("xla", "float32", "bfloat16", "int8", "reading"):
             assert len(each[name]) == config.repeats
             assert all(time > 0 for time in each[name])

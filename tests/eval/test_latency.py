@@ -19,7 +19,7 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.cpu.products import unpack
+from dart_jax.models.cpu.tiles import unpack
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
@@ -91,7 +91,7 @@ def test_random_parameters_have_the_given_dtype():
     params = random_params(drafter_of(target_of("tiny")), 1, jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
     tiles = params["mlp"]["gate_up_proj"]["kernel"]
-    gate, up = np.split(np.asarray(unpack(tiles, 2 * 96), np.float32), 2, axis=1)
+    gate, up = np.split(np.asarray(unpack(tiles, tiles.shape[1], 2 * 96), np.float32), 2, axis=1)
     assert up.std() == pytest.approx(0.02, rel=0.05)
     assert (gate != up).mean() > 0.9
     assert (np.asarray(params["norm"]["scale"], np.float32) == 1).all()

@@ -58,16 +58,16 @@ def test_packed_weights_compute_the_same():
         return target.logits(target(tokens, at, mask).hidden)
 
     for given, dtype in ((params, jnp.float32), (exact, jnp.bfloat16)):
-        packed = pack(copied(given))
+        packed = pack(copied(given), "stored")
         kernel = packed["layers"][0]["mlp"]["gate_up_proj"]["kernel"]
         assert (kernel.ndim, kernel.dtype) == (3, dtype)
         np.testing.assert_allclose(run(packed), run(given), rtol=0, atol=1e-5)
         wide = jax.tree.map(lambda x: x.astype(jnp.float32), packed)
         np.testing.assert_array_equal(run(packed), run(wide))
-        again = pack(copied(packed))
+        again = pack(copied(packed), "int8")
         assert jax.tree.map(jnp.shape, again) == jax.tree.map(jnp.shape, packed)
     consumed = copied(params)
-    pack(consumed)
+    pack(consumed, "stored")
     assert not consumed  # memory is given back layer by layer
 
 
@@ -96,7 +96,10 @@ def test_a_cpus_way_emits_the_same_tokens(models, method, sampling):
 
 
 def test_what_a_platform_chooses():
-    best = Execution("native", fused=True, packed=True) if available() else Execution(fused=True)
+    best = Execution(fused=True)
+    if available():
+        best = Execution("native", fused=True, packed="stored")
+        assert Execution.here(weights_dtype="int8") == dataclasses.replace(best, packed="int8")
     assert Execution.here() == Execution.of_cpu() == best
     assert Execution.of_gpu(8.0) == Execution("triton", 8, fused=True, experts="triton")
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16

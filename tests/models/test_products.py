@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from dart_jax import _core
 from dart_jax.models import inputs
 from dart_jax.models.cpu import foreign, products
-from dart_jax.models.cpu.products import TILE, pack, product, rows, unpack
+from dart_jax.models.cpu.products import product
+from dart_jax.models.cpu.tiles import GROUP, TILE, pack, pack_int8, round_groups, unpack
 from dart_jax.models.inputs import Gated, Normed
 from dart_jax.models.platform.execution import Execution
 
@@ -53,9 +54,26 @@ def test_packing_keeps_every_weight(dtype, d_out):
     _, w = random(1, 7, d_out, dtype=dtype)
     tiles = pack(w)
     assert tiles.shape == (-(-d_out // TILE), 7, TILE)
-    same_bits(unpack(tiles, d_out), w)
-    ids = jnp.asarray([[0, d_out - 1], [d_out // 2, 0]])
-    same_bits(rows(tiles, ids), w.T[ids])
+    same_bits(unpack(tiles, 7, d_out), w)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("d_in", "d_out"), [(1, 1), (64, 32), (65, 33), (200, 100)])
+def test_weights_in_8_bits_are_near(dtype, d_in, d_out):
+    _, w = random(1, d_in, d_out, dtype=dtype)
+    w = w.at[:, 0].set(0)
+    tiles = pack_int8(w)
+    groups = -(-d_in // GROUP)
+    assert tiles.shape == (-(-d_out // TILE), groups, GROUP * TILE + 4 * TILE)
+    kept = unpack(tiles, d_in, d_out)
+    assert kept.dtype == jnp.float32
+    # Half of a step, of which the largest of a group has 127.
+    w = np.asarray(w, np.float32)
+    padded = np.pad(w, ((0, groups * GROUP - d_in), (0, 0))).reshape(groups, GROUP, d_out)
+    step = np.repeat(np.abs(padded).max(1, keepdims=True) / 127, GROUP, 1).reshape(-1, d_out)
+    assert (np.abs(kept - w) <= 0.501 * step[:d_in]).all()
+    # What was rounded once stays as it is.
+    np.testing.assert_allclose(unpack(pack_int8(kept), d_in, d_out), kept, rtol=1e-6)
 
 
 @settings(max_examples=12)
@@ -89,13 +107,32 @@ def test_shapes_and_dtypes(computed):
     assert jitted(x[:0], pack(w), 50).shape == (0, 3, 50)
 
 
+@pytest.mark.parametrize(("count", "d_in", "d_out"), [(1, 64, 32), (9, 100, 33), (30, 1, 1)])
+def test_8_bits_are_exact_after_rounding(computed, count, d_in, d_out):
+    x, w = random(count, d_in, d_out)
+    tiles = pack_int8(w)
+    padded = jnp.pad(x, ((0, 0), (0, -d_in % GROUP))).reshape(count, -1, GROUP)
+    values, scales = round_groups(padded, 2)
+    rounded = (values.astype(jnp.float32) * scales[..., None]).reshape(count, -1)[:, :d_in]
+    exact = np.float64(rounded) @ np.float64(unpack(tiles, d_in, d_out))
+    np.testing.assert_allclose(jitted(x, tiles, d_out), exact, rtol=1e-5, atol=1e-5)
+    bad = jitted(x.at[0, 0].set(jnp.inf), tiles, d_out)
+    assert jnp.isnan(bad[0]).all()
+    assert jnp.isfinite(bad[1:]).all()
+
+
 @native
-@settings(max_examples=5)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([5, 130, 512]), st.sampled_from([33, 320, 1000]))
-def test_a_row_has_the_same_bits_among_others(seed, d_in, d_out):
+@settings(max_examples=8)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([5, 130, 512]),
+    st.sampled_from([33, 320, 1000]),
+    st.sampled_from([pack, pack_int8]),
+)
+def test_a_row_has_the_same_bits_among_others(seed, d_in, d_out, packing):
     """In each of 1 to 70 rows; the larger shapes are shared by threads where there are cores."""
     x, w = random(70, d_in, d_out, seed)
-    tiles = pack(w)
+    tiles = packing(w)
     alone = jnp.concatenate([product(x[r : r + 1], tiles, d_out) for r in (0, 17, 69)])
     for count in (70, *np.random.default_rng(seed).integers(1, 70, 4)):
         among = product(x[:count], tiles, d_out)
@@ -160,10 +197,16 @@ def test_a_prepared_row_has_the_same_bits_among_others(kind):
 @native
 def test_weights_of_another_shape_are_refused():
     x, w = random(2, 40, 50)
-    for tiles, d_out in [(pack(w), 65), (pack(w), 32), (pack(w)[:, 1:], 50)]:
+    for tiles, d_out in [
+        (pack(w), 65),
+        (pack(w), 32),
+        (pack(w)[:, 1:], 50),
+        (pack_int8(w)[..., :-1], 50),
+        (pack_int8(w)[:, :0], 50),
+    ]:
         with pytest.raises(jax.errors.JaxRuntimeError, match="weights of another shape"):
             product(x, tiles, d_out).block_until_ready()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="must be float32 or bfloat16"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must be float32, bfloat16 or int8"):
         product(x, pack(w).astype(jnp.float16), 50).block_until_ready()
 
 
@@ -186,7 +229,8 @@ import os, sys
 cores = sorted(os.sched_getaffinity(0))
 if sys.argv[1] == "one core": os.sched_setaffinity(0, cores[:1])
 import hashlib, jax, jax.numpy as jnp, numpy as np
-from dart_jax.models.cpu.products import pack, product
+from dart_jax.models.cpu.products import product
+from dart_jax.models.cpu.tiles import pack
 jax.devices()
 for thread in os.listdir("/proc/self/task"):  # XLA has one for each core that it saw
     os.sched_setaffinity(int(thread), cores[:1])

@@ -23,9 +23,9 @@ from dart_jax.weights.checkpoint import (
     load_drafter,
     load_target,
     read_drafter_config,
+    resolve_dtype,
     save_drafter,
     save_target,
-    weights_dtype,
 )
 
 TARGET = TargetConfig(
@@ -303,7 +303,7 @@ def test_unusable_dtypes(load, dtype, target):
 @pytest.mark.parametrize(("backend", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16")])
 def test_the_devices_own_dtype(backend, dtype, monkeypatch):
     monkeypatch.setattr("jax.default_backend", lambda: backend)
-    assert weights_dtype("auto") == jnp.dtype(dtype)
+    assert resolve_dtype("auto") == jnp.dtype(dtype)
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ XLA's product of a few rows on a CPU takes several times as long as reading the 
 weights are stored once in the order in which they are read, and each value is summed in one fixed
 order: a row's result is the same, bit for bit, computed alone or among others, by one thread or
 many. Weights stored in bfloat16 take half of the time to read; arithmetic is float32 all the same,
-so that the results are those of the same weights in float32.
+so that the results are those of the same weights in float32. With weights in 8 bits the inputs are
+rounded to 8 bits too, and the products within a group of inputs are summed as integers.
 
 For inference: products cannot be differentiated, nor mapped by `jax.vmap`.
 """
@@ -19,52 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.cpu.foreign import available, or_nothing
-from dart_jax.models.inputs import Gated, Inputs, Normed, as_row, computed, source
+from dart_jax.models.cpu.tiles import GROUP, TILE, int8_parts, round_groups
+from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
 
-TILE = 32  # outputs of a tile
-
-
-def pack(weights: jax.Array) -> jax.Array:
-    """Stores weights in tiles: [in, out], float32 or bfloat16 -> [ceil(out / 32), in, 32].
-
-    Tile t holds outputs 32 t to 32 t + 31; zeros are put in place of those that do not exist.
-    """
-    d_in, d_out = weights.shape
-    padded = jnp.pad(weights, ((0, 0), (0, -d_out % TILE)))
-    return padded.reshape(d_in, padded.shape[1] // TILE, TILE).swapaxes(0, 1)
-
-
-def is_packed(weights: jax.Array) -> bool:
-    """Whether `pack` returned these weights, by their shape."""
-    return weights.ndim == 3
-
-
-def pack_exactly(weights: jax.Array) -> jax.Array:
-    """As `pack`, in bfloat16 if that holds the weights' values exactly, as it does those of most
-    published checkpoints."""
-    rounded = weights.astype(jnp.bfloat16)
-    exact = bool(jnp.all(rounded.astype(weights.dtype) == weights))
-    return pack(rounded if exact else weights)
-
-
-def unpack(tiles: jax.Array, d_out: int) -> jax.Array:
-    """Returns what `pack` was given: [in, out]."""
-    count, d_in, _ = tiles.shape
-    return tiles.swapaxes(0, 1).reshape(d_in, count * TILE)[:, :d_out]
-
-
-def rows(tiles: jax.Array, ids: jax.Array) -> jax.Array:
-    """Looks up the weights of some outputs: the embeddings of tokens, if the weights of a target's
-    head are also its embeddings.
-
-    Args:
-      tiles: [tiles, in, 32].
-      ids: outputs, int32 [...], from 0 to out - 1.
-
-    Returns:
-      [..., in], of the tiles' dtype.
-    """
-    return tiles[ids // TILE, :, ids % TILE]
+_ROUNDED_BYTES = GROUP + 8  # of a group of inputs in 8 bits, with their scale and sum
 
 
 def product(
@@ -78,7 +37,7 @@ def product(
 
     Args:
       inputs: x, [..., in], float32 or bfloat16.
-      tiles: W as `pack` stores it, [ceil(d_out / 32), in, 32], float32 or bfloat16.
+      tiles: W, [in, d_out], as `cpu.tiles` stores it.
       d_out: outputs.
       bias: [d_out]; None for none.
       residual: [..., d_out]; None for none.
@@ -90,8 +49,7 @@ def product(
     if x.dtype != jnp.float32:
         # In these dtypes each operation rounds.
         y = product(computed(inputs).astype(jnp.float32), tiles, d_out).astype(x.dtype)
-        y = y if bias is None else y + as_row(bias, y)
-        return y if residual is None else residual + y
+        return add(y, bias, residual)
     arguments = (
         x.reshape(math.prod(x.shape[:-1]), x.shape[-1]),
         _scale(inputs),
@@ -129,11 +87,15 @@ def _foreign(
     elif isinstance(like, Gated):
         shape = (x.shape[0], x.shape[1] // 2)
         kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[like.activation]
+    rounded = (0,)
+    if tiles.dtype == jnp.int8:
+        rounded = (x.shape[0], tiles.shape[1], _ROUNDED_BYTES)
     results = (
         jax.ShapeDtypeStruct((x.shape[0], d_out), x.dtype),
         jax.ShapeDtypeStruct(shape, x.dtype),
+        jax.ShapeDtypeStruct(rounded, jnp.int8),
     )
-    y, _ = jax.ffi.ffi_call("dart_product", results)(
+    y, *_ = jax.ffi.ffi_call("dart_product", results)(
         x,
         tiles,
         or_nothing(scale),
@@ -161,7 +123,19 @@ def _plain(
         x = like._replace(x=x, scale=scale).computed()
     elif isinstance(like, Gated):
         x = like._replace(x=x).computed()
-    y = jnp.einsum("ri,tio->rto", x, tiles.astype(jnp.float32), precision="highest")
+    if tiles.dtype == jnp.int8:
+        y = _int8(x, tiles)
+    else:
+        y = jnp.einsum("ri,tio->rto", x, tiles.astype(jnp.float32), precision="highest")
     y = y.reshape(x.shape[0], tiles.shape[0] * TILE)[:, :d_out]
-    y = y if bias is None else y + as_row(bias, y)
-    return y if residual is None else residual.reshape(y.shape) + y
+    return add(y, bias, None if residual is None else residual.reshape(y.shape))
+
+
+def _int8(x: jax.Array, tiles: jax.Array) -> jax.Array:
+    """[R, in] -> [R, tiles, 32]."""
+    groups = tiles.shape[1]
+    padded = jnp.pad(x, ((0, 0), (0, groups * GROUP - x.shape[1])))
+    x, x_scales = round_groups(padded.reshape(len(x), groups, GROUP), 2)
+    values, scales = int8_parts(tiles)
+    dots = jnp.einsum("rgi,tgio->rtgo", x, values, preferred_element_type=jnp.int32)
+    return jnp.einsum("rtgo,rg,tgo->rto", dots.astype(jnp.float32), x_scales, scales)

@@ -11,6 +11,7 @@ from dart_jax.errors import UserError
 from dart_jax.models import pallas
 from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.cpu import foreign
+from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.fusion import fuse, pack
@@ -37,19 +38,22 @@ class Execution:
         tree.
       fused: whether the projections of a loaded model are joined (see `fusion.fuse`).
       experts: what computes mixtures of experts; see `ExpertsKernel`.
-      packed: whether the weights of a loaded model's products are packed (see `cpu.products`).
+      packed: how the weights of a loaded model's products are packed for the C++ core (see
+        `cpu.tiles`); None if they are not.
     """
 
     attention: AttentionKernel = "dense"
     least_rows: int = 1
     fused: bool = False
     experts: ExpertsKernel = "jax"
-    packed: bool = False
+    packed: WeightsDtype | None = None
 
     @classmethod
     def of_cpu(cls) -> Execution:
         """For a CPU; plain JAX where the C++ core cannot be called from XLA."""
-        return cls("native", fused=True, packed=True) if foreign.available() else cls(fused=True)
+        if foreign.available():
+            return cls("native", fused=True, packed="stored")
+        return cls(fused=True)
 
     @classmethod
     def of_gpu(cls, compute_capability: float) -> Execution:
@@ -64,11 +68,14 @@ class Execution:
         return cls("mosaic")
 
     @classmethod
-    def here(cls, attention: AttentionChoice = "auto") -> Execution:
+    def here(
+        cls, attention: AttentionChoice = "auto", weights_dtype: WeightsDtype = "stored"
+    ) -> Execution:
         """For this process's platform.
 
         Args:
           attention: what computes attention to cached rows; `auto` is the platform's best.
+          weights_dtype: how the weights of products are stored.
 
         Raises:
           UserError: the platform does not have it.
@@ -85,9 +92,18 @@ class Execution:
                 f"attention '{attention}' needs {_NEEDED[attention]}; this is {device.device_kind} "
                 f"with JAX {jax.__version__}; choose 'auto'"
             )
-        return best if attention == "auto" else dataclasses.replace(best, attention=attention)
+        if attention != "auto":
+            best = dataclasses.replace(best, attention=attention)
+        if weights_dtype == "stored":
+            return best
+        if best.packed is None:
+            raise UserError(
+                f"weights in {weights_dtype} need {_NEEDED['native']}; this is "
+                f"{device.device_kind} with JAX {jax.__version__}; choose 'stored'"
+            )
+        return dataclasses.replace(best, packed=weights_dtype)
 
     def prepare(self, params: Params) -> Params:
         """Returns loaded parameters as they are used; consumes `params`."""
         params = fuse(params) if self.fused else params
-        return pack(params) if self.packed else params
+        return pack(params, self.packed) if self.packed else params

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.cpu import products
+from dart_jax.models.cpu.tiles import WeightsDtype, is_packed, packing
 from dart_jax.models.layers import Params
 
 # Joined projection -> its parts, in order. Drafters compute queries and keys of different rows.
@@ -23,18 +23,16 @@ def fuse(params: Params) -> Params:
     return _fuse(params, _DRAFTER if "fc" in params else _TARGET)
 
 
-def pack(params: Params) -> Params:
-    """Packs the kernels of all linear layers for the C++ core; drops them from `params` on the way.
-
-    A kernel whose values bfloat16 holds exactly is stored in bfloat16.
-    """
+def pack(params: Params, weights: WeightsDtype) -> Params:
+    """Packs the kernels of all linear layers for the C++ core (see `cpu.tiles`); drops them from
+    `params` on the way."""
     packed: Params = {}
     for name in [*params]:
         value = params.pop(name)
         if isinstance(value, dict):
-            value = pack(value)
-        elif name == "kernel" and not products.is_packed(value):
-            value = products.pack_exactly(value)
+            value = pack(value, weights)
+        elif name == "kernel" and not is_packed(value):
+            value = packing(weights)(value)
         packed[name] = value
     return packed
 

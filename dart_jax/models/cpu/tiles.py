@@ -1,0 +1,96 @@
+"""How weights are stored on CPUs: in tiles, in the order in which the C++ core reads them.
+
+Tile t holds outputs 32 t to 32 t + 31; zeros are put in place of those that do not exist.
+
+- In float32 or bfloat16: [ceil(out / 32), in, 32].
+- In 8 bits: int8 [ceil(out / 32), ceil(in / 64), 2176]. In a tile 64 inputs are a group: first the
+  values, [16, 32, 4], those of four inputs for each output, then of the next four; then a scale for
+  each output, the bytes of 32 float32 numbers. A weight is about its value times its scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+TILE = 32  # outputs of a tile
+GROUP = 64  # inputs of a group
+LARGEST = 127  # magnitude of a value in 8 bits
+_QUAD = 4
+
+# How a loaded model's weights are stored: as they are, or rounded to 8 bits.
+WeightsDtype = Literal["stored", "int8"]
+
+
+def is_packed(weights: jax.Array) -> bool:
+    """Whether these weights are in tiles, by their shape."""
+    return weights.ndim == 3
+
+
+def packing(weights: WeightsDtype) -> Callable[[jax.Array], jax.Array]:
+    """The function that stores weights so."""
+    return pack_int8 if weights == "int8" else pack_exactly
+
+
+def pack(weights: jax.Array) -> jax.Array:
+    """Stores weights [in, out], float32 or bfloat16, in tiles of their dtype."""
+    d_in, d_out = weights.shape
+    padded = jnp.pad(weights, ((0, 0), (0, -d_out % TILE)))
+    return padded.reshape(d_in, padded.shape[1] // TILE, TILE).swapaxes(0, 1)
+
+
+def pack_exactly(weights: jax.Array) -> jax.Array:
+    """As `pack`, in bfloat16 if that holds the weights' values exactly, as it does those of most
+    published checkpoints."""
+    rounded = weights.astype(jnp.bfloat16)
+    exact = bool(jnp.all(rounded.astype(weights.dtype) == weights))
+    return pack(rounded if exact else weights)
+
+
+@jax.jit
+def pack_int8(weights: jax.Array) -> jax.Array:
+    """Stores weights [in, out], float32 or bfloat16, in tiles of 8 bits: in each group the weight
+    of the largest magnitude becomes 127 or -127."""
+    d_in, d_out = weights.shape
+    padded = jnp.pad(weights, ((0, -d_in % GROUP), (0, -d_out % TILE))).astype(jnp.float32)
+    groups, tiles = padded.shape[0] // GROUP, padded.shape[1] // TILE
+    values, scales = round_groups(padded.reshape(groups, GROUP, tiles, TILE), 1)
+    values = values.reshape(groups, GROUP // _QUAD, _QUAD, tiles, TILE).transpose(3, 0, 1, 4, 2)
+    scales = jax.lax.bitcast_convert_type(scales.transpose(1, 0, 2), jnp.int8)
+    parts = values.reshape(tiles, groups, -1), scales.reshape(tiles, groups, -1)
+    return jnp.concatenate(parts, axis=-1)
+
+
+def round_groups(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """Rounds groups of numbers along an axis, float32 [..., 64, ...], to 8 bits.
+
+    Returns:
+      int8 of x's shape, and float32 scales [..., ...]: NaN if a number of the group is not finite.
+    """
+    magnitude = jnp.max(jnp.abs(x), axis=axis, keepdims=True)
+    some = magnitude > 1e-30  # below, numbers are 0: dividing by them might overflow
+    values = jnp.round(x * jnp.where(some, LARGEST / magnitude, 0))
+    scales = jnp.where(some, magnitude / LARGEST, 0)
+    scales = jnp.where(jnp.isfinite(magnitude), scales, jnp.nan)
+    return values.astype(jnp.int8), jnp.squeeze(scales, axis)
+
+
+def int8_parts(tiles: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The values of tiles in 8 bits, int8 [tiles, groups, 64, 32], and their scales, float32
+    [tiles, groups, 32]."""
+    count, groups, _ = tiles.shape
+    values = tiles[..., : GROUP * TILE].reshape(count, groups, GROUP // _QUAD, TILE, _QUAD)
+    values = values.swapaxes(-1, -2).reshape(count, groups, GROUP, TILE)
+    scales = tiles[..., GROUP * TILE :].reshape(count, groups, TILE, 4)
+    return values, jax.lax.bitcast_convert_type(scales, jnp.float32)
+
+
+def unpack(tiles: jax.Array, d_in: int, d_out: int) -> jax.Array:
+    """Returns the weights that tiles hold, [in, out]; float32, if they are in 8 bits."""
+    if tiles.dtype == jnp.int8:
+        values, scales = int8_parts(tiles)
+        tiles = (values.astype(jnp.float32) * scales[:, :, None]).reshape(len(tiles), -1, TILE)
+    return tiles.swapaxes(0, 1).reshape(tiles.shape[1], -1)[:d_in, :d_out]
