@@ -44,6 +44,9 @@ PROGRAMS = {
     ),
     "memory": Program("eval.memory", "show the memory that decoding with a model needs"),
     "products": Program("eval.products", "time products of a few rows on this CPU"),
+    "quantization": Program(
+        "eval.quantization", "show what weights in 8 bits change in a model's answers"
+    ),
     "peers": Program("eval.peers", "compare with other engines on this CPU"),
     "startup": Program("eval.startup", "measure how long a new process takes to its first text"),
     "compare": Program("eval.compare", "compare two reports of speedup or of compile"),

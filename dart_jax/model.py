@@ -27,6 +27,7 @@ from dart_jax.generation.text_generator import TextGenerator
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import AttentionChoice, Execution
 from dart_jax.models.target import untie
 from dart_jax.ngram import NgramModel
@@ -154,7 +155,6 @@ class DartModel(TextGenerator):
           UserError: something is missing, damaged or not supported, or the parts do not match.
         """
         enable_compilation_cache()
-        on_cpu = jax.default_backend() == "cpu"
         kind, execution = resolve_dtype(dtype), Execution.here(attention, weights_dtype)
         # Read the small files first, so that mismatched parts are reported before the weights are
         # loaded.
@@ -175,10 +175,8 @@ class DartModel(TextGenerator):
                     "this drafter; pass one of the two (--no-ngram leaves out the demo's)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
-        config, target_params = load_target(directory, kind)
-        if on_cpu:
-            config, target_params = untie(config, target_params)
-        params: DecodeParams = {"target": execution.prepare(target_params)}
+        config, target_params = _load_target(directory, kind, execution)
+        params: DecodeParams = {"target": target_params}
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory)
         model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution)
@@ -218,14 +216,12 @@ class DartModel(TextGenerator):
         """Returns the model with the parameters of a drafter that fits the target."""
         params: DecodeParams = {"target": self.params["target"]}
         if isinstance(config, TargetConfig):
-            config, params["drafter"] = load_target(path, dtype)
-            if jax.default_backend() == "cpu":
-                config, params["drafter"] = untie(config, params["drafter"])
+            config, params["drafter"] = _load_target(path, dtype, self.execution)
         else:
-            embedding = params["target"]["embed_tokens"]
-            _, params["drafter"], ids = load_drafter(path, dtype, embedding)
+            embedding, narrow = params["target"]["embed_tokens"], self.execution.packed is not None
+            _, drafter, ids = load_drafter(path, dtype, embedding, narrow=narrow)
+            params["drafter"] = self.execution.prepare(drafter)
             params["draft_ids"] = jnp.asarray(ids)
-        params["drafter"] = self.execution.prepare(params["drafter"])
         return dataclasses.replace(self, drafter=config, params=params)
 
     @classmethod
@@ -234,6 +230,17 @@ class DartModel(TextGenerator):
         return cls.from_pretrained(
             DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype
         )
+
+
+def _load_target(
+    directory: Path, dtype: np.dtype, execution: Execution
+) -> tuple[TargetConfig, Params]:
+    """Loads a target, or a smaller model that drafts, as it is computed here."""
+    config, params = load_target(directory, dtype, narrow=execution.packed is not None)
+    params = execution.prepare(params)
+    if jax.default_backend() == "cpu":
+        config, params = untie(config, params, execution.packed)
+    return config, params
 
 
 def _count(params: Any) -> str:

@@ -34,6 +34,8 @@ from dart_jax.weights.checkpoint import load_drafter, load_target
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 # Their output is buffered, as a user's is.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# And they choose what XLA prints, as JAX has chosen for this process.
+os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
 
 # Workers of pytest-xdist split the cores: XLA's threads would otherwise wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):

@@ -30,6 +30,7 @@ from dart_jax.models.attention.segments import (
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu.rows import take_rows
+from dart_jax.models.cpu.tiles import WeightsDtype, packing
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
@@ -310,16 +311,21 @@ class Target(nnx.Module):
             return logits if cap is None else softcap(logits, cap)
 
 
-def untie(config: TargetConfig, params: Params) -> tuple[TargetConfig, Params]:
-    """Gives a tied head its own kernel [D, V]; returns an untied model unchanged.
+def untie(
+    config: TargetConfig, params: Params, packed: WeightsDtype | None = None
+) -> tuple[TargetConfig, Params]:
+    """Gives a tied head its own kernel [D, V], packed if asked to (see `Execution.packed`); returns
+    an untied model unchanged.
 
     On CPU the product with the transposed table [V, D] takes three times as long for the few rows
     of a tree; the copy costs V * D weights.
     """
     if not config.tie_word_embeddings:
         return config, params
-    head = {"kernel": params["embed_tokens"].T}
-    return dataclasses.replace(config, tie_word_embeddings=False), {**params, "lm_head": head}
+    table = params["embed_tokens"]
+    kernel = table.T if packed is None else packing(packed)(table, transposed=True)
+    config = dataclasses.replace(config, tie_word_embeddings=False)
+    return config, {**params, "lm_head": {"kernel": kernel}}
 
 
 def _norm(config: TargetConfig, size: int, dtype: DTypeLike) -> RMSNorm:

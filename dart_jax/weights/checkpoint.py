@@ -72,13 +72,15 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
 
 
 def load_target(
-    directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
+    directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32, *, narrow: bool = False
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
     Args:
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.
+      narrow: whether kernels of linear layers that are stored in bfloat16 stay so: the same values
+        in half of the memory, for those who pack them (see `models.cpu.tiles`).
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
@@ -92,7 +94,7 @@ def load_target(
         files.tensors.pop("lm_head.weight", None)
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
         del files.tensors[name]  # old files store what the config determines
-    return config, load_params(files, config, dtype)
+    return config, load_params(files, config, dtype, narrow=narrow)
 
 
 def save_target(
@@ -140,6 +142,8 @@ def load_drafter(
     directory: str | os.PathLike[str],
     dtype: DTypeLike = jnp.float32,
     embedding: jax.Array | None = None,
+    *,
+    narrow: bool = False,
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
     """Reads a DART or EAGLE-3 drafter in the reference's layout.
 
@@ -149,6 +153,7 @@ def load_drafter(
       embedding: [V, D], the target's embedding, which drafters share. Some EAGLE-3 files contain
         an embedding; it must equal this one, up to rounding to the file's dtype. Such files are
         rejected if no embedding is given.
+      narrow: as for `load_target`.
 
     Returns:
       The config, the parameters and the draft vocabulary: int32 [Vd], target id of each draft id.
@@ -162,7 +167,7 @@ def load_drafter(
     files = open_tensors(directory)
     own = files.tensors.pop("embed_tokens.weight", None)
     ids = _draft_ids(files, config)
-    params = load_params(files, config, dtype)
+    params = load_params(files, config, dtype, narrow=narrow)
     if own is not None:
         _check_embedding(files.path, own, embedding)
     return config, params, ids

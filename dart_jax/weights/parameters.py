@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from dart_jax.errors import UserError
@@ -20,15 +21,19 @@ from dart_jax.weights.tensor_files import TensorFiles, read_tensors
 
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 _MAX_PROBLEMS = 8
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def load_params(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Params:
+def load_params(
+    files: TensorFiles, config: AnyConfig, dtype: np.dtype, *, narrow: bool = False
+) -> Params:
     """Loads the files' tensors onto the device.
 
     Args:
       files: the tensors; each must belong to the model.
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
+      narrow: whether kernels of linear layers that are stored in bfloat16 stay so.
 
     Raises:
       UserError: tensors are missing, unexpected or misshapen, or hold NaN or infinite weights; one
@@ -38,6 +43,9 @@ def load_params(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Param
     _check(files, entries)
     abstract = abstract_params(config)
     shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
+    dtypes = dict.fromkeys(shapes, dtype)
+    if narrow:
+        dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
     buffers: dict[ParamPath, np.ndarray] = {}
     loaded: dict[ParamPath, jax.Array] = {}
@@ -46,7 +54,7 @@ def load_params(files: TensorFiles, config: AnyConfig, dtype: np.dtype) -> Param
         for piece, part in entries[name].split(tensor):
             path = piece.path
             if path not in buffers:
-                buffers[path] = _aligned(shapes[path], dtype)
+                buffers[path] = _aligned(shapes[path], dtypes[path])
             _fill(buffers[path], piece, part)
             damaged[name] += _not_finite(buffers[path], piece)
             left[path] -= 1
@@ -65,6 +73,15 @@ def stored_tensors(config: AnyConfig, params: Params) -> dict[str, Tensor]:
     """Returns the tensors to write for these parameters, by name."""
     by_path = dict(leaves(params))
     return {name: _stored(by_path, entry) for name, entry in layout(config).items()}
+
+
+def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) -> set[ParamPath]:
+    """The kernels of linear layers all of whose tensors have a dtype."""
+    stored: dict[ParamPath, set[np.dtype]] = collections.defaultdict(set)
+    for name, entry in entries.items():
+        for piece in entry.pieces:
+            stored[piece.path].add(files.tensors[name].dtype)
+    return {path for path, dtypes in stored.items() if path[-1] == "kernel" and dtypes == {dtype}}
 
 
 def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:

@@ -21,6 +21,7 @@ from dart_jax.model import DEMO
 from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.platform.execution import Execution
 from dart_jax.ngram import NgramModel
 from eval.latency import stages
 from eval.latency.clock import Stage, Times, Timing, calls_in, measure, measure_host
@@ -103,12 +104,12 @@ class Model:
     ngram: NgramModel | None
 
     @classmethod
-    def random(cls, name: str, dtype: Any) -> Model:
+    def random(cls, name: str, dtype: Any, execution: Execution | None = None) -> Model:
         """Creates the weights on the device."""
         target, drafter = configs(name)
         params: DecodeParams = {
-            "target": random_params(target, 0, dtype),
-            "drafter": random_params(drafter, 1, dtype),
+            "target": random_params(target, 0, dtype, execution),
+            "drafter": random_params(drafter, 1, dtype, execution),
             "draft_ids": jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32),
         }
         ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None

@@ -137,11 +137,16 @@ def _count(config: TargetConfig | DraftLayerConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(config)))
 
 
-def random_params(config: TargetConfig | DrafterConfig, seed: int, dtype: Any) -> Params:
-    """Returns random parameters, created on the device one by one; the scales of norms are 1."""
-    leaves, tree = jax.tree_util.tree_flatten_with_path(
-        abstract_params(config, Execution.here().fused)
-    )
+def random_params(
+    config: TargetConfig | DrafterConfig,
+    seed: int,
+    dtype: Any,
+    execution: Execution | None = None,
+) -> Params:
+    """Returns random parameters as they are used, created on the device one by one; the scales of
+    norms are 1."""
+    execution = execution or Execution.here()
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config, execution.fused))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     params = [
         jnp.ones(leaf.shape, dtype)
@@ -149,8 +154,8 @@ def random_params(config: TargetConfig | DrafterConfig, seed: int, dtype: Any) -
         else _normal(key, leaf.shape, jnp.dtype(dtype))
         for (path, leaf), key in zip(leaves, keys, strict=True)
     ]
-    execution = dataclasses.replace(Execution.here(), fused=False)  # they are joined already
-    return execution.prepare(jax.tree.unflatten(tree, params))
+    joined = dataclasses.replace(execution, fused=False)  # they are joined already
+    return joined.prepare(jax.tree.unflatten(tree, params))
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype"))

@@ -13,6 +13,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation import default_loop
 from dart_jax.model import DEMO as DEMO_MODEL
 from dart_jax.model import DartModel
+from dart_jax.models.platform.execution import Execution
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -149,8 +150,9 @@ class SpeedupConfig(MethodChoice):
                 f"{tokenizer.vocab_size}; pass a larger shape"
             )
         enable_compilation_cache()
-        model = Model.random(self.shape.lower(), resolve_dtype(self.dtype))
-        return DartModel(model.target, model.drafter, model.params, None, tokenizer, ())
+        execution = Execution.here(self.attention, self.weights)
+        model = Model.random(self.shape.lower(), resolve_dtype(self.dtype), execution)
+        return DartModel(model.target, model.drafter, model.params, None, tokenizer, (), execution)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
         """As `MethodChoice.models`, without methods whose trees are too shallow for --acceptance.

@@ -16,7 +16,15 @@ from dart_jax import _core
 from dart_jax.models import inputs
 from dart_jax.models.cpu import foreign, products
 from dart_jax.models.cpu.products import product
-from dart_jax.models.cpu.tiles import GROUP, TILE, pack, pack_int8, round_groups, unpack
+from dart_jax.models.cpu.tiles import (
+    GROUP,
+    TILE,
+    pack,
+    pack_exactly,
+    pack_int8,
+    round_groups,
+    unpack,
+)
 from dart_jax.models.inputs import Gated, Normed
 from dart_jax.models.platform.execution import Execution
 
@@ -55,6 +63,8 @@ def test_packing_keeps_every_weight(dtype, d_out):
     tiles = pack(w)
     assert tiles.shape == (-(-d_out // TILE), 7, TILE)
     same_bits(unpack(tiles, 7, d_out), w)
+    same_bits(pack(w.T, transposed=True), tiles)
+    same_bits(pack_exactly(w.T, transposed=True), pack(w.astype(jnp.bfloat16)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -72,6 +82,7 @@ def test_weights_in_8_bits_are_near(dtype, d_in, d_out):
     padded = np.pad(w, ((0, groups * GROUP - d_in), (0, 0))).reshape(groups, GROUP, d_out)
     step = np.repeat(np.abs(padded).max(1, keepdims=True) / 127, GROUP, 1).reshape(-1, d_out)
     assert (np.abs(kept - w) <= 0.501 * step[:d_in]).all()
+    same_bits(pack_int8(jnp.asarray(w.T), transposed=True), tiles)
     # What was rounded once stays as it is.
     np.testing.assert_allclose(unpack(pack_int8(kept), d_in, d_out), kept, rtol=1e-6)
 

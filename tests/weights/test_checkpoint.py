@@ -120,6 +120,29 @@ def test_target_round_trip(tmp_path, dtype, config, shard):
         assert len(names) > 5
 
 
+def narrowed(params):
+    """What narrow loading keeps in bfloat16."""
+    return {
+        path: leaf.dtype == jnp.bfloat16
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+@pytest.mark.parametrize("stored", [jnp.float32, jnp.bfloat16])
+def test_kernels_stay_narrow(tmp_path, stored):
+    save_target(tmp_path / "target", TARGET, random_params(TARGET, dtype=stored))
+    save_drafter(tmp_path / "drafter", DRAFTER, random_params(DRAFTER, dtype=stored), IDS)
+    for load, name in ((load_target, "target"), (load_drafter, "drafter")):
+        wide = load(tmp_path / name)[1]
+        loaded = load(tmp_path / name, narrow=True)[1]
+        assert_same_bits(jax.tree.map(lambda x: x.astype("float32"), loaded), wide)
+        for path, narrow in narrowed(loaded).items():
+            assert narrow == (path[-1].key == "kernel" and stored == jnp.bfloat16)
+    # In bfloat16 there is nothing to keep.
+    both = (load_target(tmp_path / "target", jnp.bfloat16, narrow=x)[1] for x in (False, True))
+    assert_same_bits(*both)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700])
 @pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])

@@ -24,6 +24,7 @@ VOCAB = 512
 TRIE = GOLDEN / NAMES[0] / "ngram" / "small.trie"
 
 COMPILE = """
+    import dart_jax  # first, as in programs: it chooses what XLA prints
     import jax
     import numpy as np
     from jax import monitoring

@@ -64,7 +64,8 @@ def _append(
         sequence, head = pl.program_id(0), pl.program_id(1)
         at = jnp.arange(size, dtype=jnp.int32)
         inside = at < kept
-        chosen = load(index_ref.at[sequence, pl.ds(0, size)], inside)
+        # By indices, as JAX refuses a slice that is too long for some of its numbers to be masked.
+        chosen = load(index_ref.at[jnp.full((size,), sequence, jnp.int32), at], inside)
         # Indices for every number: Pallas has no mixture of arrays and slices.
         numbers = (
             jnp.full((size, h), sequence, jnp.int32),

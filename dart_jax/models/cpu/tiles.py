@@ -10,11 +10,12 @@ Tile t holds outputs 32 t to 32 t + 31; zeros are put in place of those that do 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 TILE = 32  # outputs of a tile
 GROUP = 64  # inputs of a group
@@ -30,38 +31,60 @@ def is_packed(weights: jax.Array) -> bool:
     return weights.ndim == 3
 
 
-def packing(weights: WeightsDtype) -> Callable[[jax.Array], jax.Array]:
+class Packing(Protocol):
+    """Stores weights [in, out], float32 or bfloat16, in tiles; or [out, in], if `transposed`."""
+
+    def __call__(self, weights: jax.Array, transposed: bool = False) -> jax.Array: ...
+
+
+def packing(weights_dtype: WeightsDtype) -> Packing:
     """The function that stores weights so."""
-    return pack_int8 if weights == "int8" else pack_exactly
+    return pack_int8 if weights_dtype == "int8" else pack_exactly
 
 
-def pack(weights: jax.Array) -> jax.Array:
-    """Stores weights [in, out], float32 or bfloat16, in tiles of their dtype."""
+# Jitted, so that memory holds little but the weights and the tiles.
+@partial(jax.jit, static_argnames=("transposed", "dtype"))
+def pack(weights: jax.Array, transposed: bool = False, dtype: DTypeLike | None = None) -> jax.Array:
+    """Stores weights in tiles of a dtype, by default their own (see `Packing`)."""
+    weights = (weights.T if transposed else weights).astype(dtype or weights.dtype)
     d_in, d_out = weights.shape
     padded = jnp.pad(weights, ((0, 0), (0, -d_out % TILE)))
     return padded.reshape(d_in, padded.shape[1] // TILE, TILE).swapaxes(0, 1)
 
 
-def pack_exactly(weights: jax.Array) -> jax.Array:
-    """As `pack`, in bfloat16 if that holds the weights' values exactly, as it does those of most
-    published checkpoints."""
-    rounded = weights.astype(jnp.bfloat16)
-    exact = bool(jnp.all(rounded.astype(weights.dtype) == weights))
-    return pack(rounded if exact else weights)
+def pack_exactly(weights: jax.Array, transposed: bool = False) -> jax.Array:
+    """Stores weights in tiles of bfloat16 if that holds their values exactly, as it does those of
+    most published checkpoints; otherwise of their dtype."""
+    exact = bool(_fits_bfloat16(weights))
+    return pack(weights, transposed, jnp.bfloat16 if exact else None)
 
 
 @jax.jit
-def pack_int8(weights: jax.Array) -> jax.Array:
-    """Stores weights [in, out], float32 or bfloat16, in tiles of 8 bits: in each group the weight
-    of the largest magnitude becomes 127 or -127."""
-    d_in, d_out = weights.shape
-    padded = jnp.pad(weights, ((0, -d_in % GROUP), (0, -d_out % TILE))).astype(jnp.float32)
-    groups, tiles = padded.shape[0] // GROUP, padded.shape[1] // TILE
-    values, scales = round_groups(padded.reshape(groups, GROUP, tiles, TILE), 1)
-    values = values.reshape(groups, GROUP // _QUAD, _QUAD, tiles, TILE).transpose(3, 0, 1, 4, 2)
-    scales = jax.lax.bitcast_convert_type(scales.transpose(1, 0, 2), jnp.int8)
-    parts = values.reshape(tiles, groups, -1), scales.reshape(tiles, groups, -1)
-    return jnp.concatenate(parts, axis=-1)
+def _fits_bfloat16(weights: jax.Array) -> jax.Array:
+    return jnp.all(weights.astype(jnp.bfloat16).astype(weights.dtype) == weights)
+
+
+@partial(jax.jit, static_argnames="transposed")
+def pack_int8(weights: jax.Array, transposed: bool = False) -> jax.Array:
+    """Stores weights in tiles of 8 bits: in each group the weight of the largest magnitude becomes
+    127 or -127."""
+    in_axis = 1 if transposed else 0
+    d_in, d_out = weights.shape[in_axis], weights.shape[1 - in_axis]
+    padding = [(0, 0), (0, 0)]
+    padding[in_axis], padding[1 - in_axis] = (0, -d_in % GROUP), (0, -d_out % TILE)
+    padded = jnp.pad(weights, padding)
+
+    def tile(first: jax.Array) -> jax.Array:
+        part = jax.lax.dynamic_slice_in_dim(padded, first, TILE, axis=1 - in_axis)
+        part = (part.T if transposed else part).astype(jnp.float32)
+        values, scales = round_groups(part.reshape(-1, GROUP, TILE), 1)
+        groups = len(values)
+        values = values.reshape(groups, GROUP // _QUAD, _QUAD, TILE).swapaxes(2, 3)
+        parts = values, jax.lax.bitcast_convert_type(scales, jnp.int8)
+        return jnp.concatenate([x.reshape(groups, -1) for x in parts], axis=-1)
+
+    # One after another: memory holds little but the weights and the tiles.
+    return jax.lax.map(tile, jnp.arange(0, padded.shape[1 - in_axis], TILE))
 
 
 def round_groups(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
