@@ -30,6 +30,7 @@ from rich.table import Table
 
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.spread import spread as spread_of
 from eval.compile import compare as compiled
 
 Verdict = Literal["better", "worse", "same", "too few repeats", "different trees"]
@@ -180,13 +181,8 @@ def _rate_change(
     elif min(old) - max(new) > spread:
         verdict = "worse"
     ratio = statistics.median(new) / statistics.median(old)
-    values = _format(old, form), _format(new, form)
+    values = spread_of(old, form), spread_of(new, form)
     return Change(setting, method, metric, *values, ratio, verdict)
-
-
-def _format(values: list[float], form: str) -> str:
-    """Formats the median and half the spread."""
-    return f"{statistics.median(values):{form}} ±{(max(values) - min(values)) / 2:{form}}"
 
 
 def _exact_change(

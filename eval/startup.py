@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
+from dart_jax.programs.spread import spread
 
 PROMPT = "def mean(values):\n"
 
@@ -103,8 +103,7 @@ def run(config: StartupConfig, console: Console) -> None:
         table.add_column(column, justify="right" if column else "left")
     for stage in cold:
         values = [run[stage] for run in warm]
-        spread = (max(values) - min(values)) / 2
-        table.add_row(stage, f"{cold[stage]:.2f}", f"{statistics.median(values):.2f} ±{spread:.2f}")
+        table.add_row(stage, f"{cold[stage]:.2f}", spread(values, ".2f"))
     console.print(table)
     console.print(f"the cache holds {stored / 1e6:.1f} MB")
     if config.json:

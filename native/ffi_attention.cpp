@@ -17,6 +17,13 @@ using Array = ffi::BufferR4<ffi::F32>;
 
 std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimension); }
 
+// Whether a shape begins with these sizes.
+template <class Shape, class... Sizes>
+bool is(const Shape& shape, Sizes... sizes) {
+  std::int64_t i = 0;
+  return ((shape[i++] == sizes) && ...);
+}
+
 // See dart::Heads. `q_scale` and `k_scale` have no elements where there are no norms.
 //
 // `cos` and `sin` have the number of rotated pairs.
@@ -27,10 +34,6 @@ ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos,
   const std::int64_t b = in[0], t = in[1], h = queries[3], pairs = cos.dimensions()[2];
   const std::size_t norms = q_scale.element_count();
   const bool together = norms != 0 && norms != size(h);
-  const auto is = [](const auto& shape, auto... sizes) {
-    std::int64_t i = 0;
-    return ((shape[i++] == sizes) && ...);
-  };
   if (h < 1 || in[2] % h != 0 || !is(queries, b, in[2] / h - 2 * keys[1], t, h) ||
       !is(keys, b, keys[1], t, h) || !is(v->dimensions(), b, keys[1], t, h) || 2 * pairs > h ||
       !is(cos.dimensions(), b, t, pairs) || !is(sin.dimensions(), b, t, pairs) ||
@@ -67,10 +70,6 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_
                      float scale, float cap) {
   const auto queries = q.dimensions(), keys = k.dimensions(), rows = new_k.dimensions();
   const std::int64_t b = queries[0], heads = queries[1], t = queries[2], h = queries[3];
-  const auto is = [](const auto& shape, auto... sizes) {
-    std::int64_t i = 0;
-    return ((shape[i++] == sizes) && ...);
-  };
   const std::int64_t kv_heads = keys[1], n = rows[2];
   if (!is(keys, b, kv_heads, keys[2], h) || !is(v.dimensions(), b, kv_heads, keys[2], h) ||
       !is(rows, b, kv_heads, n, h) || !is(new_v.dimensions(), b, kv_heads, n, h) ||

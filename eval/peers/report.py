@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from dart_jax.programs.provenance import environment, revision
+from dart_jax.programs.spread import spread
 from eval.peers.config import PeersConfig
 from eval.peers.measurement import Measurement
 
@@ -42,8 +43,8 @@ def table(measured: Sequence[Measurement], prompts: int) -> Table:
             each.title,
             each.precision,
             str(each.threads),
-            _spread(each.rates, ",.0f"),
-            "" if each is plain else _spread(each.ratios(plain), ".2f", "x"),
+            spread(each.rates),
+            "" if each is plain else spread(each.ratios(plain), ".2f", "x"),
             f"{statistics.median(each.cpu_rates):,.0f}",
             "" if each is plain else agreement(each),
         )
@@ -60,12 +61,6 @@ def agreement(measured: Measurement) -> str:
 def versions(measured: Sequence[Measurement]) -> dict[str, str]:
     """Versions of all engines' packages."""
     return {name: version for each in measured for name, version in each.versions.items()}
-
-
-def _spread(values: Sequence[float], form: str, unit: str = "") -> str:
-    """Median and half of the spread."""
-    half = (max(values) - min(values)) / 2
-    return f"{statistics.median(values):{form}}{unit} ±{half:{form}}"
 
 
 def as_json(

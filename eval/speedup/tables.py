@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.table import Table
 
+from dart_jax.programs.spread import spread
 from eval.benchmarks.registry import BENCHMARKS
 from eval.methods.measure import Summary
 from eval.methods.registry import METHODS, PLAIN
@@ -129,11 +130,6 @@ def _paper_layout(target: str, settings: Sequence[Setting], key: tuple[float, in
             title = f"the paper's {METHODS[name].title}, all seven"
             lines.append([title, *cells, f"{theirs['mean']:.2f}", f"{theirs['tau']:.2f}", ""])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
-    """Formats the median and half the spread."""
-    return f"{statistics.median(values):{form}}{unit} ±{(max(values) - min(values)) / 2:{form}}"
 
 
 def _table(title: str, *columns: str, first: str) -> Table:

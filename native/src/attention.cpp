@@ -17,12 +17,12 @@ constexpr std::size_t kLeastRows = 8;
 void attend_rows(const Attention& attention, const Kernels& kernels, std::size_t sequence,
                  std::size_t kv_head, std::size_t begin, std::size_t end) {
   const auto length = static_cast<std::size_t>(std::max(attention.length[sequence], 0));
-  const std::size_t used = std::min(length, attention.capacity);
   AttentionRows rows;
   rows.attention = &attention;
   rows.sequence = sequence;
   rows.kv_head = kv_head;
-  rows.stride = in_vectors(used) + in_vectors(attention.new_rows) + kMostLanes;
+  rows.used = std::min(length, attention.capacity);
+  rows.stride = in_vectors(rows.used) + in_vectors(attention.new_rows) + kMostLanes;
   rows.fresh_stride = in_vectors(attention.new_rows);
   const std::size_t most = std::max(kLeastRows, kMostScores / rows.stride);
   const std::size_t count = std::min(most, end - begin);

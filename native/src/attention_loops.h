@@ -13,6 +13,15 @@ namespace {
 
 constexpr float kUnseen = -__builtin_huge_valf();
 
+// Copies Size rows of Size numbers, with these distances between rows, to columns, as all Lanes do.
+template <int Size>
+void transpose_plainly(const float* from, std::size_t from_stride, float* to,
+                       std::size_t to_stride) {
+  for (int i = 0; i < Size; ++i) {
+    for (int c = 0; c < Size; ++c) to[c * to_stride + i] = from[i * from_stride + c];
+  }
+}
+
 // Copies keys [count, h], at most kMostLanes, to columns of [h, kMostLanes]; others become 0.
 template <class Lanes>
 void transpose(const float* keys, std::size_t count, std::size_t size, float* columns) {
@@ -188,9 +197,7 @@ void attend_rows(const AttentionRows& rows) {
   const Attention& all = *rows.attention;
   const std::size_t h = all.head_size, group = all.heads / all.kv_heads, t = all.rows;
   const std::size_t b = rows.sequence, head = b * all.kv_heads + rows.kv_head;
-  const std::int32_t length = all.length[b] < 0 ? 0 : all.length[b];
-  const std::size_t used =
-      static_cast<std::size_t>(length) < all.capacity ? length : all.capacity;
+  const std::size_t used = rows.used;
   const float* const q = all.q + (head * group * t + rows.row) * h;
   const float* const k = all.k + head * all.capacity * h;
   const float* const v = all.v + head * all.capacity * h;

@@ -23,6 +23,7 @@ struct AttentionRows {
   const Attention* attention;
   std::size_t sequence;
   std::size_t kv_head;
+  std::size_t used;     // cached rows
   std::size_t row;      // the first of `rows`; row r belongs to the group's head r / T
   std::size_t rows;
   float* scores;        // [rows, stride]

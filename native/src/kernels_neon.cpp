@@ -29,12 +29,9 @@ struct Neon {
   static void store(float* to, Vector value) { vst1q_f32(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 
-  // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {
-    for (int i = 0; i < kSize; ++i) {
-      for (int c = 0; c < kSize; ++c) to[c * to_stride + i] = from[i * from_stride + c];
-    }
+    transpose_plainly<kSize>(from, from_stride, to, to_stride);
   }
 };
 

@@ -41,12 +41,9 @@ struct Portable {
     for (int i = 0; i < kSize; ++i) sum.values[i] = a.values[i] * b.values[i] + c.values[i];
     return sum;
   }
-  // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {
-    for (int i = 0; i < kSize; ++i) {
-      for (int c = 0; c < kSize; ++c) to[c * to_stride + i] = from[i * from_stride + c];
-    }
+    transpose_plainly<kSize>(from, from_stride, to, to_stride);
   }
 };
 

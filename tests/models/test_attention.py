@@ -19,66 +19,33 @@ from dart_jax.models.attention.compaction import append as append_by
 from dart_jax.models.attention.dense import attend_dense
 from dart_jax.models.attention.flash import _Grid
 from dart_jax.models.attention.heads import HeadNorm, rotated_heads
-from dart_jax.models.attention.segments import Prefix, Scoring, Segment, split_heads
+from dart_jax.models.attention.segments import Scoring, Segment, split_heads
 from dart_jax.models.cache import append
 from dart_jax.models.layers import RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.fusion import fuse
 from dart_jax.models.rope import Rope, rotate
+from tests.support.attention_inputs import AttentionShape, attention_arrays
 
 GPU = Execution("interpret", least_rows=8, fused=True, experts="interpret")
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    batch: int
-    heads: int
-    kv_heads: int
-    rows: int
-    capacity: int
-    head_dim: int
-    window: int | None = None
-    cap: float | None = None
-    dtype: str = "float32"
-
-
 SHAPES = [
-    Shape(1, 8, 2, 5, 640, 64),  # several splits
-    Shape(1, 14, 2, 1, 1300, 32, window=700),  # seven heads to a key head, splits in a window
-    Shape(2, 4, 1, 9, 300, 128, cap=20.0),
-    Shape(2, 4, 4, 3, 200, 16, window=50),
-    Shape(3, 8, 2, 61, 70, 64, dtype="bfloat16"),  # several blocks of queries
-    Shape(1, 4, 2, 130, 64, 16),  # new keys of several blocks
-    Shape(1, 2, 1, 20, 100, 256),  # smaller blocks
+    AttentionShape(1, 8, 2, 5, 640, 64),  # several splits
+    # Seven heads to a key head, splits in a window.
+    AttentionShape(1, 14, 2, 1, 1300, 32, window=700),
+    AttentionShape(2, 4, 1, 9, 300, 128, cap=20.0),
+    AttentionShape(2, 4, 4, 3, 200, 16, window=50),
+    AttentionShape(3, 8, 2, 61, 70, 64, dtype="bfloat16"),  # several blocks of queries
+    AttentionShape(1, 4, 2, 130, 64, 16),  # new keys of several blocks
+    AttentionShape(1, 2, 1, 20, 100, 256),  # smaller blocks
 ]
-
-
-def arrays(shape, seed):
-    rng = np.random.default_rng(seed)
-
-    def normal(*size):
-        return jnp.asarray(rng.standard_normal(size), shape.dtype)
-
-    s = shape
-    lengths = jnp.asarray(rng.integers(0, s.capacity + 1, s.batch), jnp.int32)
-    tree = np.tril(rng.random((s.batch, s.rows, s.rows)) < 0.5) | np.eye(s.rows, dtype=bool)
-    q = normal(s.batch, s.heads, s.rows, s.head_dim)
-    new = Segment(
-        q, *(normal(s.batch, s.kv_heads, s.rows, s.head_dim) for _ in "kv"), jnp.asarray(tree)
-    )
-    first = None
-    if s.window is not None:
-        depth = jnp.asarray(rng.integers(0, 4, (s.batch, s.rows)), jnp.int32)
-        first = jnp.maximum(lengths[:, None] + depth - s.window + 1, 0)
-    cached = (normal(s.batch, s.kv_heads, s.capacity, s.head_dim) for _ in "kv")
-    return new, Prefix(*cached, lengths, first)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernel_computes_what_plain_jax_does(shape):
     scoring = Scoring(cap=shape.cap)
     for seed in range(2):
-        new, prefix = arrays(shape, seed)
+        new, prefix, _ = attention_arrays(shape, seed)
         expected = attend([new], prefix, scoring)
         got = attend([new], prefix, scoring, "interpret")
         assert got.dtype == expected.dtype
@@ -138,7 +105,7 @@ def test_blocks_fit_into_shared_memory(head_dim, itemsize):
 
 def test_rows_beyond_a_sequence_are_never_read():
     """Whatever they hold: the kernel's result does not even become NaN."""
-    new, prefix = arrays(SHAPES[2], 0)
+    new, prefix, _ = attention_arrays(SHAPES[2], 0)
     beyond = ~prefix._replace(first=None).mask[:, :, :, None]
     spoiled = prefix._replace(
         k=jnp.where(beyond, jnp.nan, prefix.k), v=jnp.where(beyond, jnp.nan, prefix.v)
@@ -149,8 +116,8 @@ def test_rows_beyond_a_sequence_are_never_read():
 
 def test_several_segments_are_joined():
     """EAGLE-3's rows see the newest real rows, the drafted rows and the cache."""
-    new, prefix = arrays(SHAPES[0], 0)
-    other, _ = arrays(SHAPES[0], 1)
+    new, prefix, _ = attention_arrays(SHAPES[0], 0)
+    other, *_ = attention_arrays(SHAPES[0], 1)
     one_row = other._replace(q=new.q, mask=jnp.ones((1, 1, 5), bool))
     expected = attend([one_row, new], prefix)
     got = attend([one_row, new], prefix, kernel="interpret")
@@ -159,13 +126,13 @@ def test_several_segments_are_joined():
 
 @pytest.mark.parametrize("head_dim", [8, 80, 512])
 def test_other_head_sizes_are_left_to_plain_jax(head_dim):
-    new, prefix = arrays(dataclasses.replace(SHAPES[0], head_dim=head_dim), 0)
+    new, prefix, _ = attention_arrays(dataclasses.replace(SHAPES[0], head_dim=head_dim), 0)
     got = attend([new], prefix, kernel="interpret")
     np.testing.assert_array_equal(got, attend([new], prefix))
 
 
 def test_a_prefix_is_a_masked_segment():
-    new, prefix = arrays(SHAPES[1], 0)
+    new, prefix, _ = attention_arrays(SHAPES[1], 0)
     at = np.arange(1300)
     assert prefix.first is not None
     seen = (at < prefix.length[0]) & (at >= np.asarray(prefix.first)[0, 0])

@@ -42,10 +42,8 @@ def attend(
     if kernel in ("triton", "interpret") and flash.fits(q, prefix):
         interpret = kernel == "interpret"
         return flash.attend_flash(_joined(segments), prefix, scoring, interpret=interpret)
-    if kernel == "native":
-        new = _joined(segments)
-        if native.fits(new, prefix):
-            return native.attend_native(new, prefix, scoring)
+    if kernel == "native" and native.fits(q, prefix):
+        return native.attend_native(_joined(segments), prefix, scoring)
     if kernel in ("mosaic", "interpret-mosaic") and mosaic.fits(q, prefix):
         interpret = kernel == "interpret-mosaic"
         return mosaic.attend_mosaic(_joined(segments), prefix, scoring, interpret=interpret)

@@ -20,10 +20,10 @@ from dart_jax.models.cpu.foreign import or_nothing
 _MOST_ROWS = 128
 
 
-def fits(new: Segment, prefix: Prefix) -> bool:
+def fits(q: jax.Array, prefix: Prefix) -> bool:
     """Whether the C++ core computes these sizes and dtypes."""
-    alike = new.q.dtype == prefix.k.dtype == prefix.v.dtype == jnp.float32
-    return alike and new.q.shape[3] % 16 == 0 and new.q.shape[2] <= _MOST_ROWS
+    alike = q.dtype == prefix.k.dtype == prefix.v.dtype == jnp.float32
+    return alike and q.shape[3] % 16 == 0 and q.shape[2] <= _MOST_ROWS
 
 
 def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
