@@ -2,6 +2,8 @@
 
 // The handlers defined in ffi.cpp and ffi_*.cpp, in the form that XLA registers.
 void* dart_search_handler();
+void* dart_noise_handler();
+void* dart_noisy_handler();
 void* dart_product_handler();
 void* dart_heads_handler();
 void* dart_attention_handler();

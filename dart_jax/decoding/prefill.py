@@ -19,9 +19,15 @@ from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import process, token_scores
 from dart_jax.decoding.prompts import Prompts
-from dart_jax.decoding.sampling import SamplingValues, draw, mark_seen, penalize_repetition
+from dart_jax.decoding.sampling import (
+    SamplingValues,
+    draw,
+    mark_seen,
+    noise_at,
+    penalize_repetition,
+)
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import draft, emit, exact_products
+from dart_jax.decoding.step import draft, emit, exact_products, noise_of_draft
 from dart_jax.models.cache import KVCache, first_rows, keep_rows, wait_for
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
@@ -195,7 +201,8 @@ def prefill(
         sequences = jnp.pad(known, ((0, 0), (0, capacity - t)), constant_values=-1)
         processors = config.logits.processors
         processed = process(processors, processed, sequences[:, None], length[:, None])
-    first = draw(sampling, processed, seed, length[:, None], jnp.zeros_like(last))
+    noise = noise_at(sampling, seed, length, 1, config.target.vocab_size)
+    first = draw(sampling, processed, noise, jnp.zeros_like(last))
     scores = token_scores(config.logits, sampling, logits, processed, first)
 
     # The drafter's row i joins the feature at i with the token at i + 1.
@@ -241,9 +248,9 @@ def prefill(
         last,
         last=jnp.zeros_like(length),
         start=length - 1,
-        seed=seed,
         sampling=sampling,
         seen=state.seen,
+        noise=noise_of_draft(config, state),
     )
     state, ids, logits = draft(config, state, inputs)
     first = _pad_path(config.max_depth, first)

@@ -7,6 +7,7 @@ node of a draft tree.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 import chex
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
+from dart_jax.models.cpu.noise import add_noise_native, gumbel_noise_native
 from dart_jax.models.cpu.rows import largest
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
@@ -93,21 +95,22 @@ class SamplingValues(NamedTuple):
     repetition_penalty: jax.Array | None = None
 
 
+def greedy(sampling: SamplingValues) -> SamplingValues:
+    """The same without temperature and filters."""
+    return SamplingValues(repetition_penalty=sampling.repetition_penalty)
+
+
 def draw(
-    sampling: SamplingValues,
-    logits: jax.Array,
-    seed: jax.Array,
-    position: jax.Array,
-    levels: jax.Array,
+    sampling: SamplingValues, logits: jax.Array, noise: jax.Array | None, levels: jax.Array
 ) -> jax.Array:
     """Draws one token per node, from logits with the repetition penalty (`penalize_repetition`).
 
     Args:
       sampling: see `SamplingValues`.
       logits: float32 [B, T, V].
-      seed: uint32 scalar.
-      position: int32 [B, P], absolute position of the tokens drawn at each level.
-      levels: int32 [B, T], the level of each node; its noise is that of `position[level]`.
+      noise: float32 [B, P, V], `gumbel_noise` of the positions drawn at each level; not used in
+        greedy decoding.
+      levels: int32 [B, T], the level of each node.
 
     Returns:
       int32 [B, T]; -1 where the logits are NaN.
@@ -116,8 +119,10 @@ def draw(
     chex.assert_type(logits, jnp.float32)
     if sampling.temperature is None:
         return _argmax(logits)
+    assert noise is not None
+    if not filters(sampling):
+        return _argmax(add_noise(sampling, logits, noise, levels))
     logits = _scale(sampling, logits)
-    noise = gumbel_noise(seed, position, logits.shape[-1])
     noise = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
     # Min-p takes its probabilities from what top-p leaves, so then the threshold is needed.
     if sampling.top_p is not None and sampling.min_p is None:
@@ -300,8 +305,71 @@ def _nucleus_threshold(probability: jax.Array, top_p: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(low, jnp.float32)
 
 
+def filters(sampling: SamplingValues) -> bool:
+    """Whether top-k, top-p or min-p leave tokens out."""
+    return any(x is not None for x in (sampling.top_k, sampling.top_p, sampling.min_p))
+
+
+def add_noise(
+    sampling: SamplingValues,
+    logits: jax.Array,
+    noise: jax.Array,
+    levels: jax.Array,
+    ids: jax.Array | None = None,
+) -> jax.Array:
+    """Divides logits by the temperature, up to a constant, and adds noise.
+
+    Args:
+      sampling: has a temperature.
+      logits: float32 [B, T, size].
+      noise: float32 [B, P, V], see `draw`.
+      levels: int32 [B, T], the rows' columns of the noise.
+      ids: int32 [size], the logits' tokens; None if they are all V.
+
+    Returns:
+      float32 [B, T, size]; rows that hold NaN become NaN.
+    """
+
+    def plainly(logits, temperature, noise, levels, *ids):
+        rows = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
+        for chosen in ids:
+            rows = jnp.take(rows, chosen, axis=-1)
+        return _scale(sampling, logits) + rows
+
+    def natively(logits, temperature, noise, levels, *ids):
+        return add_noise_native(logits, temperature, noise, levels, *ids or (None,))
+
+    chosen = () if ids is None else (ids,)
+    on_cpu = natively if available() else plainly
+    return jax.lax.platform_dependent(
+        logits, sampling.temperature, noise, levels, *chosen, cpu=on_cpu, default=plainly
+    )
+
+
+def noise_at(
+    sampling: SamplingValues, seed: jax.Array, first: jax.Array, count: int, vocab: int
+) -> jax.Array | None:
+    """`gumbel_noise` of `count` positions from `first`, int32 [B], on; None in greedy decoding."""
+    if sampling.temperature is None:
+        return None
+    return gumbel_noise(seed, first[:, None] + jnp.arange(count, dtype=jnp.int32)[None], vocab)
+
+
 def gumbel_noise(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
     """Gumbel noise float32 [B, P, V]; row b's depends only on (seed, b, position).
+
+    Args:
+      seed: uint32 scalar.
+      position: int32 [B, P].
+      vocab: V.
+    """
+    plain = partial(_gumbel_noise, vocab=vocab)
+    on_cpu = partial(gumbel_noise_native, vocab=vocab) if available() else plain
+    return jax.lax.platform_dependent(seed, position, cpu=on_cpu, default=plain)
+
+
+def _gumbel_noise(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
+    """By JAX alone.
 
     Threefry whatever JAX's default is: "rbg" gives other numbers to the same key in a batch of
     another size, so plain decoding and a draft tree would not draw alike.

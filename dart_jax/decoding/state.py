@@ -34,6 +34,8 @@ class DecodeConfig:
       candidates: top-k tokens per drafted position that a DART drafter passes to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
       logits: processors of the target's logits, and what is reported about them.
+      coupled: whether drafts are ranked with the noise of the target's draws (see
+        `drafting.coupling`); changes how many are accepted, never the output.
       imposed_tau: average number of tokens emitted per verification, regardless of the target's
         draws, to measure speed only (see `accept.impose_tau`); None for real acceptance.
       execution: how the models are computed; the platform's own by default.
@@ -45,6 +47,7 @@ class DecodeConfig:
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
     logits: LogitsConfig = LogitsConfig()
+    coupled: bool = True
     imposed_tau: float | None = None
     execution: Execution = dataclasses.field(default_factory=Execution.here)
 
@@ -86,6 +89,11 @@ class DecodeConfig:
         nodes = min(self.nodes, 1)
         return DecodeConfig(self.target, self.drafter, nodes, execution=self.execution)
 
+    @property
+    def couples(self) -> bool:
+        """Whether the method drafts with the noise of the target's draws."""
+        return self.coupled and self.drafting is not None and self.drafting.couples
+
     def capacity(self, max_length: int) -> int:
         """Cache rows needed for sequences of up to `max_length` tokens.
 
@@ -110,6 +118,7 @@ class DecodeConfig:
         "tokens",
         "scores",
         "trees",
+        "noise",
     ],
     meta_fields=[],
 )
@@ -132,6 +141,8 @@ class DecodeState:
       tokens: int32 [B, S], the sequences up to the root, then -1; None without logits processors.
       scores: what is reported about the tokens that the last step emitted; None if nothing is.
       trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
+      noise: float32 [B, depth + 1, V], of the draws after the root and after nodes of each depth,
+        with which the next trees were drafted; None if they were drafted without.
     """
 
     target_cache: KVCache
@@ -146,6 +157,7 @@ class DecodeState:
     tokens: jax.Array | None = None
     scores: TokenScores | None = None
     trees: jax.Array | None = None
+    noise: jax.Array | None = None
 
     @property
     def active(self) -> jax.Array:

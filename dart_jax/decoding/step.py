@@ -22,7 +22,7 @@ from dart_jax.decoding.accept import accept, impose_tau
 from dart_jax.decoding.drafting import DraftInput
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
-from dart_jax.decoding.sampling import draw, mark_seen, penalize_repetition
+from dart_jax.decoding.sampling import draw, mark_seen, noise_at, penalize_repetition
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,
@@ -140,7 +140,11 @@ def accept_and_compact(
         if state.tokens is not None:
             sequences = sequences_at_nodes(state.tokens, start, tree, mask)
             logits = process(config.logits.processors, logits, *sequences)
-        drawn = draw(state.sampling, logits, state.seed, positions + 1, tree.depth)
+        noise = state.noise
+        if noise is None:
+            vocab = logits.shape[-1]
+            noise = noise_at(state.sampling, state.seed, start + 1, depth + 1, vocab)
+        drawn = draw(state.sampling, logits, noise, tree.depth)
         if config.imposed_tau is None:
             accepted = accept(tree, mask, drawn, depth)
         else:
@@ -182,10 +186,19 @@ def draft_input(
         path.positions,
         last=jnp.maximum(path.count - 1, 0),
         start=path.start,
-        seed=state.seed,
         sampling=state.sampling,
         seen=state.seen,
+        noise=noise_of_draft(config, state),
     )
+
+
+def noise_of_draft(config: DecodeConfig, state: DecodeState) -> jax.Array | None:
+    """The noise of the draws that will verify the next trees, if they are drafted with it."""
+    if not config.couples:
+        return None
+    rows, vocab = config.max_depth + 1, config.target.vocab_size
+    with jax.named_scope("noise"):
+        return noise_at(state.sampling, state.seed, state.length + 1, rows, vocab)
 
 
 def pack(
@@ -263,7 +276,8 @@ def draft(
     if config.drafting is not None:
         with jax.named_scope("draft"):
             draft_state, proposal = config.drafting(state.draft_state, inputs)
-        state = dataclasses.replace(state, draft_state=draft_state, trees=proposal.trees)
+        trees, noise = proposal.trees, inputs.noise
+        state = dataclasses.replace(state, draft_state=draft_state, trees=trees, noise=noise)
         candidates = proposal.candidates or candidates
     return state, *candidates
 

@@ -254,6 +254,7 @@ class TextGenerator:
         use_ngram: bool = True,
         search: SearchConfig | None = None,
         logits: LogitsConfig = LogitsConfig(),
+        coupled: bool = True,
         loop: Loop | None = None,
     ) -> Decoder:
         """Returns a decoder with draft trees of `nodes` nodes.
@@ -267,6 +268,7 @@ class TextGenerator:
           search: parameters of a DART drafter's search; unused when only the
             n-gram model drafts.
           logits: processors of the target's logits, and what is reported about them.
+          coupled: whether drafts are ranked with the noise of the target's draws.
           loop: see `Decoder`; None for the platform's fastest.
 
         Raises:
@@ -283,7 +285,14 @@ class TextGenerator:
         if nodes and self.drafter is None:
             raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
         drafter = self.drafter if nodes else None
-        config = DecodeConfig(self.target, drafter, nodes, logits=logits, execution=self.execution)
+        config = DecodeConfig(
+            self.target,
+            drafter,
+            nodes,
+            logits=logits,
+            coupled=coupled,
+            execution=self.execution,
+        )
         pruner = None
         if config.searches:
             if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):

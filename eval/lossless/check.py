@@ -56,7 +56,14 @@ class Lossless:
     ) -> Decoder:
         """Returns a decoder. Its trees are deep ones, which test the most."""
         tree = Tree(nodes, max(LEVEL_DECAYS))
-        return decoder(self.models[name], tree, max_length=length, sampling=sampling, loop=loop)
+        return decoder(
+            self.models[name],
+            tree,
+            max_length=length,
+            sampling=sampling,
+            loop=loop,
+            coupled=not self.config.no_coupling,
+        )
 
     def trees(self) -> list[tuple[str, int, Loop]]:
         """Returns method, nodes and loop of every comparison."""

@@ -39,6 +39,9 @@ class MethodChoice(ModelChoice):
     draft_model: str | None = None
     """Directory or hub repository of a small model with the target's vocabulary, for sps; the demo
     model has one."""
+    no_coupling: bool = False
+    """Draft without the noise of the target's draws, which is known before; matters only with a
+    temperature, and never changes the output."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,6 +170,7 @@ def decoder(
     sampling: Sampling,
     loop: Loop | None = None,
     acceptance: float | None = None,
+    coupled: bool = True,
 ) -> Decoder:
     """Returns the decoder of a method.
 
@@ -179,6 +183,7 @@ def decoder(
         loop.
       acceptance: imposed tau: tokens that every verification emits, whatever the target samples;
         stop tokens are then ignored. Trees must be deep enough.
+      coupled: whether drafts are ranked with the noise of the target's draws.
     """
     search = None if tree.level_decay is None else SearchConfig(level_decay=tree.level_decay)
     result = model.decoder(
@@ -187,6 +192,7 @@ def decoder(
         sampling=sampling,
         stop=None if acceptance is None else (),
         search=search,
+        coupled=coupled,
         loop=loop if tree.nodes else "fused",
     )
     if acceptance is None or not tree.nodes:

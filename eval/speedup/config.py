@@ -24,6 +24,9 @@ from eval.methods.registry import PLAIN, MethodChoice
 
 DEMO = "demo"
 
+# Options that --paper stands for.
+PAPER = {"tree_nodes": 60, "level_decay": 0.7, "no_coupling": True}
+
 # Warm-up prompts for choosing trees; more if the batch is larger.
 _WARM_UP = 4
 
@@ -60,6 +63,8 @@ class SpeedupConfig(MethodChoice):
     level_decay: Literal["auto"] | float = "auto"
     """Exponent of the tree search's level weight, 0.7 in the paper; auto uses the faster of 0.7 and
     2.5 on warm-up prompts, or 0.7 with --acceptance."""
+    paper: bool = False
+    """The paper's setting: trees of 60 nodes, level decay 0.7, no coupling."""
     acceptance: float | None = None
     """Impose this tau: every verification emits this many tokens on average, whatever the target
     predicts, and stop tokens are ignored. Measures speed independently of the drafter's quality;
@@ -86,6 +91,11 @@ class SpeedupConfig(MethodChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.paper:
+            if (self.tree_nodes, self.level_decay) != ("auto", "auto"):
+                raise UserError("--paper chooses the trees; leave out --tree-nodes, --level-decay")
+            for name, value in PAPER.items():
+                object.__setattr__(self, name, value)
         for name in ("max_new_tokens", "prompts", "repeats"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")

@@ -61,6 +61,7 @@ class Speedup:
             sampling=sampling,
             loop=None if self.config.loop == "auto" else self.config.loop,
             acceptance=self.config.acceptance,
+            coupled=not self.config.no_coupling,
         )
 
     def tree(self, name: str, workload: Workload, sampling: Sampling, batch_size: int) -> Tree:

@@ -7,6 +7,7 @@
 #include "dart/attention.h"
 #include "dart/instructions.h"
 #include "dart/int8.h"
+#include "dart/noise.h"
 #include "dart/packed_product.h"
 #include "dart/rows.h"
 
@@ -36,6 +37,12 @@ struct AttentionRows {
 // Computes a product's outputs of tiles [first, last), without bias and residual.
 using MultiplyTiles = void (*)(const PackedProduct& product, std::size_t first, std::size_t last);
 
+// A key of JAX's random numbers.
+struct ThreefryKey {
+  std::uint32_t first;
+  std::uint32_t second;
+};
+
 struct Kernels {
   MultiplyTiles multiply;  // weights in float32 or bfloat16
   void (*normalize)(const Norm& norm, const float* x, std::size_t rows, float* y);
@@ -45,6 +52,9 @@ struct Kernels {
   void (*largest)(const float* x, std::size_t rows, std::size_t size, std::size_t count,
                   float* values, std::int32_t* indices);
   void (*attend)(const AttentionRows& rows);
+  ThreefryKey (*fold)(const ThreefryKey& key, std::uint32_t data);
+  void (*add_noise)(const NoisyLogits& logits);
+  void (*gumbel)(const ThreefryKey& key, std::size_t begin, std::size_t end, float* out);
 };
 
 // Null if not built for this kind of processor.

@@ -7,6 +7,7 @@ import pytest
 
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.sampling import Sampling, SamplingValues, gumbel_noise
+from tests.support.draws import draw_at
 
 NODES = 6
 
@@ -47,7 +48,7 @@ def bisected(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
     return logits
 
 
-draw = jax.jit(sampling_module.draw)
+draw = jax.jit(draw_at)
 scale_and_filter = jax.jit(sampling_module.scale_and_filter)
 
 

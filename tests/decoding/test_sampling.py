@@ -13,12 +13,13 @@ from scipy.stats import chisquare
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.sampling import Sampling, penalize_repetition
 from dart_jax.errors import UserError
+from tests.support.draws import draw_at
 
 VOCAB = 40
 
 filter_jitted, draw_jitted = (
     jax.jit(sampling_module.filter_logits),
-    jax.jit(sampling_module.draw),
+    jax.jit(draw_at),
 )
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dart_jax.decoding import step as step_module
 from dart_jax.decoding.accept import accept
-from dart_jax.decoding.sampling import Sampling, draw
+from dart_jax.decoding.sampling import Sampling, draw, gumbel_noise
 from dart_jax.model import DartModel
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.pure import init_params
@@ -235,9 +235,9 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
     save_target(tmp_path, TARGET, target, eos=(0,))
     shutil.copy(f"{pair['target']}/tokenizer.json", tmp_path)
 
-    def last(sampling, logits, seed, position, levels):
+    def last(sampling, logits, noise, levels):
         if levels.shape[1] == 1:
-            return draw(sampling, logits, seed, position, levels)
+            return draw(sampling, logits, noise, levels)
         return (logits.shape[2] - 1 - jnp.argmax(logits[:, :, ::-1], axis=2)).astype(jnp.int32)
 
     broken("draw", last)
@@ -257,12 +257,14 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
 def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
     """The outputs are equal; the distribution is wrong."""
 
-    def wrong(sampling, logits, seed, position, levels):
-        if mistake == "temperature":
-            return draw(sampling, logits * 1.25, seed, position, levels)
-        return draw(sampling, logits, seed, position // 2 * 2, levels)
+    def hotter(sampling, logits, noise, levels):
+        return draw(sampling, logits * 1.25, noise, levels)
 
-    broken("draw", wrong)
+    def repeated(sampling, seed, first, count, vocab):
+        position = first[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        return gumbel_noise(seed, position // 2 * 2, vocab)
+
+    broken(*(("draw", hotter) if mistake == "temperature" else ("noise_at", repeated)))
     settings = {"temperature": (1.5,), "tree_nodes": (8,), "loop": ("fused",), "top_k": 0}
     passed, text, content = check(top_p=1.0, samples=2048, **settings)
     assert not passed

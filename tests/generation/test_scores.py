@@ -11,9 +11,10 @@ import tiny_model
 
 from dart_jax.decoding.compilation import measure_compilation
 from dart_jax.decoding.logits import LogitsConfig, token_scores
-from dart_jax.decoding.sampling import Sampling, draw
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
+from tests.support.draws import draw_at
 
 PROMPTS = ["def heappush(heap, item):\n", "import os\n"]
 SAMPLED = {"temperature": 0.7, "top_k": 12, "repetition_penalty": 1.2, "seed": 3}
@@ -93,7 +94,7 @@ def test_the_drawn_token_has_a_finite_score(temperature):
     logits = np.array([[[9, 3, 1], [1, -1e-9, -2e-9], [5, -np.inf, -1e30]]], np.float32)
     sampling = Sampling(temperature, top_k=2).values()
     zero = jnp.zeros((1, 3), jnp.int32)
-    tokens = draw(sampling, jnp.asarray(logits), jnp.uint32(0), zero, zero)
+    tokens = draw_at(sampling, jnp.asarray(logits), jnp.uint32(0), zero, zero)
     made = token_scores(LogitsConfig(scores=True), sampling, logits, jnp.asarray(logits), tokens)
     assert made is not None
     scores = np.asarray(made.scores)

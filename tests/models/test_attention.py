@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED
-from tiny_configs import copied
 
 from dart_jax.decoding.loop import generate_fused, generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
@@ -26,6 +25,7 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.fusion import fuse
 from dart_jax.models.rope import Rope, rotate
 from tests.support.attention_inputs import AttentionShape, attention_arrays
+from tests.support.tiny_configs import copied
 
 GPU = Execution("interpret", least_rows=8, fused=True, experts="interpret")
 

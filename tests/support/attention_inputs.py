@@ -43,7 +43,7 @@ def attention_arrays(shape, seed, length=None):
     length = jnp.broadcast_to(jnp.asarray(length, jnp.int32), (b,))
     first = None
     if shape.window is not None:
-        depth = jnp.asarray(rng.integers(0, 4, (b, t)), jnp.int32)
+        depth = jnp.asarray(rng.integers(0, max(t, 4), (b, t)), jnp.int32)
         first = jnp.maximum(length[:, None] + depth - shape.window + 1, 0)
     empty = (jnp.arange(shape.capacity)[None] >= length[:, None])[:, None, :, None]
     k, v = (normal(b, shape.kv_heads, shape.capacity, h) for _ in range(2))

@@ -53,9 +53,10 @@ class DraftInput(NamedTuple):
       positions: int32 [B, P].
       last: int32 [B], index of the last real row, the anchor; rows after it are padding.
       start: int32 [B], number of rows before these.
-      seed: uint32 scalar, seed of the target's draws.
       sampling: how the target samples.
       seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
+      noise: float32 [B, depth + 1, V], of the target's draws after the root and after nodes of each
+        depth; None if the method must do without.
     """
 
     target: Target
@@ -66,9 +67,9 @@ class DraftInput(NamedTuple):
     positions: jax.Array
     last: jax.Array
     start: jax.Array
-    seed: jax.Array
     sampling: SamplingValues
     seen: jax.Array | None
+    noise: jax.Array | None
 
 
 class Proposal(NamedTuple):
@@ -104,6 +105,11 @@ class DraftingMethod(abc.ABC):
     @property
     def searches(self) -> bool:
         """Whether trees come from the host's search."""
+        return False
+
+    @property
+    def couples(self) -> bool:
+        """Whether the method ranks what it drafts with the noise of the target's draws."""
         return False
 
     @property

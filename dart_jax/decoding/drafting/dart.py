@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
+from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.drafter_config import DrafterConfig
@@ -40,6 +41,11 @@ class Dart(DraftingMethod):
         return True
 
     @property
+    def couples(self) -> bool:
+        """True: candidates are ranked with the noise."""
+        return True
+
+    @property
     def candidates(self) -> int:
         """Candidates per drafted position, k."""
         return min(self.max_candidates, self.config.draft_vocab_size)
@@ -57,7 +63,10 @@ class Dart(DraftingMethod):
     def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
         logits, rows = self.forward(draft_state, inputs)
-        ids, logits = self.top_candidates(inputs.params["draft_ids"], logits)
+        draft_ids, noise = inputs.params["draft_ids"], inputs.noise
+        noise = None if noise is None else noise[:, : logits.shape[1]]
+        logits = coupled(inputs, logits, draft_ids, noise)
+        ids, logits = self.top_candidates(draft_ids, logits)
         cache = extend(draft_state, rows, wait_for(ids, inputs.start))
         return cache, Proposal(candidates=(ids, logits))
 

@@ -1,9 +1,10 @@
 """Speculative sampling with a small model of the target's kind (Leviathan et al., arXiv 2211.17192;
 Chen et al., arXiv 2302.01318): it drafts the next N tokens autoregressively.
 
-With a temperature it samples with the target's own noise at each position, so that both draw the
-same token wherever their distributions are alike. As with every drafting method, the target's draws
-are unchanged; the original method instead accepts drafts by a separate random number.
+With a temperature it samples with the target's own noise at each position (`coupling.py`), so that
+both draw the same token wherever their distributions are alike; or, without the noise, it drafts
+the most likely tokens. As with every drafting method, the target's draws are unchanged; the
+original method instead accepts drafts by a separate random number.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
-from dart_jax.decoding.sampling import draw, mark_seen, penalize_repetition
+from dart_jax.decoding.sampling import draw, greedy, mark_seen, penalize_repetition
 from dart_jax.decoding.tree import chain
 from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.config import TargetConfig
@@ -33,6 +34,11 @@ class DraftModel(DraftingMethod):
 
     config: TargetConfig
     nodes: int
+
+    @property
+    def couples(self) -> bool:
+        """True: it samples with the noise."""
+        return True
 
     def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
         """Reads rows of the prompts; see the base class."""
@@ -58,30 +64,37 @@ class DraftModel(DraftingMethod):
         causal = jnp.tril(jnp.ones((1, 2, 2), bool))
         out = model(tokens, positions, causal, draft_state, place[:, 0])
 
-        def next_token(hidden: jax.Array, at: jax.Array, seen: jax.Array | None) -> jax.Array:
-            logits = model.logits(hidden)
-            if seen is not None and inputs.sampling.repetition_penalty is not None:
-                logits = penalize_repetition(
-                    inputs.sampling.repetition_penalty, logits, seen[:, None]
-                )
-            return draw(inputs.sampling, logits, inputs.seed, at, jnp.zeros_like(at))
+        sampling = inputs.sampling if inputs.noise is not None else greedy(inputs.sampling)
 
+        def next_token(
+            hidden: jax.Array, noise: jax.Array | None, seen: jax.Array | None
+        ) -> jax.Array:
+            logits = model.logits(hidden)
+            if seen is not None and sampling.repetition_penalty is not None:
+                logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
+            return draw(sampling, logits, noise, jnp.zeros_like(place))
+
+        # One level after another, each [B, 1, V].
+        noise = None if inputs.noise is None else jnp.swapaxes(inputs.noise, 0, 1)[:, :, None]
         at = place + 2
-        first = next_token(out.hidden[:, 1:], at, inputs.seen)
+        first = next_token(out.hidden[:, 1:], None if noise is None else noise[0], inputs.seen)
         draft_state = extend(draft_state, out.rows, wait_for(first, place[:, 0]))
 
-        def grow(carry: tuple[KVCache, jax.Array, jax.Array, jax.Array | None], _: None):
+        def grow(
+            carry: tuple[KVCache, jax.Array, jax.Array, jax.Array | None], noise: jax.Array | None
+        ):
             cache, token, at, seen = carry
             seen = None if seen is None else mark_seen(seen, token)
             out = model(token, at, jnp.ones((1, 1, 1), bool), cache, at[:, 0])
-            drafted = next_token(out.hidden, at + 1, seen)
+            drafted = next_token(out.hidden, noise, seen)
             # Rows of drafted tokens are written after the sequence; the next call overwrites those
             # of rejected tokens.
             cache = extend(cache, out.rows, wait_for(drafted, at[:, 0]))
             return (cache, drafted, at + 1, seen), drafted
 
         carry = (draft_state, first, at, inputs.seen)
-        (draft_state, *_), later = jax.lax.scan(grow, carry, None, self.nodes - 1)
+        rest = None if noise is None else noise[1 : self.nodes]
+        (draft_state, *_), later = jax.lax.scan(grow, carry, rest, self.nodes - 1)
         drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)
         count = jnp.full_like(inputs.last, self.nodes)
         return draft_state, Proposal(chain(root, drafted, count))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
+from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.models.cache import KVCache, extend, keep_rows, wait_for
 from dart_jax.models.drafter_config import Eagle3Config
@@ -30,6 +33,11 @@ class Eagle3(DraftingMethod):
         """Maximum depth of a tree."""
         return min(self.tree.levels, self.nodes)
 
+    @property
+    def couples(self) -> bool:
+        """True: nodes are ranked with the noise."""
+        return True
+
     def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config, rows.params["drafter"], rows.target.execution)
@@ -40,6 +48,13 @@ class Eagle3(DraftingMethod):
 
     def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
+
+        def couple(log_probs: jax.Array, level: jax.Array) -> jax.Array:
+            if inputs.noise is None:
+                return log_probs
+            noise = jax.lax.dynamic_slice_in_dim(inputs.noise, level, 1, axis=1)
+            return jax.nn.log_softmax(coupled(inputs, log_probs, inputs.params["draft_ids"], noise))
+
         trees, rows = draft_tree(
             self.tree,
             bind(self.config, inputs.params["drafter"], inputs.target.execution),
@@ -52,5 +67,6 @@ class Eagle3(DraftingMethod):
             self.nodes,
             draft_state,
             inputs.start,
+            couple,
         )
         return extend(draft_state, rows, wait_for(trees, inputs.start)), Proposal(trees)

@@ -53,6 +53,14 @@ class Eagle3Tree:
         return self.depth + 1
 
 
+# Changes the log-probabilities, float32 [B, T, Vd], of the tokens after rows of a depth.
+Couple = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def _as_they_are(log_probs: jax.Array, level: jax.Array) -> jax.Array:
+    return log_probs
+
+
 class _Candidates(NamedTuple):
     """Candidate nodes of the tree, each array [B, candidates].
 
@@ -101,6 +109,7 @@ def draft_tree(
     nodes: int,
     cache: KVCache | None = None,
     length: jax.Array | None = None,
+    couple: Couple = _as_they_are,
 ) -> tuple[jax.Array, KVCache]:
     """Drafts a tree after the last real row.
 
@@ -120,6 +129,7 @@ def draft_tree(
       nodes: tree nodes without the root, N; static. If fewer are drafted, the rest stay unused.
       cache: keys and values of earlier real rows; None for no prefix.
       length: int32 [B], valid rows of the cache.
+      couple: see `Couple`.
 
     Returns:
       The packed trees, int32 [B, 3, N + 1] (see `dart_jax.decoding.tree`), nodes sorted by depth;
@@ -134,7 +144,7 @@ def draft_tree(
     top_k = min(settings.top_k, draft_ids.shape[0], max(nodes, 1))
     # A tree of N nodes has at most N levels.
     depth = max(min(settings.depth, nodes - 1), 1)
-    propose = functools.partial(_propose, drafter, draft_ids, top_k)
+    propose = functools.partial(_propose, drafter, draft_ids, top_k, couple)
 
     # Only the last real row proposes tokens; the others only contribute keys and values.
     at = last[:, None]
@@ -149,7 +159,7 @@ def draft_tree(
     start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, next_tokens))
     hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, [newest], prefix)
     root_score = jnp.zeros((b, 1), jnp.float32)
-    first = propose(hidden, root_score, jnp.zeros_like(at))
+    first = propose(jnp.int32(0), hidden, root_score, jnp.zeros_like(at))
 
     row = jnp.arange(top_k, dtype=jnp.int32)
     slot = jnp.arange(depth * top_k, dtype=jnp.int32)  # one per drafted row
@@ -166,7 +176,7 @@ def draft_tree(
         )
         lineage = rows.lineage | (slot[None] == own[:, None])[None]
         hidden = drafter(rows.hidden, inputs, position, [newest, (k, v, lineage)], prefix)
-        proposed = propose(hidden, rows.chosen.scores, rows.numbers)
+        proposed = propose(level, hidden, rows.chosen.scores, rows.numbers)
 
         _, best = jax.lax.top_k(proposed.scores, top_k)
         parent = best // top_k
@@ -199,6 +209,8 @@ def _propose(
     drafter: Eagle3Drafter,
     draft_ids: jax.Array,
     top_k: int,
+    couple: Couple,
+    level: jax.Array,
     hidden: jax.Array,
     scores: jax.Array,
     numbers: jax.Array,
@@ -209,11 +221,13 @@ def _propose(
       drafter: computes the probabilities.
       draft_ids: int32 [Vd].
       top_k: tokens per row.
+      couple: see `Couple`.
+      level: int32 scalar, the rows' depth.
       hidden: [B, T, D], the layer's output.
       scores: float32 [B, T], the rows' scores.
       numbers: int32 [B, T], the rows' numbers.
     """
-    log_probs, ids = exact_top_k(drafter.log_probs(hidden), top_k)
+    log_probs, ids = exact_top_k(couple(drafter.log_probs(hidden), level), top_k)
     tokens = jnp.take(draft_ids, ids).reshape(ids.shape[0], -1)
     return _Candidates(
         scores=(scores[:, :, None] + log_probs).reshape(tokens.shape),

@@ -1,0 +1,46 @@
+// The Gumbel noise of draws from a vocabulary.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dart/instructions.h"
+
+namespace dart {
+
+// Noise of B x P rows of V numbers: that of row b and column p is what jax.random.gumbel gives, up
+// to rounding, with the key fold_in(fold_in(key(seed, impl="threefry2x32"), b), position).
+struct Noise {
+  std::uint32_t seed;
+  const std::int32_t* positions;  // [B, P]
+  std::size_t sequences;          // B
+  std::size_t columns;            // P
+  std::size_t vocabulary;         // V
+  float* out;                     // [B, P, V]
+};
+
+// Computes noise in this thread and in at most `threads - 1` others, fewer if there is little.
+void make_noise(const Noise& noise, Instructions instructions, std::size_t threads);
+
+// Logits of rows of B sequences, divided by a temperature up to a constant, plus noise:
+//
+//   y[b, t, i] = (x[b, t, i] - max(x[b, t])) * scale + noise[b, levels[b, t], ids[i]]
+//
+// A row that holds NaN becomes NaN. Levels and ids beyond the ends are those of the ends.
+struct NoisyLogits {
+  const float* x;               // [B, T, size]
+  const float* noise;           // [B, P, V]
+  const std::int32_t* levels;   // [B, T]
+  const std::int32_t* ids;      // [size]; null for the numbers from 0, then size is V
+  float* y;                     // [B, T, size]
+  float scale;
+  std::size_t sequences;        // B
+  std::size_t rows;             // T
+  std::size_t columns;          // P
+  std::size_t vocabulary;       // V
+  std::size_t size;
+};
+
+void add_noise(const NoisyLogits& logits, Instructions instructions);
+
+}  // namespace dart

@@ -1,0 +1,124 @@
+// The inner loops of noise.h, included by each kernels_<instructions>.cpp; see row_loops.h for what
+// is alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+#include "row_loops.h"
+
+namespace dart {
+namespace {
+
+// One block of Threefry-2x32 with 20 rounds (Salmon et al., 2011).
+inline void threefry(const ThreefryKey& key, std::uint32_t& x0, std::uint32_t& x1) {
+  const std::uint32_t keys[3] = {key.first, key.second, 0x1bd11bdau ^ key.first ^ key.second};
+  const auto rounds = [&](int a, int b, int c, int d, int at) {
+    const auto round = [&](int by) {
+      x0 += x1;
+      x1 = (x1 << by | x1 >> (32 - by)) ^ x0;
+    };
+    round(a);
+    round(b);
+    round(c);
+    round(d);
+    x0 += keys[at % 3];
+    x1 += keys[(at + 1) % 3] + static_cast<std::uint32_t>(at);
+  };
+  x0 += keys[0];
+  x1 += keys[1];
+  rounds(13, 15, 26, 6, 1);
+  rounds(17, 29, 16, 24, 2);
+  rounds(13, 15, 26, 6, 3);
+  rounds(17, 29, 16, 24, 4);
+  rounds(13, 15, 26, 6, 5);
+}
+
+// The natural logarithm of a normal number, to about 2 units in the last place.
+inline float logarithm(float x) {
+  constexpr std::uint32_t kRootOfHalf = 0x3f3504f3u;
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  // x = m 2^e, with m from sqrt(1/2) to sqrt(2).
+  const std::int32_t e = static_cast<std::int32_t>(bits - kRootOfHalf) >> 23;
+  bits -= static_cast<std::uint32_t>(e) << 23;
+  float m;
+  __builtin_memcpy(&m, &bits, sizeof m);
+  const float f = m - 1.0f, square = f * f, exponent = static_cast<float>(e);
+  float y = 7.0376836292e-2f;
+  y = y * f - 1.1514610310e-1f;
+  y = y * f + 1.1676998740e-1f;
+  y = y * f - 1.2420140846e-1f;
+  y = y * f + 1.4249322787e-1f;
+  y = y * f - 1.6668057665e-1f;
+  y = y * f + 2.0000714765e-1f;
+  y = y * f - 2.4999993993e-1f;
+  y = y * f + 3.3333331174e-1f;
+  y = y * f * square - 2.12194440e-4f * exponent - 0.5f * square;
+  return f + y + 0.693359375f * exponent;
+}
+
+// Numbers [begin, end) of a key.
+void gumbel_numbers(const ThreefryKey& key, std::size_t begin, std::size_t end, float* out) {
+  constexpr float kLeast = 1.17549435e-38f;  // 0 becomes this; others do not change
+  for (std::size_t i = begin; i < end; ++i) {
+    std::uint32_t x0 = 0, x1 = static_cast<std::uint32_t>(i);
+    threefry(key, x0, x1);
+    const std::uint32_t bits = (x0 ^ x1) >> 9 | 0x3f800000u;  // from 1 to 2
+    float uniform;
+    __builtin_memcpy(&uniform, &bits, sizeof uniform);
+    out[i - begin] = -logarithm(-logarithm(uniform - 1.0f + kLeast));
+  }
+}
+
+inline std::size_t within(std::int32_t index, std::size_t size) {
+  if (index < 0) return 0;
+  return static_cast<std::size_t>(index) < size ? static_cast<std::size_t>(index) : size - 1;
+}
+
+void add_noise_to_rows(const NoisyLogits& logits) {
+  const std::size_t size = logits.size;
+  if (size == 0) return;
+  for (std::size_t row = 0; row < logits.sequences * logits.rows; ++row) {
+    const float* const x = logits.x + row * size;
+    float* const y = logits.y + row * size;
+    const std::size_t level = within(logits.levels[row], logits.columns);
+    const float* const noise =
+        logits.noise + (row / logits.rows * logits.columns + level) * logits.vocabulary;
+    float parts[kParts];
+    int nan = 0;
+    for (std::size_t c = 0; c < kParts; ++c) parts[c] = x[0];
+    std::size_t i = 0;
+    for (; i + kParts <= size; i += kParts) {
+      for (std::size_t c = 0; c < kParts; ++c) {
+        parts[c] = x[i + c] > parts[c] ? x[i + c] : parts[c];
+        nan |= x[i + c] != x[i + c];
+      }
+    }
+    float most = parts[0];
+    for (; i < size; ++i) {
+      most = x[i] > most ? x[i] : most;
+      nan |= x[i] != x[i];
+    }
+    for (std::size_t c = 1; c < kParts; ++c) most = parts[c] > most ? parts[c] : most;
+    if (nan) most = __builtin_nanf("");
+    const float scale = logits.scale;
+    if (logits.ids == nullptr) {
+      for (std::size_t v = 0; v < size; ++v) y[v] = (x[v] - most) * scale + noise[v];
+    } else {
+      for (std::size_t v = 0; v < size; ++v) {
+        y[v] = (x[v] - most) * scale + noise[within(logits.ids[v], logits.vocabulary)];
+      }
+    }
+  }
+}
+
+ThreefryKey fold_key(const ThreefryKey& key, std::uint32_t data) {
+  ThreefryKey folded{0, data};
+  threefry(key, folded.first, folded.second);
+  return folded;
+}
+
+}  // namespace
+}  // namespace dart

@@ -1,0 +1,113 @@
+"""Drafting with the noise of the target's draws: more is accepted, and nothing else changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dart_jax import _core
+from dart_jax.decoding import sampling as sampling_module
+from dart_jax.decoding.drafting.base import DraftInput
+from dart_jax.decoding.drafting.coupling import coupled
+from dart_jax.decoding.sampling import (
+    Sampling,
+    add_noise,
+    gumbel_noise,
+    mark_seen,
+    penalize_repetition,
+    scale_and_filter,
+)
+from dart_jax.model import DEMO, DartModel
+from eval.benchmarks.prompts import demo_prompts
+
+native = pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="built without jaxlib's headers")
+POSITIONS = jnp.asarray([[0, 1, 5], [7, 100_000, 3]], jnp.int32)
+
+
+@native
+@pytest.mark.parametrize("vocab", [1, 15, 16, 4097])
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+def test_the_cores_noise_is_jaxs(seed, vocab):
+    seed = jnp.uint32(seed)
+    got = jax.jit(gumbel_noise, static_argnums=2)(seed, POSITIONS, vocab)
+    expected = sampling_module._gumbel_noise(seed, POSITIONS, vocab)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
+    alone = gumbel_noise(seed, POSITIONS[:1, 1:2], vocab)
+    np.testing.assert_array_equal(alone[0, 0], got[0, 1])
+
+
+@native
+@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize("temperature", [1e-38, 0.3, 5.0])
+def test_the_core_adds_noise_as_jax_does(temperature, some, monkeypatch):
+    rng = np.random.default_rng(0)
+    vocab, size = 100, 37 if some else 100
+    ids = jnp.asarray(rng.permutation(vocab)[:size], jnp.int32) if some else None
+    logits = jnp.asarray(10 * rng.normal(size=(2, 4, size)), jnp.float32)
+    logits = logits.at[0, 1, 3].set(-jnp.inf).at[1, 2, 5].set(jnp.nan)
+    noise = gumbel_noise(jnp.uint32(5), POSITIONS, vocab)
+    levels = jnp.asarray([[0, 1, 1, 2], [2, 0, 0, 1]], jnp.int32)
+    sampling = Sampling(temperature).values()
+
+    def run():
+        return np.asarray(add_noise(sampling, logits, noise, levels, ids))
+
+    got = run()
+    monkeypatch.setattr(sampling_module, "available", lambda: False)
+    np.testing.assert_allclose(got, run(), rtol=1e-6, atol=1e-5)
+    assert np.isnan(got[1, 2]).all()
+    assert got[0, 1, 3] == -np.inf
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2}])
+@pytest.mark.parametrize("penalty", [1.0, 1.7])
+def test_a_draft_of_the_targets_own_logits_is_its_draw(penalty, options, columns):
+    """With every filter, with a draft vocabulary, at one level or at several."""
+    vocab, ids = 30, jnp.asarray([3, 29, 8, 0, 17, 11, 25, 6, 14, 2], jnp.int32)
+    rng = np.random.default_rng(1)
+    sampling = Sampling(0.8, repetition_penalty=penalty, **options).values()
+    seen = mark_seen(jnp.zeros((2, vocab), bool), jnp.asarray([[3, 8], [25, 0]], jnp.int32))
+    logits = jnp.asarray(3 * rng.normal(size=(2, 3, 10)), jnp.float32)
+    # To all others the target gives no chance.
+    full = jnp.full((2, 3, vocab), -jnp.inf).at[:, :, ids].set(logits)
+    noise = gumbel_noise(jnp.uint32(2), POSITIONS[:, :columns], vocab)
+    inputs = DraftInput(*[None] * (len(DraftInput._fields) - 3), sampling, seen, noise)  # pyright: ignore
+    drafted = ids[jnp.argmax(coupled(inputs, logits, ids, noise), axis=-1)]
+    if penalty != 1:
+        full = penalize_repetition(jnp.float32(penalty), full, seen[:, None])
+    drawn = jnp.argmax(scale_and_filter(sampling, full) + noise, axis=-1)
+    np.testing.assert_array_equal(drafted, drawn)
+
+
+def test_without_noise_nothing_changes():
+    logits = jnp.ones((1, 2, 3))
+    inputs = DraftInput(*[None] * len(DraftInput._fields))  # pyright: ignore
+    assert coupled(inputs, logits, jnp.arange(3, dtype=jnp.int32), None) is logits
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return DartModel.demo()
+
+
+@pytest.mark.parametrize(
+    ("name", "gain"), [("drafter", 1.2), ("eagle3", 1.3), ("draft_model", 1.2)]
+)
+def test_more_is_accepted(demo, name, gain):
+    model = demo if name == "drafter" else demo.with_drafter(DEMO / name)
+    prompts = [prompt.tokens for prompt in demo_prompts(demo.tokenizer, 2, 64)]
+    sampling = Sampling(1.0)
+
+    def tau(made):
+        return (sum(map(len, made.tokens)) - len(prompts)) / made.steps.sum()
+
+    plain = demo.with_drafter(None).decoder(nodes=0, max_length=128, sampling=sampling)
+    expected = plain(prompts, 48)
+    made = {}
+    for with_noise in (True, False):
+        decoder = model.decoder(nodes=8, max_length=128, sampling=sampling, coupled=with_noise)
+        made[with_noise] = decoder(prompts, 48)
+        for ours, theirs in zip(made[with_noise].tokens, expected.tokens, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert tau(made[True]) > gain * tau(made[False])
