@@ -138,7 +138,14 @@ class TreeSearch:
         ties: Literal["first", "compat"] = "first",
         threads: int = 1,
     ) -> None: ...
-    def search(self, context: _Int32, tokens: _Int32, logits: _Float32, out: _Int32) -> None:
+    def search(
+        self,
+        context: _Int32,
+        tokens: _Int32,
+        logits: _Float32,
+        out: _Int32,
+        draws: _Int32 | None = None,
+    ) -> None:
         """Write the tree of every row to `out`, without holding the GIL.
 
         All arrays except `out` need to be contiguous only within a row.
@@ -153,6 +160,8 @@ class TreeSearch:
           out: [B, 3, nodes + 1] tokens, parents and depths. Index 0 is the root, its own parent;
             nodes follow by depth, then, unless `ties` is "compat", by descending score; unused
             places are zero.
+          draws: [B, 3] how the target draws, for drafting with only the n-gram model (see
+            `DraftBatch` in native/include/dart/tree_search.h); None for greedy decoding.
         """
 
     def timed_search(

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,7 +61,8 @@ std::size_t row_stride(const py::array& array, const std::string& name,
 // Checks a search's arrays and wraps them in a batch.
 dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& context,
                              const py::array& tokens, const py::array& logits,
-                             const py::array& out) {
+                             const py::array& out,
+                             const std::optional<py::array>& draws = std::nullopt) {
   dart::DraftBatch batch;
   batch.context_stride = row_stride<std::int32_t>(context, "context", {kAny, kAny});
   const py::ssize_t rows = context.shape(0);
@@ -78,12 +80,16 @@ dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& co
   batch.context_tokens = data<std::int32_t>(context);
   batch.tokens = data<std::int32_t>(tokens);
   batch.logits = data<float>(logits);
+  if (draws) {
+    batch.draws_stride = row_stride<std::int32_t>(*draws, "draws", {rows, 3});
+    batch.draws = data<std::int32_t>(*draws);
+  }
   return batch;
 }
 
 void search(const dart::TreeSearch& self, const py::array& context, const py::array& tokens,
-            const py::array& logits, py::array& out) {
-  const dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out);
+            const py::array& logits, py::array& out, const std::optional<py::array>& draws) {
+  const dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out, draws);
   auto* trees = static_cast<std::int32_t*>(out.mutable_data());
   py::gil_scoped_release release;
   self.search(batch, trees);
@@ -127,7 +133,7 @@ void bind_search(py::module_& m) {
            py::arg("threads") = defaults.threads,
            py::keep_alive<1, 2>())  // the search reads the model
       .def("search", &search, py::arg("context"), py::arg("tokens"), py::arg("logits"),
-           py::arg("out"))
+           py::arg("out"), py::arg("draws") = py::none())
       .def_property("seconds", &dart::TreeSearch::seconds, &dart::TreeSearch::set_seconds)
       .def("timed_search", &timed_search, py::arg("context"), py::arg("tokens"),
            py::arg("logits"), py::arg("out"));

@@ -16,14 +16,16 @@ namespace ffi = xla::ffi;
 //
 // `handle` identifies a search (dart/search_handle.h). Attributes: `first`, the column where the
 // candidates begin; `context`, the number of context tokens, which end before that column; `levels`
-// and `candidates`, the candidates' d and k.
+// and `candidates`, the candidates' d and k; `draws`, 3 if the last columns say how the target draws,
+// otherwise 0.
 ffi::Error search(ffi::BufferR0<ffi::S32> handle, ffi::Buffer<ffi::S32> packed,
                   ffi::Result<ffi::Buffer<ffi::S32>> trees, std::int64_t context,
-                  std::int64_t first, std::int64_t levels, std::int64_t candidates) {
+                  std::int64_t first, std::int64_t levels, std::int64_t candidates,
+                  std::int64_t draws) {
   const auto shape = packed.dimensions();
   const std::int64_t size = levels * candidates;
   if (shape.size() != 2 || levels < 0 || candidates < 0 || context < 1 || first < context ||
-      shape[1] != first + 2 * size) {
+      (draws != 0 && draws != 3) || shape[1] != first + 2 * size + draws) {
     return ffi::Error::InvalidArgument("dart_search: packed candidates of another layout");
   }
   const std::int32_t* row = packed.typed_data();
@@ -35,7 +37,8 @@ ffi::Error search(ffi::BufferR0<ffi::S32> handle, ffi::Buffer<ffi::S32> packed,
   batch.context_tokens = row + first - context;
   batch.tokens = row + first;
   batch.logits = reinterpret_cast<const float*>(row + first + size);
-  batch.context_stride = batch.tokens_stride = batch.logits_stride =
+  if (draws != 0) batch.draws = row + first + 2 * size;
+  batch.context_stride = batch.tokens_stride = batch.logits_stride = batch.draws_stride =
       static_cast<std::size_t>(shape[1]);
   const auto out = trees->dimensions();
   bool fits = out.size() == 3 && out[0] == shape[0] && out[1] == 3;
@@ -62,6 +65,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_search, search,
                                   .Attr<std::int64_t>("context")
                                   .Attr<std::int64_t>("first")
                                   .Attr<std::int64_t>("levels")
-                                  .Attr<std::int64_t>("candidates"));
+                                  .Attr<std::int64_t>("candidates")
+                                  .Attr<std::int64_t>("draws"));
 
 void* dart_search_handler() { return reinterpret_cast<void*>(dart_search); }

@@ -10,6 +10,7 @@ import numpy as np
 
 # Tokens of n-gram context: enough for the highest order, 5.
 CONTEXT = 4
+_DRAWS = 3  # columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,17 +18,21 @@ class HostBuffer:
     """The layout of the host buffer, int32 [B, width].
 
     Its columns: number of tokens the step emitted, number of drafted ones among them, the tokens
-    (P), the context (4), the candidates' ids (d * k) and the bits of their logits (d * k).
+    (P), the context (4), the candidates' ids (d * k), the bits of their logits (d * k) and, with
+    `draws`, how the target draws (3): the seed of its noise, the position of the first draw after
+    the root, and the bits of 1 / temperature, 0 in greedy decoding.
 
     Attributes:
       positions: drafted positions, d; 0 if the host does not search.
       candidates: candidates per position, k; 0 if only the n-gram model drafts.
       path: maximum number of tokens per step, P.
+      draws: whether it says how the target draws.
     """
 
     positions: int
     candidates: int
     path: int
+    draws: bool = False
 
     @property
     def first(self) -> int:
@@ -48,6 +53,7 @@ class HostBuffer:
         tokens: jax.Array,
         ids: jax.Array,
         logits: jax.Array,
+        draws: jax.Array | None = None,
     ) -> jax.Array:
         """Packs the buffer, on the device; the root of a finished row becomes -1.
 
@@ -59,6 +65,7 @@ class HostBuffer:
           tokens: int32 [B, P].
           ids: int32 [B, d, k].
           logits: float32 [B, d, k].
+          draws: int32 [B, 3], if the buffer has these columns.
 
         Returns:
           int32 [B, width].
@@ -66,18 +73,19 @@ class HostBuffer:
         b = context.shape[0]
         root = jnp.where(active, context[:, -1], -1)
         bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
-        return jnp.concatenate(
-            [
-                count[:, None],
-                drafted[:, None],
-                tokens,
-                context[:, :-1],
-                root[:, None],
-                ids.reshape(b, -1),
-                bits.reshape(b, -1),
-            ],
-            axis=1,
-        )
+        parts = [
+            count[:, None],
+            drafted[:, None],
+            tokens,
+            context[:, :-1],
+            root[:, None],
+            ids.reshape(b, -1),
+            bits.reshape(b, -1),
+        ]
+        if self.draws:
+            assert draws is not None
+            parts.append(draws)
+        return jnp.concatenate(parts, axis=1)
 
     def emitted(self, packed: np.ndarray) -> list[np.ndarray]:
         """The tokens each row emitted; the first `packed[row, 1]` of them were drafted."""
@@ -90,8 +98,13 @@ class HostBuffer:
     def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Views of the context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k]."""
         shape = (len(packed), self.positions, self.candidates)
-        middle = self.first + self.positions * self.candidates
+        size = self.positions * self.candidates
+        middle, end = self.first + size, self.first + 2 * size
         context = packed[:, self.first - CONTEXT : self.first]
         ids = packed[:, self.first : middle].reshape(shape)
-        logits = packed[:, middle:].view(np.float32).reshape(shape)
+        logits = packed[:, middle:end].view(np.float32).reshape(shape)
         return context, ids, logits
+
+    def draws_of(self, packed: np.ndarray) -> np.ndarray | None:
+        """How the target draws, int32 [B, 3]; None without these columns."""
+        return packed[:, -_DRAWS:] if self.draws else None

@@ -27,7 +27,7 @@ from dart_jax.decoding.sampling import (
     penalize_repetition,
 )
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import draft, emit, exact_products, noise_of_draft
+from dart_jax.decoding.step import draft, draws_of, emit, exact_products, noise_of_draft
 from dart_jax.models.cache import KVCache, first_rows, keep_rows, wait_for
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
@@ -255,7 +255,9 @@ def prefill(
     state, ids, logits = draft(config, state, inputs)
     first = _pad_path(config.max_depth, first)
     none = jnp.zeros_like(count)
-    packed = config.host_buffer.pack(state.context, count, none, state.active, first, ids, logits)
+    packed = config.host_buffer.pack(
+        state.context, count, none, state.active, first, ids, logits, draws_of(state)
+    )
     return state, packed
 
 

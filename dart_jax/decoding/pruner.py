@@ -105,7 +105,8 @@ class Pruner:
         """Searches the trees of one step, on the host."""
         packed = np.asarray(packed)
         trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
-        self._search.search(*self.host_buffer.candidates_of(packed), trees)
+        buffer = self.host_buffer
+        self._search.search(*buffer.candidates_of(packed), trees, buffer.draws_of(packed))
         return trees
 
 
@@ -147,6 +148,7 @@ def search_in_jit(
         first=np.int64(host_buffer.first),
         levels=np.int64(host_buffer.positions),
         candidates=np.int64(host_buffer.candidates),
+        draws=np.int64(3 if host_buffer.draws else 0),
     )
     return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
 

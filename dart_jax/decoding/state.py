@@ -74,7 +74,8 @@ class DecodeConfig:
         path = self.max_depth + 1
         if self.drafting is None:
             return HostBuffer(positions=0, candidates=0, path=path)
-        return HostBuffer(self.drafting.positions, self.drafting.candidates, path)
+        draws = self.couples and self.drafting.couples_on_host
+        return HostBuffer(self.drafting.positions, self.drafting.candidates, path, draws)
 
     @property
     def prefill(self) -> DecodeConfig:

@@ -206,8 +206,24 @@ def pack(
 ) -> jax.Array:
     """Packs the host buffer, int32 [B, width], with the candidates' ids and logits [B, d, k]."""
     return config.host_buffer.pack(
-        state.context, path.count, path.drafted, state.active, path.next_tokens, ids, logits
+        state.context,
+        path.count,
+        path.drafted,
+        state.active,
+        path.next_tokens,
+        ids,
+        logits,
+        draws_of(state),
     )
+
+
+def draws_of(state: DecodeState) -> jax.Array:
+    """How the target draws after the root, int32 [B, 3]; see `HostBuffer`."""
+    temperature = state.sampling.temperature
+    scale = jnp.float32(0) if temperature is None else 1 / temperature
+    bits = (jax.lax.bitcast_convert_type(x, jnp.int32) for x in (state.seed, scale))
+    seed, scale = (jnp.broadcast_to(x, state.length.shape) for x in bits)
+    return jnp.stack([seed, state.length + 1, scale], axis=1)
 
 
 def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> DraftTree:

@@ -55,6 +55,8 @@ struct Kernels {
   ThreefryKey (*fold)(const ThreefryKey& key, std::uint32_t data);
   void (*add_noise)(const NoisyLogits& logits);
   void (*gumbel)(const ThreefryKey& key, std::size_t begin, std::size_t end, float* out);
+  void (*gumbel_of)(const ThreefryKey& key, const std::int32_t* tokens, std::size_t count,
+                    float* out);
 };
 
 // Null if not built for this kind of processor.

@@ -62,7 +62,8 @@ struct Avx2 {
 
 constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Avx2>,
-                              fold_key,            add_noise_to_rows, gumbel_numbers};
+                              fold_key,            add_noise_to_rows, gumbel_numbers,
+                              gumbel_numbers_of};
 }  // namespace
 
 const Kernels* const kAvx2Kernels = &kKernels;

@@ -73,7 +73,8 @@ struct Avx512 {
 
 constexpr Kernels kKernels = {multiply_tiles<Avx512>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Avx512>,
-                              fold_key,            add_noise_to_rows, gumbel_numbers};
+                              fold_key,            add_noise_to_rows, gumbel_numbers,
+                              gumbel_numbers_of};
 }  // namespace
 
 const Kernels* const kAvx512Kernels = &kKernels;

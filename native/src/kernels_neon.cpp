@@ -38,7 +38,8 @@ struct Neon {
 
 constexpr Kernels kKernels = {multiply_tiles<Neon>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Neon>,
-                              fold_key,            add_noise_to_rows, gumbel_numbers};
+                              fold_key,            add_noise_to_rows, gumbel_numbers,
+                              gumbel_numbers_of};
 }  // namespace
 
 const Kernels* const kNeonKernels = &kKernels;

@@ -50,7 +50,8 @@ struct Portable {
 
 constexpr Kernels kKernels = {multiply_tiles<Portable>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Portable>,
-                              fold_key,            add_noise_to_rows, gumbel_numbers};
+                              fold_key,            add_noise_to_rows, gumbel_numbers,
+                              gumbel_numbers_of};
 }  // namespace
 
 const Kernels* const kPortableKernels = &kKernels;

@@ -2,9 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
+#include <limits>
 #include <queue>
 #include <vector>
 
+#include "dart/noise.h"
 #include "row_search.h"
 
 namespace dart {
@@ -38,6 +41,7 @@ class NgramSearch final : public RowSearch {
 
   void run(const DraftRow& row, std::int32_t* out) override {
     const std::int32_t root = row.context[batch_.context - 1];
+    read_draws(row);
     open_ = {};
     created_ = 0;
     chosen_.assign(1, {{0.0f, 0, root, 0}, 0, read_context(ngram_, row, batch_.context)});
@@ -66,23 +70,58 @@ class NgramSearch final : public RowSearch {
       return found.count > 0 && !found.token.empty();
     });
     if (seen == all.rend()) return;
-    // No more than the tree has room for can ever be chosen.
+    // No more than the tree has room for can ever be chosen; with noise, any of the likelier ones.
     order_.resize(seen->token.size());
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
-    const std::size_t most = std::min(order_.size(), std::size_t(config_.nodes));
+    const std::size_t nodes = std::size_t(config_.nodes);
+    const std::size_t most =
+        std::min(order_.size(), scale_ > 0 ? std::max(nodes, kMostWithNoise) : nodes);
     std::partial_sort(order_.begin(), order_.begin() + std::ptrdiff_t(most), order_.end(),
                       [&](std::size_t a, std::size_t b) {
                         const auto& counts = seen->counts;
                         return counts[a] != counts[b] ? counts[a] > counts[b] : a < b;
                       });
+    order_.resize(most);
+    steps_.resize(most);
     const float total = std::log(static_cast<float>(seen->count));
     for (std::size_t i = 0; i < most; ++i) {
-      const std::size_t at = order_[i];
       // Rounded counts may exceed the count of their context.
-      const float step = std::min(0.0f, std::log(static_cast<float>(seen->counts[at])) - total);
-      open_.push({chosen.node.score + step, ++created_, seen->token[at],
+      const float count = static_cast<float>(seen->counts[order_[i]]);
+      steps_[i] = std::min(0.0f, std::log(count) - total);
+    }
+    if (scale_ > 0) add_noise(*seen, chosen.depth);
+    for (std::size_t i = 0; i < most; ++i) {
+      open_.push({chosen.node.score + steps_[i], ++created_, seen->token[order_[i]],
                   static_cast<std::int32_t>(place)});
     }
+  }
+
+  // How the target draws in this row.
+  void read_draws(const DraftRow& row) {
+    scale_ = 0;
+    if (row.draws == nullptr) return;
+    seed_ = static_cast<std::uint32_t>(row.draws[0]);
+    position_ = row.draws[1];
+    std::memcpy(&scale_, row.draws + 2, sizeof scale_);
+    number_ = row.number;
+  }
+
+  // Replaces the log-probabilities of followers, the likeliest first, by those with noise.
+  void add_noise(const Continuations& seen, std::int32_t depth) {
+    const std::size_t count = order_.size();
+    tokens_.resize(count);
+    noise_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) tokens_[i] = seen.token[order_[i]];
+    noise_of_tokens(seed_, number_, position_ + depth, tokens_.data(), count, noise_.data(),
+                    best_instructions());
+    const float first = steps_[0];
+    float largest = -std::numeric_limits<float>::infinity(), sum = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      steps_[i] = (steps_[i] - first) * scale_ + noise_[i];
+      largest = std::max(largest, steps_[i]);
+    }
+    for (float step : steps_) sum += std::exp(step - largest);
+    for (float& step : steps_) step = std::min(0.0f, step - largest - std::log(sum));
   }
 
   void write_tree(std::int32_t* out) {
@@ -102,6 +141,9 @@ class NgramSearch final : public RowSearch {
     }
   }
 
+  // Followers that noise may make the likeliest.
+  static constexpr std::size_t kMostWithNoise = 256;
+
   const NgramModel& ngram_;
   const TreeSearchConfig& config_;
   const DraftBatch& batch_;
@@ -109,6 +151,13 @@ class NgramSearch final : public RowSearch {
   std::priority_queue<Node, std::vector<Node>, Worse> open_;
   std::int32_t created_ = 0;
   std::vector<std::size_t> order_;
+  std::vector<float> steps_;  // log-probabilities
+  std::vector<std::int32_t> tokens_;
+  std::vector<float> noise_;
+  float scale_ = 0;  // 1 / temperature; 0 without noise
+  std::uint32_t seed_ = 0;
+  std::int32_t position_ = 0;
+  std::size_t number_ = 0;
   std::vector<std::int32_t> place_;  // index in `chosen_` -> tree index
 };
 

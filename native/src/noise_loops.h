@@ -59,16 +59,28 @@ inline float logarithm(float x) {
   return f + y + 0.693359375f * exponent;
 }
 
-// Numbers [begin, end) of a key.
-void gumbel_numbers(const ThreefryKey& key, std::size_t begin, std::size_t end, float* out) {
+// A token's number.
+inline float gumbel_number(const ThreefryKey& key, std::uint32_t token) {
   constexpr float kLeast = 1.17549435e-38f;  // 0 becomes this; others do not change
+  std::uint32_t x0 = 0, x1 = token;
+  threefry(key, x0, x1);
+  const std::uint32_t bits = (x0 ^ x1) >> 9 | 0x3f800000u;  // from 1 to 2
+  float uniform;
+  __builtin_memcpy(&uniform, &bits, sizeof uniform);
+  return -logarithm(-logarithm(uniform - 1.0f + kLeast));
+}
+
+// Those of tokens [begin, end).
+void gumbel_numbers(const ThreefryKey& key, std::size_t begin, std::size_t end, float* out) {
   for (std::size_t i = begin; i < end; ++i) {
-    std::uint32_t x0 = 0, x1 = static_cast<std::uint32_t>(i);
-    threefry(key, x0, x1);
-    const std::uint32_t bits = (x0 ^ x1) >> 9 | 0x3f800000u;  // from 1 to 2
-    float uniform;
-    __builtin_memcpy(&uniform, &bits, sizeof uniform);
-    out[i - begin] = -logarithm(-logarithm(uniform - 1.0f + kLeast));
+    out[i - begin] = gumbel_number(key, static_cast<std::uint32_t>(i));
+  }
+}
+
+void gumbel_numbers_of(const ThreefryKey& key, const std::int32_t* tokens, std::size_t count,
+                       float* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = gumbel_number(key, static_cast<std::uint32_t>(tokens[i]));
   }
 }
 

@@ -15,6 +15,8 @@ struct DraftRow {
   const std::int32_t* context;
   const std::int32_t* tokens;
   const float* logits;
+  const std::int32_t* draws;  // see DraftBatch; null for none
+  std::size_t number;         // of the row
 };
 
 // Searches one row at a time, with buffers that are reused across rows.

@@ -85,7 +85,9 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
     for (std::size_t i; (i = next++) < batch.rows;) {
       const DraftRow row{batch.context_tokens + i * batch.context_stride,
                          batch.tokens + i * batch.tokens_stride,
-                         batch.logits + i * batch.logits_stride};
+                         batch.logits + i * batch.logits_stride,
+                         batch.draws == nullptr ? nullptr : batch.draws + i * batch.draws_stride,
+                         i};
       if (row.context[batch.context - 1] >= 0) search->run(row, out + i * row_size);
     }
   };

@@ -7,6 +7,7 @@ import pytest
 
 from dart_jax import _core
 from dart_jax.decoding import sampling as sampling_module
+from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.decoding.drafting.base import DraftInput
 from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.sampling import (
@@ -59,6 +60,12 @@ def test_the_core_adds_noise_as_jax_does(temperature, some, monkeypatch):
     assert got[0, 1, 3] == -np.inf
 
 
+def inputs_with(sampling, seen, noise):
+    """Only what coupling looks at."""
+    fields: dict = dict.fromkeys(DraftInput._fields)
+    return DraftInput(**fields | {"sampling": sampling, "seen": seen, "noise": noise})
+
+
 @pytest.mark.parametrize("columns", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2}])
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
@@ -72,7 +79,7 @@ def test_a_draft_of_the_targets_own_logits_is_its_draw(penalty, options, columns
     # To all others the target gives no chance.
     full = jnp.full((2, 3, vocab), -jnp.inf).at[:, :, ids].set(logits)
     noise = gumbel_noise(jnp.uint32(2), POSITIONS[:, :columns], vocab)
-    inputs = DraftInput(*[None] * (len(DraftInput._fields) - 3), sampling, seen, noise)  # pyright: ignore
+    inputs = inputs_with(sampling, seen, noise)
     drafted = ids[jnp.argmax(coupled(inputs, logits, ids, noise), axis=-1)]
     if penalty != 1:
         full = penalize_repetition(jnp.float32(penalty), full, seen[:, None])
@@ -82,7 +89,7 @@ def test_a_draft_of_the_targets_own_logits_is_its_draw(penalty, options, columns
 
 def test_without_noise_nothing_changes():
     logits = jnp.ones((1, 2, 3))
-    inputs = DraftInput(*[None] * len(DraftInput._fields))  # pyright: ignore
+    inputs = inputs_with(None, None, None)
     assert coupled(inputs, logits, jnp.arange(3, dtype=jnp.int32), None) is logits
 
 
@@ -91,11 +98,13 @@ def demo():
     return DartModel.demo()
 
 
-@pytest.mark.parametrize(
-    ("name", "gain"), [("drafter", 1.2), ("eagle3", 1.3), ("draft_model", 1.2)]
-)
-def test_more_is_accepted(demo, name, gain):
-    model = demo if name == "drafter" else demo.with_drafter(DEMO / name)
+GAINS = {"drafter": 1.2, "eagle3": 1.3, "draft_model": 1.2, "ngram": 1.02}
+
+
+@pytest.mark.parametrize("name", GAINS)
+def test_more_is_accepted(demo, name):
+    drafter = NgramConfig() if name == "ngram" else DEMO / name
+    model = demo if name == "drafter" else demo.with_drafter(drafter)
     prompts = [prompt.tokens for prompt in demo_prompts(demo.tokenizer, 2, 64)]
     sampling = Sampling(1.0)
 
@@ -104,10 +113,15 @@ def test_more_is_accepted(demo, name, gain):
 
     plain = demo.with_drafter(None).decoder(nodes=0, max_length=128, sampling=sampling)
     expected = plain(prompts, 48)
-    made = {}
-    for with_noise in (True, False):
-        decoder = model.decoder(nodes=8, max_length=128, sampling=sampling, coupled=with_noise)
-        made[with_noise] = decoder(prompts, 48)
-        for ours, theirs in zip(made[with_noise].tokens, expected.tokens, strict=True):
+
+    def made_by(loop, with_noise):
+        options = {"sampling": sampling, "coupled": with_noise, "loop": loop}
+        made = model.decoder(nodes=8, max_length=128, **options)(prompts, 48)
+        for ours, theirs in zip(made.tokens, expected.tokens, strict=True):
             np.testing.assert_array_equal(ours, theirs)
-    assert tau(made[True]) > gain * tau(made[False])
+        return made
+
+    coupled, apart = made_by("fused", True), made_by("fused", False)
+    assert tau(coupled) > GAINS[name] * tau(apart)
+    # The same trees, whoever calls the search.
+    np.testing.assert_array_equal(made_by("host", True).steps, coupled.steps)

@@ -113,6 +113,11 @@ class DraftingMethod(abc.ABC):
         return False
 
     @property
+    def couples_on_host(self) -> bool:
+        """Whether it is the host's search that adds the noise."""
+        return False
+
+    @property
     def positions(self) -> int:
         """Drafted positions that the host's search uses, d; none beyond the maximum depth."""
         return self.depth if self.searches else 0

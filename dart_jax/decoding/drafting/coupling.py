@@ -3,7 +3,7 @@
 The target draws the argmax of log p / T + g, and the Gumbel noise g of a position depends on (seed,
 row, position) alone, so it is known before anything is drafted. A drafter that predicts q therefore
 proposes the largest log q / T + g: where q is near p, mostly the very token that will be drawn. A
-draft is accepted if it equals the draw, so the output cannot change (docs/method.md, section 6).
+draft is accepted if it equals the draw, so the output cannot change (docs/method.md, section 5).
 """
 
 from __future__ import annotations

@@ -48,6 +48,16 @@ class Ngram(DraftingMethod):
         """True: the host grows the tree."""
         return True
 
+    @property
+    def couples(self) -> bool:
+        """True: the search ranks continuations with the noise."""
+        return True
+
+    @property
+    def couples_on_host(self) -> bool:
+        """True: only the search knows what it drafts."""
+        return True
+
     def read(self, draft_state: None, rows: PromptRows) -> None:
         """Reads nothing."""
 

@@ -22,6 +22,11 @@ struct Noise {
 // Computes noise in this thread and in at most `threads - 1` others, fewer if there is little.
 void make_noise(const Noise& noise, Instructions instructions, std::size_t threads);
 
+// The noise of some tokens, out [count], in row `row` of the batch.
+void noise_of_tokens(std::uint32_t seed, std::size_t row, std::int32_t position,
+                     const std::int32_t* tokens, std::size_t count, float* out,
+                     Instructions instructions);
+
 // Logits of rows of B sequences, divided by a temperature up to a constant, plus noise:
 //
 //   y[b, t, i] = (x[b, t, i] - max(x[b, t])) * scale + noise[b, levels[b, t], ids[i]]

@@ -15,7 +15,9 @@
 //
 // Without candidates (k = 0) only the n-gram model drafts: the tree of the N most likely nodes of
 // depth at most d, where a token's probability is its share of the counts after the longest context
-// with any follower. There are no weights and no beam; nothing is drafted after EOS.
+// with any follower. There are no weights and no beam; nothing is drafted after EOS. Where the target
+// samples, its noise is added to the followers' log-probabilities divided by the temperature, and a
+// token's probability is the softmax of these sums: mostly that of what will be drawn.
 //
 // Ties, by default: of equal scores, the node created first wins: the shallower one, then the one
 // of the better-ranked parent, then the smaller token. As no increment is positive, a chosen node's
@@ -67,6 +69,11 @@ struct DraftBatch {
   std::size_t tokens_stride = 0;
   const float* logits = nullptr;
   std::size_t logits_stride = 0;
+  // [B, 3], or null: how the target draws, for drafting with only the n-gram model. The seed of its
+  // noise (dart/noise.h), the position of the first draw after the root, and the bits of the
+  // float32 1 / temperature, 0 for greedy decoding.
+  const std::int32_t* draws = nullptr;
+  std::size_t draws_stride = 0;
 };
 
 class TreeSearch {
