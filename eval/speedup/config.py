@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
@@ -24,8 +24,12 @@ from eval.methods.registry import PLAIN, MethodChoice
 
 DEMO = "demo"
 
-# Options that --paper stands for.
-PAPER = {"tree_nodes": 60, "level_decay": 0.7, "no_coupling": True}
+# What --paper stands for: option -> its value, and its default.
+_PAPER: dict[str, tuple[Any, Any]] = {
+    "tree_nodes": (60, "auto"),
+    "level_decay": (0.7, "auto"),
+    "no_coupling": (True, False),
+}
 
 # Warm-up prompts for choosing trees; more if the batch is larger.
 _WARM_UP = 4
@@ -92,9 +96,9 @@ class SpeedupConfig(MethodChoice):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.paper:
-            if (self.tree_nodes, self.level_decay) != ("auto", "auto"):
-                raise UserError("--paper chooses the trees; leave out --tree-nodes, --level-decay")
-            for name, value in PAPER.items():
+            for name, (value, default) in _PAPER.items():
+                if getattr(self, name) not in (value, default):
+                    raise UserError("--paper chooses the trees; do not choose others beside it")
                 object.__setattr__(self, name, value)
         for name in ("max_new_tokens", "prompts", "repeats"):
             if getattr(self, name) < 1:

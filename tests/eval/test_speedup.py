@@ -449,6 +449,15 @@ def test_the_papers_figures():
     assert paper.speedups("gpt2") == {}
 
 
+def test_the_papers_setting():
+    config = SpeedupConfig(paper=True)
+    assert (config.tree_nodes, config.level_decay, config.no_coupling) == (60, 0.7, True)
+    assert dataclasses.replace(config, seed=1) == SpeedupConfig(paper=True, seed=1)
+    for other in ({"tree_nodes": 8}, {"level_decay": 2.5}):
+        with pytest.raises(UserError, match="--paper chooses the trees"):
+            SpeedupConfig(paper=True, **other)
+
+
 def test_a_plot_needs_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'dart-jax\[plot\]'"):
