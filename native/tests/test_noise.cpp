@@ -42,7 +42,8 @@ void test_same_bits() {
     for (Instructions instructions : supported()) {
       for (std::size_t threads : {1, 3}) {
         const auto found = noise_of(9, positions, 2, vocabulary, instructions, threads);
-        CHECK(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0);
+        CHECK(found.empty() ||
+              std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0);
       }
     }
   }
