@@ -9,10 +9,10 @@ from dart_jax.weights.checkpoint import (
     read_any_drafter_config,
     read_drafter_config,
     read_target_config,
-    resolve_dtype,
     save_drafter,
     save_target,
 )
+from dart_jax.weights.checkpoint import resolve_dtype as weights_dtype  # its former name
 
 __all__ = [
     "check_features",
@@ -23,7 +23,7 @@ __all__ = [
     "read_any_drafter_config",
     "read_drafter_config",
     "read_target_config",
-    "resolve_dtype",
     "save_drafter",
     "save_target",
+    "weights_dtype",
 ]

@@ -35,6 +35,7 @@ from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from eval.benchmarks.prompts import demo_prompts
+from eval.methods.measure import first_difference
 
 _PROMPT_TOKENS = 128
 
@@ -149,8 +150,8 @@ def compare(
 
 def agreeing_tokens(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two answers begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    at = first_difference(np.asarray(one), np.asarray(other))
+    return len(one) if at is None else at
 
 
 def held_out_windows(model: DartModel, config: QuantizationConfig) -> list[tuple[np.ndarray, int]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 # Tokens of n-gram context: enough for the highest order, 5.
 CONTEXT = 4
-_DRAWS = 3  # columns
+DRAWS = 3  # columns that say how the target draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,4 +107,4 @@ class HostBuffer:
 
     def draws_of(self, packed: np.ndarray) -> np.ndarray | None:
         """How the target draws, int32 [B, 3]; None without these columns."""
-        return packed[:, -_DRAWS:] if self.draws else None
+        return packed[:, -DRAWS:] if self.draws else None

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax import _core
-from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.host_buffer import CONTEXT, DRAWS, HostBuffer
 from dart_jax.machine import available_cores
 from dart_jax.ngram import NgramModel
 
@@ -148,7 +148,7 @@ def search_in_jit(
         first=np.int64(host_buffer.first),
         levels=np.int64(host_buffer.positions),
         candidates=np.int64(host_buffer.candidates),
-        draws=np.int64(3 if host_buffer.draws else 0),
+        draws=np.int64(DRAWS if host_buffer.draws else 0),
     )
     return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
 

@@ -330,19 +330,14 @@ def add_noise(
       float32 [B, T, size]; rows that hold NaN become NaN.
     """
 
-    def plainly(logits, temperature, noise, levels, *ids):
+    def plainly(logits, temperature, noise, levels, ids):
         rows = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
-        for chosen in ids:
-            rows = jnp.take(rows, chosen, axis=-1)
-        return _scale(sampling, logits) + rows
+        rows = rows if ids is None else jnp.take(rows, ids, axis=-1)
+        return _scale(sampling._replace(temperature=temperature), logits) + rows
 
-    def natively(logits, temperature, noise, levels, *ids):
-        return add_noise_native(logits, temperature, noise, levels, *ids or (None,))
-
-    chosen = () if ids is None else (ids,)
-    on_cpu = natively if available() else plainly
+    on_cpu = add_noise_native if available() else plainly
     return jax.lax.platform_dependent(
-        logits, sampling.temperature, noise, levels, *chosen, cpu=on_cpu, default=plainly
+        logits, sampling.temperature, noise, levels, ids, cpu=on_cpu, default=plainly
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from dart_jax.decoding.sampling import Sampling, gumbel_noise
 from eval.lossless.literal_sampling import kept, may_win, scale, scale_rounding
 from eval.lossless.rounding import Prober
+from eval.methods.measure import first_difference
 
 # The token id of an output that had already ended.
 ENDED = -1
@@ -50,15 +51,6 @@ class Divergence:
         if not self.tie:
             return "DIVERGES"
         return "tie at a cut" if self.at_cut else "tie"
-
-
-def first_difference(plain: np.ndarray, dart: np.ndarray) -> int | None:
-    """Returns the index of the first new token at which two rows differ; None if they are equal."""
-    shorter = min(len(plain), len(dart))
-    different = np.flatnonzero(plain[:shorter] != dart[:shorter])
-    if len(different):
-        return int(different[0])
-    return None if len(plain) == len(dart) else shorter
 
 
 def examine(

@@ -240,3 +240,12 @@ def _identical(run: Run, method: str, baseline: str) -> int:
     """Returns the number of prompts whose outputs are the same, token for token."""
     pairs = zip(run.generations[method].tokens, run.generations[baseline].tokens, strict=True)
     return sum(np.array_equal(a, b) for a, b in pairs)
+
+
+def first_difference(one: np.ndarray, other: np.ndarray) -> int | None:
+    """Returns the index of the first new token at which two rows differ; None if they are equal."""
+    shorter = min(len(one), len(other))
+    different = np.flatnonzero(one[:shorter] != other[:shorter])
+    if len(different):
+        return int(different[0])
+    return None if len(one) == len(other) else shorter

@@ -10,7 +10,7 @@ from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.loop import Generation
 from dart_jax.decoding.sampling import Sampling, filter_logits, gumbel_noise
 from eval.lossless.distribution import Samples, chi2_tail, chi_square
-from eval.lossless.divergence import ENDED, examine, first_difference
+from eval.lossless.divergence import ENDED, examine
 from eval.lossless.literal_sampling import (
     edge,
     kept,
@@ -21,6 +21,7 @@ from eval.lossless.literal_sampling import (
     softmax,
 )
 from eval.lossless.rounding import Probe
+from eval.methods.measure import first_difference
 
 CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}]
 
