@@ -17,12 +17,14 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
+from dart_jax.data.packages import package_files
 from dart_jax.data.stdlib import HELD_OUT, function_prompts, held_out_files, read, training_files
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically
@@ -76,10 +78,14 @@ class DemoConfig:
     """Tokens per row of the target's and the draft model's training."""
     batch_size: int = 8
     """Rows per update."""
-    target_steps: int = 1500
-    """Training steps of the target."""
+    library_copies: int = 4
+    """Times that the target's text holds the standard library, besides the other packages once."""
+    target_steps: int = 6000
+    """Training steps of the target, with Muon."""
+    target_lr: float = 5e-3
+    """Learning rate of the target at the end of the warm-up."""
     lr: float = 2e-3
-    """Learning rate of the target and the draft model at the end of the warm-up."""
+    """Learning rate of the draft model at the end of the warm-up."""
     max_new_tokens: int = 128
     """Tokens that the target generates after a function's head."""
     draft_hidden_size: int = 192
@@ -98,7 +104,8 @@ class DemoConfig:
             if field.type == "int" and field.name != "seed" and getattr(self, field.name) < 1:
                 raise UserError(f"--{field.name.replace('_', '-')} must be at least 1")
         # Raises for the other options that are out of range.
-        TrainerConfig(lr=self.lr, seed=self.seed)
+        for lr in (self.lr, self.target_lr):
+            TrainerConfig(lr=lr, seed=self.seed)
 
     @property
     def target(self) -> TargetConfig:
@@ -166,6 +173,8 @@ def train_language_model(
     held_out: np.ndarray,
     *,
     steps: int,
+    lr: float,
+    optimizer: Literal["adamw", "muon"],
     end: int,
 ) -> None:
     """Trains a language model, unless it exists.
@@ -177,6 +186,8 @@ def train_language_model(
       tokens: int [M], the concatenated documents.
       held_out: int [H], held-out text for evaluation during training.
       steps: training steps.
+      lr: learning rate at the end of the warm-up.
+      optimizer: see `OptimizerConfig`.
       end: id of the end-of-text token.
     """
     if (config.work / name / "model.safetensors").is_file():
@@ -184,7 +195,8 @@ def train_language_model(
     recipe = TrainerConfig(
         steps=steps,
         batch_size=config.batch_size,
-        lr=config.lr,
+        optimizer=optimizer,
+        lr=lr,
         warmup=1 / 16,
         final_lr=1 / 20,
         clip=1.0,
@@ -272,15 +284,18 @@ def run(config: DemoConfig) -> None:
     check_config(config)
     tokenizer = make_tokenizer(config)
     documents = tokenize(tokenizer, training_files())
+    packages = tokenize(tokenizer, package_files())
     held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
     all_held_out, end = np.concatenate(held_out), end_of_text(tokenizer)
     train_language_model(
         config,
         "target",
         config.target,
-        np.concatenate(documents),
+        np.concatenate(documents * config.library_copies + packages),
         all_held_out[:20_000],
         steps=config.target_steps,
+        lr=config.target_lr,
+        optimizer="muon",
         end=end,
     )
     model, params = load_target(config.work / "target")
@@ -299,6 +314,8 @@ def run(config: DemoConfig) -> None:
         np.concatenate(made[:-_HELD_OUT_ANSWERS]),
         np.concatenate(made[-_HELD_OUT_ANSWERS:]),
         steps=config.draft_steps,
+        lr=config.lr,
+        optimizer="adamw",
         end=end,
     )
     for name in RECIPES:

@@ -1,15 +1,25 @@
-"""AdamW with linear warm-up, cosine decay and clipping, as in the paper (section 4.1)."""
+"""AdamW with linear warm-up, cosine decay and clipping, as in the paper (section 4.1); or Muon."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from dart_jax.errors import UserError
+
+# Muon's own momentum, and the root mean square of AdamW's updates at a learning rate of 1, both as
+# in arXiv 2502.16982.
+_MUON_MOMENTUM = 0.95
+_ADAMW_RMS = 0.2
+
+# Parameters with a row or column for every token of a vocabulary.
+_TABLES = frozenset({"embed_tokens", "lm_head"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +30,9 @@ class OptimizerConfig:
       UserError: a number is out of range.
     """
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon orthogonalises the updates of matrices (Jordan 2024), scaled to the size of AdamW's
+    (arXiv 2502.16982); embeddings, heads and vectors are AdamW's."""
     lr: float = 2e-5
     """Learning rate at the end of the warm-up."""
     warmup: float = 0.05
@@ -62,13 +75,38 @@ def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.A
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Returns the optimiser of a run of `steps` updates."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip),
-        optax.adamw(
-            lambda step: learning_rate(config, jnp.asarray(step), steps),
-            b1=config.b1,
-            b2=config.b2,
+
+    def rate(step: jax.Array) -> jax.Array:
+        return learning_rate(config, jnp.asarray(step), steps)
+
+    def is_matrix(params: Any) -> Any:
+        return jax.tree.map(lambda p: p.ndim > 1, params)
+
+    if config.optimizer == "adamw":
+        update = optax.adamw(
+            rate, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=is_matrix
+        )
+    else:
+        update = optax.contrib.muon(
+            rate,
+            beta=_MUON_MOMENTUM,
             weight_decay=config.weight_decay,
-            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-        ),
-    )
+            weight_decay_mask=is_matrix,
+            adam_b1=config.b1,
+            adam_b2=config.b2,
+            adam_weight_decay=config.weight_decay,
+            muon_weight_dimension_numbers=_orthogonalised,
+            consistent_rms=_ADAMW_RMS,
+        )
+    return optax.chain(optax.clip_by_global_norm(config.clip), update)
+
+
+def _orthogonalised(params: Any) -> Any:
+    """Marks the matrices whose updates Muon makes: those that map hidden states to hidden states."""
+
+    def dimensions(path: tuple[Any, ...], leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        names = {str(getattr(key, "key", key)) for key in path}
+        inner = leaf.ndim == 2 and not names & _TABLES
+        return optax.contrib.MuonDimensionNumbers() if inner else None
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)
