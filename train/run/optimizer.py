@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
+from jax.typing import ArrayLike
 
 from dart_jax.errors import UserError
 
@@ -76,7 +77,7 @@ def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.A
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Returns the optimiser of a run of `steps` updates."""
 
-    def rate(step: jax.Array) -> jax.Array:
+    def rate(step: ArrayLike) -> jax.Array:
         return learning_rate(config, jnp.asarray(step), steps)
 
     def is_matrix(params: Any) -> Any:
@@ -102,7 +103,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def _orthogonalised(params: Any) -> Any:
-    """Marks the matrices whose updates Muon makes: those that map hidden states to hidden states."""
+    """Marks the matrices that Muon updates: those from hidden states to hidden states."""
 
     def dimensions(path: tuple[Any, ...], leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
         names = {str(getattr(key, "key", key)) for key in path}
