@@ -145,8 +145,10 @@ class TreeSearch:
         logits: _Float32,
         out: _Int32,
         draws: _Int32 | None = None,
+        scores: _Float32 | None = None,
     ) -> None:
-        """Write the tree of every row to `out`, without holding the GIL.
+        """Write the tree of every row to `out`, and its nodes' scores to `scores`, float32
+        [B, N + 1], without holding the GIL.
 
         All arrays except `out` need to be contiguous only within a row.
 
@@ -158,8 +160,8 @@ class TreeSearch:
           logits: [B, d, k] the candidates' logits, in any order; candidates without a finite
             logit are skipped.
           out: [B, 3, nodes + 1] tokens, parents and depths. Index 0 is the root, its own parent;
-            nodes follow by depth, then, unless `ties` is "compat", by descending score; unused
-            places are zero.
+            nodes follow by descending score, or by depth if `ties` is "compat"; unused places are
+            zero.
           draws: [B, 3] how the target draws, for drafting with only the n-gram model (see
             `DraftBatch` in native/include/dart/tree_search.h); None for greedy decoding.
         """

@@ -88,11 +88,18 @@ dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& co
 }
 
 void search(const dart::TreeSearch& self, const py::array& context, const py::array& tokens,
-            const py::array& logits, py::array& out, const std::optional<py::array>& draws) {
+            const py::array& logits, py::array& out, const std::optional<py::array>& draws,
+            std::optional<py::array> scores) {
   const dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out, draws);
   auto* trees = static_cast<std::int32_t*>(out.mutable_data());
+  float* of_nodes = nullptr;
+  if (scores) {
+    check_array<float>(*scores, "scores", {out.shape(0), out.shape(2)});
+    if (!scores->writeable()) throw py::value_error("scores must be writeable");
+    of_nodes = static_cast<float*>(scores->mutable_data());
+  }
   py::gil_scoped_release release;
-  self.search(batch, trees);
+  self.search(batch, trees, of_nodes);
 }
 
 // As search, but sequentially row by row. Returns the seconds per row.
@@ -133,7 +140,7 @@ void bind_search(py::module_& m) {
            py::arg("threads") = defaults.threads,
            py::keep_alive<1, 2>())  // the search reads the model
       .def("search", &search, py::arg("context"), py::arg("tokens"), py::arg("logits"),
-           py::arg("out"), py::arg("draws") = py::none())
+           py::arg("out"), py::arg("draws") = py::none(), py::arg("scores") = py::none())
       .def_property("seconds", &dart::TreeSearch::seconds, &dart::TreeSearch::set_seconds)
       .def("timed_search", &timed_search, py::arg("context"), py::arg("tokens"),
            py::arg("logits"), py::arg("out"));

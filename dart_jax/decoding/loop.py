@@ -334,7 +334,9 @@ def _run(
         steps = steps + state.active.astype(jnp.int32)
         trees = None
         if handle is not None:
-            trees = search_in_jit(config.host_buffer, config.nodes, handle, packed, native=native)
+            trees, _ = search_in_jit(
+                config.host_buffer, config.nodes, handle, packed, native=native
+            )
         state, packed = step(config, params, state, trees)
         new = emitted_in(state, packed)
         output = jax.tree.map(lambda old, path: write(old, path, emitted), output, new)

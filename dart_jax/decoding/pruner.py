@@ -43,7 +43,7 @@ class SearchConfig:
 
 
 class Pruner:
-    """Host buffer -> packed draft trees, int32 [B, 3, N + 1]."""
+    """Host buffer -> packed draft trees, int32 [B, 3, N + 1], nodes from the best on."""
 
     # Whether a program on CPU may call the C++ search directly instead of this object.
     native = True
@@ -103,11 +103,18 @@ class Pruner:
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         """Searches the trees of one step, on the host."""
+        return self.scored(packed)[0]
+
+    def scored(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the trees, and the scores of their nodes, float32 [B, N + 1] (docs/method.md,
+        section 3): at most 0; 0 for the root and unused slots."""
         packed = np.asarray(packed)
         trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
+        scores = np.empty((len(packed), self.nodes + 1), np.float32)
         buffer = self.host_buffer
-        self._search.search(*buffer.candidates_of(packed), trees, buffer.draws_of(packed))
-        return trees
+        draws = buffer.draws_of(packed)
+        self._search.search(*buffer.candidates_of(packed), trees, draws, scores)
+        return trees, scores
 
 
 # Handle -> pruner. A program may outlive a pruner; running it with a dead pruner's handle is an
@@ -122,7 +129,7 @@ def search_in_jit(
     packed: jax.Array,
     *,
     native: bool = True,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Searches the trees of one step inside a jitted program.
 
     The pruner is an argument of the program, so one program serves all pruners of the same shape,
@@ -136,9 +143,12 @@ def search_in_jit(
       native: on CPU, let XLA call the C++ search directly, without Python.
 
     Returns:
-      int32 [B, 3, N + 1].
+      The trees and their nodes' scores (see `Pruner.scored`).
     """
-    out = jax.ShapeDtypeStruct((packed.shape[0], 3, nodes + 1), jnp.int32)
+    out = (
+        jax.ShapeDtypeStruct((packed.shape[0], 3, nodes + 1), jnp.int32),
+        jax.ShapeDtypeStruct((packed.shape[0], nodes + 1), jnp.float32),
+    )
     python = partial(_search_through_python, out)
     if not (native and _foreign_function()):
         return python(handle, packed)
@@ -154,8 +164,8 @@ def search_in_jit(
 
 
 def _search_through_python(
-    out: jax.ShapeDtypeStruct, handle: jax.Array, packed: jax.Array
-) -> jax.Array:
+    out: _Found, handle: jax.Array, packed: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Calls the pruner through a Python callback, on any platform.
 
     The rows are passed in parts: to copy an array above 100 KiB for a callback, JAX on CPU waits
@@ -166,11 +176,14 @@ def _search_through_python(
     return jax.pure_callback(_call, out, handle, *parts)
 
 
-def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
-    return _pruners[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
+def _call(handle: np.ndarray, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return _pruners[int(handle)].scored(np.concatenate([np.asarray(part) for part in parts]))
 
 
 _FOREIGN_FUNCTION = "dart_search"
+
+# Shapes of what a search finds.
+_Found = tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]
 
 # Bytes of the largest array that JAX passes to a callback without using another thread.
 _COPIED_AT_ONCE = 100 * 1024

@@ -51,7 +51,7 @@ class BoundedSearch final : public RowSearch {
     next_beam_.reserve(beam);
   }
 
-  void run(const DraftRow& row, std::int32_t* out) override {
+  void run(const DraftRow& row, std::int32_t* out, float* scores) override {
     start(row);
     for (std::size_t level = 0; level < batch_.levels && !beam_.empty(); ++level) {
       candidates_.read(row.tokens + level * batch_.candidates,
@@ -60,7 +60,7 @@ class BoundedSearch final : public RowSearch {
       extend(level);
       if (level + 1 < batch_.levels) choose_beam(first);
     }
-    write_tree(out);
+    write_tree(out, scores);
   }
 
  private:
@@ -282,14 +282,10 @@ class BoundedSearch final : public RowSearch {
     return state;
   }
 
-  void write_tree(std::int32_t* out) {
+  void write_tree(std::int32_t* out, float* scores) {
     const std::size_t places = std::size_t(config_.nodes) + 1;
     collect_best(1);
-    std::sort(order_.begin(), order_.end(), [this](const auto& a, const auto& b) {
-      const std::int32_t depth_a = pool_[std::size_t(a.second)].depth;
-      const std::int32_t depth_b = pool_[std::size_t(b.second)].depth;
-      return depth_a != depth_b ? depth_a < depth_b : a.first < b.first;
-    });
+    std::sort(order_.begin(), order_.end());
     place_.resize(pool_.size());
     out[0] = pool_[0].token;
     place_[0] = 0;
@@ -298,8 +294,9 @@ class BoundedSearch final : public RowSearch {
       const Node& node = pool_[index];
       place_[index] = static_cast<std::int32_t>(i) + 1;
       out[i + 1] = node.token;
-      out[places + i + 1] = place_[std::size_t(node.parent)];  // shallower, so placed already
+      out[places + i + 1] = place_[std::size_t(node.parent)];  // a better key: placed already
       out[2 * places + i + 1] = node.depth;
+      if (scores != nullptr) scores[i + 1] = node.score;
     }
   }
 

@@ -26,7 +26,7 @@ class CompatibleSearch final : public RowSearch {
   CompatibleSearch(const NgramModel* ngram, const TreeSearchConfig& config, const DraftBatch& batch)
       : ngram_(ngram), config_(config), batch_(batch) {}
 
-  void run(const DraftRow& row, std::int32_t* out) override {
+  void run(const DraftRow& row, std::int32_t* out, float* scores) override {
     const std::int32_t root = row.context[batch_.context - 1];
     all_.clear();
     BeamEntry start{{0.0f, root, 0, 0, 0}, {}};
@@ -37,7 +37,7 @@ class CompatibleSearch final : public RowSearch {
       extend(l);
       choose_beam();
     }
-    write_tree(root, out);
+    write_tree(root, out, scores);
   }
 
  private:
@@ -96,7 +96,7 @@ class CompatibleSearch final : public RowSearch {
     std::swap(beam_, next_beam_);
   }
 
-  void write_tree(std::int32_t root, std::int32_t* out) {
+  void write_tree(std::int32_t root, std::int32_t* out, float* scores) {
     place_.assign(all_.size() + 1, 0);
     std::sort(all_.begin(), all_.end(),
               [](const Node& a, const Node& b) { return a.score > b.score; });
@@ -113,6 +113,7 @@ class CompatibleSearch final : public RowSearch {
       out[place] = node.token;
       out[places + std::size_t(place)] = parent;
       out[2 * places + std::size_t(place)] = node.depth;
+      if (scores != nullptr) scores[place] = node.score;
     }
   }
 

@@ -39,7 +39,7 @@ class NgramSearch final : public RowSearch {
   NgramSearch(const NgramModel& ngram, const TreeSearchConfig& config, const DraftBatch& batch)
       : ngram_(ngram), config_(config), batch_(batch) {}
 
-  void run(const DraftRow& row, std::int32_t* out) override {
+  void run(const DraftRow& row, std::int32_t* out, float* scores) override {
     const std::int32_t root = row.context[batch_.context - 1];
     read_draws(row);
     open_ = {};
@@ -56,7 +56,7 @@ class NgramSearch final : public RowSearch {
       const NgramState state = ngram_.advance(parent.state, best.token);
       chosen_.push_back({best, depth, state});
     }
-    write_tree(out);
+    write_tree(out, scores);
   }
 
  private:
@@ -124,20 +124,14 @@ class NgramSearch final : public RowSearch {
     for (float& step : steps_) step = std::min(0.0f, step - largest - std::log(sum));
   }
 
-  void write_tree(std::int32_t* out) {
-    order_.resize(chosen_.size());
-    for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
-    std::stable_sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
-      return chosen_[a].depth < chosen_[b].depth;
-    });
-    place_.resize(chosen_.size());
+  void write_tree(std::int32_t* out, float* scores) const {
     const std::size_t places = std::size_t(config_.nodes) + 1;
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      const Chosen& chosen = chosen_[order_[i]];
-      place_[order_[i]] = static_cast<std::int32_t>(i);
+    for (std::size_t i = 0; i < chosen_.size(); ++i) {
+      const Chosen& chosen = chosen_[i];
       out[i] = chosen.node.token;
-      out[places + i] = place_[std::size_t(chosen.node.parent)];
+      out[places + i] = chosen.node.parent;
       out[2 * places + i] = chosen.depth;
+      if (scores != nullptr) scores[i] = chosen.node.score;
     }
   }
 
@@ -158,7 +152,6 @@ class NgramSearch final : public RowSearch {
   std::uint32_t seed_ = 0;
   std::int32_t position_ = 0;
   std::size_t number_ = 0;
-  std::vector<std::int32_t> place_;  // index in `chosen_` -> tree index
 };
 
 }  // namespace

@@ -24,8 +24,9 @@ class RowSearch {
  public:
   virtual ~RowSearch() = default;
 
-  // Writes the tree of a row to out [3, nodes + 1], which the caller has zeroed.
-  virtual void run(const DraftRow& row, std::int32_t* out) = 0;
+  // Writes the tree of a row to out [3, nodes + 1], and its nodes' scores to scores [nodes + 1]
+  // unless that is null. The caller has zeroed both.
+  virtual void run(const DraftRow& row, std::int32_t* out, float* scores) = 0;
 };
 
 // Exact branch and bound, ties to the node created first.

@@ -73,10 +73,12 @@ TreeSearch::TreeSearch(const NgramModel* ngram, TreeSearchConfig config)
   require(config_.threads >= 1, "threads must be at least 1");
 }
 
-void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
+void TreeSearch::search(const DraftBatch& batch, std::int32_t* out, float* scores) const {
   const auto start = std::chrono::steady_clock::now();
-  const std::size_t row_size = 3 * (std::size_t(config_.nodes) + 1);
+  const std::size_t places = std::size_t(config_.nodes) + 1;
+  const std::size_t row_size = 3 * places;
   std::fill_n(out, batch.rows * row_size, 0);
+  if (scores != nullptr) std::fill_n(scores, batch.rows * places, 0.0f);
   max_pool_size(config_, batch);  // throw here rather than in a thread
 
   std::atomic<std::size_t> next{0};
@@ -88,7 +90,8 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
                          batch.logits + i * batch.logits_stride,
                          batch.draws == nullptr ? nullptr : batch.draws + i * batch.draws_stride,
                          i};
-      if (row.context[batch.context - 1] >= 0) search->run(row, out + i * row_size);
+      if (row.context[batch.context - 1] < 0) continue;
+      search->run(row, out + i * row_size, scores == nullptr ? nullptr : scores + i * places);
     }
   };
 

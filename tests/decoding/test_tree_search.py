@@ -110,8 +110,9 @@ def transcribe(
         pool += children
         entries = sorted(children, key=lambda child: (child[1][-1] in eos, -child[0]))[:beam]
     chosen = sorted(pool, key=lambda child: -child[0])[:nodes]
-    in_order = sorted(chosen, key=lambda child: (len(child[1]), -child[0]))
-    return [root, *(path for _, path in in_order)], [score for score, _ in pool]
+    if ties == "compat":
+        chosen = sorted(chosen, key=lambda child: (len(child[1]), -child[0]))
+    return [root, *(path for _, path in chosen)], [score for score, _ in pool]
 
 
 @functools.cache
@@ -199,7 +200,6 @@ def check_tree(tree, root, row_tokens, *, distinct=True):
     assert (parent[places] >= 0).all()
     assert (parent[places] < places).all()
     assert (depth[places] == depth[parent[places]] + 1).all()
-    assert (np.diff(depth[:size]) >= 0).all()
     assert all(token[i] in row_tokens[depth[i] - 1] for i in places)
     if distinct:
         assert len(set(paths(tree))) == size  # siblings differ
@@ -243,6 +243,22 @@ def test_trees_are_those_of_the_transcription(seed, step, repeat):
     context, tokens, logits = (array[0] for array in drafts)
     check_tree(tree, context[-1], tokens)
     assert paths(tree) == transcribe(model, context, tokens, logits, **config)[0]
+
+
+@given(seeds, steps, st.integers(0, 20))
+def test_a_tree_begins_with_every_smaller_one(seed, step, nodes):
+    model, drafts, config = random_case(seed, ties="first", step=step)
+    size = min(nodes, config["nodes"])
+    large = np.zeros((len(drafts[0]), 3, config["nodes"] + 1), np.int32)
+    scores = np.ones((len(large), config["nodes"] + 1), np.float32)
+    core = None if model is None else model.core
+    _core.TreeSearch(core, **config).search(*drafts, large, scores=scores)
+    small = search(model, *drafts, **{**config, "nodes": size})
+    np.testing.assert_array_equal(large[:, :, : size + 1], small)
+    used = scores[0, : np.count_nonzero(large[0, 2]) + 1]
+    assert used[0] == 0
+    assert (np.diff(used) <= 0).all()
+    assert not scores[0, len(used) :].any()
 
 
 @settings(max_examples=25)

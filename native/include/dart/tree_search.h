@@ -87,12 +87,14 @@ class TreeSearch {
 
   // Writes each row's tree to out [B, 3, nodes + 1]: the nodes' tokens, parents (as indices into
   // this array) and depths. Index 0 is the root, its own parent, at depth 0. The other nodes follow
-  // by depth, then (unless ties are compatible) by descending score. Unused places are zero, so
-  // depth > 0 distinguishes nodes from padding. A row whose root is negative (a finished one) gets
-  // only zeros.
+  // by descending score, parents first, so the first n of them are the tree of n nodes; compatible
+  // ties order them by depth. Unused places are zero, so depth > 0 distinguishes nodes from padding.
+  // A row whose root is negative (a finished one) gets only zeros.
+  // Writes the nodes' scores, at most 0, to scores [B, nodes + 1] unless it is null; the root's and
+  // those of unused places are 0.
   // Throws std::length_error if a row could score 2^31 nodes or more.
   // Safe to call from several threads at once.
-  void search(const DraftBatch& batch, std::int32_t* out) const;
+  void search(const DraftBatch& batch, std::int32_t* out, float* scores = nullptr) const;
 
   // Wall time of all searches so far.
   double seconds() const { return 1e-9 * static_cast<double>(nanoseconds_); }
