@@ -115,7 +115,7 @@ def step(
 def verify(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Verified:
-    """Runs the target over the trees, int32 [B, 3, N + 1]; None for only the roots."""
+    """Runs the target over the trees, int32 [B, 3, n + 1]; None for only the roots."""
     target = bind(config.target, params["target"], config.execution)
     tree = _tree(config, state, trees)
     with jax.named_scope("verify"):
@@ -233,7 +233,7 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
     if trees is None:
         tree = root_only(state.context[:, -1])
     else:
-        chex.assert_shape(trees, (batch, 3, config.nodes + 1))
+        chex.assert_shape(trees, (batch, 3, None))
         chex.assert_type(trees, jnp.int32)
         tree = unpack(trees)
     return with_unused(tree, -(-config.execution.least_rows // batch))
@@ -293,7 +293,13 @@ def draft(
         with jax.named_scope("draft"):
             draft_state, proposal = config.drafting(state.draft_state, inputs)
         trees, noise = proposal.trees, inputs.noise
-        state = dataclasses.replace(state, draft_state=draft_state, trees=trees, noise=noise)
+        state = dataclasses.replace(
+            state,
+            draft_state=draft_state,
+            trees=trees,
+            tree_scores=proposal.scores if config.sizes else None,
+            noise=noise,
+        )
         candidates = proposal.candidates or candidates
     return state, *candidates
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding import loop
+from dart_jax.decoding.loop import padded_stop, run
 from dart_jax.decoding.prefill import ChunkShape, empty_caches, prefill
 from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
@@ -94,7 +94,7 @@ class Case:
             trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None
             return step.lower(config, params, state, trees)
         handle = on(_ints()) if config.searches else None
-        return loop._run.lower(config, True, self.context, params, state, packed, handle)
+        return run.lower(config, True, self.context, params, state, packed, handle)
 
     @functools.cached_property
     def caches(self) -> frozenset[Array]:
@@ -155,7 +155,7 @@ class Case:
 
     def _prompts(self, length: int) -> tuple[Any, ...]:
         batch, seed = self.batch, jax.ShapeDtypeStruct((), jnp.uint32)
-        stop = _ints(len(loop.padded_stop((0,))))
+        stop = _ints(len(padded_stop((0,))))
         prompts = (_ints(batch, length), _ints(batch), _ints(batch))
         return (*prompts, stop, seed, self.sampling.values())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
 
-from dart_jax.decoding.loop import _run, generate_fused, generate_streaming, stream
+from dart_jax.decoding.loop import generate_fused, generate_streaming, run, stream
 from dart_jax.decoding.prefill import prefill
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner
@@ -134,7 +134,7 @@ def test_option_values_do_not_recompile(models, prompts):
         Options(Sampling(1.5, 77, 0.4, 0.3, 0.9), stop=(5,), seed=2),
     ):
         generate_fused(config, models.params, None, prompts, options)
-        compiled = _run._cache_size(), prefill._cache_size()
+        compiled = run._cache_size(), prefill._cache_size()
         if options.seed == 1:
             before = compiled
     assert compiled == before
@@ -147,8 +147,8 @@ def test_one_program_serves_all_pruners(models, prompts, plain, truth, greedy):
         generation = generate_fused(greedy, models.params, pruner, prompts)
         assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
         if seed == 1:
-            before = _run._cache_size()
-    assert _run._cache_size() == before
+            before = run._cache_size()
+    assert run._cache_size() == before
 
 
 def test_rows_can_be_ended(models, prompts, plain, truth, greedy):
