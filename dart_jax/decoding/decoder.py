@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import jax
 import numpy as np
 
+from dart_jax.decoding.adaptive.memory import TreeMemory
+from dart_jax.decoding.adaptive.policy import Learned
 from dart_jax.decoding.drafting import drafter_title
-from dart_jax.decoding.loop import Generation, generate_fused, generate_streaming
+from dart_jax.decoding.loop import Generation, generate_fused, generate_streaming, measure_costs
 from dart_jax.decoding.prompts import CHUNK, Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
@@ -30,6 +33,7 @@ class Decoder:
       stop: ids that end a sequence.
       loop: `fused`, one jitted program, or `host`, step and search called in turn from the host.
       chunk: tokens of a prompt that are read at a time.
+      memory: what is known about tree sizes, if steps choose them.
     """
 
     config: DecodeConfig
@@ -40,12 +44,14 @@ class Decoder:
     stop: tuple[int, ...]
     loop: Loop
     chunk: int = CHUNK
+    memory: TreeMemory = dataclasses.field(default_factory=TreeMemory)
 
     def __repr__(self) -> str:
         method = "plain decoding"
         if self.config.drafting is not None:
             title = drafter_title(self.config.drafter)
-            method = f"drafting: {title}, trees of {self.config.nodes} nodes"
+            most = "at most " if self.config.sizes else ""
+            method = f"drafting: {title}, trees of {most}{self.config.nodes} nodes"
         return f"Decoder({method}, up to {self.max_length} tokens, {self.loop} loop)"
 
     def pad(
@@ -65,6 +71,32 @@ class Decoder:
         Raises:
           UserError: as `Prompts.pad` and `Options`.
         """
-        padded = self.pad(prompts, max_new_tokens)
+        padded, options = self.pad(prompts, max_new_tokens), self.options(seed)
+        learned = self.learned(padded, options)
         generate = generate_fused if self.loop == "fused" else generate_streaming
-        return generate(self.config, self.params, self.pruner, padded, self.options(seed))
+        return generate(self.config, self.params, self.pruner, padded, options, learned)
+
+    def learned(
+        self, prompts: Prompts, options: Options, *, fused: bool | None = None
+    ) -> Learned | None:
+        """Returns what is known about the sizes of trees for such a batch, and measures what steps
+        cost if that is not known; None if all trees are of one size.
+
+        Args:
+          prompts: the batch.
+          options: how it will be decoded.
+          fused: the loop that will run; None for the decoder's own.
+        """
+        if not self.config.sizes:
+            return None
+        fused = self.loop == "fused" if fused is None else fused
+        sampling = jax.tree.structure(options.sampling.values())
+        program = (self.config, len(prompts.tokens), prompts.max_length, fused, str(sampling))
+        return self.memory.policy(
+            program,
+            options.sampling,
+            self.config.nodes,
+            lambda: measure_costs(
+                self.config, self.params, self.pruner, prompts, options, fused=fused
+            ),
+        )

@@ -160,7 +160,8 @@ def search_in_jit(
         candidates=np.int64(host_buffer.candidates),
         draws=np.int64(DRAWS if host_buffer.draws else 0),
     )
-    return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
+    trees, scores = jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
+    return trees, scores
 
 
 def _search_through_python(
@@ -173,7 +174,8 @@ def _search_through_python(
     """
     rows = max(1, _COPIED_AT_ONCE // (packed.shape[1] * packed.dtype.itemsize))
     parts = [packed[i : i + rows] for i in range(0, packed.shape[0], rows)]
-    return jax.pure_callback(_call, out, handle, *parts)
+    trees, scores = jax.pure_callback(_call, out, handle, *parts)
+    return trees, scores
 
 
 def _call(handle: np.ndarray, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,9 @@ from dart_jax.models.drafter_config import Eagle3Config
 # smaller trees already contain every likely continuation.
 MAX_NODES = 512
 
+# Sizes of trees between which steps choose, up to the largest.
+_SIZES = (0, 2, 4, 8, 16, 32)
+
 # Rows of all sequences that an accelerator verifies in little more time than a single one: with
 # more, a step waits for its computations and not for the weights.
 _NEARLY_FREE = 200
@@ -39,6 +42,24 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
         return 8, SearchConfig(level_decay=2.5)
     most = max(_NEARLY_FREE // batch - 1, 1)
     return min(59 if isinstance(drafter, Eagle3Config) else 60, most), SearchConfig()
+
+
+def adaptive_tree(
+    drafter: AnyDrafter | None = None, batch: int = 1
+) -> tuple[tuple[int, ...], SearchConfig]:
+    """Returns the sizes of draft trees that steps choose from, and the search parameters.
+
+    The sizes begin with 0 and end with the largest that can pay: twice `default_tree`'s on a CPU,
+    where more are slower than plain decoding whatever is accepted, and `default_tree`'s elsewhere.
+
+    Args:
+      drafter: the drafter; None for DART.
+      batch: sequences decoded together.
+    """
+    most, search = default_tree(drafter, batch)
+    if not isinstance(drafter, TargetConfig) and jax.default_backend() == "cpu":
+        most, search = 16, SearchConfig(level_decay=1.5)
+    return (*(size for size in _SIZES if size < most), most), search
 
 
 def default_loop(searches: bool) -> Loop:

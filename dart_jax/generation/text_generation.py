@@ -130,7 +130,12 @@ class TextGeneration:
         self._started = True
         decoder = self._decoder
         result = generate_fused(
-            decoder.config, decoder.params, decoder.pruner, self._prompts, self._options
+            decoder.config,
+            decoder.params,
+            decoder.pruner,
+            self._prompts,
+            self._options,
+            decoder.learned(self._prompts, self._options, fused=True),
         )
         scores = result.scores or [None] * len(self._rows)
         for n, row in enumerate(self._rows):
@@ -161,6 +166,7 @@ class TextGeneration:
             decoder.pruner,
             self._prompts,
             self._options,
+            decoder.learned(self._prompts, self._options, fused=False),
             seconds=self._seconds,
             with_drafts=with_drafts,
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack, cast, overload
 
 import numpy as np
 
+from dart_jax.decoding.adaptive.memory import TreeMemory
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.drafting import AnyDrafter, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
@@ -18,6 +21,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
 from dart_jax.generation.defaults import (
     MAX_NODES,
+    adaptive_tree,
     default_loop,
     default_tree,
     length_bucket,
@@ -38,6 +42,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights.user_cache import user_cache
 
 if TYPE_CHECKING:
     import transformers
@@ -141,7 +146,8 @@ class TextGenerator:
             logprobs: report each new token's log-probability, and this many most likely tokens.
             output_scores: report the scores of the whole vocabulary.
             logits_processor: pure JAX functions (tokens, logits, length) -> logits of a row.
-            tree_nodes: nodes of the draft tree; 0 for plain decoding (see `default_tree`).
+            tree_nodes: nodes of the draft tree; 0 for plain decoding (see `default_tree`), and
+              "adaptive" to let every step choose what pays best.
             search: parameters of the tree search.
             use_ngram: use the n-gram model, if there is one (True).
             chat_template_kwargs: arguments of the chat template.
@@ -221,9 +227,10 @@ class TextGenerator:
         ]
         limit = min(config.max_length or self.target.max_length, self.target.max_length)
         longest = max(map(len, tokens), default=0) + max(config.max_new_tokens, 1)
-        nodes, search = self._tree(config, len(tokens))
+        nodes, sizes, search = self._tree(config, len(tokens))
         decoder = self.decoder(
             nodes=nodes,
+            sizes=sizes,
             max_length=min(length_bucket(min(longest, limit)), self.target.max_length),
             sampling=config.sampling,
             stop=(*eos, *ids),
@@ -233,22 +240,33 @@ class TextGenerator:
         )
         return TextGeneration(decoder, self.tokenizer, tokens, config, strings)
 
-    def _tree(self, config: GenerationConfig, batch: int) -> tuple[int, SearchConfig]:
-        """Returns the number of tree nodes and the search parameters."""
+    def _tree(
+        self, config: GenerationConfig, batch: int
+    ) -> tuple[int, tuple[int, ...], SearchConfig]:
+        """Returns the number of tree nodes, the sizes that steps choose from, if they do, and the
+        search parameters."""
         nodes, search = default_tree(self.drafter, batch)
         if self.drafter is None:
-            nodes = 0
+            return 0, (), search
+        if config.tree_nodes == "adaptive":
+            sizes, search = adaptive_tree(self.drafter, batch)
+            return sizes[-1], sizes, config.search or search
         if config.tree_nodes is not None:
             # The default search is tuned for the default size.
             search = search if config.tree_nodes == nodes else SearchConfig()
             nodes = config.tree_nodes
-        return nodes, config.search or search
+        return nodes, (), config.search or search
+
+    @functools.cached_property
+    def _tree_memory(self) -> TreeMemory:
+        return TreeMemory(user_cache() / "tree_costs")
 
     def decoder(
         self,
         *,
         nodes: int,
         max_length: int,
+        sizes: tuple[int, ...] = (),
         sampling: Sampling | None = None,
         stop: tuple[int, ...] | None = None,
         use_ngram: bool = True,
@@ -262,6 +280,8 @@ class TextGenerator:
         Args:
           nodes: N; 0 for plain decoding.
           max_length: maximum length of prompt and new tokens together.
+          sizes: numbers of nodes, ascending from 0 to N, of which every step chooses the one that
+            pays best, as the first generation measures; empty for N nodes in every step.
           sampling: how the target samples; None decodes greedily.
           stop: ids that end a sequence; None for the model's own.
           use_ngram: use the n-gram model in the search, if there is one.
@@ -272,8 +292,8 @@ class TextGenerator:
           loop: see `Decoder`; None for the platform's fastest.
 
         Raises:
-          UserError: `nodes` is out of range or needs a drafter that was not loaded, or `max_length`
-            exceeds the target's positions.
+          UserError: `nodes` or `sizes` are out of range, or need a drafter that was not loaded or
+            another search, or `max_length` exceeds the target's positions.
         """
         if max_length > self.target.max_length:
             raise UserError(
@@ -284,11 +304,17 @@ class TextGenerator:
             raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
         if nodes and self.drafter is None:
             raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
+        ascending = all(a < b for a, b in itertools.pairwise(sizes))
+        if sizes and not (ascending and sizes[0] == 0 and sizes[-1] == nodes > 0):
+            raise UserError(f"sizes must ascend from 0 to {nodes} nodes, got {sizes}")
+        if sizes and search is not None and search.ties != "first":
+            raise UserError("trees of chosen sizes need SearchConfig(ties='first')")
         drafter = self.drafter if nodes else None
         config = DecodeConfig(
             self.target,
             drafter,
             nodes,
+            sizes,
             logits=logits,
             coupled=coupled,
             execution=self.execution,
@@ -312,6 +338,7 @@ class TextGenerator:
             sampling or Sampling(),
             self.eos if stop is None else stop,
             loop or default_loop(config.searches),
+            memory=self._tree_memory,
         )
 
 

@@ -13,6 +13,7 @@ from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
+from dart_jax.generation.defaults import adaptive_tree
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -162,6 +163,16 @@ METHODS = {
 }
 
 
+def adaptive(model: DartModel, batch: int, decay: float | None) -> Tree:
+    """Returns the tree of a method whose steps choose sizes; `decay` fixes the level decay if
+    given."""
+    if model.drafter is None:
+        return Tree(0)
+    sizes, search = adaptive_tree(model.drafter, batch)
+    decay = search.level_decay if decay is None else decay
+    return Tree(sizes[-1], decay if isinstance(model.drafter, DrafterConfig) else None, sizes)
+
+
 def decoder(
     model: DartModel,
     tree: Tree,
@@ -188,6 +199,7 @@ def decoder(
     search = None if tree.level_decay is None else SearchConfig(level_decay=tree.level_decay)
     result = model.decoder(
         nodes=tree.nodes,
+        sizes=tree.sizes,
         max_length=max_length,
         sampling=sampling,
         stop=None if acceptance is None else (),

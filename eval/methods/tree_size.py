@@ -27,14 +27,21 @@ class Tree(NamedTuple):
     Attributes:
       nodes: number of nodes without the root; 0 is plain decoding.
       level_decay: exponent of the tree search's level weight; None without a tree search.
+      sizes: numbers of nodes that every step chooses from; empty if all trees have N.
     """
 
     nodes: int
     level_decay: float | None = None
+    sizes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         decay = "" if self.level_decay is None else f", level decay {self.level_decay:g}"
-        return f"{self.nodes} nodes{decay}"
+        return f"{self.size} nodes{decay}"
+
+    @property
+    def size(self) -> str:
+        """The number of nodes, or its range."""
+        return f"0-{self.nodes}" if self.sizes else str(self.nodes)
 
 
 def fastest(

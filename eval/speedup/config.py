@@ -62,8 +62,9 @@ class SpeedupConfig(MethodChoice):
     benchmark's longest prompt."""
     prompts: int = 8
     """Questions per benchmark, or functions per group of the demo's four groups."""
-    tree_nodes: Literal["auto"] | int = "auto"
-    """Nodes of the draft trees; auto uses the fastest size on warm-up prompts, for each method."""
+    tree_nodes: Literal["auto", "adaptive"] | int = "auto"
+    """Nodes of the draft trees; auto uses the fastest size on warm-up prompts, for each method;
+    adaptive lets every step choose the size that pays best."""
     level_decay: Literal["auto"] | float = "auto"
     """Exponent of the tree search's level weight, 0.7 in the paper; auto uses the faster of 0.7 and
     2.5 on warm-up prompts, or 0.7 with --acceptance."""
@@ -110,7 +111,7 @@ class SpeedupConfig(MethodChoice):
             raise UserError("--batch-size must be at least 1")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}")
-        if self.tree_nodes != "auto" and self.tree_nodes < 1:
+        if isinstance(self.tree_nodes, int) and self.tree_nodes < 1:
             raise UserError("--tree-nodes must be at least 1")
         if self.level_decay != "auto" and not 0 <= self.level_decay < float("inf"):
             raise UserError("--level-decay must be 0 or a positive number")
@@ -122,10 +123,10 @@ class SpeedupConfig(MethodChoice):
             parse_names(self.bench)
 
     def _check_combinations(self) -> None:
-        if self.acceptance is not None and self.tree_nodes == "auto":
+        if self.acceptance is not None and not isinstance(self.tree_nodes, int):
             raise UserError(
-                "--acceptance needs --tree-nodes: if all trees have the same tau, the cheapest is "
-                "always chosen"
+                "--acceptance needs --tree-nodes with a number: if all trees have the same tau, "
+                "the cheapest is always chosen"
             )
         if self.acceptance is not None and self.sweep:
             raise UserError(
@@ -176,7 +177,7 @@ class SpeedupConfig(MethodChoice):
             methods, are too shallow.
         """
         models, left_out = super().models(base)
-        if self.acceptance is None or self.tree_nodes == "auto":
+        if self.acceptance is None or not isinstance(self.tree_nodes, int):
             return models, left_out
         for name in [name for name in models if name != PLAIN]:
             model = models[name]

@@ -14,7 +14,7 @@ from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.questions import Question
 from eval.benchmarks.registry import load_all
 from eval.methods.measure import Run, Summary, measure, summarize
-from eval.methods.registry import METHODS, PLAIN, decoder
+from eval.methods.registry import METHODS, PLAIN, adaptive, decoder
 from eval.methods.tree_size import LEVEL_DECAYS, REPEATS, SIZES, Tree, fastest
 from eval.speedup.config import DEMO, SpeedupConfig
 from eval.speedup.setting import Setting
@@ -67,8 +67,10 @@ class Speedup:
     def tree(self, name: str, workload: Workload, sampling: Sampling, batch_size: int) -> Tree:
         """Returns the tree of a method. `auto` options are the fastest on warm-up prompts; if a tau
         is imposed, which says nothing about trees, the level decay is the paper's."""
-        nodes = None if self.config.tree_nodes == "auto" else self.config.tree_nodes
         decay = None if self.config.level_decay == "auto" else self.config.level_decay
+        if self.config.tree_nodes == "adaptive":
+            return adaptive(self.models[name], batch_size, decay)
+        nodes = None if self.config.tree_nodes == "auto" else self.config.tree_nodes
         trees = METHODS[name].trees(nodes, decay)
         if len(trees) == 1 or self.config.acceptance is not None:
             return trees[0]

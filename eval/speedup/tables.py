@@ -79,7 +79,7 @@ def sweep_table(rows: Sequence[tuple[Tree, bool, str, Summary]]) -> Table:
     table = _table("Tree sizes, n-gram model and loops", *columns, first="nodes")
     for tree, ngram, loop, row in rows:
         table.add_row(
-            str(tree.nodes),
+            tree.size,
             f"{tree.level_decay:g}",
             "yes" if ngram else "no",
             loop,

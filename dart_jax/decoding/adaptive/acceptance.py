@@ -57,7 +57,7 @@ def expected(rates: AcceptanceRates, trees: jax.Array, scores: jax.Array) -> jax
       scores: float32 [B, N + 1], the nodes'.
     """
     rate = jnp.clip(rates.accepted / rates.known, 1e-3, 1 - 1e-3)
-    odds = jnp.log(rate / (1 - rate)) + _SLOPE * (scores - rates.score)
+    odds = jnp.log(rate / (1 - rate))[None] + _SLOPE * (scores - rates.score[None])
     return jnp.where(trees[:, 2] > 0, jax.nn.sigmoid(odds), 0)
 
 

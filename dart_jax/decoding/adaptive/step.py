@@ -91,6 +91,8 @@ def adaptive_step(
       The new state and the host buffer, int32 [B, width].
     """
     trees, scores = found or (state.trees, state.tree_scores)
+    assert trees is not None
+    assert scores is not None
     adaptive: Adaptive = state.adaptive
     policy, active = adaptive.policy, state.active
     with jax.named_scope("choose"):

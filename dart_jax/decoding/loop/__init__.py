@@ -7,6 +7,7 @@ search as a callback. Both produce the same tokens.
 May import the rest of `dart_jax.decoding`, except for `decoder.py`. Start with `host.py`.
 """
 
+from dart_jax.decoding.loop.costs import measure_costs
 from dart_jax.decoding.loop.fused import generate_fused, run
 from dart_jax.decoding.loop.host import generate_streaming, stream
 from dart_jax.decoding.loop.results import Drafts, Generation, StepOutput, collect
@@ -19,6 +20,7 @@ __all__ = [
     "collect",
     "generate_fused",
     "generate_streaming",
+    "measure_costs",
     "padded_stop",
     "run",
     "start",

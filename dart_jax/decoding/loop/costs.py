@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +16,16 @@ from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 
-# Every size is measured so often, all in turn, so that a slow moment of the machine affects all.
+# Every size is measured so often, all in turn, so that a slow moment of the machine affects all;
+# less often, but at least once, if that takes more than so many seconds.
 _ROUNDS = 5
+_SECONDS = 2.0
 
 # New tokens of a short and a long text. The difference between their times is what steps cost,
-# without what happens once in a text.
+# without what happens once in a text. Shorter ones if a token takes longer than so many seconds.
 _TOKENS = (8, 72)
+_FEW_TOKENS = (4, 20)
+_SLOW = 0.002
 
 
 def measure_costs(
@@ -43,28 +48,30 @@ def measure_costs(
       fused: which loop to measure.
     """
     options = dataclasses.replace(options, stop=(-1,) * len(padded_stop(options.stop)))
-    most = min(_TOKENS[-1], prompts.max_length - 1)
-    length = np.minimum(prompts.length, prompts.max_length - most).astype(prompts.length.dtype)
-    texts = [
-        dataclasses.replace(prompts, length=length, max_new_tokens=np.full_like(length, tokens))
-        for tokens in (most * _TOKENS[0] // _TOKENS[-1], most)
-    ]
     policies = [_only(config, index) for index in range(len(config.sizes))]
     policies.append(policies[0]._replace(wait=jnp.int32(REST)))
     generate = generate_fused if fused else generate_streaming
 
-    def measure(policy: Policy, text: Prompts) -> tuple[float, int]:
+    def measure(policy: Policy, tokens: int) -> tuple[float, int]:
+        most = min(tokens, prompts.max_length - 1)
+        length = np.minimum(prompts.length, prompts.max_length - most).astype(prompts.length.dtype)
+        text = dataclasses.replace(
+            prompts, length=length, max_new_tokens=np.full_like(prompts.max_new_tokens, most)
+        )
         done = generate(config, params, pruner, text, options, Learned(policy))
         once = done.seconds["prefill"] + done.seconds["compile"]
         return sum(done.seconds.values()) - once, int(done.steps.max())
 
-    rounds = [
-        [[measure(policy, text) for text in texts] for policy in policies]
-        for _ in range(1 + _ROUNDS)
-    ]
-    # The first round compiles. Each round compares sizes at one and the same pace of the machine.
-    seconds, steps = np.moveaxis(np.diff(np.array(rounds[1:]), axis=2)[:, :, 0], 2, 0)
-    each = seconds / np.maximum(steps, 1)
+    for policy in policies:
+        seconds, steps = measure(policy, _FEW_TOKENS[-1])  # compiles; the last one is plain
+    texts = _TOKENS if seconds < _SLOW * max(steps, 1) else _FEW_TOKENS
+    rounds: list[list[list[tuple[float, int]]]] = []
+    began = time.perf_counter()
+    while not rounds or (len(rounds) < _ROUNDS and time.perf_counter() - began < _SECONDS):
+        rounds.append([[measure(policy, tokens) for tokens in texts] for policy in policies])
+    # Each round compares sizes at one and the same pace of the machine.
+    times, counts = np.moveaxis(np.diff(np.array(rounds), axis=2)[:, :, 0], 2, 0)
+    each = times / np.maximum(counts, 1)
     plain = np.median(each[:, -1])
     sizes = plain * np.median(each[:, :-1] / np.maximum(each[:, -1:], 1e-9), axis=0)
     return TreeCosts(jnp.asarray(sizes, jnp.float32), jnp.float32(plain))

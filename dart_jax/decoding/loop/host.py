@@ -95,6 +95,9 @@ def stream(
             return
         drafts, stage, began = None, "device", time.perf_counter()
         if waiting:
+            if with_drafts:
+                roots = buffer[:, None, config.host_buffer.root :][:, :, :1]
+                drafts = _drafts(config, state, buffer, np.pad(roots, ((0, 0), (0, 2), (0, 0))))
             with measure_compilation() as compilation:
                 state, packed = single_plain_step(config, params, state)
             continue
