@@ -34,11 +34,14 @@ from dart_jax.generation.defaults import adaptive_tree
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
 
-GREEDY, SAMPLED = Sampling(), Sampling(1.0)
+GREEDY = Sampling()
 PENALIZED = Sampling(0.8, top_k=20, top_p=0.9, repetition_penalty=1.3)
 LOOPS = [generate_streaming, generate_fused]
 SIZES = (0, 1, 3, 8)
 NODES = SIZES[-1]
+
+# Chosen at random. Compiled programs are kept by sizes, so no other test has these.
+RANDOM_SIZES = (0, 2, 8)
 
 
 def lists(tokens):
@@ -63,9 +66,6 @@ def at_random(monkeypatch):
 
     monkeypatch.setattr(adaptive_steps, "choose", any_size)
     monkeypatch.setattr(adaptive_steps, "account", any_pause)
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")
@@ -84,30 +84,30 @@ def methods(models, plain):
 
 @pytest.mark.long(keep=3)
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALIZED])
+@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED])
 @pytest.mark.parametrize("name", ["dart", "eagle3", "draft model", "prompt lookup", "n-gram"])
 def test_whatever_is_chosen_the_tokens_are_plain_decodings(
     models, prompts, plain, methods, at_random, loop, sampling, name
 ):
     drafter, params, ngram = methods[name]
-    config = DecodeConfig(models.target, drafter, NODES, SIZES)
+    config = DecodeConfig(models.target, drafter, NODES, RANDOM_SIZES)
     pruner = Pruner(config.host_buffer, NODES, ngram=ngram) if config.searches else None
-    learned = Learned(policy_of(1, 1, 1, 1))
+    learned = Learned(policy_of(1, 1, 1))
     options = Options(sampling, seed=SEED)
     generation = loop(config, params, pruner, prompts, options, learned)
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
-    # It did draft, and it did pause.
-    assert np.concatenate(generation.drafted).any() or name in ("dart", "eagle3")
     assert int(learned.policy.wait) == 0
+    if name == "draft model" and sampling == GREEDY:  # the target drafts for itself
+        assert generation.tau.min() > 1
 
 
 @pytest.mark.long
 def test_both_loops_choose_alike(models, prompts, plain, at_random):
-    config = DecodeConfig(models.target, models.drafter, NODES, SIZES)
+    config = DecodeConfig(models.target, models.drafter, NODES, RANDOM_SIZES)
     truth = sequences(prompts, plain(GREEDY).tokens)
     oracle, options = Oracle(config, truth), Options(seed=SEED)
     fused, streaming = (
-        loop(config, models.params, oracle, prompts, options, Learned(policy_of(1, 1, 1, 1)))
+        loop(config, models.params, oracle, prompts, options, Learned(policy_of(1, 1, 1)))
         for loop in LOOPS
     )
     assert lists(fused.tokens) == lists(streaming.tokens) == lists(plain(GREEDY).tokens)
@@ -119,8 +119,8 @@ def test_both_loops_choose_alike(models, prompts, plain, at_random):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_reported_scores_are_plain_decodings(models, prompts, plain, at_random, loop):
     logits = LogitsConfig(logprobs=2)
-    config = DecodeConfig(models.target, PromptLookupConfig(), NODES, SIZES, logits=logits)
-    options, learned = Options(seed=SEED), Learned(policy_of(1, 1, 1, 1))
+    config = DecodeConfig(models.target, PromptLookupConfig(), NODES, RANDOM_SIZES, logits=logits)
+    options, learned = Options(seed=SEED), Learned(policy_of(1, 1, 1))
     ours = loop(config, models.params, None, prompts, options, learned)
     theirs = loop(dataclasses.replace(config.plain), models.params, None, prompts, options)
     assert lists(ours.tokens) == lists(theirs.tokens)
