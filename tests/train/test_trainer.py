@@ -39,7 +39,7 @@ from dart_jax.errors import UserError
 from dart_jax.files import writing
 from train.run.checkpoints import best_params, whole_steps
 from train.run.metrics import Metrics
-from train.run.optimizer import OptimizerConfig, learning_rate
+from train.run.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from train.run.peak import known_peak, peak_flops
 from train.run.progress import ProgressDisplay
 
@@ -146,6 +146,27 @@ def test_matrices_alone_decay(tmp_path):
     left = np.prod(1 - 0.1 * np.array(rates))
     for name, factor in {"up": left, "down": left, "bias": 1}.items():
         np.testing.assert_allclose(params[name], toy_params()[name] * factor, rtol=1e-5)
+
+
+def test_muon_orthogonalises_hidden_matrices_and_leaves_the_rest_to_adamw():
+    random = np.random.default_rng(0)
+    shapes = {"proj": (16, 16), "embed_tokens": (32, 16), "lm_head": (16, 32), "norm": (16,)}
+    params = {name: jnp.asarray(random.normal(size=s), jnp.float32) for name, s in shapes.items()}
+    gradients = {n: jnp.asarray(random.normal(size=s), jnp.float32) for n, s in shapes.items()}
+
+    def updates(optimizer):
+        made = make_optimizer(OptimizerConfig(optimizer, lr=1.0, warmup=0, clip=1e9), 10)
+        return made.update(gradients, made.init(params), params)[0]
+
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes types
+        muon, adamw = updates("muon"), updates("adamw")
+    for name in ("embed_tokens", "lm_head", "norm"):
+        ratio = muon[name] / adamw[name]  # optax's Muon looks ahead (Nesterov) in both parts
+        np.testing.assert_allclose(ratio, ratio.ravel()[0], rtol=1e-3)
+    values = np.linalg.svd(np.asarray(muon["proj"]), compute_uv=False)
+    raw = np.linalg.svd(np.asarray(gradients["proj"]), compute_uv=False)
+    assert values.max() / values.min() < 2.5 < raw.max() / raw.min()
+    assert 0.1 < np.sqrt(np.mean(np.square(muon["proj"]))) < 0.3  # as large as AdamW's, times 0.2
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class OptimizerConfig:
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon orthogonalises the updates of matrices (Jordan 2024), scaled to the size of AdamW's
-    (arXiv 2502.16982); embeddings, heads and vectors are AdamW's."""
+    (arXiv 2502.16982); embeddings, heads and vectors are AdamW's, with Nesterov's momentum."""
     lr: float = 2e-5
     """Learning rate at the end of the warm-up."""
     warmup: float = 0.05

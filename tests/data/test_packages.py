@@ -1,0 +1,36 @@
+"""Sources of installed packages, further text of the demo's target."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from dart_jax.data import packages
+from dart_jax.data.packages import PACKAGES, package_files
+from dart_jax.errors import UserError
+
+
+def test_files_are_sources_of_every_package_in_order():
+    files = package_files()
+    assert files == package_files()
+    assert len(files) == len(set(files))
+    assert all(path.suffix == ".py" and path.is_file() for path in files)
+    roots = [
+        (name, Path(importlib.util.find_spec(name).submodule_search_locations[0]))
+        for name in PACKAGES
+    ]
+    found = [name for path in files for name, root in roots if path.is_relative_to(root)]
+    assert list(dict.fromkeys(found)) == list(PACKAGES)
+
+
+def test_tests_and_copied_models_are_left_out():
+    for path in package_files():
+        assert not {"test", "tests", "testing"}.intersection(path.parts)
+        assert not path.name.startswith("test_")
+        assert not path.as_posix().endswith("/transformers/models/llama/modeling_llama.py")
+
+
+def test_a_package_that_is_missing(monkeypatch):
+    monkeypatch.setattr(packages, "PACKAGES", ("no_such_package",))
+    with pytest.raises(UserError, match="needs the package no_such_package"):
+        package_files()
