@@ -15,13 +15,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import numpy as np
 
 from dart_jax.decoding.decoder import Decoder
 from dart_jax.decoding.loop import Generation
 from eval.benchmarks.prompts import Prompt
+from eval.methods.repetition import is_varied, repeated_grams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Summary:
       tau: pooled over all verifications; nan if there are none.
       tau_error: standard error of `tau` over prompts; None with fewer than two that were verified.
       tau_by_request: mean of tau per prompt.
+      repeated: share of the 8-grams of all texts that occurred before in the same text.
+      varied: prompts whose texts hardly repeat themselves (see `repetition.is_varied`).
+      tau_varied: pooled over the verifications of these; nan if there are none.
       identical: prompts whose tokens equal the baseline's in every repeat.
       lengths: lengths[n] is the number of verifications that accepted n drafted tokens.
       shares: stage -> its share of the time; they add up to 1.
@@ -63,6 +67,9 @@ class Summary:
     tau: float
     tau_error: float | None
     tau_by_request: float
+    repeated: float
+    varied: int
+    tau_varied: float
     identical: int
     lengths: list[int]
     shares: dict[str, float]
@@ -151,10 +158,14 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
     if not spent["compile"]:
         del spent["compile"]  # a stage only if something was compiled in spite of the warm-up
     total = sum(spent.values())
-    steps = sum(int(generation.steps.sum()) for generation in first)
+    # What each prompt emitted after the prefill's token, in how many verifications.
+    texts = [tokens for generation in first for tokens in generation.tokens]
+    emitted = [len(tokens) - 1 for tokens in texts]
+    steps = [int(number) for generation in first for number in generation.steps]
+    varied = [is_varied(tokens) for tokens in texts]
+    repeated, grams = np.sum([repeated_grams(tokens) for tokens in texts], axis=0).tolist()
     # All rows of a batch step together, until the last one is finished.
     batch_steps = sum(int(run.generations[method].steps.max()) for runs in repeats for run in runs)
-    emitted = sum(len(tokens) - 1 for generation in first for tokens in generation.tokens)
     taus = np.concatenate([generation.tau for generation in first])
     lengths = Counter(
         length
@@ -163,7 +174,7 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
         for length in accepted_lengths(drafted)
     )
     return Summary(
-        prompts=sum(len(generation.tokens) for generation in first),
+        prompts=len(texts),
         rates=[rate(run.generations[method] for run in runs) for runs in repeats],
         speedups=[
             rate(run.generations[method] for run in runs)
@@ -176,12 +187,12 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
             )
             for runs in repeats
         ],
-        tau=emitted / steps if steps else float("nan"),
-        tau_error=ratio_error(
-            [len(tokens) - 1 for generation in first for tokens in generation.tokens],
-            [int(number) for generation in first for number in generation.steps],
-        ),
-        tau_by_request=float(np.nanmean(taus)) if steps else float("nan"),
+        tau=_pooled(emitted, steps),
+        tau_error=ratio_error(emitted, steps),
+        tau_by_request=float(np.nanmean(taus)) if sum(steps) else float("nan"),
+        repeated=repeated / grams if grams else 0.0,
+        varied=sum(varied),
+        tau_varied=_pooled(compress(emitted, varied), compress(steps, varied)),
         identical=sum(
             min(_identical(runs[n], method, baseline) for runs in repeats)
             for n in range(len(first))
@@ -190,6 +201,12 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
         shares={stage: seconds / total for stage, seconds in spent.items()},
         step_seconds=(total - spent["prefill"]) / batch_steps if batch_steps else float("nan"),
     )
+
+
+def _pooled(emitted: Iterable[int], steps: Iterable[int]) -> float:
+    """Tau over prompts; nan without verifications."""
+    number = sum(steps)
+    return sum(emitted) / number if number else float("nan")
 
 
 def ratio_error(emitted: Sequence[int], steps: Sequence[int]) -> float | None:

@@ -45,6 +45,7 @@ def run(config: SpeedupConfig, console: Console) -> None:
         setting = speedup.setting(workload, sampling, size)
         settings.append(setting)
         console.print(tables.speedup_table(title_of(config, setting), setting.groups))
+        console.print(tables.repetition_table(setting.all))
         console.print(tables.time_table(setting.all))
     swept = speedup.sweep(settings[0].trees["dart"]) if config.sweep else []
     if swept:

@@ -12,6 +12,7 @@ from dart_jax.programs.spread import spread
 from eval.benchmarks.registry import BENCHMARKS
 from eval.methods.measure import Summary
 from eval.methods.registry import METHODS, PLAIN
+from eval.methods.repetition import GRAM, LITTLE
 from eval.methods.tree_size import Tree
 from eval.speedup import paper
 from eval.speedup.setting import Setting
@@ -64,6 +65,24 @@ def time_table(rows: Mapping[str, Summary]) -> Table:
     return table
 
 
+def repetition_table(rows: Mapping[str, Summary]) -> Table:
+    """Returns how much the texts repeat themselves, and tau where they hardly do."""
+    columns = ("repeated", "tau", "varied texts", "their tau")
+    table = _table("Repetitions", *columns, first="method")
+    table.caption = (
+        f"repeated: {GRAM}-grams that occurred before in the same text\n"
+        f"varied texts: those of which at most {LITTLE:.0%} are repeated"
+    )
+    for name, row in rows.items():
+        cells = f"{row.repeated:.0%}", f"{row.tau:.2f}", f"{row.varied}/{row.prompts}"
+        table.add_row(METHODS[name].title, *cells, _tau_varied(row))
+    return table
+
+
+def _tau_varied(row: Summary) -> str:
+    return f"{row.tau_varied:.2f}" if row.varied else "-"
+
+
 def tree_table(method: str, rates: Mapping[Tree, float]) -> Table:
     """Returns the tokens per second of each tree tried for a method."""
     table = _table(f"{method}: trees on warm-up prompts", "level decay", "tok/s", first="nodes")
@@ -108,8 +127,24 @@ def markdown(target: str, settings: Sequence[Setting]) -> str:
     tables = []
     for key in dict.fromkeys((s.temperature, s.batch_size) for s in settings):
         some = [s for s in settings if (s.temperature, s.batch_size) == key]
-        tables.append(f"T = {key[0]:g}, batch {key[1]}\n\n{_paper_layout(target, some, key)}")
+        repetitions = "".join(map(_repetitions, some))
+        layout = _paper_layout(target, some, key)
+        tables.append(f"T = {key[0]:g}, batch {key[1]}\n\n{layout}\n{repetitions}")
     return "\n".join(tables)
+
+
+def _repetitions(setting: Setting) -> str:
+    plain = setting.all[PLAIN]
+    taus = (
+        f"{METHODS[name].title} {_tau_varied(row)}"
+        for name, row in setting.all.items()
+        if name != PLAIN
+    )
+    return (
+        f"{setting.title}: {plain.repeated:.0%} of the {GRAM}-grams occurred before in the same "
+        f"text; tau on the {plain.varied} of {plain.prompts} texts with at most {LITTLE:.0%}: "
+        f"{', '.join(taus)}\n"
+    )
 
 
 def _paper_layout(target: str, settings: Sequence[Setting], key: tuple[float, int]) -> str:

@@ -24,7 +24,8 @@ def summary(repeats, tau, error):
     rates = [100 * speedup for speedup in speedups]
     shares = {"prefill": 0.1, "device": 0.8, "search": 0.1}
     lengths = [1, 2, 3]
-    return Summary(8, rates, speedups, speedups, tau, error, tau, 8, lengths, shares, 1e-3 * tau)
+    taus = (tau, error, tau, 0.5, 4, tau)
+    return Summary(8, rates, speedups, speedups, *taus, 8, lengths, shares, 1e-3 * tau)
 
 
 def setting(repeats, batch_size=1, error=0.25):

@@ -28,6 +28,7 @@ from eval.benchmarks.prompts import Prompt, demo_prompts
 from eval.benchmarks.registry import PAPER
 from eval.methods.measure import Run, accepted_lengths, summarize
 from eval.methods.registry import METHODS
+from eval.methods.repetition import is_varied, repeated_grams
 from eval.methods.tree_size import LEVEL_DECAYS, Tree, fastest
 from eval.speedup import paper
 from eval.speedup import program as speedup
@@ -137,6 +138,9 @@ def check_row(row, plain, name, prompts, repeats):
     assert row["speedup"] == pytest.approx(statistics.median(ratios))
     assert row["tau"] >= 1
     assert row["accepted"] == pytest.approx(row["tau"] - 1)
+    assert 0 <= row["repeated"] <= 1
+    assert row["varied"] == prompts  # the texts are too short to repeat anything
+    assert row["tau_varied"] == row["tau"]
     assert sum(row["shares"].values()) == pytest.approx(1)
     assert min(row["shares"].values()) >= 0
     if name == "plain":
@@ -168,7 +172,7 @@ def test_report(measured):
             f"{row['tau_by_request']:.2f}",
             f"{row['prompts']}/{row['prompts']}",
         ]
-    assert setting["trees"]["dart"] == {"nodes": 4, "level_decay": 0.7}
+    assert setting["trees"]["dart"] == {"nodes": 4, "level_decay": 0.7, "sizes": []}
     assert content["sweep"] == []
     assert {"device", "python", "jax", "dart-jax"} <= set(content["environment"])
     assert content["environment"]["device"] in text
@@ -194,6 +198,9 @@ def test_all_methods_in_all_settings(all_methods):
     for temperature, batch in keys:
         assert f"T = {temperature:g}, batch {batch}" in tables
     assert tables.count("| draft model |") == 2
+    assert (
+        tables.count("0% of the 8-grams occurred before in the same text; tau on the 8 of 8") == 2
+    )
     assert plot.startswith(b"\x89PNG")
 
 
@@ -417,6 +424,29 @@ def test_summary():
     assert row.acceptance == pytest.approx([2 / 3, 1 / 2])
     assert row.identical == 2
     assert row.step_seconds == (1.5 + 1.5) / (2 + 1)
+
+
+def test_repetitions():
+    """A varied text and one that runs in circles, by hand."""
+    circles = np.array([1, 2, 3, 4] * 5)  # 13 8-grams, 4 of them distinct
+    assert repeated_grams(circles) == (9, 13)
+    assert repeated_grams(np.arange(20)) == (0, 13)
+    assert repeated_grams(np.arange(7)) == (0, 0)
+    assert not is_varied(circles)
+    assert is_varied(np.arange(20))
+    assert is_varied(np.arange(7))
+
+    def run(tokens, steps):
+        flags = np.zeros(len(tokens), bool)
+        spent = {"prefill": 0.5, "device": 1.0}
+        one = Generation([tokens], [flags], np.array([steps]), spent)
+        return Run("a", {"plain": one, "dart": one})
+
+    row = summarize([[run(circles, 4), run(np.arange(20), 10)]], "dart", "plain")
+    assert row.repeated == 9 / 26
+    assert row.varied == 1
+    assert row.tau_varied == 1.9
+    assert row.tau == 38 / 14
 
 
 def test_trees_are_timed_in_turn():
