@@ -160,9 +160,10 @@ def test_prompt_lookup_is_the_literal_one(longest, shortest):
     for _ in range(300):
         length = int(rng.integers(1, 24))
         text = rng.integers(0, 3, 24).astype(np.int32)
-        tokens, count = look_up(jnp.asarray(text), jnp.int32(length))
+        tokens, count, matched = look_up(jnp.asarray(text), jnp.int32(length))
         expected = literal_lookup(text[:length].tolist(), 4, longest, shortest)
         assert np.asarray(tokens)[: int(count)].tolist() == expected
+        assert not expected or shortest <= matched <= longest
         found += bool(expected)
     assert 100 < found < 300
 
