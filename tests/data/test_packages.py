@@ -10,22 +10,26 @@ from dart_jax.data.packages import PACKAGES, package_files
 from dart_jax.errors import UserError
 
 
+def roots():
+    """Name -> directory of each package."""
+    specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
+    return {name: Path(spec.submodule_search_locations[0]) for name, spec in specs.items()}
+
+
 def test_files_are_sources_of_every_package_in_order():
     files = package_files()
     assert files == package_files()
     assert len(files) == len(set(files))
     assert all(path.suffix == ".py" and path.is_file() for path in files)
-    roots = [
-        (name, Path(importlib.util.find_spec(name).submodule_search_locations[0]))
-        for name in PACKAGES
-    ]
-    found = [name for path in files for name, root in roots if path.is_relative_to(root)]
+    found = [name for path in files for name, root in roots().items() if path.is_relative_to(root)]
     assert list(dict.fromkeys(found)) == list(PACKAGES)
 
 
 def test_tests_and_copied_models_are_left_out():
+    directories = roots().values()
     for path in package_files():
-        assert not {"test", "tests", "testing"}.intersection(path.parts)
+        [root] = [root for root in directories if path.is_relative_to(root)]
+        assert not {"test", "tests", "testing"}.intersection(path.relative_to(root).parts)
         assert not path.name.startswith("test_")
         assert not path.as_posix().endswith("/transformers/models/llama/modeling_llama.py")
 

@@ -96,8 +96,7 @@ def stream(
         drafts, stage, began = None, "device", time.perf_counter()
         if waiting:
             if with_drafts:
-                roots = buffer[:, None, config.host_buffer.root :][:, :, :1]
-                drafts = _drafts(config, state, buffer, np.pad(roots, ((0, 0), (0, 2), (0, 0))))
+                drafts = _drafts(config, state, buffer, _roots(config, buffer))
             with measure_compilation() as compilation:
                 state, packed = single_plain_step(config, params, state)
             continue
@@ -129,8 +128,14 @@ def _drafts(
     if trees is None and state.trees is not None:
         trees = np.array(state.trees)  # a copy: the state is donated
     if trees is None:
-        trees = np.pad(context[:, None, -1:], ((0, 0), (0, 2), (0, 0)))
+        trees = _roots(config, buffer)
     return Drafts(trees, context, ids, logits)
+
+
+def _roots(config: DecodeConfig, buffer: np.ndarray) -> np.ndarray:
+    """Trees of only the roots, int32 [B, 3, 1]."""
+    root = config.host_buffer.root
+    return np.pad(buffer[:, None, root : root + 1], ((0, 0), (0, 2), (0, 0)))
 
 
 def generate_streaming(
