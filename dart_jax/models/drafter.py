@@ -18,6 +18,7 @@ from dart_jax.models.cache import KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.layers import INIT, Linear
+from dart_jax.models.pair_scores import PairScores
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
@@ -50,6 +51,8 @@ class Drafter(DraftLayer):
                 for _ in range(1, config.num_hidden_layers)
             ]
         )
+        if config.pair_rank:
+            self.pairs = PairScores(config, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,

@@ -118,14 +118,19 @@ class DrafterConfig(DraftLayerConfig):
       shifted: whether the anchor predicts too, so that each mask row predicts one token further.
         The paper's ablation compares with unshifted drafters, where only the mask rows predict;
         the reference cannot read them.
+      pair_rank: rank of the learned pair scores (see `models.pair_scores`); 0 for none, as in all
+        published drafters.
     """
 
     draft_length: int
     num_hidden_layers: int = 1
     shifted: bool = True
+    pair_rank: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.pair_rank < 0:
+            raise UserError(f"pair_rank must be 0 or more, got {self.pair_rank}")
         if not self.num_positions:
             raise UserError("an unshifted drafter needs mask rows: draft_length must be at least 1")
 
@@ -157,6 +162,8 @@ class DrafterConfig(DraftLayerConfig):
         json = self._write(_DART)
         if self.shifted:
             del json["shifted"]  # published configs have no such field
+        if not self.pair_rank:
+            del json["pair_rank"]  # nor this one
         return json
 
 
