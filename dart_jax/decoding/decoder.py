@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
 import numpy as np
 
 from dart_jax.decoding.adaptive.memory import TreeMemory
-from dart_jax.decoding.adaptive.policy import Learned
+from dart_jax.decoding.adaptive.policy import PAUSE, Policy
+from dart_jax.decoding.adaptive.switch import Switch, TreeSize
 from dart_jax.decoding.drafting import drafter_title
-from dart_jax.decoding.loop import Generation, generate_fused, generate_streaming, measure_costs
+from dart_jax.decoding.loop import (
+    Generation,
+    generate_fused,
+    generate_in_bursts,
+    run_to_end,
+    stream,
+    stream_in_bursts,
+)
+from dart_jax.decoding.loop.host import Steps
 from dart_jax.decoding.prompts import CHUNK, Options, Prompts
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
@@ -33,7 +44,9 @@ class Decoder:
       stop: ids that end a sequence.
       loop: `fused`, one jitted program, or `host`, step and search called in turn from the host.
       chunk: tokens of a prompt that are read at a time.
-      memory: what is known about tree sizes, if steps choose them.
+      sizes: numbers of tree nodes, ascending from 0, between which decoding changes as they pay,
+        beginning with the config's; empty for trees of one size.
+      memory: what is known about these sizes.
     """
 
     config: DecodeConfig
@@ -44,14 +57,16 @@ class Decoder:
     stop: tuple[int, ...]
     loop: Loop
     chunk: int = CHUNK
+    sizes: tuple[int, ...] = ()
     memory: TreeMemory = dataclasses.field(default_factory=TreeMemory)
 
     def __repr__(self) -> str:
         method = "plain decoding"
         if self.config.drafting is not None:
-            title = drafter_title(self.config.drafter)
-            most = "at most " if self.config.sizes else ""
-            method = f"drafting: {title}, trees of {most}{self.config.nodes} nodes"
+            title, nodes = drafter_title(self.config.drafter), str(self.config.nodes)
+            if self.sizes:
+                nodes = f"{self.sizes[0]} to {self.sizes[-1]}"
+            method = f"drafting: {title}, trees of {nodes} nodes"
         return f"Decoder({method}, up to {self.max_length} tokens, {self.loop} loop)"
 
     def pad(
@@ -72,31 +87,60 @@ class Decoder:
           UserError: as `Prompts.pad` and `Options`.
         """
         padded, options = self.pad(prompts, max_new_tokens), self.options(seed)
-        learned = self.learned(padded, options)
-        generate = generate_fused if self.loop == "fused" else generate_streaming
-        return generate(self.config, self.params, self.pruner, padded, options, learned)
+        if self.loop == "fused":
+            return self.generate(padded, options)
+        seconds: dict[str, float] = {}
+        return run_to_end(self.stream(padded, options, seconds=seconds), seconds)
 
-    def learned(
-        self, prompts: Prompts, options: Options, *, fused: bool | None = None
-    ) -> Learned | None:
-        """Returns what is known about the sizes of trees for such a batch, and measures what steps
-        cost if that is not known; None if all trees are of one size.
+    def generate(self, prompts: Prompts, options: Options) -> Generation:
+        """Decodes a batch in the fused loop."""
+        if not self.sizes:
+            return generate_fused(self.config, self.params, self.pruner, prompts, options)
+        program, policy = self._policy(prompts, options, fused=True)
+        switch = Switch(self._trees, self.params, policy)
+        try:
+            return generate_in_bursts(switch, self.params, prompts, options)
+        finally:
+            self.memory.keep(program, policy)
 
-        Args:
-          prompts: the batch.
-          options: how it will be decoded.
-          fused: the loop that will run; None for the decoder's own.
-        """
-        if not self.config.sizes:
-            return None
-        fused = self.loop == "fused" if fused is None else fused
-        sampling = jax.tree.structure(options.sampling.values())
-        program = (self.config, len(prompts.tokens), prompts.max_length, fused, str(sampling))
-        return self.memory.policy(
-            program,
-            options.sampling,
-            self.config.nodes,
-            lambda: measure_costs(
-                self.config, self.params, self.pruner, prompts, options, fused=fused
-            ),
-        )
+    def stream(
+        self,
+        prompts: Prompts,
+        options: Options,
+        *,
+        seconds: dict[str, float] | None = None,
+        with_drafts: bool = False,
+    ) -> Steps:
+        """Decodes a batch in the host loop; see `loop.stream`."""
+        how = {"seconds": seconds, "with_drafts": with_drafts}
+        if not self.sizes:
+            yield from stream(self.config, self.params, self.pruner, prompts, options, **how)
+            return
+        program, policy = self._policy(prompts, options, fused=False)
+        switch = Switch(self._trees, self.params, policy)
+        try:
+            yield from stream_in_bursts(switch, self.params, prompts, options, **how)
+        finally:
+            self.memory.keep(program, policy)
+
+    @functools.cached_property
+    def _trees(self) -> Mapping[int, TreeSize]:
+        """What decodes with trees of each size."""
+        changing = dataclasses.replace(self.config, pause=PAUSE)
+        trees = {0: TreeSize(changing.plain, None)}
+        for nodes in self.sizes[1:]:
+            config = dataclasses.replace(changing, nodes=nodes)
+            pruner = self.pruner
+            if pruner is not None:
+                pruner = pruner.resized(config.host_buffer, nodes)
+            trees[nodes] = TreeSize(config, pruner)
+        return trees
+
+    def _policy(
+        self, prompts: Prompts, options: Options, *, fused: bool
+    ) -> tuple[tuple[object, ...], Policy]:
+        """The policy for such a batch, and what its costs depend on."""
+        sampling = str(jax.tree.structure(options.sampling.values()))
+        program = (self.config, len(prompts.tokens), prompts.max_length, fused, sampling)
+        first = self.config.nodes
+        return program, self.memory.policy(program, options.sampling, self.sizes, first)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
 
 # Tokens of n-gram context: enough for the highest order, 5.
 CONTEXT = 4
@@ -17,10 +20,10 @@ DRAWS = 3  # columns that say how the target draws
 class HostBuffer:
     """The layout of the host buffer, int32 [B, width].
 
-    Its columns: number of tokens the step emitted, number of drafted ones among them, the tokens
-    (P), the context (4), the candidates' ids (d * k), the bits of their logits (d * k) and, with
-    `draws`, how the target draws (3): the seed of its noise, the position of the first draw after
-    the root, and the bits of 1 / temperature, 0 in greedy decoding.
+    Its columns: number of tokens the step emitted, the tokens (P), which nodes drafted them (P; see
+    `step.AcceptedPath.ranks`), the context (4), the candidates' ids (d * k), the bits of their
+    logits (d * k) and, with `draws`, how the target draws (3): the seed of its noise, the position
+    of the first draw after the root, and the bits of 1 / temperature, 0 in greedy decoding.
 
     Attributes:
       positions: drafted positions, d; 0 if the host does not search.
@@ -37,7 +40,12 @@ class HostBuffer:
     @property
     def first(self) -> int:
         """Column of the first candidate; the context precedes it."""
-        return 2 + self.path + CONTEXT
+        return 1 + 2 * self.path + CONTEXT
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self.first + 2 * self.positions * self.candidates + (DRAWS if self.draws else 0)
 
     @property
     def root(self) -> int:
@@ -48,7 +56,7 @@ class HostBuffer:
         self,
         context: jax.Array,
         count: jax.Array,
-        drafted: jax.Array,
+        ranks: jax.Array,
         active: jax.Array,
         tokens: jax.Array,
         ids: jax.Array,
@@ -60,7 +68,7 @@ class HostBuffer:
         Args:
           context: int32 [B, 4].
           count: int32 [B].
-          drafted: int32 [B].
+          ranks: int32 [B, P].
           active: bool [B].
           tokens: int32 [B, P].
           ids: int32 [B, d, k].
@@ -75,8 +83,8 @@ class HostBuffer:
         bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
         parts = [
             count[:, None],
-            drafted[:, None],
             tokens,
+            ranks,
             context[:, :-1],
             root[:, None],
             ids.reshape(b, -1),
@@ -88,8 +96,16 @@ class HostBuffer:
         return jnp.concatenate(parts, axis=1)
 
     def emitted(self, packed: np.ndarray) -> list[np.ndarray]:
-        """The tokens each row emitted; the first `packed[row, 1]` of them were drafted."""
-        return [row[2 : 2 + row[0]] for row in packed]
+        """The tokens that each row emitted."""
+        return [row[1 : 1 + row[0]] for row in packed]
+
+    def ranks(self, packed: Array) -> Array:
+        """Which nodes drafted the emitted tokens, int32 [B, P]; 0 for the target's own."""
+        return packed[:, 1 + self.path : 1 + 2 * self.path]
+
+    def tokens(self, packed: Array) -> Array:
+        """The tokens of the paths, int32 [B, P], of which as many as column 0 says are emitted."""
+        return packed[:, 1 : 1 + self.path]
 
     def active(self, packed: np.ndarray) -> bool:
         """Whether any row is unfinished."""

@@ -237,6 +237,7 @@ def prefill(
         seen=seen,
         tokens=sequences,
         scores=jax.tree.map(partial(_pad_path, config.max_depth), scores),
+        features=take_rows(out.features, newest) if config.pause else None,
     )
     state, count = emit(state, first, jnp.ones_like(length), length)
     inputs = DraftInput(
@@ -254,9 +255,15 @@ def prefill(
     )
     state, ids, logits = draft(config, state, inputs)
     first = _pad_path(config.max_depth, first)
-    none = jnp.zeros_like(count)
     packed = config.host_buffer.pack(
-        state.context, count, none, state.active, first, ids, logits, draws_of(state)
+        state.context,
+        count,
+        jnp.zeros_like(first),
+        state.active,
+        first,
+        ids,
+        logits,
+        draws_of(state),
     )
     return state, packed
 

@@ -74,6 +74,7 @@ class Pruner:
           ValueError: a parameter is out of range.
         """
         self.host_buffer, self.nodes = host_buffer, nodes
+        self._options = {"ngram": ngram, "eos": eos, "search": search, "threads": threads}
         self._search = _core.TreeSearch(
             ngram.core if ngram else None,
             nodes=nodes,
@@ -83,6 +84,10 @@ class Pruner:
         )
         self._handle = _core.SearchHandle(self._search)
         _pruners[self.handle] = self
+
+    def resized(self, host_buffer: HostBuffer, nodes: int) -> Pruner:
+        """The same search for trees of another size."""
+        return type(self)(host_buffer, nodes, **self._options)
 
     def __repr__(self) -> str:
         return f"Pruner({self.nodes} nodes)"

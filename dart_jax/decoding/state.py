@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from dart_jax.decoding.adaptive.policy import LONGEST_PAUSE
 from dart_jax.decoding.drafting import AnyDrafter, DraftingMethod, drafting_method
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.host_buffer import HostBuffer
@@ -32,8 +31,9 @@ class DecodeConfig:
       target: the target's shapes.
       drafter: config of the drafting method; None for plain decoding.
       nodes: tree nodes without the root, N.
-      sizes: numbers of nodes, ascending from 0 to N, of which every step chooses one (see
-        `dart_jax.decoding.adaptive`); empty to verify all N in every step.
+      pause: steps of plain decoding, at most, after which drafting may go on, where tree sizes
+        change (see `dart_jax.decoding.adaptive`); the state then keeps the features that a new
+        draft needs. 0 if all trees have N nodes.
       candidates: top-k tokens per drafted position that a DART drafter passes to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
       logits: processors of the target's logits, and what is reported about them.
@@ -47,7 +47,7 @@ class DecodeConfig:
     target: TargetConfig
     drafter: AnyDrafter | None = None
     nodes: int = 0
-    sizes: tuple[int, ...] = ()
+    pause: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
     logits: LogitsConfig = LogitsConfig()
@@ -85,12 +85,12 @@ class DecodeConfig:
     def prefill(self) -> DecodeConfig:
         """The config to compile the prefill for; equal for all trees of the same maximum depth if
         the host searches, since the prefill depends on nothing else."""
-        return dataclasses.replace(self, nodes=self.max_depth, sizes=()) if self.searches else self
+        return dataclasses.replace(self, nodes=self.max_depth) if self.searches else self
 
     @property
     def plain(self) -> DecodeConfig:
         """The config of plain decoding with the same target."""
-        return dataclasses.replace(self, drafter=None, nodes=0, sizes=())
+        return dataclasses.replace(self, drafter=None, nodes=0)
 
     @property
     def reading(self) -> DecodeConfig:
@@ -111,7 +111,7 @@ class DecodeConfig:
         many rows as the longest one has. Rounded up to a multiple of 64 to limit the number of
         compiled shapes.
         """
-        beyond = max(self.max_depth + 1, LONGEST_PAUSE if self.sizes else 0)
+        beyond = max(self.max_depth, self.pause) + 1
         return -(-(max_length + beyond) // 64) * 64
 
 
@@ -130,9 +130,8 @@ class DecodeConfig:
         "tokens",
         "scores",
         "trees",
-        "tree_scores",
         "noise",
-        "adaptive",
+        "features",
     ],
     meta_fields=[],
 )
@@ -155,11 +154,10 @@ class DecodeState:
       tokens: int32 [B, S], the sequences up to the root, then -1; None without logits processors.
       scores: what is reported about the tokens that the last step emitted; None if nothing is.
       trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
-      tree_scores: float32 [B, N + 1], their nodes', by which these are ordered; None unless steps
-        choose sizes.
       noise: float32 [B, depth + 1, V], of the draws after the root and after nodes of each depth,
         with which the next trees were drafted; None if they were drafted without.
-      adaptive: `adaptive.step.Adaptive` if steps choose the sizes of their trees; otherwise None.
+      features: [B, 1, 3D], the target's, of the row before the root; None if tree sizes do not
+        change.
     """
 
     target_cache: KVCache
@@ -174,9 +172,8 @@ class DecodeState:
     tokens: jax.Array | None = None
     scores: TokenScores | None = None
     trees: jax.Array | None = None
-    tree_scores: jax.Array | None = None
     noise: jax.Array | None = None
-    adaptive: Any = None
+    features: jax.Array | None = None
 
     @property
     def active(self) -> jax.Array:

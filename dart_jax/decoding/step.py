@@ -34,6 +34,7 @@ from dart_jax.decoding.tree import (
 )
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import KVCache, wait_for
+from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
 
 
@@ -60,7 +61,8 @@ class AcceptedPath(NamedTuple):
       features: [B, P, 3D], the target's.
       positions: int32 [B, P].
       count: int32 [B], how many of `next_tokens` are emitted.
-      drafted: int32 [B], how many of the emitted tokens were drafted.
+      ranks: int32 [B, P], which nodes drafted the emitted ones, by their places in the tree; 0 for
+        a token of the target's own, and for those that are not emitted.
       start: int32 [B], length of the target's cache before this path.
     """
 
@@ -69,7 +71,7 @@ class AcceptedPath(NamedTuple):
     features: jax.Array
     positions: jax.Array
     count: jax.Array
-    drafted: jax.Array
+    ranks: jax.Array
     start: jax.Array
 
 
@@ -108,6 +110,9 @@ def step(
     verified = verify(config, params, state, trees)
     state, path = accept_and_compact(config, state, trees, verified)
     inputs = draft_input(config, params, state, path)
+    if config.pause:
+        newest = take_rows(path.features, inputs.last[:, None])
+        state = dataclasses.replace(state, features=newest)
     state, ids, logits = draft(config, state, inputs)
     return state, pack(config, state, path, ids, logits)
 
@@ -162,13 +167,15 @@ def accept_and_compact(
         length = wait_for(accepted.tokens, start)
         cache = append(state.target_cache, verified.rows, path, length, config.execution.attention)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
+    drafted = jnp.minimum(count, accepted.count - 1)[:, None]
+    place = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     return state, AcceptedPath(
         tokens=jnp.take_along_axis(tree.tokens, path, axis=1),
         next_tokens=accepted.tokens,
         features=jnp.take_along_axis(verified.features, path[:, :, None], axis=1),
         positions=positions,
         count=count,
-        drafted=jnp.minimum(count, accepted.count - 1),
+        ranks=jnp.where(place < drafted, jnp.roll(path, -1, axis=1), 0),
         start=start,
     )
 
@@ -208,7 +215,7 @@ def pack(
     return config.host_buffer.pack(
         state.context,
         path.count,
-        path.drafted,
+        path.ranks,
         state.active,
         path.next_tokens,
         ids,
@@ -297,7 +304,6 @@ def draft(
             state,
             draft_state=draft_state,
             trees=trees,
-            tree_scores=proposal.scores if config.sizes else None,
             noise=noise,
         )
         candidates = proposal.candidates or candidates

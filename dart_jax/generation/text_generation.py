@@ -12,7 +12,7 @@ import numpy as np
 
 from dart_jax.decoding.decoder import Decoder
 from dart_jax.decoding.logits import TokenScores
-from dart_jax.decoding.loop import generate_fused, padded_stop, stream
+from dart_jax.decoding.loop import padded_stop
 from dart_jax.decoding.prefill import divide
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
@@ -104,7 +104,8 @@ class TextGeneration:
         prompts = self._prompts
         config = self._decoder.config
         chunks = frozenset(chunk.shape for chunk in divide(config, prompts))
-        return config, prompts.tokens.shape, chunks, prompts.max_length, sampling, stop
+        sizes = self._decoder.sizes
+        return config, sizes, prompts.tokens.shape, chunks, prompts.max_length, sampling, stop
 
     @property
     def completion(self) -> Completion:
@@ -128,15 +129,7 @@ class TextGeneration:
 
     def _run_fused(self) -> None:
         self._started = True
-        decoder = self._decoder
-        result = generate_fused(
-            decoder.config,
-            decoder.params,
-            decoder.pruner,
-            self._prompts,
-            self._options,
-            decoder.learned(self._prompts, self._options, fused=True),
-        )
+        result = self._decoder.generate(self._prompts, self._options)
         scores = result.scores or [None] * len(self._rows)
         for n, row in enumerate(self._rows):
             row.append(result.tokens[n], result.drafted[n], scores[n])
@@ -159,18 +152,10 @@ class TextGeneration:
         if self._started:
             raise UserError("these texts were already generated; start another generation")
         self._started = True
-        decoder, ended = self._decoder, None
-        steps = stream(
-            decoder.config,
-            decoder.params,
-            decoder.pruner,
-            self._prompts,
-            self._options,
-            decoder.learned(self._prompts, self._options, fused=False),
-            seconds=self._seconds,
-            with_drafts=with_drafts,
+        steps = self._decoder.stream(
+            self._prompts, self._options, seconds=self._seconds, with_drafts=with_drafts
         )
-        first = True
+        ended, first = None, True
         while True:
             try:
                 output = steps.send(ended)
@@ -180,8 +165,7 @@ class TextGeneration:
             scores = output.scores or [None] * len(self._rows)
             for n, (row, tokens) in enumerate(zip(self._rows, output.tokens, strict=True)):
                 self._steps[n] += len(tokens) > 0 and not first
-                drafted = np.arange(len(tokens)) < output.drafted[n]
-                pieces += row.append(tokens, drafted, scores[n])
+                pieces += row.append(tokens, output.ranks[n] > 0, scores[n])
             yield Step(pieces, output.tokens[0], int(output.drafted[0]), output.drafts)
             ended, first = np.array([row.finish is not None for row in self._rows]), False
         rest = [piece for row in self._rows for piece in row.end()]

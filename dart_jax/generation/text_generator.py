@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack, cast, overload
@@ -250,7 +249,7 @@ class TextGenerator:
             return 0, (), search
         if config.tree_nodes == "adaptive":
             sizes, search = adaptive_tree(self.drafter, batch)
-            return sizes[-1], sizes, config.search or search
+            return min(nodes, sizes[-1]), sizes, config.search or search
         if config.tree_nodes is not None:
             # The default search is tuned for the default size.
             search = search if config.tree_nodes == nodes else SearchConfig()
@@ -280,8 +279,8 @@ class TextGenerator:
         Args:
           nodes: N; 0 for plain decoding.
           max_length: maximum length of prompt and new tokens together.
-          sizes: numbers of nodes, ascending from 0 to N, of which every step chooses the one that
-            pays best, as the first generation measures; empty for N nodes in every step.
+          sizes: numbers of nodes, ascending from 0, between which decoding changes as they pay,
+            beginning with N; empty for N nodes in every step.
           sampling: how the target samples; None decodes greedily.
           stop: ids that end a sequence; None for the model's own.
           use_ngram: use the n-gram model in the search, if there is one.
@@ -304,17 +303,17 @@ class TextGenerator:
             raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
         if nodes and self.drafter is None:
             raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
-        ascending = all(a < b for a, b in itertools.pairwise(sizes))
-        if sizes and not (ascending and sizes[0] == 0 and sizes[-1] == nodes > 0):
-            raise UserError(f"sizes must ascend from 0 to {nodes} nodes, got {sizes}")
+        if sizes and (sizes[0] != 0 or nodes not in sizes[1:] or sorted(set(sizes)) != [*sizes]):
+            raise UserError(f"sizes must ascend from 0 and include {nodes} nodes, got {sizes}")
+        if not 0 <= max(sizes, default=0) <= MAX_NODES:
+            raise UserError(f"a tree cannot have {sizes[-1]} nodes; choose 0 to {MAX_NODES}")
         if sizes and search is not None and search.ties != "first":
-            raise UserError("trees of chosen sizes need SearchConfig(ties='first')")
+            raise UserError("trees of several sizes need SearchConfig(ties='first')")
         drafter = self.drafter if nodes else None
         config = DecodeConfig(
             self.target,
             drafter,
             nodes,
-            sizes,
             logits=logits,
             coupled=coupled,
             execution=self.execution,
@@ -338,6 +337,7 @@ class TextGenerator:
             sampling or Sampling(),
             self.eos if stop is None else stop,
             loop or default_loop(config.searches),
+            sizes=sizes,
             memory=self._tree_memory,
         )
 

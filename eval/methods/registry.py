@@ -13,7 +13,7 @@ from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import adaptive_tree
+from dart_jax.generation.defaults import adaptive_tree, default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -170,7 +170,8 @@ def adaptive(model: DartModel, batch: int, decay: float | None) -> Tree:
         return Tree(0)
     sizes, search = adaptive_tree(model.drafter, batch)
     decay = search.level_decay if decay is None else decay
-    return Tree(sizes[-1], decay if isinstance(model.drafter, DrafterConfig) else None, sizes)
+    nodes, _ = default_tree(model.drafter, batch)
+    return Tree(nodes, decay if isinstance(model.drafter, DrafterConfig) else None, sizes)
 
 
 def decoder(

@@ -27,7 +27,8 @@ class Tree(NamedTuple):
     Attributes:
       nodes: number of nodes without the root; 0 is plain decoding.
       level_decay: exponent of the tree search's level weight; None without a tree search.
-      sizes: numbers of nodes that every step chooses from; empty if all trees have N.
+      sizes: numbers of nodes between which decoding changes, beginning with N; empty if all trees
+        have N.
     """
 
     nodes: int
@@ -41,7 +42,7 @@ class Tree(NamedTuple):
     @property
     def size(self) -> str:
         """The number of nodes, or its range."""
-        return f"0-{self.nodes}" if self.sizes else str(self.nodes)
+        return f"0-{self.sizes[-1]}" if self.sizes else str(self.nodes)
 
 
 def fastest(

@@ -1,98 +1,64 @@
-"""How likely the target is to accept each node of a draft tree, learned from what it accepted.
+"""How often the nodes of draft trees are accepted, by rank.
 
-Nodes are ranked by their scores, so the n-th node of every tree is about as promising. The share of
-n-th nodes that were accepted is a calibrated probability for the average tree; a node whose score
-is above its rank's average is more likely to be accepted, and one below less.
+Nodes are ordered by score, so the r-th node of every tree is about as promising, whatever the
+tree's size: what was accepted of large trees tells what smaller ones would have gained.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-# Part of the earlier evidence that is kept from step to step: about 50 steps count.
+# Part of the earlier evidence that is kept from step to step: about 50 steps count, and for ranks
+# that are not verified about 200. Those are then judged by the others, and tried again.
 _KEPT = 0.98
+_KEPT_UNTRIED = 0.995
 
-# What is believed before the first step, as if it had been seen in so many steps: that the n-th
-# node is accepted in 0.7 / n of them.
-_PRIOR_STEPS = 4.0
-_PRIOR_RATE = 0.7
-
-# Log-odds per unit of score. With this number as with a learned one, the demo's drafts are almost
-# equally well predicted, for every method and temperature.
-_SLOPE = 0.75
+# A rank of which nothing is known follows the others: the r-th node is accepted in c / r of the
+# steps. This belief weighs as much as so many steps; before the first one, c is 1.
+_PRIOR_STEPS = 2.0
 
 
-class AcceptanceRates(NamedTuple):
-    """What was accepted lately, by rank: each float32 [N + 1]; the root's entries are unused.
+@dataclasses.dataclass(eq=False)
+class AcceptanceRates:
+    """What was accepted lately.
 
     Attributes:
-      accepted: number of accepted nodes.
-      known: number of nodes of which it is known whether they were.
-      score: mean of their scores.
+      accepted: float [N + 1], accepted nodes of each rank; the root's entry is unused.
+      tried: float [N + 1], verified nodes of each rank.
     """
 
-    accepted: jax.Array
-    known: jax.Array
-    score: jax.Array
+    accepted: np.ndarray
+    tried: np.ndarray
 
     @classmethod
-    def prior(cls, nodes: int) -> AcceptanceRates:
-        """What is believed before the first step."""
-        rank = np.maximum(np.arange(nodes + 1, dtype=np.float32), 1)
-        known = np.full(nodes + 1, _PRIOR_STEPS, np.float32)
-        return cls(*map(jnp.asarray, (known * _PRIOR_RATE / rank, known, -np.log2(1 + rank))))
+    def none(cls, nodes: int) -> AcceptanceRates:
+        """Before the first step, for trees of up to N nodes."""
+        return cls(np.zeros(nodes + 1), np.zeros(nodes + 1))
 
+    def learn(self, ranks: np.ndarray, trees: int, steps: int, nodes: int) -> None:
+        """Learns from a burst.
 
-def expected(rates: AcceptanceRates, trees: jax.Array, scores: jax.Array) -> jax.Array:
-    """Returns the probability of each node to be accepted, float32 [B, N + 1]; 0 for the root and
-    unused slots.
+        Args:
+          ranks: int [n], ranks of all accepted nodes; zeros are ignored.
+          trees: number of trees that were verified, of all rows.
+          steps: steps of the burst.
+          nodes: size of the trees.
+        """
+        counts = np.bincount(ranks[ranks > 0], minlength=len(self.accepted)).astype(float)
+        verified = np.arange(len(self.tried)) <= nodes
+        kept = np.where(verified, _KEPT, _KEPT_UNTRIED) ** steps
+        self.accepted = kept * self.accepted + counts
+        self.tried = kept * self.tried + np.where(verified, trees, 0)
+        self.tried[0] = 0  # the root's
 
-    Args:
-      rates: what was accepted lately.
-      trees: int32 [B, 3, N + 1], packed; nodes by descending score.
-      scores: float32 [B, N + 1], the nodes'.
-    """
-    rate = jnp.clip(rates.accepted / rates.known, 1e-3, 1 - 1e-3)
-    odds = jnp.log(rate / (1 - rate))[None] + _SLOPE * (scores - rates.score[None])
-    return jnp.where(trees[:, 2] > 0, jax.nn.sigmoid(odds), 0)
-
-
-def learn(
-    rates: AcceptanceRates,
-    trees: jax.Array,
-    scores: jax.Array,
-    tokens: jax.Array,
-    count: jax.Array,
-) -> AcceptanceRates:
-    """Learns from the nodes of all ranks, verified or not.
-
-    The emitted tokens tell of each node down to their number whether it was or would have been
-    accepted, and of each node below one that was not that it was not either.
-
-    Args:
-      rates: what was accepted before.
-      trees: int32 [B, 3, N + 1].
-      scores: float32 [B, N + 1].
-      tokens: int32 [B, P], the emitted tokens, the bonus token included.
-      count: int32 [B], how many; 0 in rows to ignore.
-    """
-    token, parent, depth = trees[:, 0], trees[:, 1], trees[:, 2]
-    drawn = jnp.take_along_axis(tokens, jnp.maximum(depth - 1, 0), axis=1)
-    reached = depth <= count[:, None]
-    path = (depth == 0) | ~reached | (token == drawn)
-    above = parent
-    for _ in range((tokens.shape[1] - 1).bit_length()):
-        path = path & jnp.take_along_axis(path, above, axis=1)
-        above = jnp.take_along_axis(above, above, axis=1)
-    known = (depth > 0) & (reached | ~path) & (count > 0)[:, None]
-
-    def add(old: jax.Array, new: jax.Array) -> jax.Array:
-        return _KEPT * old + jnp.sum(new, axis=0, dtype=jnp.float32)
-
-    number = add(rates.known, known)
-    total = add(rates.known * rates.score, jnp.where(known, scores, 0))
-    return AcceptanceRates(add(rates.accepted, known & path), number, total / number)
+    def expected(self) -> np.ndarray:
+        """The tokens that a step is expected to emit per row, with trees of 0 to N nodes: float
+        [N + 1], from 1 on."""
+        rank = np.maximum(np.arange(len(self.tried)), 1)
+        scale = (self.accepted.sum() + _PRIOR_STEPS) / ((self.tried / rank).sum() + _PRIOR_STEPS)
+        believed = np.minimum(scale / rank, 1) * _PRIOR_STEPS
+        rates = (self.accepted + believed) / (self.tried + _PRIOR_STEPS)
+        rates[0] = 1
+        return np.cumsum(rates)

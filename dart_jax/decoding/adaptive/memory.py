@@ -7,18 +7,21 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
-from dart_jax.decoding.adaptive.policy import Learned, Policy, TreeCosts
+from dart_jax.decoding.adaptive.costs import StepCosts
+from dart_jax.decoding.adaptive.policy import Policy
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.machine import available_cores
 
 _logger = logging.getLogger(__name__)
+
+# Costs are written again if one has changed by this factor.
+_CHANGED = 1.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,34 +30,41 @@ class TreeMemory:
 
     Attributes:
       directory: where costs are kept between processes, a file for each kind of generation; None to
-        measure them in every process. What cannot be written there is measured again.
+        learn them in every process. What cannot be written there is learned again.
     """
 
     directory: Path | None = None
-    _learned: dict[Hashable, Learned] = dataclasses.field(default_factory=dict, repr=False)
+    _policies: dict[Hashable, Policy] = dataclasses.field(default_factory=dict, repr=False)
+    _written: dict[Hashable, dict[int, float]] = dataclasses.field(default_factory=dict, repr=False)
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     def policy(
-        self, program: Hashable, kind: Hashable, nodes: int, measure: Callable[[], TreeCosts]
-    ) -> Learned:
-        """Returns what is known about a kind of generations.
+        self, program: Hashable, kind: Hashable, sizes: Sequence[int], first: int
+    ) -> Policy:
+        """Returns the policy of a kind of generations.
 
         Args:
           program: what costs depend on; its `repr` is the same in every process.
           kind: what acceptance depends on besides.
-          nodes: nodes of the largest tree.
-          measure: measures the costs, unless they are known.
+          sizes: numbers of nodes to choose from, ascending from 0.
+          first: the one to begin with.
         """
         with self._lock:
-            known = self._learned.get((program, kind))
-            if known is None:
-                costs = self._read(program)
-                if costs is None:
-                    _logger.info("measuring what draft trees of each size cost on this machine")
-                    costs = measure()
-                    self._write(program, costs)
-                known = self._learned[program, kind] = Learned(Policy.start(costs, nodes))
-            return known
+            key = program, kind
+            if key not in self._policies:
+                known = self._written.setdefault(program, self._read(program))
+                self._policies[key] = Policy(sizes, first, StepCosts(known))
+            return self._policies[key]
+
+    def keep(self, program: Hashable, policy: Policy) -> None:
+        """Writes the costs that a policy has learned, if they are new."""
+        known = policy.costs.known
+        with self._lock:
+            before = self._written.get(program, {})
+            if not any(_differs(before.get(size), cost) for size, cost in known.items()):
+                return
+            self._written[program] = {**before, **known}
+            self._write(program, self._written[program])
 
     def _file(self, program: Hashable) -> Path | None:
         if self.directory is None:
@@ -63,23 +73,24 @@ class TreeMemory:
         name = hashlib.sha256(repr((program, device)).encode()).hexdigest()[:32]
         return self.directory / f"{name}.json"
 
-    def _read(self, program: Hashable) -> TreeCosts | None:
+    def _read(self, program: Hashable) -> dict[int, float]:
         file = self._file(program)
         try:
-            found = None if file is None else json.loads(file.read_text())
-            if found is None:
-                return None
-            steps, plain = jnp.asarray(found["steps"], jnp.float32), jnp.float32(found["plain"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return TreeCosts(steps, plain)
+            found = {} if file is None else json.loads(file.read_text())
+            costs = {int(size): float(seconds) for size, seconds in found.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+        return costs if all(0 < cost < float("inf") for cost in costs.values()) else {}
 
-    def _write(self, program: Hashable, costs: TreeCosts) -> None:
+    def _write(self, program: Hashable, costs: dict[int, float]) -> None:
         file = self._file(program)
         if file is None:
             return
-        steps, plain = costs.steps.tolist(), float(costs.plain)
         try:
-            write_atomically(file, (json.dumps({"steps": steps, "plain": plain}) + "\n").encode())
+            write_atomically(file, (json.dumps(costs) + "\n").encode())
         except UserError as error:
             _logger.warning("the costs of draft trees are not kept: %s", error)
+
+
+def _differs(before: float | None, cost: float) -> bool:
+    return before is None or not before / _CHANGED < cost < before * _CHANGED

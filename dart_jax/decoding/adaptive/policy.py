@@ -1,143 +1,141 @@
-"""Chooses the size of each step's tree, and when not to draft at all.
+"""Decides the size of the next trees, and when not to draft at all.
 
-A step with n nodes emits 1 + (the sum of their probabilities of acceptance) tokens on average, and
-takes a time that was measured. The size is taken that gains most over what the same time yields at
-the present pace (the marginal value theorem; CaDDTree, arXiv 2606.01813, applies the same rule to
-every further node). Drafting goes on while it is expected to be faster than plain decoding;
-otherwise it pauses, for longer each time, and in the end for the rest of the text. The next text
-begins with the draft that the prefill has made.
+The size that is expected to emit most tokens per second is taken; CaDDTree (arXiv 2606.01813)
+applies the same rule node by node. Where that is plain decoding, drafting pauses, and is tried
+again after ever longer times, across texts: a trial costs little, and a long pause bounds what
+trials cost together. Sizes that were never run are tried once they promise to be the best.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
+from dart_jax.decoding.adaptive.costs import StepCosts
 
-# Steps of plain decoding in a pause: the first one; the longest after which drafting is tried
-# again; and the rest of a text. The drafter must read what was written in a pause, which takes a
-# few percent of its time.
-_FIRST_PAUSE = 16
-LONGEST_PAUSE = 64
-REST = 2**30
+# Steps of a burst with drafts, and of a trial: of a size whose cost is not known yet, or after a
+# pause. Each burst has a cost of its own, which even the trial's steps must outweigh.
+BURST = 32
+_TRIAL = 16
 
-# Tokens per row and step by which drafting is believed to be ahead of plain decoding before the
-# first step, and what a step counts in the average of this figure.
-_FIRST_LEAD = 2.0
-_NEWEST = 0.15
+# Plain steps of a pause after which the same text is drafted again, and of longer ones, which last
+# for the rest of a text and into the next ones.
+PAUSE = 64
+_RESTS = (1024, 4096, 16384)
 
-# Part of the earlier tokens and seconds that is kept from step to step to know the present pace.
-_KEPT = 0.97
+# The longest burst that ends before a text does.
+MOST_STEPS = max(BURST, PAUSE)
 
+# Steps with drafts before anything else is tried, so that a single short text compiles only what it
+# needs.
+_BEFORE_TRIALS = 64
 
-class TreeCosts(NamedTuple):
-    """Measured seconds of a batch's steps, float32.
-
-    Attributes:
-      steps: [S], with a draft and the verification of a tree of each size.
-      plain: of plain decoding.
-    """
-
-    steps: jax.Array
-    plain: jax.Array
+# How much faster another size must promise to be.
+_CLEARLY = 1.02
 
 
-class Policy(NamedTuple):
-    """What is known, and what has been decided.
+class Burst(NamedTuple):
+    """Steps to run.
 
     Attributes:
-      costs: what steps cost.
-      rates: how often nodes were accepted.
-      size: int32, index of the size verified last.
-      tokens: float32, tokens per row of the latest steps.
-      seconds: float32, their expected time.
-      lead: float32, expected tokens per row of a step with a draft, beyond those of plain decoding
-        in the same time; averaged over the latest steps.
-      wait: int32, plain steps to do before the next draft.
-      pause: int32, plain steps of the next pause.
+      size: nodes of the trees; 0 for plain decoding.
+      steps: how many; None for the rest of the text.
     """
 
-    costs: TreeCosts
-    rates: AcceptanceRates
-    size: jax.Array
-    tokens: jax.Array
-    seconds: jax.Array
-    lead: jax.Array
-    wait: jax.Array
-    pause: jax.Array
-
-    @classmethod
-    def start(cls, costs: TreeCosts, nodes: int) -> Policy:
-        """The policy before the first step, for trees of up to `nodes` nodes."""
-        return cls(
-            costs,
-            AcceptanceRates.prior(nodes),
-            jnp.int32(0),
-            jnp.float32(0),
-            jnp.float32(0),
-            jnp.float32(_FIRST_LEAD),
-            jnp.int32(0),
-            jnp.int32(_FIRST_PAUSE),
-        )
+    size: int
+    steps: int | None
 
 
 @dataclasses.dataclass(eq=False)
-class Learned:
-    """The policy of one kind of generations, which each of them continues and updates."""
+class Policy:
+    """The policy for one kind of generations, which each of them continues.
 
-    policy: Policy
-
-    def keep(self, policy: Policy) -> None:
-        """Keeps the policy after a generation, for the next one."""
-        self.policy = policy._replace(wait=np.int32(0))
-
-
-def choose(
-    policy: Policy, sizes: tuple[int, ...], probability: jax.Array, active: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the index of the size to verify, int32, and the tokens per row to expect, float32.
-
-    Args:
-      policy: what is known.
-      sizes: ascending.
-      probability: float32 [B, N + 1], see `acceptance.expected`.
-      active: bool [B], unfinished rows.
+    Attributes:
+      sizes: numbers of nodes, ascending from 0.
+      first: the size to begin with.
+      costs: what steps cost.
+      rates: how often nodes were accepted.
     """
-    rows = jnp.maximum(jnp.sum(active), 1).astype(jnp.float32)
-    of_rank = jnp.sum(jnp.where(active[:, None], probability, 0), axis=0) / rows
-    within = np.arange(probability.shape[1])[None] <= np.array(sizes)[:, None]
-    tokens = 1 + jnp.sum(jnp.where(within, of_rank[None], 0), axis=1)
-    pace = 1 / policy.costs.plain
-    reached = policy.tokens / jnp.maximum(policy.seconds, policy.costs.plain)
-    gain = tokens - jnp.maximum(pace, reached) * policy.costs.steps
-    size = jnp.argmax(gain).astype(jnp.int32)
-    return size, tokens[size]
 
+    sizes: Sequence[int]
+    first: int
+    costs: StepCosts = dataclasses.field(default_factory=StepCosts)
+    rates: AcceptanceRates = dataclasses.field(init=False)
+    _size: int = dataclasses.field(init=False)
+    _steps: int = 0  # with drafts
+    _wait: int = 0  # plain steps before the next draft
+    _pauses: int = 0  # since drafting last paid
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
-def account(policy: Policy, size: jax.Array, expected: jax.Array, emitted: jax.Array) -> Policy:
-    """Notes what a step yielded, and decides whether to draft on.
+    def __post_init__(self) -> None:
+        self.rates = AcceptanceRates.none(max(self.sizes))
+        self._size = self.first
 
-    Args:
-      policy: is updated.
-      size: int32, index of the size.
-      expected: float32, tokens per row that were expected.
-      emitted: float32, tokens per row that were emitted.
-    """
-    seconds = policy.costs.steps[size]
-    newest = expected - seconds / policy.costs.plain
-    lead = policy.lead + _NEWEST * (newest - policy.lead)
-    behind = lead < 0
-    longer = jnp.where(policy.pause < LONGEST_PAUSE, 2 * policy.pause, REST)
-    return policy._replace(
-        size=size,
-        tokens=_KEPT * policy.tokens + emitted,
-        seconds=_KEPT * policy.seconds + seconds,
-        lead=lead,
-        wait=jnp.where(behind, policy.pause, 0),
-        pause=jnp.where(behind, longer, _FIRST_PAUSE),
-    )
+    def begin(self) -> Burst:
+        """The first burst of a text."""
+        with self._lock:
+            return Burst(0, None) if self._wait > PAUSE else self._draft()
+
+    def next(self) -> Burst:
+        """The next burst of a text."""
+        with self._lock:
+            if self._wait > PAUSE:
+                return Burst(0, None)
+            return Burst(0, self._wait) if self._wait else self._draft()
+
+    def learn(
+        self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
+    ) -> None:
+        """Learns from a burst, and decides what comes next.
+
+        Args:
+          size: of its trees.
+          ranks: int [n], ranks of the accepted nodes; zeros are ignored.
+          trees: trees verified, of all rows.
+          steps: its steps.
+          seconds: of all its steps; None if they tell nothing, such as where programs were
+            compiled.
+        """
+        if not steps:
+            return
+        with self._lock:
+            if seconds is not None:
+                self.costs.learn(size, seconds / steps)
+            if size:
+                self._steps += steps
+                self.rates.learn(ranks, trees, steps, size)
+                self._decide()
+            else:
+                self._wait = max(self._wait - steps, 0)
+
+    def _draft(self) -> Burst:
+        """A burst with drafts, short if what it costs is to be found out."""
+        self._wait = 0
+        tried = self._size in self.costs.known and not self._pauses
+        return Burst(self._size, BURST if tried else _TRIAL)
+
+    def _decide(self) -> None:
+        """Sets the size of the next draft, and how long to wait for it."""
+        known = self.costs.known
+        if self._size not in known:
+            return
+        if 0 not in known:
+            if self._steps >= _BEFORE_TRIALS:
+                self._wait = PAUSE
+            return
+        drafts = [size for size in self.sizes if size]
+        costs, tokens = self.costs.expected(self.sizes), self.rates.expected()
+        rate = {size: tokens[size] / costs[size] for size in self.sizes}
+        best = max(drafts, key=rate.__getitem__)
+        if rate[best] > _CLEARLY * rate[self._size]:
+            self._size = best
+        if rate[self._size] >= rate[0]:
+            self._pauses = 0
+        elif self._size in known:
+            self._wait = (PAUSE, *_RESTS)[min(self._pauses, len(_RESTS))]
+            self._pauses += 1

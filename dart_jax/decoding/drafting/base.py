@@ -78,14 +78,11 @@ class Proposal(NamedTuple):
     Attributes:
       trees: int32 [B, 3, N + 1], packed (see `dart_jax.decoding.tree`); None if the host builds
         them.
-      scores: float32 [B, N + 1], the scores of the trees' nodes, at most 0, in which a node's is no
-        higher than those before it; 0 for the root. None with `candidates`.
       candidates: int32 ids and float32 logits [B, d, k] for the host's search; None if there are
         none.
     """
 
     trees: jax.Array | None = None
-    scores: jax.Array | None = None
     candidates: tuple[jax.Array, jax.Array] | None = None
 
 

@@ -68,21 +68,16 @@ class DraftModel(DraftingMethod):
 
         def next_token(
             hidden: jax.Array, noise: jax.Array | None, seen: jax.Array | None
-        ) -> tuple[jax.Array, jax.Array]:
-            """Returns the token, [B, 1], and its log-probability."""
+        ) -> jax.Array:
             logits = model.logits(hidden)
             if seen is not None and sampling.repetition_penalty is not None:
                 logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
-            token = draw(sampling, logits, noise, jnp.zeros_like(place))
-            chosen = jnp.take_along_axis(logits, jnp.maximum(token, 0)[:, :, None], axis=2)
-            return token, chosen[:, :, 0] - jax.nn.logsumexp(logits, axis=2)
+            return draw(sampling, logits, noise, jnp.zeros_like(place))
 
         # One level after another, each [B, 1, V].
         noise = None if inputs.noise is None else jnp.swapaxes(inputs.noise, 0, 1)[:, :, None]
         at = place + 2
-        first, sure = next_token(
-            out.hidden[:, 1:], None if noise is None else noise[0], inputs.seen
-        )
+        first = next_token(out.hidden[:, 1:], None if noise is None else noise[0], inputs.seen)
         draft_state = extend(draft_state, out.rows, wait_for(first, place[:, 0]))
 
         def grow(
@@ -91,19 +86,15 @@ class DraftModel(DraftingMethod):
             cache, token, at, seen = carry
             seen = None if seen is None else mark_seen(seen, token)
             out = model(token, at, jnp.ones((1, 1, 1), bool), cache, at[:, 0])
-            drafted, sure = next_token(out.hidden, noise, seen)
+            drafted = next_token(out.hidden, noise, seen)
             # Rows of drafted tokens are written after the sequence; the next call overwrites those
             # of rejected tokens.
             cache = extend(cache, out.rows, wait_for(drafted, at[:, 0]))
-            return (cache, drafted, at + 1, seen), (drafted, sure)
+            return (cache, drafted, at + 1, seen), drafted
 
         carry = (draft_state, first, at, inputs.seen)
         rest = None if noise is None else noise[1 : self.nodes]
         (draft_state, *_), later = jax.lax.scan(grow, carry, rest, self.nodes - 1)
-        drafted, sure = (
-            jnp.concatenate([one, more[:, :, 0].swapaxes(0, 1)], axis=1)
-            for one, more in zip((first, sure), later, strict=True)
-        )
-        scores = jnp.pad(jnp.cumsum(sure, axis=1), ((0, 0), (1, 0)))
+        drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)
         count = jnp.full_like(inputs.last, self.nodes)
-        return draft_state, Proposal(chain(root, drafted, count), jnp.minimum(scores, 0))
+        return draft_state, Proposal(chain(root, drafted, count))

@@ -55,7 +55,7 @@ class Eagle3(DraftingMethod):
             noise = jax.lax.dynamic_slice_in_dim(inputs.noise, level, 1, axis=1)
             return jax.nn.log_softmax(coupled(inputs, log_probs, inputs.params["draft_ids"], noise))
 
-        trees, scores, rows = draft_tree(
+        trees, rows = draft_tree(
             self.tree,
             bind(self.config, inputs.params["drafter"], inputs.target.execution),
             inputs.target.embed,
@@ -70,4 +70,4 @@ class Eagle3(DraftingMethod):
             couple,
             best_first=True,
         )
-        return extend(draft_state, rows, wait_for(trees, inputs.start)), Proposal(trees, scores)
+        return extend(draft_state, rows, wait_for(trees, inputs.start)), Proposal(trees)

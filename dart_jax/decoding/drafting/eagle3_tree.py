@@ -111,7 +111,7 @@ def draft_tree(
     length: jax.Array | None = None,
     couple: Couple = _as_they_are,
     best_first: bool = False,
-) -> tuple[jax.Array, jax.Array, KVCache]:
+) -> tuple[jax.Array, KVCache]:
     """Drafts a tree after the last real row.
 
     Ties: of equally likely tokens the smaller draft id wins; of equally likely nodes the one
@@ -134,9 +134,8 @@ def draft_tree(
       best_first: whether to sort the nodes by descending score instead of by depth.
 
     Returns:
-      The packed trees, int32 [B, 3, N + 1] (see `dart_jax.decoding.tree`); their nodes' scores,
-      float32 [B, N + 1], the log-probabilities of their paths; and the keys and values of the P
-      real rows, to append to the cache. Those of drafted rows are dropped.
+      The packed trees, int32 [B, 3, N + 1] (see `dart_jax.decoding.tree`), and the keys and values
+      of the P real rows, to append to the cache. Those of drafted rows are dropped.
     """
     b, p, _ = features.shape
     chex.assert_shape([next_tokens, positions], (b, p))
@@ -204,8 +203,8 @@ def draft_tree(
 
     pool = jax.tree.map(pooled, first, later)
     levels = np.repeat(np.arange(depth + 1) + 1, [top_k] + depth * [top_k**2])
-    trees, scores = _pack(pool, jnp.asarray(levels, jnp.int32), root, nodes, best_first)
-    return trees, scores, (real_rows,)
+    trees = _pack(pool, jnp.asarray(levels, jnp.int32), root, nodes, best_first)
+    return trees, (real_rows,)
 
 
 def _propose(
@@ -241,8 +240,8 @@ def _propose(
 
 def _pack(
     pool: _Candidates, depth: jax.Array, root: jax.Array, nodes: int, best_first: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Packs the root and the best N candidates, and their scores.
+) -> jax.Array:
+    """Packs the root and the best N candidates.
 
     Args:
       pool: candidates of all levels.
@@ -254,12 +253,11 @@ def _pack(
     _, best = jax.lax.top_k(pool.scores, min(nodes, depth.size))
     if not best_first:
         best = jnp.sort(best, axis=1)
-    scores, tokens, parents = (jnp.take_along_axis(x, best, axis=1) for x in pool)
+    tokens, parents = (jnp.take_along_axis(x, best, axis=1) for x in (pool.tokens, pool.parents))
     # The candidate of index i has the number i + 1. No place has the root's, 0.
     place = jnp.arange(1, best.shape[1] + 1, dtype=jnp.int32)
     same = best[:, None, :] + 1 == parents[:, :, None]
     parents = jnp.sum(jnp.where(same, place, 0), axis=2, dtype=jnp.int32)
     tree = jnp.stack([tokens, parents, jnp.take(depth, best)], axis=1)
     tree = jnp.pad(tree, ((0, 0), (0, 0), (1, nodes - best.shape[1])))
-    scores = jnp.pad(scores, ((0, 0), (1, nodes - best.shape[1])))
-    return tree.at[:, 0, :1].set(root), scores
+    return tree.at[:, 0, :1].set(root)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.state import DecodeConfig, DecodeState
 
-# Of a batch of rows, [B, tokens, ...] each: tokens int32, whether they were drafted, and scores.
-Emitted = tuple[jax.Array, jax.Array, TokenScores | None]
+
+class Emitted(NamedTuple):
+    """Of a batch of rows, each [B, tokens, ...].
+
+    Attributes:
+      tokens: int32.
+      ranks: int32, which nodes drafted them; 0 for the target's own.
+      scores: what is reported about them; None if nothing is.
+      features: the target's, of the rows before them, where a drafter will read what plain decoding
+        has written; otherwise None.
+    """
+
+    tokens: jax.Array
+    ranks: jax.Array
+    scores: TokenScores | None
+    features: jax.Array | None
 
 
 def emitted_in(config: DecodeConfig, state: DecodeState, packed: jax.Array) -> Emitted:
-    """The path of one step: its tokens, of which the packed count is valid."""
-    width = config.host_buffer.path
-    was_drafted = jnp.arange(width, dtype=jnp.int32)[None] < packed[:, 1:2]
-    return packed[:, 2 : 2 + width], was_drafted, state.scores
+    """The path of one step, of which the packed count is valid."""
+    buffer = config.host_buffer
+    features = state.features if config.drafting is None else None
+    return Emitted(buffer.tokens(packed), buffer.ranks(packed), state.scores, features)
 
 
 def room_for(size: int, path: jax.Array) -> jax.Array:

@@ -1,4 +1,5 @@
-"""The whole generation as one jitted program, with the search as a callback."""
+"""The whole generation as one jitted program, with the search as a callback; where the sizes of
+trees change, one program for each burst."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.adaptive.policy import Learned
+from dart_jax.decoding.adaptive.policy import MOST_STEPS
+from dart_jax.decoding.adaptive.switch import Switch, TreeSize
 from dart_jax.decoding.compilation import measure_compilation
-from dart_jax.decoding.loop.adaptive import run_adaptive
 from dart_jax.decoding.loop.emission import Emitted, emitted_in, room_for, write
-from dart_jax.decoding.loop.results import Generation, check_numbers, rows_of
+from dart_jax.decoding.loop.results import Generation, check_numbers, join, rows_of
 from dart_jax.decoding.loop.start import start
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.pruner import Pruner, search_in_jit
@@ -27,7 +28,6 @@ def generate_fused(
     pruner: Pruner | None,
     prompts: Prompts,
     options: Options = Options(),
-    learned: Learned | None = None,
 ) -> Generation:
     """Runs the prefill, then the whole generation as one jitted program.
 
@@ -39,42 +39,78 @@ def generate_fused(
       pruner: the search, if trees are built on the host; otherwise None.
       prompts: the batch.
       options: how to decode.
-      learned: what is known about trees of each size, if steps choose it; is updated.
 
     Raises:
       UserError: the target's logits are NaN.
     """
+    return _generate(TreeSize(config, pruner), None, params, prompts, options)
+
+
+def generate_in_bursts(
+    switch: Switch, params: DecodeParams, prompts: Prompts, options: Options = Options()
+) -> Generation:
+    """As `generate_fused`, with trees whose sizes change; each burst is one jitted program."""
+    return _generate(switch.current, switch, params, prompts, options)
+
+
+def _generate(
+    size: TreeSize,
+    switch: Switch | None,
+    params: DecodeParams,
+    prompts: Prompts,
+    options: Options,
+) -> Generation:
+    """Decodes with trees of one size or, with a switch, burst by burst."""
     began = time.perf_counter()
-    with measure_compilation() as compiling_prefill:
-        state, packed = jax.block_until_ready(start(config, params, prompts, options))
-    prefilled = time.perf_counter()
-    handle = None
-    if pruner is not None:
-        pruner.seconds = 0.0
-        handle = jnp.int32(pruner.handle)
-    native = pruner is None or pruner.native
-    program, arguments = run, (params, state, packed, handle)
-    if learned is not None:
-        program, arguments = run_adaptive, (*arguments, learned.policy)
     with measure_compilation() as compiling:
-        state, *results = program(config, native, prompts.max_length, *arguments)
-    if learned is not None:
-        learned.keep(state.adaptive.policy)
-    (output, drafted, scores), emitted, steps = jax.device_get(results)
-    total = time.perf_counter()
-    search = pruner.seconds if pruner is not None else 0.0
-    seconds = {
-        "prefill": prefilled - began - compiling_prefill.seconds,
-        "device": total - prefilled - search - compiling.seconds,
-        "search": search,
-        "compile": compiling_prefill.seconds + compiling.seconds,
-    }
-    tokens, drafted = (
-        [row[:count] for row, count in zip(rows, emitted, strict=True)]
-        for rows in (output, drafted)
-    )
-    check_numbers(tokens, np.zeros(len(tokens), int))
-    return Generation(tokens, drafted, steps, seconds, rows_of(scores, emitted))
+        state, packed = jax.block_until_ready(start(size.config, params, prompts, options))
+    seconds = {"prefill": time.perf_counter() - began - compiling.seconds}
+    seconds |= {"device": 0.0, "search": 0.0, "compile": compiling.seconds}
+    bursts: list[Generation] = []
+    new = np.zeros(len(prompts.tokens), int)
+    while True:
+        config, pruner = size
+        room, limit = prompts.max_length, None
+        if switch is not None and switch.left is not None:
+            room, limit = MOST_STEPS * config.host_buffer.path, jnp.int32(switch.left)
+        pausing = config.pause and config.drafting is None
+        root = state.context[:, -1] if pausing else None
+        began, native, handle = time.perf_counter(), True, None
+        if pruner is not None:
+            pruner.seconds, native, handle = 0.0, pruner.native, jnp.int32(pruner.handle)
+        with measure_compilation() as compiling:
+            state, packed, output, *counts = run(
+                config, native, room, params, state, packed, handle, limit
+            )
+            features = output.features
+            told = (output._replace(features=None), *counts, state.remaining)
+            output, emitted, steps, remaining = jax.device_get(told)
+        searched = 0.0 if pruner is None else pruner.seconds
+        total = time.perf_counter() - began - compiling.seconds
+        seconds["device"] += total - searched
+        seconds["search"] += searched
+        seconds["compile"] += compiling.seconds
+        tokens, ranks = (
+            [row[:count] for row, count in zip(rows, emitted, strict=True)]
+            for rows in (output.tokens, output.ranks)
+        )
+        check_numbers(tokens, new)
+        new += emitted
+        bursts.append(Generation(tokens, ranks, steps, {}, rows_of(output.scores, emitted)))
+        if switch is None:
+            break
+        switch.learn(np.concatenate(ranks), steps, None if compiling.seconds else total)
+        if not remaining.any():
+            break
+        if root is not None:
+            switch.paused(root, output.tokens, features, emitted)
+        began = time.perf_counter()
+        with measure_compilation() as compiling:
+            state, packed = switch.next(state, packed)
+        seconds["device"] += time.perf_counter() - began - compiling.seconds
+        seconds["compile"] += compiling.seconds
+        size = switch.current
+    return join(bursts, seconds)
 
 
 @partial(jax.jit, static_argnames=("config", "native", "size"), donate_argnames=("state",))
@@ -86,17 +122,33 @@ def run(
     state: DecodeState,
     packed: jax.Array,
     handle: jax.Array | None,
-) -> tuple[DecodeState, Emitted, jax.Array, jax.Array]:
+    limit: jax.Array | None = None,
+) -> tuple[DecodeState, jax.Array, Emitted, jax.Array, jax.Array]:
     """Decodes until every row is finished.
 
+    Args:
+      config: static.
+      native: static; see `search_in_jit`.
+      size: static; tokens that a row may emit.
+      params: see `DecodeParams`.
+      state: donated.
+      packed: the host buffer; what it says was emitted begins the output.
+      handle: the pruner's; None without a search.
+      limit: int32 scalar, steps after which to stop before that; None for no limit.
+
     Returns:
-      The final state, so that the donated caches can be updated in place; what was emitted, with
-      size + P tokens per row; how many of them each row emitted [B]; and the verifications each
-      row took part in [B].
+      The final state, so that the donated caches can be updated in place; the host buffer, in which
+      nothing is emitted anew; what was emitted, with size + P tokens per row; how many of them each
+      row emitted [B]; and the verifications each row took part in [B].
     """
 
+    def unfinished(carry):
+        state, *_, turn = carry
+        active = jnp.any(state.active)
+        return active if limit is None else active & (turn < limit)
+
     def body(carry):
-        state, packed, output, emitted, steps = carry
+        state, packed, output, emitted, steps, turn = carry
         steps = steps + state.active.astype(jnp.int32)
         trees = None
         if handle is not None:
@@ -106,11 +158,12 @@ def run(
         state, packed = step(config, params, state, trees)
         new = emitted_in(config, state, packed)
         output = jax.tree.map(lambda old, path: write(old, path, emitted), output, new)
-        return state, packed, output, emitted + packed[:, 0], steps
+        turn = None if turn is None else turn + 1
+        return state, packed, output, emitted + packed[:, 0], steps, turn
 
     first = jax.tree.map(partial(room_for, size), emitted_in(config, state, packed))
-    carry = (state, packed, first, packed[:, 0], jnp.zeros((packed.shape[0],), jnp.int32))
-    state, _, output, emitted, steps = jax.lax.while_loop(
-        lambda carry: jnp.any(carry[0].active), body, carry
-    )
-    return state, output, emitted, steps
+    steps = jnp.zeros((packed.shape[0],), jnp.int32)
+    turn = None if limit is None else jnp.int32(0)
+    carry = (state, packed, first, packed[:, 0], steps, turn)
+    state, packed, output, emitted, steps, _ = jax.lax.while_loop(unfinished, body, carry)
+    return state, packed.at[:, 0].set(0), output, emitted, steps

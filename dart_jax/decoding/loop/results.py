@@ -19,7 +19,8 @@ class Generation:
 
     Attributes:
       tokens: the new tokens of each row, including the stop id if one was drawn.
-      drafted: per row, bool, which of them the drafter proposed; the others are the target's.
+      ranks: per row, int, which nodes of the trees drafted them, from the best one, 1, on; 0 for
+        the target's own.
       steps: int [B], verifications each row took part in (the prefill does not count).
       seconds: wall time: `prefill`, `device` (draft and verify), `search`, `compile` (JAX's, 0 for
         programs that were used before) and, in the host loop, `host` (the rest); in the fused loop
@@ -29,10 +30,15 @@ class Generation:
     """
 
     tokens: list[np.ndarray]
-    drafted: list[np.ndarray]
+    ranks: list[np.ndarray]
     steps: np.ndarray
     seconds: dict[str, float]
     scores: list[TokenScores] | None = None
+
+    @property
+    def drafted(self) -> list[np.ndarray]:
+        """Per row, bool, which tokens the drafter proposed; the others are the target's."""
+        return [ranks > 0 for ranks in self.ranks]
 
     @property
     def tau(self) -> np.ndarray:
@@ -67,32 +73,48 @@ class StepOutput(NamedTuple):
 
     Attributes:
       tokens: the emitted tokens of each row.
-      drafted: int [B], the first `drafted` tokens of a row were proposed by the drafter.
+      ranks: which nodes drafted the tokens of each row; 0 for the target's own.
       drafts: what was verified; None for the prefill, and if it was not requested.
       scores: what is reported about the tokens of each row, without the batch axis; None if
         nothing is.
     """
 
     tokens: list[np.ndarray]
-    drafted: np.ndarray
+    ranks: list[np.ndarray]
     drafts: Drafts | None = None
     scores: list[TokenScores] | None = None
 
+    @property
+    def drafted(self) -> np.ndarray:
+        """Int [B], the first `drafted` tokens of a row were proposed by the drafter."""
+        return np.array([np.count_nonzero(ranks) for ranks in self.ranks])
+
 
 def collect(steps: list[StepOutput], seconds: dict[str, float]) -> Generation:
-    """Joins the steps of a stream to a `Generation`."""
-    rows = list(zip(*(step.tokens for step in steps), strict=True))
-    drafted = [
-        np.concatenate([np.arange(len(step.tokens[n])) < step.drafted[n] for step in steps])
-        for n in range(len(rows))
-    ]
-    verifications = np.array([sum(len(tokens) > 0 for tokens in row[1:]) for row in rows])
+    """Joins the steps of a stream, of which the first is the prefill, to a `Generation`."""
+    counts = [np.array([len(tokens) > 0 for tokens in step.tokens], int) for step in steps]
+    counts[0] = np.zeros_like(counts[0])
+    bursts = (
+        Generation(step.tokens, step.ranks, count, {}, step.scores)
+        for step, count in zip(steps, counts, strict=True)
+    )
+    return join(list(bursts), seconds)
+
+
+def join(parts: Sequence[Generation], seconds: dict[str, float]) -> Generation:
+    """Joins the parts of a generation, which took so many seconds together."""
+    if len(parts) == 1:
+        return dataclasses.replace(parts[0], seconds=seconds)
+    tokens, ranks = (
+        [np.concatenate(row) for row in zip(*rows, strict=True)]
+        for rows in ([part.tokens for part in parts], [part.ranks for part in parts])
+    )
     scores = None
-    if steps[0].scores is not None:
-        of_rows = zip(*(step.scores or () for step in steps), strict=True)
-        scores = [jax.tree.map(lambda *parts: np.concatenate(parts), *row) for row in of_rows]
-    tokens = [np.concatenate(row) for row in rows]
-    return Generation(tokens, drafted, verifications, seconds, scores)
+    if parts[0].scores is not None:
+        of_rows = zip(*(part.scores or () for part in parts), strict=True)
+        scores = [jax.tree.map(lambda *each: np.concatenate(each), *row) for row in of_rows]
+    steps = np.sum([part.steps for part in parts], axis=0)
+    return Generation(tokens, ranks, steps, seconds, scores)
 
 
 def check_numbers(tokens: list[np.ndarray], before: np.ndarray) -> None:

@@ -1,0 +1,210 @@
+"""Decodes a batch burst by burst, each with trees of the size that the policy has chosen.
+
+A change of size changes the shapes of what is drafted, so the newest rows are drafted again: that
+is one forward pass of the drafter. After plain decoding it first reads what was written meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.decoding.adaptive.policy import Burst, Policy
+from dart_jax.decoding.drafting import DraftInput, PromptRows
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.step import draft, draws_of, exact_products, noise_of_draft
+from dart_jax.models.pure import bind
+
+
+class TreeSize(NamedTuple):
+    """What decodes with trees of one size.
+
+    Attributes:
+      config: static; for trees whose size may change, `config.pause` is set.
+      pruner: the search, if trees are built on the host; otherwise None.
+    """
+
+    config: DecodeConfig
+    pruner: Pruner | None
+
+
+class PausedRows(NamedTuple):
+    """Rows that plain decoding has written, and the drafter has not read.
+
+    Attributes:
+      root: int32 [B], the token before them.
+      tokens: int32 [B, K], the tokens drawn after each row; padded on the right.
+      features: [B, K, 3D], the target's.
+      count: int32 [B], how many rows each has; 0 for rows that were finished before.
+    """
+
+    root: jax.Array
+    tokens: jax.Array
+    features: jax.Array
+    count: jax.Array
+
+
+class Switch:
+    """The sizes of one batch's trees, from burst to burst.
+
+    Attributes:
+      current: what the next steps run.
+      left: steps left of the burst; None for all that follow.
+    """
+
+    def __init__(self, sizes: Mapping[int, TreeSize], params: DecodeParams, policy: Policy):
+        """Begins a batch.
+
+        Args:
+          sizes: what decodes with trees of each size, of all that the policy may choose.
+          params: see `DecodeParams`.
+          policy: decides, and learns.
+        """
+        self._sizes, self._params, self._policy = sizes, params, policy
+        # The drafter's part of the state, and rows it has not read, during plain decoding.
+        self._draft_state: Any = None
+        self._paused: PausedRows | None = None
+        self._take(policy.begin())
+
+    def next(self, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, jax.Array]:
+        """Begins the next burst.
+
+        Args:
+          state: after the last burst, or the prefill.
+          packed: the host buffer.
+
+        Returns:
+          The state and the host buffer that the burst begins with; nothing is emitted anew.
+        """
+        before, drafting = self.current.config, self._size > 0
+        self._take(self._policy.next())
+        config = self.current.config
+        if config == before:
+            return state, packed
+        if not self._size:
+            if drafting:
+                self._draft_state = state.draft_state
+            if self._rest:
+                self._draft_state = None
+            empty = jnp.zeros((packed.shape[0], config.host_buffer.width), jnp.int32)
+            return _plain(config, state), empty
+        if not drafting:
+            state = dataclasses.replace(state, draft_state=self._draft_state)
+            self._draft_state = None
+        paused, self._paused = self._paused, None
+        return redraft(config, self._params, state, paused)
+
+    def learn(self, ranks: np.ndarray, steps: np.ndarray, seconds: float | None) -> None:
+        """Tells the policy what came of the steps just run.
+
+        Args:
+          ranks: int [n], ranks of all accepted nodes; zeros are ignored.
+          steps: int [B], those that each row took part in.
+          seconds: see `Policy.learn`.
+        """
+        most = int(steps.max(initial=0))
+        self._policy.learn(self._size, ranks, int(steps.sum()), most, seconds)
+
+    def paused(
+        self, root: jax.Array, tokens: np.ndarray, features: jax.Array, count: np.ndarray
+    ) -> None:
+        """Keeps the rows of a burst of plain decoding for the drafter; see `PausedRows`."""
+        count = np.asarray(count, np.int32)
+        self._paused = PausedRows(root, jnp.asarray(tokens), features, jnp.asarray(count))
+
+    def _take(self, burst: Burst) -> None:
+        self._size, self.left = burst
+        self._rest = burst.size == 0 and burst.steps is None
+        self.current = self._sizes[self._size]
+        if self._rest:
+            config = dataclasses.replace(self.current.config, pause=0)
+            self.current = TreeSize(config, None)
+
+
+def _plain(config: DecodeConfig, state: DecodeState) -> DecodeState:
+    """The state for plain decoding, without the drafter's parts."""
+    return dataclasses.replace(
+        state,
+        draft_state=None,
+        trees=None,
+        noise=None,
+        features=state.features if config.pause else None,
+        scores=jax.tree.map(lambda x: x[:, :1], state.scores),
+    )
+
+
+@partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
+@exact_products
+def redraft(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, paused: PausedRows | None
+) -> tuple[DecodeState, jax.Array]:
+    """Drafts after the newest rows, for trees of another size than the last ones.
+
+    Args:
+      config: static; of the new size.
+      params: see `DecodeParams`.
+      state: donated.
+      paused: rows that the drafter must read first; None if it has read all.
+
+    Returns:
+      The new state, and a host buffer in which nothing is emitted.
+    """
+    target = bind(config.target, params["target"], config.execution)
+    drafting = config.drafting
+    assert drafting is not None
+    draft_state = state.draft_state
+    if paused is not None:
+        capacity = state.target_cache[0][0].shape[2]
+        own = jnp.concatenate([paused.root[:, None], paused.tokens[:, :-1]], axis=1)
+        start = state.length - paused.count
+        place = jnp.arange(own.shape[1], dtype=jnp.int32)[None]
+        rows = PromptRows(
+            target,
+            params,
+            own,
+            paused.tokens,
+            paused.features,
+            start[:, None] + place,
+            start,
+            capacity,
+            capacity,
+        )
+        with jax.named_scope("draft"):
+            draft_state = drafting.read(draft_state, rows)
+    last = jnp.maximum(state.length - 1, 0)
+    inputs = DraftInput(
+        target,
+        params,
+        state.context[:, -2:-1],
+        state.context[:, -1:],
+        state.features,
+        last[:, None],
+        last=jnp.zeros_like(last),
+        start=last,
+        sampling=state.sampling,
+        seen=state.seen,
+        noise=noise_of_draft(config, state),
+    )
+    path = config.max_depth + 1
+
+    def empty(x: jax.Array) -> jax.Array:
+        return jnp.zeros((x.shape[0], path, *x.shape[2:]), x.dtype)
+
+    state = dataclasses.replace(
+        state, draft_state=draft_state, scores=jax.tree.map(empty, state.scores)
+    )
+    state, ids, logits = draft(config, state, inputs)
+    none = jnp.zeros_like(last)
+    tokens = jnp.zeros((last.shape[0], path), jnp.int32)
+    packed = config.host_buffer.pack(
+        state.context, none, tokens, state.active, tokens, ids, logits, draws_of(state)
+    )
+    return state, packed
+
