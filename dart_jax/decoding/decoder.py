@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from dart_jax.decoding.adaptive.memory import TreeMemory
-from dart_jax.decoding.adaptive.policy import PAUSE, Policy
+from dart_jax.decoding.adaptive.policy import PAUSE, Decisions, Policy, Tour
 from dart_jax.decoding.adaptive.switch import Switch, TreeSize
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.loop import (
@@ -97,11 +97,29 @@ class Decoder:
         if not self.sizes:
             return generate_fused(self.config, self.params, self.pruner, prompts, options)
         program, policy = self._policy(prompts, options, fused=True)
-        switch = Switch(self._trees, self.params, policy)
         try:
-            return generate_in_bursts(switch, self.params, prompts, options)
+            return self._in_bursts(policy, prompts, options)
         finally:
             self.memory.keep(program, policy)
+
+    def prepare(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> None:
+        """Compiles what such a call may run, and measures what trees of each size cost.
+
+        Without it, calls do both as they go.
+        """
+        if not self.sizes or self.loop != "fused":
+            self(prompts, max_new_tokens, seed)
+            return
+        padded, options = self.pad(prompts, max_new_tokens), self.options(seed)
+        program, policy = self._policy(padded, options, fused=True)
+        tour = Tour(policy)
+        while not tour.done:
+            self._in_bursts(tour, padded, options)
+        self.memory.keep(program, policy)
+
+    def _in_bursts(self, policy: Decisions, prompts: Prompts, options: Options) -> Generation:
+        switch = Switch(self._trees, self.params, policy)
+        return generate_in_bursts(switch, self.params, prompts, options)
 
     def stream(
         self,

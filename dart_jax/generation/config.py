@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 import numpy as np
 import tyro
@@ -46,7 +46,7 @@ class GenerationOptions(TypedDict, total=False):
     logprobs: int | np.integer | None
     output_scores: bool | None
     logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None
-    tree_nodes: int | np.integer | Literal["adaptive"] | None
+    tree_nodes: int | np.integer | None
     search: SearchConfig | None
     use_ngram: bool | None
     chat_template_kwargs: Mapping[str, Any] | None
@@ -99,10 +99,9 @@ class GenerationConfig:
     """Pure JAX functions (tokens int32 [S], logits float32 [V], length) -> logits, applied to every
     row after the repetition penalty. The first `length` tokens are the sequence so far, the rest
     are -1. Programs are compiled for them, so pass the same function objects to every call."""
-    tree_nodes: int | Literal["adaptive"] | None = None
-    """Nodes of the draft tree, beside the root; 0 for plain decoding; adaptive lets every step
-    choose the number that pays best, and plain decoding where none does; the default depends on the
-    device (see `default_tree`)."""
+    tree_nodes: int | None = None
+    """Nodes of the draft tree, beside the root; 0 for plain decoding. By default the number that
+    pays best, as decoding finds out, down to plain decoding where none does."""
     search: Annotated[SearchConfig | None, tyro.conf.Suppress] = None
     """Parameters of the tree search; by default those that belong to the tree's size."""
     use_ngram: Annotated[bool, tyro.conf.Suppress] = True
@@ -115,8 +114,6 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         for name in (*_INTEGERS, *_NUMBERS, *_FLAGS):
             value = getattr(self, name)
-            if name == "tree_nodes" and value == "adaptive":
-                continue
             if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, _checked(name, value))
         object.__setattr__(self, "stop", tuple(_stops(self.stop)))

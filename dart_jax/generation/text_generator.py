@@ -145,8 +145,7 @@ class TextGenerator:
             logprobs: report each new token's log-probability, and this many most likely tokens.
             output_scores: report the scores of the whole vocabulary.
             logits_processor: pure JAX functions (tokens, logits, length) -> logits of a row.
-            tree_nodes: nodes of the draft tree; 0 for plain decoding (see `default_tree`), and
-              "adaptive" to let every step choose what pays best.
+            tree_nodes: nodes of the draft tree; 0 for plain decoding (by default what pays best).
             search: parameters of the tree search.
             use_ngram: use the n-gram model, if there is one (True).
             chat_template_kwargs: arguments of the chat template.
@@ -242,19 +241,19 @@ class TextGenerator:
     def _tree(
         self, config: GenerationConfig, batch: int
     ) -> tuple[int, tuple[int, ...], SearchConfig]:
-        """Returns the number of tree nodes, the sizes that steps choose from, if they do, and the
-        search parameters."""
+        """Returns the number of tree nodes to begin with, the sizes that follow, if they change,
+        and the search parameters."""
         nodes, search = default_tree(self.drafter, batch)
         if self.drafter is None:
             return 0, (), search
-        if config.tree_nodes == "adaptive":
-            sizes, search = adaptive_tree(self.drafter, batch)
-            return min(nodes, sizes[-1]), sizes, config.search or search
         if config.tree_nodes is not None:
             # The default search is tuned for the default size.
             search = search if config.tree_nodes == nodes else SearchConfig()
-            nodes = config.tree_nodes
-        return nodes, (), config.search or search
+            return config.tree_nodes, (), config.search or search
+        if config.search is not None and config.search.ties != "first":
+            return nodes, (), config.search  # its trees are not ordered by score
+        sizes, search = adaptive_tree(self.drafter, batch)
+        return nodes, sizes, config.search or search
 
     @functools.cached_property
     def _tree_memory(self) -> TreeMemory:

@@ -62,12 +62,13 @@ class SpeedupConfig(MethodChoice):
     benchmark's longest prompt."""
     prompts: int = 8
     """Questions per benchmark, or functions per group of the demo's four groups."""
-    tree_nodes: Literal["auto", "adaptive"] | int = "auto"
-    """Nodes of the draft trees; auto uses the fastest size on warm-up prompts, for each method;
-    adaptive lets every step choose the size that pays best."""
+    tree_nodes: Literal["auto", "fastest"] | int = "auto"
+    """Nodes of the draft trees; auto changes them as they pay, down to plain decoding where none
+    do; fastest uses the fastest number on warm-up prompts, for each method."""
     level_decay: Literal["auto"] | float = "auto"
-    """Exponent of the tree search's level weight, 0.7 in the paper; auto uses the faster of 0.7 and
-    2.5 on warm-up prompts, or 0.7 with --acceptance."""
+    """Exponent of the tree search's level weight, 0.7 in the paper; auto is the default of the
+    trees, the faster of 0.7 and 2.5 on warm-up prompts for a number of nodes, or 0.7 with
+    --acceptance."""
     paper: bool = False
     """The paper's setting: trees of 60 nodes, level decay 0.7, no coupling."""
     acceptance: float | None = None

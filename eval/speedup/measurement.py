@@ -65,12 +65,12 @@ class Speedup:
         )
 
     def tree(self, name: str, workload: Workload, sampling: Sampling, batch_size: int) -> Tree:
-        """Returns the tree of a method. `auto` options are the fastest on warm-up prompts; if a tau
-        is imposed, which says nothing about trees, the level decay is the paper's."""
+        """Returns the tree of a method: of changing size, or the fastest on warm-up prompts; if a
+        tau is imposed, which says nothing about trees, the level decay is the paper's."""
         decay = None if self.config.level_decay == "auto" else self.config.level_decay
-        if self.config.tree_nodes == "adaptive":
+        if self.config.tree_nodes == "auto":
             return adaptive(self.models[name], batch_size, decay)
-        nodes = None if self.config.tree_nodes == "auto" else self.config.tree_nodes
+        nodes = None if self.config.tree_nodes == "fastest" else self.config.tree_nodes
         trees = METHODS[name].trees(nodes, decay)
         if len(trees) == 1 or self.config.acceptance is not None:
             return trees[0]

@@ -13,7 +13,7 @@ from conftest import SEED, Oracle, sequences
 from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.decoding.adaptive.costs import ENOUGH, StepCosts
 from dart_jax.decoding.adaptive.memory import TreeMemory
-from dart_jax.decoding.adaptive.policy import BURST, PAUSE, Burst, Policy
+from dart_jax.decoding.adaptive.policy import BURST, PAUSE, Burst, Policy, Tour
 from dart_jax.decoding.adaptive.switch import Switch, TreeSize
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
@@ -319,6 +319,34 @@ def test_times_with_compilation_teach_nothing():
     for _ in range(10):
         policy.learn(8, np.zeros(0, int), 4, 4, None)
     assert policy.costs.known == {}
+
+
+def test_a_tour_visits_every_size():
+    policy = Policy((0, 2, 8), 8)
+    policy.costs.learn(8, 100.0)
+    tour, texts, ran = Tour(policy), 0, []
+    while not tour.done:
+        burst, texts = tour.begin(), texts + 1
+        assert burst.size  # a text that begins with plain decoding could not go on with drafts
+        for _ in range(3):  # what fits into a text
+            ran.append(burst)
+            if burst.steps is None:
+                break
+            # The first time, programs are compiled.
+            seconds = burst.steps * (1.0 + burst.size) if ran.count(burst) > 1 else None
+            tour.learn(burst.size, np.zeros(0, int), burst.steps, burst.steps, seconds)
+            burst = tour.next()
+    assert policy.costs.known == {0: 1.0, 2: 3.0, 8: 9.0}
+
+
+def test_what_is_prepared_knows_all_costs():
+    decoder = DartModel.demo().decoder(nodes=2, max_length=128, sizes=(0, 2))
+    decoder = dataclasses.replace(decoder, memory=TreeMemory())
+    prompt = [np.array([5, 6, 7])]
+    decoder.prepare(prompt, 100)
+    padded = decoder.pad(prompt, 100)
+    _, policy = decoder._policy(padded, decoder.options(0), fused=True)
+    assert list(policy.costs.known) == [0, 2]
 
 
 # What is kept

@@ -38,9 +38,7 @@ class TreeMemory:
     _written: dict[Hashable, dict[int, float]] = dataclasses.field(default_factory=dict, repr=False)
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
-    def policy(
-        self, program: Hashable, kind: Hashable, sizes: Sequence[int], first: int
-    ) -> Policy:
+    def policy(self, program: Hashable, kind: Hashable, sizes: Sequence[int], first: int) -> Policy:
         """Returns the policy of a kind of generations.
 
         Args:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
-from dart_jax.decoding.adaptive.costs import StepCosts
+from dart_jax.decoding.adaptive.costs import ENOUGH, StepCosts
 
 # Steps of a burst with drafts, and of a trial: of a size whose cost is not known yet, or after a
 # pause. Each burst has a cost of its own, which even the trial's steps must outweigh.
@@ -51,8 +52,35 @@ class Burst(NamedTuple):
     steps: int | None
 
 
+class Decisions(Protocol):
+    """What a `Switch` asks."""
+
+    def begin(self) -> Burst:
+        """The first burst of a text."""
+        ...
+
+    def next(self) -> Burst:
+        """The next burst of a text; plain decoding is followed by a draft."""
+        ...
+
+    def learn(
+        self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
+    ) -> None:
+        """Is told what came of a burst, or of what a text's end has left of it.
+
+        Args:
+          size: of its trees.
+          ranks: int [n], ranks of the accepted nodes; zeros are ignored.
+          trees: trees verified, of all rows.
+          steps: its steps.
+          seconds: of all its steps; None if they tell nothing, such as where programs were
+            compiled.
+        """
+        ...
+
+
 @dataclasses.dataclass(eq=False)
-class Policy:
+class Policy(Decisions):
     """The policy for one kind of generations, which each of them continues.
 
     Attributes:
@@ -77,12 +105,12 @@ class Policy:
         self._size = self.first
 
     def begin(self) -> Burst:
-        """The first burst of a text."""
+        """The first burst of a text: a draft, or plain decoding to its end."""
         with self._lock:
             return Burst(0, None) if self._wait > PAUSE else self._draft()
 
     def next(self) -> Burst:
-        """The next burst of a text."""
+        """The next burst of a text; see `Decisions`."""
         with self._lock:
             if self._wait > PAUSE:
                 return Burst(0, None)
@@ -91,16 +119,7 @@ class Policy:
     def learn(
         self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
     ) -> None:
-        """Learns from a burst, and decides what comes next.
-
-        Args:
-          size: of its trees.
-          ranks: int [n], ranks of the accepted nodes; zeros are ignored.
-          trees: trees verified, of all rows.
-          steps: its steps.
-          seconds: of all its steps; None if they tell nothing, such as where programs were
-            compiled.
-        """
+        """Learns from a burst, and decides what comes next; see `Decisions`."""
         if not steps:
             return
         with self._lock:
@@ -139,3 +158,38 @@ class Policy:
         elif self._size in known:
             self._wait = (PAUSE, *_RESTS)[min(self._pauses, len(_RESTS))]
             self._pauses += 1
+
+
+class Tour(Decisions):
+    """Visits every size often enough for its cost to be known, so that nothing is compiled or tried
+    in what follows."""
+
+    def __init__(self, policy: Policy):
+        """Forgets what the policy knew of costs."""
+        policy.costs = StepCosts()
+        self._policy = policy
+        plain, *drafts = policy.sizes
+        a_round = [*(Burst(size, _TRIAL) for size in drafts), Burst(plain, PAUSE)]
+        self._left = deque(a_round * (1 + ENOUGH))  # programs are compiled in the first round
+
+    @property
+    def done(self) -> bool:
+        """Whether every size was visited."""
+        return not self._left
+
+    def begin(self) -> Burst:
+        """The next size to visit that drafts."""
+        if self._left and self._left[0].size == 0:
+            self._left.rotate(-1)
+        return self._left.popleft()
+
+    def next(self) -> Burst:
+        """The next size to visit; after the last one, plain decoding."""
+        return self._left.popleft() if self._left else Burst(0, None)
+
+    def learn(
+        self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
+    ) -> None:
+        """Notes the cost."""
+        if seconds is not None and steps > _TRIAL // 2:
+            self._policy.costs.learn(size, seconds / steps)

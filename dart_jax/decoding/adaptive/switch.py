@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.adaptive.policy import Burst, Policy
+from dart_jax.decoding.adaptive.policy import Burst, Decisions
 from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
@@ -59,7 +59,7 @@ class Switch:
       left: steps left of the burst; None for all that follow.
     """
 
-    def __init__(self, sizes: Mapping[int, TreeSize], params: DecodeParams, policy: Policy):
+    def __init__(self, sizes: Mapping[int, TreeSize], params: DecodeParams, policy: Decisions):
         """Begins a batch.
 
         Args:
@@ -96,10 +96,19 @@ class Switch:
             empty = jnp.zeros((packed.shape[0], config.host_buffer.width), jnp.int32)
             return _plain(config, state), empty
         if not drafting:
-            state = dataclasses.replace(state, draft_state=self._draft_state)
-            self._draft_state = None
-        paused, self._paused = self._paused, None
-        return redraft(config, self._params, state, paused)
+            draft_state, paused = self._draft_state, self._paused
+            assert paused is not None
+            draft_state = read_paused(
+                config.reading,
+                self._params,
+                draft_state,
+                paused,
+                state.length,
+                capacity=_rows(state),
+            )
+            state = dataclasses.replace(state, draft_state=draft_state)
+            self._draft_state = self._paused = None
+        return redraft(config, self._params, state)
 
     def learn(self, ranks: np.ndarray, steps: np.ndarray, seconds: float | None) -> None:
         """Tells the policy what came of the steps just run.
@@ -107,7 +116,7 @@ class Switch:
         Args:
           ranks: int [n], ranks of all accepted nodes; zeros are ignored.
           steps: int [B], those that each row took part in.
-          seconds: see `Policy.learn`.
+          seconds: see `Decisions.learn`.
         """
         most = int(steps.max(initial=0))
         self._policy.learn(self._size, ranks, int(steps.sum()), most, seconds)
@@ -140,47 +149,72 @@ def _plain(config: DecodeConfig, state: DecodeState) -> DecodeState:
     )
 
 
+def _rows(state: DecodeState) -> int:
+    """Rows of the caches."""
+    return state.target_cache[0][0].shape[2]
+
+
+@partial(jax.jit, static_argnames=("config", "capacity"), donate_argnames=("draft_state",))
+@exact_products
+def read_paused(
+    config: DecodeConfig,
+    params: DecodeParams,
+    draft_state: Any,
+    paused: PausedRows,
+    length: jax.Array,
+    *,
+    capacity: int,
+) -> Any:
+    """Lets the drafter read what plain decoding has written.
+
+    Args:
+      config: static; `DecodeConfig.reading`.
+      params: see `DecodeParams`.
+      draft_state: donated; see `DecodeState`.
+      paused: the rows.
+      length: int32 [B], rows of the target's cache.
+      capacity: rows of the caches; static.
+
+    Returns:
+      The new `draft_state`.
+    """
+    drafting = config.drafting
+    assert drafting is not None
+    start = length - paused.count
+    place = jnp.arange(paused.tokens.shape[1], dtype=jnp.int32)[None]
+    rows = PromptRows(
+        bind(config.target, params["target"], config.execution),
+        params,
+        jnp.concatenate([paused.root[:, None], paused.tokens[:, :-1]], axis=1),
+        paused.tokens,
+        paused.features,
+        start[:, None] + place,
+        start,
+        capacity,
+        capacity,
+    )
+    with jax.named_scope("draft"):
+        return drafting.read(draft_state, rows)
+
+
 @partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 @exact_products
 def redraft(
-    config: DecodeConfig, params: DecodeParams, state: DecodeState, paused: PausedRows | None
+    config: DecodeConfig, params: DecodeParams, state: DecodeState
 ) -> tuple[DecodeState, jax.Array]:
-    """Drafts after the newest rows, for trees of another size than the last ones.
+    """Drafts after the newest rows, which the drafter has read, for trees of another size.
 
     Args:
       config: static; of the new size.
       params: see `DecodeParams`.
       state: donated.
-      paused: rows that the drafter must read first; None if it has read all.
 
     Returns:
       The new state, and a host buffer in which nothing is emitted.
     """
-    target = bind(config.target, params["target"], config.execution)
-    drafting = config.drafting
-    assert drafting is not None
-    draft_state = state.draft_state
-    if paused is not None:
-        capacity = state.target_cache[0][0].shape[2]
-        own = jnp.concatenate([paused.root[:, None], paused.tokens[:, :-1]], axis=1)
-        start = state.length - paused.count
-        place = jnp.arange(own.shape[1], dtype=jnp.int32)[None]
-        rows = PromptRows(
-            target,
-            params,
-            own,
-            paused.tokens,
-            paused.features,
-            start[:, None] + place,
-            start,
-            capacity,
-            capacity,
-        )
-        with jax.named_scope("draft"):
-            draft_state = drafting.read(draft_state, rows)
     last = jnp.maximum(state.length - 1, 0)
     inputs = DraftInput(
-        target,
+        bind(config.target, params["target"], config.execution),
         params,
         state.context[:, -2:-1],
         state.context[:, -1:],
@@ -197,9 +231,7 @@ def redraft(
     def empty(x: jax.Array) -> jax.Array:
         return jnp.zeros((x.shape[0], path, *x.shape[2:]), x.dtype)
 
-    state = dataclasses.replace(
-        state, draft_state=draft_state, scores=jax.tree.map(empty, state.scores)
-    )
+    state = dataclasses.replace(state, scores=jax.tree.map(empty, state.scores))
     state, ids, logits = draft(config, state, inputs)
     none = jnp.zeros_like(last)
     tokens = jnp.zeros((last.shape[0], path), jnp.int32)
@@ -207,4 +239,3 @@ def redraft(
         state.context, none, tokens, state.active, tokens, ids, logits, draws_of(state)
     )
     return state, packed
-
