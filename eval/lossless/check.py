@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import product
 
@@ -27,8 +28,9 @@ from eval.lossless.distribution import Fit, Samples
 from eval.lossless.divergence import examine
 from eval.lossless.literal_sampling import softmax
 from eval.lossless.outcome import Outcome
+from eval.lossless.random_sizes import RandomMemory
 from eval.lossless.rounding import Prober
-from eval.methods.registry import METHODS, PLAIN, decoder
+from eval.methods.registry import METHODS, PLAIN, adaptive, decoder
 from eval.methods.tree_size import LEVEL_DECAYS, SIZES, Tree
 
 
@@ -42,8 +44,8 @@ class Lossless:
         self.tokenizer = base.tokenizer
         functions = demo_prompts(self.tokenizer, config.prompts, FUNCTION_TOKENS)
         self.prompts = [prompt.tokens[:PROMPT_TOKENS] for prompt in functions]
-        self.sizes = SIZES if config.grid else config.tree_nodes
-        self.prober = Prober(base, max(self.sizes))
+        self.sizes = (*SIZES, 0) if config.grid else config.tree_nodes
+        self.prober = Prober(base, max(*self.sizes, 1))
         self.progress = progress_bar(console)
 
     @property
@@ -54,9 +56,12 @@ class Lossless:
     def decoder(
         self, name: str, sampling: Sampling, nodes: int, loop: Loop, length: int
     ) -> Decoder:
-        """Returns a decoder. Its trees are deep ones, which test the most."""
-        tree = Tree(nodes, max(LEVEL_DECAYS))
-        return decoder(
+        """Returns a decoder. Its trees are deep ones, which test the most; without a number of
+        nodes their sizes change at random."""
+        tree, decay = Tree(nodes, max(LEVEL_DECAYS)), max(LEVEL_DECAYS)
+        if not nodes and name != PLAIN:
+            tree = adaptive(self.models[name], 1, decay)
+        made = decoder(
             self.models[name],
             tree,
             max_length=length,
@@ -64,6 +69,7 @@ class Lossless:
             loop=loop,
             coupled=not self.config.no_coupling,
         )
+        return dataclasses.replace(made, memory=RandomMemory())
 
     def trees(self) -> list[tuple[str, int, Loop]]:
         """Returns method, nodes and loop of every comparison."""
@@ -86,7 +92,8 @@ class Lossless:
                 plain = self._decode(PLAIN, sampling, size, 0, "fused")
                 progress.advance(task)
                 for method, nodes, loop in trees:
-                    how = f"{name}, {METHODS[method].title}, {nodes} nodes, {loop} loop"
+                    size_name = f"{nodes} nodes" if nodes else "changing sizes"
+                    how = f"{name}, {METHODS[method].title}, {size_name}, {loop} loop"
                     progress.update(task, description=how)
                     drafted = self._decode(method, sampling, size, nodes, loop)
                     yield self._outcome(method, sampling, size, nodes, loop, plain, drafted)

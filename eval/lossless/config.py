@@ -44,8 +44,9 @@ class LosslessConfig(MethodChoice):
     """Above 1, tokens already in the sequence become less likely; at every temperature."""
     batch_size: tuple[int, ...] = (1, 8)
     """Prompts decoded together."""
-    tree_nodes: tuple[int, ...] = (8, 60)
-    """Nodes of the draft trees, at most the largest size that eval.speedup tries for the method."""
+    tree_nodes: tuple[int, ...] = (8, 60, 0)
+    """Nodes of the draft trees, at most the largest size that eval.speedup tries for the method; 0
+    for sizes that change at random, down to plain decoding."""
     grid: bool = False
     """All tree sizes that eval.speedup chooses from, instead of --tree-nodes."""
     loop: tuple[Loop, ...] = ("fused", "host")
@@ -65,9 +66,10 @@ class LosslessConfig(MethodChoice):
         for name in ("prompts", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("batch_size", "tree_nodes"):
-            if min(getattr(self, name)) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if min(self.batch_size) < 1:
+            raise UserError("--batch-size must be at least 1")
+        if min(self.tree_nodes) < 0:
+            raise UserError("--tree-nodes must be at least 0")
         if max(self.batch_size) > self.prompts * len(HELD_OUT):
             raise UserError(
                 f"--batch-size {max(self.batch_size)} needs as many prompts, and --prompts "

@@ -17,7 +17,7 @@ class Outcome:
       method: drafting method.
       sampling: sampling parameters.
       batch_size: prompts decoded together.
-      nodes: nodes of the draft trees.
+      nodes: nodes of the draft trees; 0 for changing sizes.
       loop: see `LosslessConfig`.
       prompts: number of prompts.
       tokens: tokens that plain decoding generated for them.
