@@ -27,7 +27,7 @@ class RandomSizes(Policy):
     def begin(self) -> Burst:
         """A draft."""
         self._drafted = True
-        return Burst(int(self._rng.choice(self.sizes[1:])), self._steps())
+        return Burst(int(self._rng.choice(self.sizes[1:])), self._length())
 
     def next(self) -> Burst:
         """Any size; after plain decoding a draft."""
@@ -35,14 +35,14 @@ class RandomSizes(Policy):
         if size or not self._drafted:
             return self.begin()
         self._drafted = False
-        return Burst(0, None if self._rng.random() < _REST else self._steps())
+        return Burst(0, None if self._rng.random() < _REST else self._length())
 
     def learn(
         self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
     ) -> None:
         """Learns nothing."""
 
-    def _steps(self) -> int:
+    def _length(self) -> int:
         return int(self._rng.integers(1, _STEPS + 1))
 
 
