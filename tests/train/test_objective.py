@@ -93,7 +93,7 @@ def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
 
     def ours(params):
         at = None if anchors is None else jnp.asarray(anchors)
-        return loss.forward.total(loss._measure, params, given, batch, at)
+        return loss.total(params, given, batch, at)
 
     def theirs(params):
         return literal.loss(loss, params, given, batch, jnp.asarray(rows))[0]
@@ -120,7 +120,7 @@ def test_training_sees_what_decoding_computes(batch, target, drafter):
 
     data = PackedForward(TARGET, drafter, 8).run_target(frozen(target), batch)
     anchors = jnp.array([[n], [0]], jnp.int32)
-    packed = literal.draft_logits(drafter, params, data, anchors)
+    packed = literal.draft_logits(drafter, params, data, anchors, jnp.asarray(ALL))
     np.testing.assert_allclose(packed[row, 0], logits[0], rtol=0, atol=1e-4)
 
 
@@ -159,7 +159,7 @@ def test_eagle3_is_trained_as_it_drafts(batch, target):
             inputs = drafter.join(module.embed(following), hidden)
     anchors = jnp.array([[2, 9], [6, 23]], jnp.int32)  # the last has nothing to predict
     total = jax.jit(
-        lambda params: loss.forward.total(loss._measure, params, frozen(target), batch, anchors)
+        lambda params: loss.total(params, frozen(target), batch, anchors)
     )(params)
     assert expected > 10
     assert float(total) == pytest.approx(expected, rel=1e-5)
