@@ -71,9 +71,7 @@ class Objective:
         if not 0 < self.gamma <= 1:
             raise UserError(f"--gamma must be above 0 and at most 1, got {self.gamma:g}")
         if not 0 < self.smoothing <= 1:
-            raise UserError(
-                f"--smoothing must be above 0 and at most 1, got {self.smoothing:g}"
-            )
+            raise UserError(f"--smoothing must be above 0 and at most 1, got {self.smoothing:g}")
         if self.top_k < 1:
             raise UserError(f"--top-k must be at least 1, got {self.top_k}")
         if self.anchors is not None and self.anchors < 1:
