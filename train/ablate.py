@@ -254,10 +254,8 @@ def _train(
     for name, variant in plan.variants.items():
         for seed in range(config.seeds):
             number += 1
-            training = _training(config, recipe, variant, seed, split)
-            if variant.start is not None:
-                start = {"init": str(drafters[variant.start][seed]), "draft_vocab": None}
-                training = config_file.replace(training, start)
+            start = None if variant.start is None else drafters[variant.start][seed]
+            training = _training(config, recipe, variant, seed, split, start)
             target = hub.resolve(recipe.target, patterns=hub.TARGET)
             settings = dataclasses.asdict(training) | {
                 "data files": fingerprint(find_files(training.data.data)),
@@ -295,9 +293,21 @@ def _training(
     variant: Variant,
     seed: int,
     split: domains.Domains | None,
+    start: Path | None = None,
 ) -> DrafterTraining:
-    """Returns the settings of a run; experiments share the runs that equal the recipe."""
+    """Returns the settings of a run; experiments share the runs that equal the recipe.
+
+    Args:
+      config: the experiment.
+      recipe: the settings that all runs share.
+      variant: what differs.
+      seed: of this run.
+      split: the data of the experiment domain.
+      start: the drafter to start from, if it is a variant's.
+    """
     tags, data = [], recipe.data.data
+    if start is not None:
+        recipe = config_file.replace(recipe, {"init": str(start), "draft_vocab": None})
     for option, value in variant.options.items():
         if config_file.replace(recipe, {option: value}) != recipe:
             tags.append(f"{option}-{value}")

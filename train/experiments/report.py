@@ -25,10 +25,10 @@ from train.experiments.verdict import RULE, difference, verdict
 _HEADER = f"""# Ablations
 
 The effect of design choices, the paper's (arXiv 2601.19278) and others, in this implementation,
-measured by `train.ablate`. tau is the acceptance length: tokens emitted per verification, bonus token included.
-alpha_t is how often the drafter's most likely token at position t is the target's. ± gives the
-standard deviation over seeds (for times: over repeats). The paper's figures are for Qwen3-4B, ours
-for the target that the section names: compare differences, not values.
+measured by `train.ablate`. tau is the acceptance length: tokens emitted per verification, bonus
+token included. alpha_t is how often the drafter's most likely token at position t is the target's.
+± gives the standard deviation over seeds (for times: over repeats). The paper's figures are for
+Qwen3-4B, ours for the target that the section names: compare differences, not values.
 
 {RULE}
 """
