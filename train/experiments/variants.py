@@ -199,8 +199,8 @@ def pairs(ranks: tuple[int, ...]) -> Experiment:
         notes=(
             "Frozen: the pair scores are added to the drafter of rank 0, which stays as it is, and "
             "are trained for as many steps again. With pair scores, alpha_t and the held-out loss "
-            "are measured along the text's own tokens, one of which each prediction reads; only "
-            "tau is comparable with rank 0.",
+            "are those of predictions that are given the text's token before them, as where the "
+            "draft has been right so far.",
             _TIMED,
         ),
     )
