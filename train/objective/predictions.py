@@ -9,7 +9,6 @@ n + t: all positions are computed at once, so that token stands for the one draf
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -186,9 +185,9 @@ class PackedForward:
             fixed = (jax.lax.stop_gradient(params), frozen, data, here, inside, shared)
             found = None
             if survey is not None:
-                at = functools.partial(predictions, *jax.lax.stop_gradient((head, x)), fixed)
+                look, (constant, at) = survey, jax.lax.stop_gradient((head, x))
                 steps = jnp.arange(self.num_positions, dtype=jnp.int32)
-                found = jax.lax.map(lambda i: survey(at(i)), steps)
+                found = jax.lax.map(lambda i: look(predictions(constant, at, fixed, i)), steps)
             x, given = _either(x, layers_trained)
             return chunked_sum(
                 position_measure, self.num_positions, (head, x), (given, found, fixed)
