@@ -357,7 +357,7 @@ def test_epochs_instead_of_steps(recipe, trained, tmp_path):
         (("--batch-size", 1000), "lower --batch-size or --context"),
         (("--init", "DRAFTER", "--positions", 5), "another shape"),
         (("--method", "eagle3", "--layers", 2), "are DART's"),
-        (("--method", "eagle3", "--pair-rank", 2), "--pair-rank is DART's"),
+        (("--method", "eagle3", "--pair-rank", 2), "--train pairs are DART's"),
         (("--pair-rank", -1), "--pair-rank must be 0, for no pair scores, or more"),
         (("--pair-rank", 2, "--train", "pairs"), "pass --init"),
         (("--init", "DRAFTER", "--train", "pairs"), "has no pair scores; add some by --pair-rank"),

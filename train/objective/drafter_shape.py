@@ -48,8 +48,8 @@ class DrafterShape:
             raise UserError("--positions and --layers must be at least 1")
         if self.pair_rank < 0:
             raise UserError("--pair-rank must be 0, for no pair scores, or more")
-        if self.pair_rank and self.method == "eagle3":
-            raise UserError("--pair-rank is DART's; leave it out with eagle3")
+        if self.method == "eagle3" and (self.pair_rank or self.train == "pairs"):
+            raise UserError("--pair-rank and --train pairs are DART's; leave them out with eagle3")
         if self.train == "pairs" and self.init is None:
             raise UserError("--train pairs needs the drafter to freeze: pass --init")
         if self.init is not None and self.draft_vocab is not None:
