@@ -1,4 +1,5 @@
-"""Repeat the paper's experiments: train and evaluate drafters that differ in one option.
+"""Repeat the paper's experiments, and some others: train and evaluate drafters that differ in one
+option.
 
     python -m train.ablate gamma
 
@@ -58,9 +59,10 @@ class AblateConfig:
     """The experiment and its options."""
 
     experiment: Annotated[variants.Name, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")]
-    """gamma: the weight of later positions; shift: whether the last real row predicts; layers;
-    horizon: positions; ngram: its weight in the search; vocabulary: tokens that can be drafted;
-    domain: data without one domain."""
+    """gamma: the weight of later positions; weights: by gamma or by confidence; loss; shift:
+    whether the last real row predicts; layers; horizon: positions; pairs: rank of the pair scores,
+    trained with the drafter or after it; ngram: its weight in the search; vocabulary: tokens that
+    can be drafted; domain: data without one domain."""
     recipe: Path = Path(__file__).parent / "ablate.toml"
     """Recipe of every run, as for `train.drafter --config`."""
     steps: int | None = None
@@ -79,6 +81,8 @@ class AblateConfig:
     """Numbers of layers of the experiment layers."""
     horizon: tuple[int, ...] = (4, 6, 8, 12, 16)
     """Numbers of drafted positions of the experiment horizon."""
+    pair_rank: tuple[int, ...] = (64, 256)
+    """Ranks of the experiment pairs, besides 0."""
     ngram_weight: tuple[float, ...] = (0.25, 0.5, 1.0)
     """Weights of the experiment ngram, besides 0."""
     vocabulary: tuple[int, ...] = (4096, 2048, 1024, 512)
@@ -107,13 +111,13 @@ class AblateConfig:
             raise UserError("--tree-nodes must be at least 1")
         if self.max_new_tokens < 2:
             raise UserError("--max-new-tokens must be at least 2")
-        for name in ("gamma", "layers", "horizon", "ngram_weight", "vocabulary"):
+        for name in ("gamma", "layers", "horizon", "pair_rank", "ngram_weight", "vocabulary"):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
-                raise UserError(f"--{name} must be one or more distinct values")
-        for name in ("layers", "horizon", "vocabulary"):
+                raise UserError(f"--{name.replace('_', '-')} must be one or more distinct values")
+        for name in ("layers", "horizon", "pair_rank", "vocabulary"):
             if min(getattr(self, name)) < 1:
-                raise UserError(f"--{name} must be numbers of at least 1")
+                raise UserError(f"--{name.replace('_', '-')} must be numbers of at least 1")
         if not all(0 < value <= 1 for value in self.gamma):
             raise UserError("--gamma must be above 0 and at most 1")
         if not all(0 <= value < math.inf for value in self.ngram_weight):
@@ -128,12 +132,18 @@ class AblateConfig:
         match self.experiment:
             case "gamma":
                 return variants.gamma(self.gamma)
+            case "weights":
+                return variants.weights()
+            case "loss":
+                return variants.loss()
             case "shift":
                 return variants.shift()
             case "layers":
                 return variants.layers(self.layers)
             case "horizon":
                 return variants.horizon(self.horizon)
+            case "pairs":
+                return variants.pairs(self.pair_rank)
             case "ngram":
                 return variants.ngram(self.ngram_weight)
             case "vocabulary":
@@ -244,7 +254,8 @@ def _train(
     for name, variant in plan.variants.items():
         for seed in range(config.seeds):
             number += 1
-            training = _training(config, recipe, variant, seed, split)
+            start = None if variant.start is None else drafters[variant.start][seed]
+            training = _training(config, recipe, variant, seed, split, start)
             target = hub.resolve(recipe.target, patterns=hub.TARGET)
             settings = dataclasses.asdict(training) | {
                 "data files": fingerprint(find_files(training.data.data)),
@@ -282,9 +293,21 @@ def _training(
     variant: Variant,
     seed: int,
     split: domains.Domains | None,
+    start: Path | None = None,
 ) -> DrafterTraining:
-    """Returns the settings of a run; experiments share the runs that equal the recipe."""
+    """Returns the settings of a run; experiments share the runs that equal the recipe.
+
+    Args:
+      config: the experiment.
+      recipe: the settings that all runs share.
+      variant: what differs.
+      seed: of this run.
+      split: the data of the experiment domain.
+      start: the drafter to start from, if it is a variant's.
+    """
     tags, data = [], recipe.data.data
+    if start is not None:
+        recipe = config_file.replace(recipe, {"init": str(start), "draft_vocab": None})
     for option, value in variant.options.items():
         if config_file.replace(recipe, {option: value}) != recipe:
             tags.append(f"{option}-{value}")

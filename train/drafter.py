@@ -55,6 +55,7 @@ from train.evaluation.acceptance import (
     Agreement,
     held_out_prompts,
 )
+from train.objective.draft_ids import with_draft_ids
 from train.objective.drafter_shape import DrafterShape
 from train.objective.flops import step_flops
 from train.objective.loss import DrafterLoss, Objective
@@ -127,7 +128,8 @@ def train(config: DrafterTraining) -> Path:
     context = data.training.context
     target, target_params = load_target(directory, dtype)
     drafter, params, ids = _start(config, target, target_params, data.training)
-    frozen = Frozen(target_params, jnp.asarray(ids))
+    trained, rest = _divide(config.drafter, params)
+    frozen = Frozen(target_params, jnp.asarray(ids), rest)
 
     digest = model_digest(target, target_params)
     rows = data.training
@@ -145,7 +147,7 @@ def train(config: DrafterTraining) -> Path:
     )
     trained = fit(
         config.drafter.method,
-        params=params,
+        params=trained,
         loss=DrafterLoss(forward, config.objective),
         batches=PackedBatches(rows, order),
         config=trainer,
@@ -160,22 +162,23 @@ def train(config: DrafterTraining) -> Path:
             context,
             config.objective.anchors or context,
             online=config.teacher == "online",
+            only_pairs=config.drafter.train == "pairs",
         ),
     )
     if is_main():
         with writing("the drafter", config.out):
-            save_drafter(config.out / "drafter", drafter, trained, ids)
+            save_drafter(config.out / "drafter", drafter, frozen.whole(trained), ids)
     # All processes must take part in reading a checkpoint.
     abstract = jax.tree.map(
         lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=replicated(mesh)),
-        abstract_params(drafter),
+        _divide(config.drafter, abstract_params(drafter))[0],
     )
     step, best = best_params(config.out / "checkpoints", abstract)
     if is_main():
         with writing("the drafter", config.out):
             if step != trainer.steps:
                 best = jax.tree.map(lambda p: p.addressable_data(0), best)
-                save_drafter(config.out / "best", drafter, best, ids)
+                save_drafter(config.out / "best", drafter, frozen.whole(best), ids)
             text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
             write_atomically(config.out / "config.json", text.encode())
     wait("the drafter is written")
@@ -224,10 +227,11 @@ def _start(
                 f"--init {shape.init} is a drafter of another shape than given by --method, "
                 "--positions, --layers and --shifted"
             )
+        if isinstance(found, DrafterConfig):
+            found, params = _with_pairs(config, found, params)
         # The objective needs ascending ids.
         order = np.argsort(ids)
-        params["lm_head"] = {"kernel": params["lm_head"]["kernel"][:, order]}
-        return found, params, ids[order]
+        return found, with_draft_ids(params, order), ids[order]
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if (size := shape.vocabulary(target)) is not None:
         ids = draft_vocabulary(dataset, size)
@@ -239,6 +243,34 @@ def _start(
     return drafter, params, ids
 
 
+def _with_pairs(
+    config: DrafterTraining, found: DrafterConfig, params: Params
+) -> tuple[DrafterConfig, Params]:
+    """Returns the drafter of --init with the pair scores asked for: its own, or fresh ones."""
+    shape = config.drafter
+    if found.pair_rank:
+        if shape.pair_rank not in (0, found.pair_rank):
+            raise UserError(
+                f"--init {shape.init} has pair scores of rank {found.pair_rank}; leave "
+                "--pair-rank out to keep them"
+            )
+        return found, params
+    if not shape.pair_rank:
+        if shape.train == "pairs":
+            raise UserError(f"--init {shape.init} has no pair scores; add some by --pair-rank")
+        return found, params
+    found = dataclasses.replace(found, pair_rank=shape.pair_rank)
+    return found, {**params, "pairs": init_params(found, config.trainer.seed)["pairs"]}
+
+
+def _divide(shape: DrafterShape, params: Params) -> tuple[Params, Params | None]:
+    """Divides a drafter's parameters into those that are trained and the others, if any."""
+    if shape.train == "all":
+        return params, None
+    rest = {name: leaf for name, leaf in params.items() if name != "pairs"}
+    return {"pairs": params["pairs"]}, rest
+
+
 def _evaluation(
     config: DrafterTraining,
     forward: PackedForward,
@@ -247,7 +279,7 @@ def _evaluation(
     tokenizer: Tokenizer,
     directory: Path,
 ):
-    """Returns a function from the drafter's parameters to figures by name."""
+    """Returns a function from the drafter's trained parameters to figures by name."""
     ours = config.acceptance
     # Evaluation runs on one device, which holds all rows of a batch.
     single = dataclasses.replace(forward, devices=1)
@@ -272,7 +304,8 @@ def _evaluation(
 
     def evaluate(params: Params) -> dict[str, float]:
         dtype = frozen.target["embed_tokens"].dtype
-        return agreement(params) | length(jax.tree.map(lambda p: p.astype(dtype), params))
+        whole = jax.tree.map(lambda p: p.astype(dtype), frozen.whole(params))
+        return agreement(params) | length(whole)
 
     return evaluate
 

@@ -212,6 +212,47 @@ def test_variants_that_cost_differently(config, gamma, monkeypatch):
     assert "| layers | alpha_1 | alpha_2 | alpha_3 | alpha_4 |" in report.read_text()
 
 
+def test_the_runs_of_pair_scores(config, monkeypatch):
+    """The frozen ones start from the drafters without pair scores, seed by seed."""
+    runs = []
+
+    def fake(training):
+        runs.append(training)
+        return training.out / "drafter"
+
+    monkeypatch.setattr(ablate, "train", fake)
+    config = dataclasses.replace(
+        config, experiment="pairs", pair_rank=(2,), seeds=2, work=config.work / "pairs"
+    )
+    plan = config.plan()
+    drafters = ablate._train(config, plan, ablate._recipe(config), None)
+    assert [*drafters] == ["0", "2", "2, frozen"] == [*plan.variants]
+    assert [(run.drafter.pair_rank, run.drafter.train) for run in runs[::2]] == [
+        (0, "all"),
+        (2, "all"),
+        (2, "pairs"),
+    ]
+    assert [run.drafter.init for run in runs[:4]] == [None] * 4
+    assert [run.drafter.init for run in runs[4:]] == [*map(str, drafters["0"])]
+    assert runs[4].out.name == "pair_rank-2_train-pairs_seed-0"
+    assert len({run.out for run in runs}) == 6
+
+
+@pytest.mark.parametrize(
+    ("experiment", "option", "values"),
+    [
+        ("loss", "loss", ["kl", "cross-entropy", "cross-entropy-tv"]),
+        ("weights", "weights", ["annealed", "confidence"]),
+    ],
+)
+def test_variants_of_the_objective(config, experiment, option, values):
+    plan = dataclasses.replace(config, experiment=experiment).plan()
+    recipe = ablate._recipe(config)
+    trainings = [ablate._training(config, recipe, each, 0, None) for each in plan.variants.values()]
+    assert [getattr(training.objective, option) for training in trainings] == values
+    assert plan.base == values[0]
+
+
 def test_the_time_of_a_step():
     """Over all prompts, without prefill and without the pass that compiles."""
     order = []

@@ -188,6 +188,61 @@ def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypat
         assert [record[name] for record in ours] == [record[name] for record in theirs]
 
 
+def test_pair_scores_alone(recipe, trained, tmp_path, monkeypatch):
+    """Everything else stays as it is in the drafter of --init, bit for bit; an interrupted run goes
+    on exactly, and with no other settings."""
+    first = trained[1]
+    saved = {}
+
+    def save(directory, config, params, ids):
+        saved[directory.parent.name] = (config, params, ids.tolist())
+
+    monkeypatch.setattr("train.drafter.save_drafter", save)
+    options = ("--cache", trained[0].out, "--teacher", "cached", "--init", first)
+    options += ("--train", "pairs", "--lr", 0.03, "--weight-decay", 0.1)
+    options += ("--weights", "confidence", "--loss", "cross-entropy-tv")
+    train(recipe(tmp_path / "whole", *options, "--pair-rank", 4))
+    found, params, ids = saved["whole"]
+    before, known, known_ids = load_drafter(first)
+    assert found == dataclasses.replace(before, pair_rank=4)
+    assert ids == known_ids.tolist()
+    pairs = params.pop("pairs")
+    jax.tree.map(np.testing.assert_array_equal, params, known)
+    assert np.asarray(pairs["next"]).any()
+    assert np.asarray(pairs["gate"]["kernel"]).any()
+
+    read = PackedBatches.__call__
+
+    def failing(batches, step, rows):
+        if step == 5:
+            raise Interrupted
+        return read(batches, step, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedBatches, "__call__", failing)
+        with pytest.raises(Interrupted):
+            train(recipe(tmp_path / "parts", *options, "--pair-rank", 4))
+    with pytest.raises(UserError, match="was started with another pair_rank"):
+        train(recipe(tmp_path / "parts", *options, "--pair-rank", 3))
+    train(recipe(tmp_path / "parts", *options, "--pair-rank", 4))
+    jax.tree.map(np.testing.assert_array_equal, saved["parts"][1]["pairs"], pairs)
+
+
+@pytest.mark.long
+def test_pair_scores_with_the_drafter(recipe, trained, tmp_path, monkeypatch):
+    """All parameters are trained, from fresh ones as without pair scores."""
+    made = []
+    monkeypatch.setattr("train.drafter.save_drafter", lambda *args: made.append(args))
+    options = ("--cache", trained[0].out, "--teacher", "cached", "--draft-vocab", 200)
+    train(recipe(tmp_path, *options, "--eval-prompts", 0, "--pair-rank", 4))
+    ours, theirs = metrics(tmp_path), metrics(trained[0].out)
+    assert ours[0]["loss"] == pytest.approx(theirs[0]["loss"], rel=1e-5)
+    assert ours[-1]["loss"] < 0.9 * ours[0]["loss"]
+    params = made[0][2]
+    assert params["pairs"]["prev"].shape == (200, 4)
+    assert np.asarray(params["pairs"]["next"]).any()
+
+
 @pytest.mark.long
 def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_path):
     config, _ = trained
@@ -302,6 +357,10 @@ def test_epochs_instead_of_steps(recipe, trained, tmp_path):
         (("--batch-size", 1000), "lower --batch-size or --context"),
         (("--init", "DRAFTER", "--positions", 5), "another shape"),
         (("--method", "eagle3", "--layers", 2), "are DART's"),
+        (("--method", "eagle3", "--pair-rank", 2), "--train pairs are DART's"),
+        (("--pair-rank", -1), "--pair-rank must be 0, for no pair scores, or more"),
+        (("--pair-rank", 2, "--train", "pairs"), "pass --init"),
+        (("--init", "DRAFTER", "--train", "pairs"), "has no pair scores; add some by --pair-rank"),
         (("--draft-vocab", 301), "1..300 tokens, got 301"),
         (("--ngram", "nowhere.dng"), "nowhere.dng"),
         (("--ngram", "nowhere.dng", "--method", "eagle3"), "leave --ngram out"),

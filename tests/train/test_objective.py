@@ -9,7 +9,7 @@ import pytest
 from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, log_softmax, random_params
 
 from dart_jax.errors import UserError
-from dart_jax.models.pure import bind
+from dart_jax.models.pure import bind, init_params
 from train.data.batch import Batch, causal, positions
 from train.objective import literal
 from train.objective.drafter_shape import DrafterShape
@@ -17,12 +17,15 @@ from train.objective.flops import step_flops, target_flops
 from train.objective.loss import (
     DrafterLoss,
     Objective,
+    confidence_weights,
     cross_entropy,
     draw_anchors,
     kl,
     num_valid_anchors,
     restrict,
+    text_probability,
     top_k_kl,
+    total_variation,
 )
 from train.objective.predictions import (
     Frozen,
@@ -93,7 +96,7 @@ def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
 
     def ours(params):
         at = None if anchors is None else jnp.asarray(anchors)
-        return loss.forward.total(loss._measure, params, given, batch, at)
+        return loss.total(params, given, batch, at)
 
     def theirs(params):
         return literal.loss(loss, params, given, batch, jnp.asarray(rows))[0]
@@ -102,6 +105,70 @@ def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
     assert_close(
         jax.jit(jax.value_and_grad(ours))(params), jax.jit(jax.value_and_grad(theirs))(params)
     )
+
+
+FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.int32)
+PAIRS = dataclasses.replace(DART, draft_length=3, pair_rank=5)
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("trained", ["pairs", "all"])
+@pytest.mark.parametrize(
+    ("drafter", "ids", "anchors", "weights"),
+    [
+        (dataclasses.replace(PAIRS, draft_vocab_size=40), FEW, None, "confidence"),
+        (PAIRS, ALL, None, "annealed"),
+        (dataclasses.replace(PAIRS, num_hidden_layers=2), ALL, SOME, "annealed"),
+        (dataclasses.replace(PAIRS, shifted=False), ALL, SOME, "confidence"),
+    ],
+    ids=["draft vocabulary", "all", "two layers, some", "unshifted, some"],
+)
+def test_pair_scores_are_exact(batch, target, drafter, ids, anchors, weights, trained):
+    """Losses and gradients, where the pair scores depend on the text's tokens; and with the rest
+    of the drafter frozen."""
+    loss = loss_of(drafter, chunk=5 if anchors is None else 3, gamma=0.7, weights=weights)
+    rows = np.broadcast_to(np.arange(24, dtype=np.int32), (2, 24)) if anchors is None else anchors
+    params, given = random_params(drafter, 2), frozen(target, ids)
+    if trained == "pairs":
+        rest = {name: leaf for name, leaf in params.items() if name != "pairs"}
+        params, given = {"pairs": params["pairs"]}, given._replace(drafter=rest)
+
+    def ours(params):
+        at = None if anchors is None else jnp.asarray(anchors)
+        return loss.total(params, given, batch, at)
+
+    def theirs(params):
+        return literal.loss(loss, params, given, batch, jnp.asarray(rows))[0]
+
+    made = jax.jit(jax.value_and_grad(ours))(params)
+    assert_close(made, jax.jit(jax.value_and_grad(theirs))(params))
+    assert {"prev", "next", "gate"} == made[1]["pairs"].keys()
+
+
+def test_fresh_pair_scores_change_nothing(batch, target):
+    """The loss and the gradient of all else are as without; the pair scores get one."""
+    loss, plain = loss_of(PAIRS), loss_of(dataclasses.replace(PAIRS, pair_rank=0))
+    params = random_params(plain.forward.drafter, 2)
+    pairs = init_params(PAIRS, 3)["pairs"]
+
+    def of(loss):
+        total = lambda params: loss(params, frozen(target), batch, jax.random.key(0))[0]  # noqa: E731
+        return jax.jit(jax.value_and_grad(total))
+
+    value, gradient = of(loss)({**params, "pairs": pairs})
+    own = gradient.pop("pairs")
+    assert np.asarray(own["next"]).any()
+    assert_close((value, gradient), of(plain)(params))
+
+
+def test_the_first_position_has_no_pair_score(batch, target):
+    """With only one position the pair scores have no effect; with two, they do."""
+    params = random_params(PAIRS, 2)
+    changed = {**params, "pairs": jax.tree.map(lambda p: p + 1, params["pairs"])}
+    for steps in (1, 2):
+        loss = loss_of(PAIRS.shortened(steps))
+        run = jax.jit(lambda p, loss=loss: loss(p, frozen(target), batch, jax.random.key(0))[0])
+        assert (float(run(params)) == float(run(changed))) == (steps == 1)
 
 
 @pytest.mark.long
@@ -120,7 +187,7 @@ def test_training_sees_what_decoding_computes(batch, target, drafter):
 
     data = PackedForward(TARGET, drafter, 8).run_target(frozen(target), batch)
     anchors = jnp.array([[n], [0]], jnp.int32)
-    packed = literal.draft_logits(drafter, params, data, anchors)
+    packed = literal.draft_logits(drafter, params, data, anchors, jnp.asarray(ALL))
     np.testing.assert_allclose(packed[row, 0], logits[0], rtol=0, atol=1e-4)
 
 
@@ -158,9 +225,7 @@ def test_eagle3_is_trained_as_it_drafts(batch, target):
             following = tokens[:, at + 1 + t : at + 2 + t]
             inputs = drafter.join(module.embed(following), hidden)
     anchors = jnp.array([[2, 9], [6, 23]], jnp.int32)  # the last has nothing to predict
-    total = jax.jit(
-        lambda params: loss.forward.total(loss._measure, params, frozen(target), batch, anchors)
-    )(params)
+    total = jax.jit(lambda params: loss.total(params, frozen(target), batch, anchors))(params)
     assert expected > 10
     assert float(total) == pytest.approx(expected, rel=1e-5)
 
@@ -295,6 +360,14 @@ def test_losses(made):
     )
     entropy = -(p * np.log(p)).sum(-1)
     np.testing.assert_allclose(expected, mass * (divergence + entropy), rtol=1e-5)
+    variation = np.abs(p - q).sum(-1) / 2
+    np.testing.assert_allclose(total_variation(restricted, made.draft), variation, rtol=1e-5)
+    mixed = loss_of(DART, loss="cross-entropy-tv").losses(made)
+    expected = 0.1 * np.asarray(cross_entropy(made)) + 0.9 * mass * variation
+    np.testing.assert_allclose(mixed, expected, rtol=1e-5)
+    token = np.asarray(made.token)
+    there = (token[..., None] == ids).astype(float)
+    np.testing.assert_allclose(text_probability(made), (there * q).sum(-1), rtol=1e-5)
     # Merged tokens are indistinguishable.
     for k in (1, 2, 5, 6, 100):
         order = np.argsort(-p, axis=-1)
@@ -309,8 +382,20 @@ def test_losses(made):
         assert (np.asarray(ours) <= divergence + 1e-5).all()
 
 
+def test_weights_by_confidence():
+    """Written out for three positions; they are the derivatives of the expected accepted length
+    with respect to the logarithms of the confidences."""
+    a, b, c = 0.9, 0.5, 0.7
+    weights = confidence_weights(jnp.array([a, b, c], jnp.float32)[:, None])
+    expected = [a + a * b + a * b * c, a * b + a * b * c, a * b * c]
+    np.testing.assert_allclose(weights[:, 0], expected, rtol=1e-6)
+    accepted = lambda logs: jnp.sum(jnp.exp(jnp.cumsum(logs)))  # noqa: E731
+    logs = jnp.log(jnp.array([a, b, c], jnp.float32))
+    np.testing.assert_allclose(weights[:, 0], jax.grad(accepted)(logs), rtol=1e-6)
+
+
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("kind", ["kl", "top-k-kl", "cross-entropy"])
+@pytest.mark.parametrize("kind", ["cross-entropy-tv", "kl", "top-k-kl", "cross-entropy"])
 def test_each_loss_with_a_draft_vocabulary(batch, target, kind):
     ids = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:20]).astype(np.int32)
     drafter = dataclasses.replace(DART, draft_vocab_size=20, draft_length=1)
@@ -322,7 +407,17 @@ def test_each_loss_with_a_draft_vocabulary(batch, target, kind):
     np.testing.assert_allclose((total, found), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [{"gamma": 0}, {"gamma": 1.5}, {"top_k": 0}, {"anchors": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"gamma": 0},
+        {"gamma": 1.5},
+        {"smoothing": 0},
+        {"smoothing": 1.1},
+        {"top_k": 0},
+        {"anchors": 0},
+    ],
+)
 def test_settings_out_of_range(bad):
     [name] = bad
     with pytest.raises(UserError, match=name.replace("_", "-")):
@@ -346,6 +441,13 @@ def test_operations_of_a_step():
     # Fewer anchors, each position with scores of its own, and its teacher's head.
     few = step_flops(forward, 1, 10, 5, online=False)
     assert few == 6 * (rows + (queries + behind) / 2 + 20 * 10 * 32) + 2 * teacher
+    # Pair scores at four positions: the gate and the scores; alone, nothing else is differentiated.
+    config = dataclasses.replace(DART, draft_length=3, pair_rank=5)
+    forward = PackedForward(TARGET, config, 4)
+    scored = 6 * 40 * 5 * (32 + 61)
+    assert step_flops(forward, 1, 10, 10, online=False) == expected + scored
+    alone = (expected - teacher) / 3 + teacher + scored
+    assert step_flops(forward, 1, 10, 10, online=False, only_pairs=True) == alone
 
 
 def test_the_size_of_the_draft_vocabulary():

@@ -24,15 +24,16 @@ from train.experiments.verdict import RULE, difference, verdict
 
 _HEADER = f"""# Ablations
 
-The effect of the paper's design choices (arXiv 2601.19278) in this implementation, measured by
-`train.ablate`. tau is the acceptance length: tokens emitted per verification, bonus token included.
-alpha_t is how often the drafter's most likely token at position t is the target's. ± gives the
-standard deviation over seeds (for times: over repeats). The paper's figures are for Qwen3-4B, ours
-for the target that the section names: compare differences, not values.
+The effect of design choices, the paper's (arXiv 2601.19278) and others, in this implementation,
+measured by `train.ablate`. tau is the acceptance length: tokens emitted per verification, bonus
+token included. alpha_t is how often the drafter's most likely token at position t is the target's.
+± gives the standard deviation over seeds (for times: over repeats). The paper's figures are for
+Qwen3-4B, ours for the target that the section names: compare differences, not values.
 
 {RULE}
 """
 _NAMES = {
+    "held_out_loss": "held-out loss",
     "tau": "tau",
     "tau_without_ngram": "tau without n-gram",
     "alpha_1": "alpha_1",

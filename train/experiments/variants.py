@@ -1,4 +1,4 @@
-"""The paper's experiments: the variants to compare, and the paper's figures.
+"""The experiments, the paper's and others: the variants to compare, and the paper's figures.
 
 The paper's figures are for Qwen3-4B.
 """
@@ -9,7 +9,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Name = Literal["gamma", "shift", "layers", "horizon", "ngram", "vocabulary", "domain"]
+Name = Literal[
+    "gamma",
+    "weights",
+    "loss",
+    "shift",
+    "layers",
+    "horizon",
+    "pairs",
+    "ngram",
+    "vocabulary",
+    "domain",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +31,14 @@ class Variant:
       options: training options that differ from the recipe, by name.
       ngram_weight: weight of the n-gram model in its evaluation; None for the recipe's.
       data: its training data: the recipe's, or one of `domain`'s two sets.
+      start: an earlier variant, whose drafter of the same seed is trained further; None starts
+        from what the recipe says.
     """
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ngram_weight: float | None = None
     data: Literal["recipe", "all", "without"] = "recipe"
+    start: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +76,12 @@ _TIMED = (
 )
 TITLES: dict[Name, str] = {
     "gamma": "Gamma",
+    "weights": "Weights of the positions",
+    "loss": "Loss",
     "shift": "Shifted or not",
     "layers": "Layers",
     "horizon": "Horizon",
+    "pairs": "Pair scores",
     "ngram": "N-gram weight",
     "vocabulary": "Draft vocabulary",
     "domain": "Domains",
@@ -81,6 +98,32 @@ def gamma(values: tuple[float, ...]) -> Experiment:
         figures=("tau", "tau_without_ngram"),
         compared=("tau",),
         paper={"tau": {"0.5": 3.59, "0.6": 3.63, "0.7": 3.57, "0.8": 3.54, "0.9": 3.52, "1": 3.48}},
+    )
+
+
+def weights() -> Experiment:
+    """Compares the annealed weights of the positions with those by confidence."""
+    return Experiment(
+        TITLES["weights"],
+        "weights",
+        {name: Variant({"weights": name}) for name in ("annealed", "confidence")},
+        base="annealed",
+        figures=("tau", "tau_without_ngram"),
+        compared=("tau", "tau_without_ngram"),
+        alphas=True,
+    )
+
+
+def loss() -> Experiment:
+    """Compares losses."""
+    return Experiment(
+        TITLES["loss"],
+        "loss",
+        {name: Variant({"loss": name}) for name in ("kl", "cross-entropy", "cross-entropy-tv")},
+        base="kl",
+        figures=("tau", "tau_without_ngram"),
+        compared=("tau", "tau_without_ngram"),
+        alphas=True,
     )
 
 
@@ -133,6 +176,32 @@ def horizon(numbers: tuple[int, ...]) -> Experiment:
             _TIMED,
             "Positions beyond a tree's number of nodes (`--tree-nodes`) cannot be in it and are "
             "not computed.",
+        ),
+    )
+
+
+def pairs(ranks: tuple[int, ...]) -> Experiment:
+    """Compares ranks of the pair scores, trained with the drafter or after it."""
+    variants = {"0": Variant()}
+    for rank in ranks:
+        variants[str(rank)] = Variant({"pair_rank": rank})
+        alone = {"pair_rank": rank, "train": "pairs"}
+        variants[f"{rank}, frozen"] = Variant(alone, start="0")
+    return Experiment(
+        TITLES["pairs"],
+        "pair rank",
+        variants,
+        base="0",
+        figures=("held_out_loss", "tau", "tau_without_ngram", "step_time", "tau_per_time"),
+        compared=("held_out_loss", "tau", "tau_without_ngram"),
+        alphas=True,
+        timed=True,
+        notes=(
+            "Frozen: the pair scores are added to the drafter of rank 0, which stays as it is, and "
+            "are trained for as many steps again. With pair scores, alpha_t and the held-out loss "
+            "are those of predictions that are given the text's token before them, as where the "
+            "draft has been right so far.",
+            _TIMED,
         ),
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.weights.checkpoint import load_drafter, save_drafter
+from train.objective.draft_ids import with_draft_ids
 
 
 def cut(directory: Path, tokens: np.ndarray, new: Path) -> Path:
@@ -21,7 +21,6 @@ def cut(directory: Path, tokens: np.ndarray, new: Path) -> Path:
     """
     config, params, ids = load_drafter(directory)
     kept = np.flatnonzero(np.isin(ids, tokens))
-    kernel = jnp.take(params["lm_head"]["kernel"], jnp.asarray(kept), axis=1)
     smaller = dataclasses.replace(config, draft_vocab_size=len(kept))
-    save_drafter(new, smaller, {**params, "lm_head": {"kernel": kernel}}, ids[kept])
+    save_drafter(new, smaller, with_draft_ids(params, kept), ids[kept])
     return new

@@ -32,15 +32,26 @@ class DrafterShape:
     default 32,000 for targets with more than twice as many, otherwise all."""
     head: Literal["target", "random"] = "target"
     """Initial weights of the head: the target's head, or random."""
+    pair_rank: int = 0
+    """Rank of learned scores for pairs of successive tokens, which the drafter's parallel
+    predictions lack; 0 for none. The reference cannot load them."""
     init: str | None = None
     """Directory or hub repository of a drafter to start from, of the same shape; its draft
-    vocabulary is kept."""
+    vocabulary and pair scores are kept. If it has no pair scores, --pair-rank adds some."""
+    train: Literal["all", "pairs"] = "all"
+    """Train the whole drafter, or only the pair scores of the one given by --init."""
 
     def __post_init__(self) -> None:
         if self.draft_vocab is not None and self.draft_vocab < 0:
             raise UserError("--draft-vocab must be 0, for all tokens, or more")
         if self.positions < 1 or self.layers < 1:
             raise UserError("--positions and --layers must be at least 1")
+        if self.pair_rank < 0:
+            raise UserError("--pair-rank must be 0, for no pair scores, or more")
+        if self.method == "eagle3" and (self.pair_rank or self.train == "pairs"):
+            raise UserError("--pair-rank and --train pairs are DART's; leave them out with eagle3")
+        if self.train == "pairs" and self.init is None:
+            raise UserError("--train pairs needs the drafter to freeze: pass --init")
         if self.init is not None and self.draft_vocab is not None:
             raise UserError("--init brings its own draft vocabulary; leave --draft-vocab out")
         if self.method == "eagle3" and (self.layers > 1 or not self.shifted):
@@ -62,4 +73,5 @@ class DrafterShape:
             draft_length=self.positions - self.shifted,
             num_hidden_layers=self.layers,
             shifted=self.shifted,
+            pair_rank=self.pair_rank,
         )

@@ -25,7 +25,13 @@ def target_flops(target: TargetConfig, rows: int, context: int) -> float:
 
 
 def step_flops(
-    forward: PackedForward, rows: int, context: int, anchors: int, *, online: bool
+    forward: PackedForward,
+    rows: int,
+    context: int,
+    anchors: int,
+    *,
+    online: bool,
+    only_pairs: bool = False,
 ) -> float:
     """FLOPs of an update over rows of `context` tokens with `anchors` anchors each.
 
@@ -35,6 +41,7 @@ def step_flops(
       context: tokens per row.
       anchors: anchors per row.
       online: whether the target runs in the step.
+      only_pairs: whether the drafter is frozen except for its pair scores.
     """
     config, steps = forward.drafter, forward.num_positions
     anchors = min(anchors, context)
@@ -56,7 +63,9 @@ def step_flops(
     else:
         total += (blocks - anchors) * (2 * d * (heads + keys)) + blocks * scores
     total += blocks * d * config.draft_vocab_size
-    flops = 6.0 * rows * total  # forward, and twice that backward
+    flops = (2.0 if only_pairs else 6.0) * rows * total  # forward, and twice that backward
+    if isinstance(config, DrafterConfig):
+        flops += 6.0 * rows * blocks * config.pair_rank * (d + config.draft_vocab_size)
     teacher_rows = context if anchors == context else blocks
     flops += 2.0 * rows * teacher_rows * d * forward.target.vocab_size
     return flops + (target_flops(forward.target, rows, context) if online else 0.0)

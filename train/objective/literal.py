@@ -7,6 +7,9 @@ to test and benchmark `train.objective.dart_blocks` against.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -15,14 +18,21 @@ from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.rope import rotate
 from train.data.batch import Batch
-from train.objective.loss import DrafterLoss, num_valid_anchors
+from train.objective.loss import DrafterLoss, num_valid_anchors, text_probability
 from train.objective.predictions import Frozen, Predictions, TeacherBatch, valid_predictions
 
 
 def draft_logits(
-    config: DrafterConfig, params: Params, data: TeacherBatch, anchors: jax.Array
+    config: DrafterConfig,
+    params: Params,
+    data: TeacherBatch,
+    anchors: jax.Array,
+    draft_ids: jax.Array,
 ) -> jax.Array:
-    """Returns the drafter's logits after anchors int32 [B, A]: float32 [B, A, d, Vd]."""
+    """Returns the drafter's logits after anchors int32 [B, A]: float32 [B, A, d, Vd].
+
+    Pair scores are included, those of the text's tokens.
+    """
     drafter = bind(config, params)
     (b, t), a, m = data.tokens.shape, anchors.shape[1], config.draft_length
     # For each row: its block (-1 for real rows), its position, and its document.
@@ -58,13 +68,46 @@ def draft_logits(
     blocks = x[:, t:].reshape(b, a, m, config.hidden_size)
     real = jnp.take_along_axis(x, anchors[..., None], axis=1)[:, :, None]
     predicting = jnp.concatenate([real, blocks], axis=2) if config.shifted else blocks
-    return drafter.logits(predicting)
+    logits = drafter.logits(predicting)
+    if config.pair_rank:
+        normed = drafter.norm(drafter.norm(predicting))
+        logits += _pair_scores(params["pairs"], normed, data.tokens, anchors, draft_ids)
+    return logits
+
+
+def _pair_scores(
+    pairs: Params, normed: jax.Array, tokens: jax.Array, anchors: jax.Array, draft_ids: jax.Array
+) -> jax.Array:
+    """Returns the pair scores of all tokens, float32 [B, A, d, Vd].
+
+    Args:
+      pairs: the parameters.
+      normed: [B, A, d, D], what the head reads.
+      tokens: int32 [B, T].
+      anchors: int32 [B, A].
+      draft_ids: int32 [Vd].
+    """
+    positions = jnp.arange(1, normed.shape[2] + 1, dtype=jnp.int32)
+    index = jnp.minimum(anchors[:, :, None] + positions[None, None], tokens.shape[1] - 1)
+    before = jax.vmap(lambda row, at: row[at])(tokens, index)  # [B, A, d], the tokens at n + t
+    # One row per draft id; a token that cannot be drafted equals none of them.
+    one_hot = (before[..., None] == draft_ids[None, None, None]).astype(normed.dtype)
+    one_hot = one_hot * (positions > 1).astype(normed.dtype)[None, None, :, None]
+    factors = (one_hot @ pairs["prev"]) * (1 + normed @ pairs["gate"]["kernel"])
+    return (factors @ pairs["next"].T).astype(jnp.float32)
 
 
 def loss(
     of: DrafterLoss, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns what `DrafterLoss` returns for these anchors; holds all predictions in memory.
+
+    Args:
+      of: the loss.
+      params: the drafter's trained parameters.
+      frozen: what is not trained.
+      batch: packed rows.
+      anchors: int32 [B, A].
 
     Raises:
       TypeError: the drafter is not a DART drafter.
@@ -74,10 +117,11 @@ def loss(
         raise TypeError("the literal objective supports only DART drafters")
     target = bind(of.forward.target, frozen.target)
     data = of.forward.run_target(frozen, batch)
-    draft = jax.nn.log_softmax(draft_logits(config, params, data, anchors))
+    params = frozen.whole(params)
+    draft = jax.nn.log_softmax(draft_logits(config, params, data, anchors, frozen.draft_ids))
     teacher = jax.lax.stop_gradient(jax.nn.log_softmax(target.logits(data.hidden)))
     end = data.tokens.shape[1] - 1
-    total = jnp.float32(0)
+    losses, confidences = [], []
     for t in range(1, config.num_positions + 1):
         rows = jnp.minimum(anchors + t, end)
         predictions = Predictions(
@@ -88,6 +132,18 @@ def loss(
             valid_predictions(data.document, data.run, anchors, t),
             frozen.draft_ids,
         )
-        losses = jnp.where(predictions.valid, of.losses(predictions), 0.0)
-        total += of.objective.gamma ** (t - 1) * jnp.sum(losses)
+        losses.append(jnp.where(predictions.valid, of.losses(predictions), 0.0))
+        confidence = text_probability(predictions)
+        smoothed = (1 - of.objective.smoothing) * confidence + of.objective.smoothing
+        confidences.append(jnp.where(predictions.valid, smoothed, 0.0))
+    weights = [of.objective.gamma**t for t in range(config.num_positions)]
+    if of.objective.weights == "confidence":
+        weights = _confidence_weights(jax.lax.stop_gradient(confidences))
+    total = sum((jnp.sum(w * x) for w, x in zip(weights, losses, strict=True)), jnp.float32(0))
     return total, num_valid_anchors(batch, anchors)
+
+
+def _confidence_weights(confidences: list[jax.Array]) -> list[Any]:
+    """The sums over u >= t of the products of the confidences up to u, for every t."""
+    reached = [math.prod(confidences[: u + 1]) for u in range(len(confidences))]
+    return [sum(reached[t:]) for t in range(len(confidences))]

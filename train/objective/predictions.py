@@ -2,7 +2,8 @@
 
 Row n of a sequence joins the target's feature at n with the token at n + 1; the prediction at
 drafted position t = 1..d after it is of the token at n + 1 + t, whose teacher is the target's
-output at n + t.
+output at n + t. A drafter with pair scores adds them from t = 2 on, those of the text's token at
+n + t: all positions are computed at once, so that token stands for the one drafted before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.draft_layer import take_rows
+from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.target import Target
@@ -26,6 +28,8 @@ from train.objective.chunked_sum import chunked_sum
 # Byte limits per chunk of anchors and device: the logits of one position, the attention scores.
 _LOGITS = 2**28
 _SCORES = 2**30
+# Parts of a drafter that are read after its layers, one position at a time.
+_HEAD = frozenset({"norm", "lm_head", "pairs"})
 
 
 class Frozen(NamedTuple):
@@ -34,10 +38,17 @@ class Frozen(NamedTuple):
     Attributes:
       target: the target's parameters.
       draft_ids: int32 [Vd], the target's id of each draft id, ascending.
+      drafter: the drafter's parameters that are not trained, by their first name; None if all are.
     """
 
     target: Params
     draft_ids: jax.Array
+    drafter: Params | None = None
+
+    def whole(self, trained: Params) -> Params:
+        """Returns all parameters of the drafter, in the dtype of the trained ones."""
+        dtype = jax.tree.leaves(trained)[0].dtype
+        return jax.tree.map(lambda p: p.astype(dtype), self.drafter or {}) | trained
 
 
 class Predictions(NamedTuple):
@@ -50,6 +61,7 @@ class Predictions(NamedTuple):
       token: int32 [B, C], the text's tokens.
       valid: bool [B, C], see `valid_predictions`.
       draft_ids: int32 [Vd], see `Frozen`.
+      survey: float32 [d, B, C], what a survey found at all positions (see `PackedForward.total`).
     """
 
     t: jax.Array
@@ -58,10 +70,13 @@ class Predictions(NamedTuple):
     token: jax.Array
     valid: jax.Array
     draft_ids: jax.Array
+    survey: jax.Array | None = None
 
 
 # Predictions -> float32 of a fixed shape; summed over chunks and positions.
 Measure = Callable[[Predictions], jax.Array]
+# Predictions -> float32 [B, C].
+Survey = Callable[[Predictions], jax.Array]
 
 
 class TeacherBatch(NamedTuple):
@@ -110,16 +125,20 @@ class PackedForward:
         frozen: Frozen,
         batch: Batch,
         anchors: jax.Array | None,
+        survey: Survey | None = None,
     ) -> jax.Array:
         """Returns the sum of a measure over the predictions at all positions after all anchors.
 
         Args:
           measure: applied to the predictions of a chunk at one position; it may close over
             constants only.
-          params: the drafter's parameters; only these receive gradients.
+          params: the drafter's trained parameters; only these receive gradients, and nothing is
+            differentiated that they do not need.
           frozen: what is not trained.
           batch: packed rows.
           anchors: int32 [B, A], the rows to draft from; None for all rows.
+          survey: applied first, without gradients, to the predictions at all positions of a chunk,
+            for a measure that has to know all positions. Costs a second forward pass of the head.
         """
         method = dart_blocks if isinstance(self.drafter, DrafterConfig) else eagle3_unrolled
         b, rows = batch.tokens.shape
@@ -130,24 +149,25 @@ class PackedForward:
             anchors = jnp.pad(anchors, ((0, 0), (0, chunks * chunk - width)), constant_values=rows)
         data = self.run_target(frozen, batch)
         # Each model computes in its own dtype: `hidden`, for the target's head, keeps the target's.
-        dtype = params["fc"]["kernel"].dtype
+        dtype = jax.tree.leaves(params)[0].dtype
         data = data._replace(features=data.features.astype(dtype), embeds=data.embeds.astype(dtype))
         real = method.real_rows(
-            bind(self.drafter, params), data.features, data.embeds, data.document
+            bind(self.drafter, frozen.whole(params)), data.features, data.embeds, data.document
         )
+        layers_trained = not params.keys() <= _HEAD
 
-        def chunk_total(
-            args: tuple[Params, Any], fixed: tuple[Frozen, TeacherBatch, Any], i: jax.Array
-        ):
+        def chunk_total(args: tuple[Params, Any], fixed: Any, i: jax.Array) -> jax.Array:
             """Sums the measure over a chunk of anchors."""
-            (params, real), (frozen, data, anchors) = args, fixed
+            (params, real), (given, frozen, data, anchors) = args, fixed
+            real = real if layers_trained else given
             if anchors is None:
                 here = jnp.arange(chunk, dtype=jnp.int32)[None] + i * chunk
                 here = jnp.broadcast_to(here, (b, chunk))
             else:
                 here = jax.lax.dynamic_slice_in_dim(anchors, i * chunk, chunk, axis=1)
             inside, here = here < rows, jnp.minimum(here, rows - 1)
-            drafter, target = bind(self.drafter, params), bind(self.target, frozen.target)
+            drafter = bind(self.drafter, frozen.whole(params))
+            target = bind(self.target, frozen.target)
             x = method.draft(
                 drafter,
                 real,
@@ -161,36 +181,48 @@ class PackedForward:
             if anchors is None:  # several anchors share a teacher row
                 reach = jnp.arange(1, chunk + self.num_positions, dtype=jnp.int32)[None]
                 shared = _teacher_log_probs(target, data, here[:, :1] + reach)
-            head = {name: params[name] for name in ("norm", "lm_head")}
-            rest = jax.lax.stop_gradient(params)
+            head = {name: leaf for name, leaf in params.items() if name in _HEAD}
+            fixed = (jax.lax.stop_gradient(params), frozen, data, here, inside, shared)
+            found = None
+            if survey is not None:
+                look, (constant, at) = survey, jax.lax.stop_gradient((head, x))
+                steps = jnp.arange(self.num_positions, dtype=jnp.int32)
+                found = jax.lax.map(lambda i: look(predictions(constant, at, fixed, i)), steps)
+            x, given = _either(x, layers_trained)
             return chunked_sum(
-                position_measure,
-                self.num_positions,
-                (head, x),
-                (rest, frozen, data, here, inside, shared),
+                position_measure, self.num_positions, (head, x), (given, found, fixed)
             )
 
-        def position_measure(args: tuple[Params, jax.Array], fixed: Any, i: jax.Array) -> jax.Array:
+        def position_measure(args: tuple[Params, Any], fixed: Any, i: jax.Array) -> jax.Array:
             """The measure of the chunk at position t = i + 1."""
-            (head, x), (rest, frozen, data, here, inside, shared) = args, fixed
-            drafter = bind(self.drafter, rest | head)
+            (head, x), (given, found, fixed) = args, fixed
+            made = predictions(head, x if layers_trained else given, fixed, i)
+            return measure(made._replace(survey=found))
+
+        def predictions(head: Params, x: jax.Array, fixed: Any, i: jax.Array) -> Predictions:
+            """The predictions of the chunk at position t = i + 1."""
+            rest, frozen, data, here, inside, shared = fixed
+            drafter = bind(self.drafter, frozen.whole(rest | head))
             if shared is None:
                 teacher = _teacher_log_probs(bind(self.target, frozen.target), data, here + i + 1)
             else:
                 teacher = jax.lax.dynamic_slice_in_dim(shared, i, chunk, axis=1)
             hidden = jax.lax.dynamic_index_in_dim(x, i, axis=2, keepdims=False)
-            draft = jax.nn.log_softmax(drafter.logits(hidden))
-            predictions = Predictions(
+            logits = drafter.logits(hidden)
+            if isinstance(self.drafter, DrafterConfig) and self.drafter.pair_rank:
+                before, known = to_draft_ids(_gather(data.tokens, here + i + 1), frozen.draft_ids)
+                logits += _pair_scores(drafter, hidden, before, known & (i > 0))
+            return Predictions(
                 i + 1,
                 teacher,
-                draft,
+                jax.nn.log_softmax(logits),
                 _gather(data.tokens, here + i + 2),
                 inside & valid_predictions(data.document, data.run, here, i + 1),
                 frozen.draft_ids,
             )
-            return measure(predictions)
 
-        return chunked_sum(chunk_total, chunks, (params, real), (frozen, data, anchors))
+        real, given = _either(real, layers_trained)
+        return chunked_sum(chunk_total, chunks, (params, real), (given, frozen, data, anchors))
 
     def _max_chunk(self, batch: int, rows: int, successive: bool) -> int:
         """Returns the maximum number of anchors per row to process at a time."""
@@ -249,6 +281,34 @@ def valid_predictions(
     own = _gather(document, anchors)
     within = (predicted < document.shape[1]) & (_gather(document, predicted) == own) & (own > 0)
     return within & (_gather(run, predicted) >= t)
+
+
+def to_draft_ids(tokens: jax.Array, draft_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the draft ids of the target's ids `tokens`, int32 [...], and whether they have one,
+    bool [...]; where they have none, the draft id is arbitrary."""
+    index = jnp.searchsorted(draft_ids, tokens).astype(jnp.int32)
+    index = jnp.minimum(index, draft_ids.shape[0] - 1)
+    return index, jnp.take(draft_ids, index) == tokens
+
+
+def _pair_scores(
+    drafter: Drafter, hidden: jax.Array, before: jax.Array, where: jax.Array
+) -> jax.Array:
+    """Returns the scores of all tokens after draft ids `before`, float32 [B, C, Vd]; 0 elsewhere.
+
+    Args:
+      drafter: has pair scores.
+      hidden: [B, C, D], what `drafter.logits` reads.
+      before: int32 [B, C].
+      where: bool [B, C].
+    """
+    factors = drafter.pairs.factors(drafter.norm(drafter.norm(hidden)), before)
+    return drafter.pairs.all_next(jnp.where(where[..., None], factors, 0))
+
+
+def _either(tree: Any, differentiated: bool) -> tuple[Any, Any]:
+    """Returns the tree as what receives gradients, or as what does not, and None as the other."""
+    return (tree, None) if differentiated else (None, tree)
 
 
 def _gather(rows: Array, index: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ _MUON_MOMENTUM = 0.95
 _ADAMW_RMS = 0.2
 
 # Parameters with a row or column for every token of a vocabulary.
-_TABLES = frozenset({"embed_tokens", "lm_head"})
+_TABLES = frozenset({"embed_tokens", "lm_head", "prev", "next"})
 
 
 @dataclasses.dataclass(frozen=True)
