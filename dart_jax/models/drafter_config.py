@@ -129,8 +129,6 @@ class DrafterConfig(DraftLayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pair_rank < 0:
-            raise UserError(f"pair_rank must be 0 or more, got {self.pair_rank}")
         if not self.num_positions:
             raise UserError("an unshifted drafter needs mask rows: draft_length must be at least 1")
 
