@@ -50,7 +50,7 @@ class HostBuffer:
 
     @property
     def pairs_shape(self) -> tuple[int, int, int]:
-        """Shape of a row's pair scores: [d - 1, k, k], or empty without them."""
+        """Shape of a row's pair scores: [d - 1, k, k]; [0, k, k] without any."""
         levels = max(self.positions - 1, 0) if self.pairs else 0
         return levels, self.candidates, self.candidates
 
@@ -123,10 +123,8 @@ class HostBuffer:
         logits = packed[:, middle:end].view(np.float32).reshape(shape)
         return context, ids, logits
 
-    def pairs_of(self, packed: np.ndarray) -> np.ndarray | None:
-        """A view of the pair scores, float32 [B, d - 1, k, k]; None without these columns."""
-        if not self.pairs:
-            return None
+    def pairs_of(self, packed: np.ndarray) -> np.ndarray:
+        """A view of the pair scores, float32 [B, d - 1, k, k]; [B, 0, k, k] without any."""
         shape = self.pairs_shape
         start = self.first + 2 * self.positions * self.candidates
         columns = packed[:, start : start + math.prod(shape)]

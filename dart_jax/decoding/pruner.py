@@ -116,7 +116,7 @@ class Pruner:
         self._search.search(
             *buffer.candidates_of(packed),
             trees,
-            pairs=buffer.pairs_of(packed),
+            pairs=buffer.pairs_of(packed) if buffer.pairs else None,
             draws=buffer.draws_of(packed),
             scores=scores,
         )

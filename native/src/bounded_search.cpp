@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "best_keys.h"
+#include "dart/span.h"
 #include "level_candidates.h"
 #include "row_search.h"
 
@@ -86,16 +87,16 @@ class BoundedSearch final : public RowSearch {
     const float weight = weights_[level].level;
     const std::size_t k = candidates_.size();
     choices_.resize(std::max(choices_.size(), groups_ * k));
-    weighed_.assign(groups_, false);
+    lists_.assign(groups_, {});
     if (ngram_ != nullptr) open_groups();
     for (std::size_t e = 0; e < beam_.size(); ++e) {
       const BeamEntry& entry = beam_[e];
       if (cost(entry.score) > best_.limit() >> 32) continue;  // no child is better
-      const Choice* choices = choices_after(entry, level);
+      const Span<Choice> choices = choices_after(entry, level);
       const auto creation = static_cast<std::uint32_t>(created_ + e * k);
       longer_.begin(&entry);
       std::size_t ahead = 0;
-      for (std::size_t i = 0; i < k; ++i) {
+      for (std::size_t i = 0; i < choices.size; ++i) {
         const std::uint32_t c = choices[i].candidate;
         // An upper bound: the score with an n-gram probability of 1. It holds despite rounding.
         float score = entry.score + weight * choices[i].log_p;
@@ -103,7 +104,7 @@ class BoundedSearch final : public RowSearch {
         Key key = make_key(score, creation + c);
         if (key > best_.limit()) continue;
         if (with_ngram) {
-          for (; ahead < k && ahead <= i + kAhead; ++ahead) {
+          for (; ahead < choices.size && ahead <= i + kAhead; ++ahead) {
             if (cost(entry.score + weight * choices[ahead].log_p) > best_.limit() >> 32) break;
             locate(entry.group, choices[ahead].candidate);
           }
@@ -121,16 +122,28 @@ class BoundedSearch final : public RowSearch {
     created_ += beam_.size() * k;
   }
 
-  // The children of a beam entry, the most likely first: with pair scores those of its group,
-  // otherwise the same for all entries.
-  const Choice* choices_after(const BeamEntry& entry, std::size_t level) {
-    const std::uint32_t list = row_->pairs == nullptr ? 0 : entry.group;
-    Choice* choices = choices_.data() + list * candidates_.size();
-    if (!weighed_[list]) {
-      weighed_[list] = true;
-      candidates_.weigh(pair_scores(batch_, *row_, level, columns_[list]), choices);
-    }
-    return choices;
+  // The children of a beam entry that can still be among the best, the most likely first, and
+  // perhaps others. With pair scores those of its group, otherwise the same for all entries.
+  Span<Choice> choices_after(const BeamEntry& entry, std::size_t level) {
+    const bool pairs = row_->pairs != nullptr;
+    const std::uint32_t group = pairs ? entry.group : 0;
+    Span<Choice>& list = lists_[group];
+    if (list.data != nullptr) return list;
+    Choice* begin = choices_.data() + group * candidates_.size();
+    candidates_.weigh(pair_scores(batch_, *row_, level, columns_[group]), begin);
+    // A group's first entry is its best.
+    const float score = pairs ? entry.score : best_beam_score();
+    Choice* end = std::partition(begin, begin + candidates_.size(), [&](const Choice& choice) {
+      return cost(score + weights_[level].level * choice.log_p) <= best_.limit() >> 32;
+    });
+    std::sort(begin, end, [](const Choice& a, const Choice& b) { return a.log_p > b.log_p; });
+    return list = {begin, static_cast<std::size_t>(end - begin)};
+  }
+
+  float best_beam_score() const {
+    float best = beam_[0].score;
+    for (const BeamEntry& entry : beam_) best = std::max(best, entry.score);
+    return best;
   }
 
   // Opens the list of followers of each token that beam entries end in.
@@ -341,8 +354,8 @@ class BoundedSearch final : public RowSearch {
   LevelCandidates candidates_;
   std::uint32_t groups_ = 1;
   std::vector<std::uint32_t> columns_;     // by group: the place of its token in the drafts
-  std::vector<Choice> choices_;            // by group and rank; without pair scores of one list
-  std::vector<std::uint8_t> weighed_;      // by group: whether its choices are known
+  std::vector<Choice> choices_;            // by group; without pair scores only of the first one
+  std::vector<Span<Choice>> lists_;  // of choices_, by group; of null before they are needed
   std::vector<std::uint32_t> group_of_;    // by candidate
   std::vector<NgramList> bigram_lists_;    // by group
   std::vector<Seen> seen_;                 // by group and candidate

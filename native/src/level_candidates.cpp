@@ -73,25 +73,24 @@ void LevelCandidates::find_columns(const std::int32_t* tokens, const float* logi
 }
 
 void LevelCandidates::weigh(const float* pairs, Choice* choices) {
-  exponential_.clear();
+  const std::size_t size = candidates_.size();
+  exponential_.resize(size);
   float max = -std::numeric_limits<float>::infinity();
-  for (const Candidate& candidate : candidates_) {
-    const float logit =
+  for (std::size_t i = 0; i < size; ++i) {
+    const Candidate& candidate = candidates_[i];
+    exponential_[i] =
         pairs == nullptr ? candidate.logit : pair_logit(candidate.logit, pairs[candidate.column]);
-    max = std::max(max, logit);
-    exponential_.push_back(logit);
+    max = std::max(max, exponential_[i]);
   }
   float sum = 0.0f;
-  for (float& x : exponential_) {
-    x = std::exp(x - max);
-    sum += x;
+  for (std::size_t i = 0; i < size; ++i) {
+    exponential_[i] = std::exp(exponential_[i] - max);
+    sum += exponential_[i];
   }
-  for (std::size_t i = 0; i < size(); ++i) {
+  for (std::size_t i = 0; i < size; ++i) {
     const float log_p = log_probability(exponential_[i] / sum, config_.eps);
     choices[i] = {static_cast<std::uint32_t>(i), log_p * logit_weight_};
   }
-  std::sort(choices, choices + size(),
-            [](const Choice& a, const Choice& b) { return a.log_p > b.log_p; });
 }
 
 }  // namespace dart

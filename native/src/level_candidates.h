@@ -45,8 +45,8 @@ class LevelCandidates {
   std::size_t eos() const { return eos_; }  // how many are EOS
   const Candidate& operator[](std::size_t i) const { return candidates_[i]; }
 
-  // Writes all candidates to choices [size()], the most likely first. pairs [k] are the scores of
-  // the pairs that they form with their parent, by column; null for none.
+  // Writes all candidates to choices [size()], in their order. pairs [k] are the scores of the pairs
+  // that they form with their parent, by column; null for none.
   void weigh(const float* pairs, Choice* choices);
 
  private:

@@ -1,8 +1,11 @@
 // The search for one row's tree: its three implementations and what they share.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "dart/ngram_model.h"
@@ -62,7 +65,10 @@ const float* pair_scores(const DraftBatch& batch, const DraftRow& row, std::size
                          std::size_t column);
 
 // A logit with a pair score, both as given; always finite.
-float pair_logit(float logit, float pair);
+inline float pair_logit(float logit, float pair) {
+  using Float = std::numeric_limits<float>;
+  return std::isfinite(pair) ? std::clamp(logit + pair, Float::lowest(), Float::max()) : logit;
+}
 
 // The largest number of nodes that the search of one row can score, the root included.
 // Throws std::length_error if they are 2^31 or more.

@@ -55,11 +55,6 @@ const float* pair_scores(const DraftBatch& batch, const DraftRow& row, std::size
   return row.pairs + ((level - 1) * batch.candidates + column) * batch.candidates;
 }
 
-float pair_logit(float logit, float pair) {
-  using Float = std::numeric_limits<float>;
-  return std::isfinite(pair) ? std::clamp(logit + pair, Float::lowest(), Float::max()) : logit;
-}
-
 bool is_eos(const TreeSearchConfig& config, std::int32_t token) {
   return std::find(config.eos.begin(), config.eos.end(), token) != config.eos.end();
 }
