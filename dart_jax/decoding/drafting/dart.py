@@ -80,14 +80,14 @@ class Dart(DraftingMethod):
         noise = None if noise is None else noise[:, : normed.shape[1]]
         logits = coupled(inputs, drafter.head(normed), draft_ids, noise)
         top, index = exact_top_k(logits, self.candidates)
-        pairs = None
+        ids, pairs = jnp.take(draft_ids, index), None
         if self.pairs:
             pairs = drafter.pairs.tables(normed, index)
             # As the logits: only coupled drafts are divided by the temperature.
             if noise is not None:
                 pairs = pairs / inputs.sampling.temperature
-        cache = extend(draft_state, rows, wait_for(top, inputs.start))
-        return cache, Proposal(candidates=Candidates(jnp.take(draft_ids, index), top, pairs))
+        cache = extend(draft_state, rows, wait_for(ids, inputs.start))
+        return cache, Proposal(candidates=Candidates(ids, top, pairs))
 
     def forward(self, cache: KVCache, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
         """Runs the drafter; returns float32 logits [B, d, Vd] and the new rows for its cache.
