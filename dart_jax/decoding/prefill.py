@@ -253,7 +253,7 @@ def prefill(
         seen=state.seen,
         noise=noise_of_draft(config, state),
     )
-    state, ids, logits = draft(config, state, inputs)
+    state, candidates = draft(config, state, inputs)
     first = _pad_path(config.max_depth, first)
     packed = config.host_buffer.pack(
         state.context,
@@ -261,8 +261,7 @@ def prefill(
         jnp.zeros_like(first),
         state.active,
         first,
-        ids,
-        logits,
+        *candidates,
         draws_of(state),
     )
     return state, packed

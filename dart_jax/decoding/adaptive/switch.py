@@ -232,10 +232,10 @@ def redraft(
         return jnp.zeros((x.shape[0], path, *x.shape[2:]), x.dtype)
 
     state = dataclasses.replace(state, scores=jax.tree.map(empty, state.scores))
-    state, ids, logits = draft(config, state, inputs)
+    state, candidates = draft(config, state, inputs)
     none = jnp.zeros_like(last)
     tokens = jnp.zeros((last.shape[0], path), jnp.int32)
     packed = config.host_buffer.pack(
-        state.context, none, tokens, state.active, tokens, ids, logits, draws_of(state)
+        state.context, none, tokens, state.active, tokens, *candidates, draws_of(state)
     )
     return state, packed
