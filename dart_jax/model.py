@@ -210,6 +210,14 @@ class DartModel(TextGenerator):
         # Drop the previous drafter's weights.
         return dataclasses.replace(self, drafter=drafter, params={"target": self.params["target"]})
 
+    def without_pair_scores(self) -> DartModel:
+        """Returns the same model without its DART drafter's pair scores, if it has any."""
+        if not isinstance(self.drafter, DrafterConfig) or not self.drafter.pair_rank:
+            return self
+        drafter = {name: part for name, part in self.params["drafter"].items() if name != "pairs"}
+        config = dataclasses.replace(self.drafter, pair_rank=0)
+        return dataclasses.replace(self, drafter=config, params={**self.params, "drafter": drafter})
+
     def _with_loaded(
         self, path: Path, config: DrafterConfig | Eagle3Config | TargetConfig, dtype: np.dtype
     ) -> DartModel:

@@ -32,9 +32,9 @@ class MethodChoice(ModelChoice):
     """The methods, and their parts besides the target, the DART drafter and the n-gram model."""
 
     method: str = "dart"
-    """Comma-separated: dart, dart_no_ngram, eagle3, sps (a small draft model), pld (prompt lookup),
-    ngram (only the n-gram model); all uses every method whose parts are available. Plain decoding
-    always runs too."""
+    """Comma-separated: dart, dart_pairs (with pair scores), dart_no_ngram, eagle3, sps (a small
+    draft model), pld (prompt lookup), ngram (only the n-gram model); all uses every method whose
+    parts are available. Plain decoding always runs too."""
     eagle3: str | None = None
     """Directory or hub repository of an EAGLE-3 drafter; the demo model has one."""
     draft_model: str | None = None
@@ -91,10 +91,16 @@ def _plain(base: DartModel, choice: MethodChoice) -> DartModel:
     return base.with_drafter(None)
 
 
+def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel:
+    if not isinstance(base.drafter, DrafterConfig) or not base.drafter.pair_rank:
+        raise MissingPart("dart_pairs needs a DART drafter with pair scores; pass it as --drafter")
+    return base
+
+
 def _dart(base: DartModel, choice: MethodChoice) -> DartModel:
     if not isinstance(base.drafter, DrafterConfig):
         raise MissingPart("dart needs a DART drafter; pass it as --drafter")
-    return base
+    return base.without_pair_scores()
 
 
 def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
@@ -155,6 +161,7 @@ class Method:
 METHODS = {
     PLAIN: Method("plain", _plain, (0,)),
     "dart": Method("DART", _dart, SIZES, LEVEL_DECAYS),
+    "dart_pairs": Method("DART with pair scores", _dart_pairs, SIZES, LEVEL_DECAYS),
     "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, SIZES, LEVEL_DECAYS),
     "eagle3": Method("EAGLE-3", _eagle3, sorted((3, *SIZES))),
     "sps": Method("draft model", _sps, (2, 3, 4, 6)),
