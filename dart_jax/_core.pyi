@@ -144,6 +144,7 @@ class TreeSearch:
         tokens: _Int32,
         logits: _Float32,
         out: _Int32,
+        pairs: _Float32 | None = None,
         draws: _Int32 | None = None,
         scores: _Float32 | None = None,
     ) -> None:
@@ -162,12 +163,20 @@ class TreeSearch:
           out: [B, 3, nodes + 1] tokens, parents and depths. Index 0 is the root, its own parent;
             nodes follow by descending score, or by depth if `ties` is "compat"; unused places are
             zero.
+          pairs: [B, d - 1, k, k] scores of pairs of candidates: [l - 1, a, b] is that of candidate
+            a of level l - 1 and candidate b of level l; those that are not finite count as 0. None
+            if the drafter has none.
           draws: [B, 3] how the target draws, for drafting with only the n-gram model (see
             `DraftBatch` in native/include/dart/tree_search.h); None for greedy decoding.
         """
 
     def timed_search(
-        self, context: _Int32, tokens: _Int32, logits: _Float32, out: _Int32
+        self,
+        context: _Int32,
+        tokens: _Int32,
+        logits: _Float32,
+        out: _Int32,
+        pairs: _Float32 | None = None,
     ) -> _Float64:
         """As `search`, but sequentially row by row. Returns the seconds per row, [B]."""
 

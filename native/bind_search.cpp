@@ -1,6 +1,7 @@
 // Python bindings of the draft tree search.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -62,6 +63,7 @@ std::size_t row_stride(const py::array& array, const std::string& name,
 dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& context,
                              const py::array& tokens, const py::array& logits,
                              const py::array& out,
+                             const std::optional<py::array>& pairs,
                              const std::optional<py::array>& draws = std::nullopt) {
   dart::DraftBatch batch;
   batch.context_stride = row_stride<std::int32_t>(context, "context", {kAny, kAny});
@@ -80,6 +82,12 @@ dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& co
   batch.context_tokens = data<std::int32_t>(context);
   batch.tokens = data<std::int32_t>(tokens);
   batch.logits = data<float>(logits);
+  if (pairs) {
+    const py::ssize_t levels = tokens.shape(1), k = tokens.shape(2);
+    batch.pairs_stride =
+        row_stride<float>(*pairs, "pairs", {rows, std::max<py::ssize_t>(levels - 1, 0), k, k});
+    batch.pairs = data<float>(*pairs);
+  }
   if (draws) {
     batch.draws_stride = row_stride<std::int32_t>(*draws, "draws", {rows, 3});
     batch.draws = data<std::int32_t>(*draws);
@@ -88,9 +96,9 @@ dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& co
 }
 
 void search(const dart::TreeSearch& self, const py::array& context, const py::array& tokens,
-            const py::array& logits, py::array& out, const std::optional<py::array>& draws,
-            std::optional<py::array> scores) {
-  const dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out, draws);
+            const py::array& logits, py::array& out, const std::optional<py::array>& pairs,
+            const std::optional<py::array>& draws, std::optional<py::array> scores) {
+  const dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out, pairs, draws);
   auto* trees = static_cast<std::int32_t*>(out.mutable_data());
   float* of_nodes = nullptr;
   if (scores) {
@@ -105,8 +113,8 @@ void search(const dart::TreeSearch& self, const py::array& context, const py::ar
 // As search, but sequentially row by row. Returns the seconds per row.
 py::array_t<double> timed_search(const dart::TreeSearch& self, const py::array& context,
                                  const py::array& tokens, const py::array& logits,
-                                 py::array& out) {
-  dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out);
+                                 py::array& out, const std::optional<py::array>& pairs) {
+  dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out, pairs);
   py::array_t<double> seconds(static_cast<py::ssize_t>(batch.rows));
   double* second = seconds.mutable_data();
   auto* trees = static_cast<std::int32_t*>(out.mutable_data());
@@ -122,6 +130,7 @@ py::array_t<double> timed_search(const dart::TreeSearch& self, const py::array& 
     batch.context_tokens += batch.context_stride;
     batch.tokens += batch.tokens_stride;
     batch.logits += batch.logits_stride;
+    if (batch.pairs != nullptr) batch.pairs += batch.pairs_stride;
     trees += 3 * (std::size_t(self.config().nodes) + 1);
   }
   return seconds;
@@ -140,10 +149,11 @@ void bind_search(py::module_& m) {
            py::arg("threads") = defaults.threads,
            py::keep_alive<1, 2>())  // the search reads the model
       .def("search", &search, py::arg("context"), py::arg("tokens"), py::arg("logits"),
-           py::arg("out"), py::arg("draws") = py::none(), py::arg("scores") = py::none())
+           py::arg("out"), py::arg("pairs") = py::none(), py::arg("draws") = py::none(),
+           py::arg("scores") = py::none())
       .def_property("seconds", &dart::TreeSearch::seconds, &dart::TreeSearch::set_seconds)
       .def("timed_search", &timed_search, py::arg("context"), py::arg("tokens"),
-           py::arg("logits"), py::arg("out"));
+           py::arg("logits"), py::arg("out"), py::arg("pairs") = py::none());
 
   py::class_<dart::SearchHandle>(m, "SearchHandle")
       .def(py::init<const dart::TreeSearch&>(), py::arg("search"), py::keep_alive<1, 2>())

@@ -29,6 +29,7 @@ class Verified:
       context: int32 [4], the last tokens up to and including the root, padded with -1 on the left.
       ids: int32 [d, k], the drafter's candidates; d is 0 if the host did not search.
       logits: float32 [d, k], the candidates' logits.
+      pairs: float32 [d - 1, k, k], their pair scores; [0, k, k] if the drafter has none.
       tokens: int32 [n], the emitted tokens.
       drafted: how many of them are drafted; these come first, then the bonus token.
     """
@@ -37,6 +38,7 @@ class Verified:
     context: np.ndarray
     ids: np.ndarray
     logits: np.ndarray
+    pairs: np.ndarray
     tokens: np.ndarray
     drafted: int
 

@@ -18,7 +18,7 @@ class Score:
     """The score of one node (docs/method.md, section 3).
 
     Attributes:
-      drafter: the drafter's probability among the candidates of the node's level.
+      drafter: the drafter's probability among the candidates of the node's level, after its parent.
       ngram: the n-gram model's probability of the token; None where it does not count.
       total: the search's score of the path, by which nodes are chosen; at most 0.
     """
@@ -40,7 +40,7 @@ def scores(step: Verified, search: SearchConfig, ngram: NgramModel | None) -> li
             continue
         parent = found[parents[node]]
         paths[node] = [*paths[parents[node]], tokens[node]]
-        drafter = _probability(step.ids[level], step.logits[level], tokens[node])
+        drafter = _probability(step, level, tokens[node], tokens[parents[node]])
         gain, seen = search.logit_decay**level * np.log(drafter + _EPS), None
         if ngram is not None and level:
             seen = float(ngram.probabilities(paths[parents[node]], [tokens[node]])[0])
@@ -50,8 +50,12 @@ def scores(step: Verified, search: SearchConfig, ngram: NgramModel | None) -> li
     return found
 
 
-def _probability(ids: np.ndarray, logits: np.ndarray, token: int) -> float:
-    """The drafter's probability of a token among the candidates of its level."""
+def _probability(step: Verified, level: int, token: int, parent: int) -> float:
+    """The drafter's probability of a token among the candidates of its level, after its parent."""
+    ids, logits = step.ids[level], step.logits[level]
+    if level and len(step.pairs):
+        before = np.where(step.ids[level - 1] == parent, step.logits[level - 1], -np.inf)
+        logits = logits + step.pairs[level - 1, before.argmax()]
     weights = np.exp(logits - logits.max(initial=-np.inf, where=np.isfinite(logits)))
     weights = np.where(np.isfinite(logits), weights, 0.0)
     return float(weights[ids == token].sum() / weights.sum())

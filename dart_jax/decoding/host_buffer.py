@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +19,24 @@ class HostBuffer:
     """The layout of the host buffer, int32 [B, width].
 
     Its columns: number of tokens the step emitted, number of drafted ones among them, the tokens
-    (P), the context (4), the candidates' ids (d * k), the bits of their logits (d * k) and, with
-    `draws`, how the target draws (3): the seed of its noise, the position of the first draw after
-    the root, and the bits of 1 / temperature, 0 in greedy decoding.
+    (P), the context (4), the candidates' ids (d * k), the bits of their logits (d * k), with
+    `pairs` the bits of their pair scores ((d - 1) * k * k) and, with `draws`, how the target draws
+    (3): the seed of its noise, the position of the first draw after the root, and the bits of
+    1 / temperature, 0 in greedy decoding.
 
     Attributes:
       positions: drafted positions, d; 0 if the host does not search.
       candidates: candidates per position, k; 0 if only the n-gram model drafts.
       path: maximum number of tokens per step, P.
       draws: whether it says how the target draws.
+      pairs: whether it has pair scores.
     """
 
     positions: int
     candidates: int
     path: int
     draws: bool = False
+    pairs: bool = False
 
     @property
     def first(self) -> int:
@@ -44,6 +48,12 @@ class HostBuffer:
         """Column of the newest token, the tree's root; -1 in a finished row."""
         return self.first - 1
 
+    @property
+    def pairs_shape(self) -> tuple[int, int, int]:
+        """Shape of a row's pair scores: [d - 1, k, k]; [0, k, k] without any."""
+        levels = max(self.positions - 1, 0) if self.pairs else 0
+        return levels, self.candidates, self.candidates
+
     def pack(
         self,
         context: jax.Array,
@@ -53,6 +63,7 @@ class HostBuffer:
         tokens: jax.Array,
         ids: jax.Array,
         logits: jax.Array,
+        pairs: jax.Array | None = None,
         draws: jax.Array | None = None,
     ) -> jax.Array:
         """Packs the buffer, on the device; the root of a finished row becomes -1.
@@ -65,6 +76,7 @@ class HostBuffer:
           tokens: int32 [B, P].
           ids: int32 [B, d, k].
           logits: float32 [B, d, k].
+          pairs: float32 [B, d - 1, k, k], if the buffer has these columns.
           draws: int32 [B, 3], if the buffer has these columns.
 
         Returns:
@@ -72,7 +84,10 @@ class HostBuffer:
         """
         b = context.shape[0]
         root = jnp.where(active, context[:, -1], -1)
-        bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
+
+        def bits(x: jax.Array) -> jax.Array:
+            return jax.lax.bitcast_convert_type(x, jnp.int32).reshape(b, -1)
+
         parts = [
             count[:, None],
             drafted[:, None],
@@ -80,8 +95,11 @@ class HostBuffer:
             context[:, :-1],
             root[:, None],
             ids.reshape(b, -1),
-            bits.reshape(b, -1),
+            bits(logits),
         ]
+        if self.pairs:
+            assert pairs is not None
+            parts.append(bits(pairs))
         if self.draws:
             assert draws is not None
             parts.append(draws)
@@ -104,6 +122,13 @@ class HostBuffer:
         ids = packed[:, self.first : middle].reshape(shape)
         logits = packed[:, middle:end].view(np.float32).reshape(shape)
         return context, ids, logits
+
+    def pairs_of(self, packed: np.ndarray) -> np.ndarray:
+        """A view of the pair scores, float32 [B, d - 1, k, k]; [B, 0, k, k] without any."""
+        shape = self.pairs_shape
+        start = self.first + 2 * self.positions * self.candidates
+        columns = packed[:, start : start + math.prod(shape)]
+        return columns.view(np.float32).reshape(len(packed), *shape)
 
     def draws_of(self, packed: np.ndarray) -> np.ndarray | None:
         """How the target draws, int32 [B, 3]; None without these columns."""

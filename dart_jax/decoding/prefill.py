@@ -252,11 +252,11 @@ def prefill(
         seen=state.seen,
         noise=noise_of_draft(config, state),
     )
-    state, ids, logits = draft(config, state, inputs)
+    state, candidates = draft(config, state, inputs)
     first = _pad_path(config.max_depth, first)
     none = jnp.zeros_like(count)
     packed = config.host_buffer.pack(
-        state.context, count, none, state.active, first, ids, logits, draws_of(state)
+        state.context, count, none, state.active, first, *candidates, draws_of(state)
     )
     return state, packed
 

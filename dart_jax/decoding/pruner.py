@@ -8,6 +8,7 @@ running a JAX computation inside one can deadlock.
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
 from functools import cache, partial
 from typing import Literal
@@ -112,8 +113,13 @@ class Pruner:
         trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
         scores = np.empty((len(packed), self.nodes + 1), np.float32)
         buffer = self.host_buffer
-        draws = buffer.draws_of(packed)
-        self._search.search(*buffer.candidates_of(packed), trees, draws, scores)
+        self._search.search(
+            *buffer.candidates_of(packed),
+            trees,
+            pairs=buffer.pairs_of(packed) if buffer.pairs else None,
+            draws=buffer.draws_of(packed),
+            scores=scores,
+        )
         return trees, scores
 
 
@@ -158,6 +164,7 @@ def search_in_jit(
         first=np.int64(host_buffer.first),
         levels=np.int64(host_buffer.positions),
         candidates=np.int64(host_buffer.candidates),
+        pairs=np.int64(math.prod(host_buffer.pairs_shape)),
         draws=np.int64(DRAWS if host_buffer.draws else 0),
     )
     trees, scores = jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)

@@ -79,7 +79,8 @@ class DecodeConfig:
         if self.drafting is None:
             return HostBuffer(positions=0, candidates=0, path=path)
         draws = self.couples and self.drafting.couples_on_host
-        return HostBuffer(self.drafting.positions, self.drafting.candidates, path, draws)
+        drafting = self.drafting
+        return HostBuffer(drafting.positions, drafting.candidates, path, draws, drafting.pairs)
 
     @property
     def prefill(self) -> DecodeConfig:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.accept import accept, impose_tau
-from dart_jax.decoding.drafting import DraftInput
+from dart_jax.decoding.drafting import Candidates, DraftInput
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
 from dart_jax.decoding.sampling import draw, mark_seen, noise_at, penalize_repetition
@@ -108,8 +108,8 @@ def step(
     verified = verify(config, params, state, trees)
     state, path = accept_and_compact(config, state, trees, verified)
     inputs = draft_input(config, params, state, path)
-    state, ids, logits = draft(config, state, inputs)
-    return state, pack(config, state, path, ids, logits)
+    state, candidates = draft(config, state, inputs)
+    return state, pack(config, state, path, candidates)
 
 
 def verify(
@@ -202,17 +202,16 @@ def noise_of_draft(config: DecodeConfig, state: DecodeState) -> jax.Array | None
 
 
 def pack(
-    config: DecodeConfig, state: DecodeState, path: AcceptedPath, ids: jax.Array, logits: jax.Array
+    config: DecodeConfig, state: DecodeState, path: AcceptedPath, candidates: Candidates
 ) -> jax.Array:
-    """Packs the host buffer, int32 [B, width], with the candidates' ids and logits [B, d, k]."""
+    """Packs the host buffer, int32 [B, width]."""
     return config.host_buffer.pack(
         state.context,
         path.count,
         path.drafted,
         state.active,
         path.next_tokens,
-        ids,
-        logits,
+        *candidates,
         draws_of(state),
     )
 
@@ -280,15 +279,14 @@ def emit(
 
 def draft(
     config: DecodeConfig, state: DecodeState, inputs: DraftInput
-) -> tuple[DecodeState, jax.Array, jax.Array]:
+) -> tuple[DecodeState, Candidates]:
     """Drafts after the newest rows.
 
     Returns:
       The state with the new `draft_state`, and `trees` if they are built on the device; and the
-      candidates for the host's search, int32 ids and float32 logits [B, d, k].
+      candidates for the host's search.
     """
-    shape = (inputs.last.shape[0], config.host_buffer.positions, config.host_buffer.candidates)
-    candidates = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+    candidates = no_candidates(config, inputs.last.shape[0])
     if config.drafting is not None:
         with jax.named_scope("draft"):
             draft_state, proposal = config.drafting(state.draft_state, inputs)
@@ -301,7 +299,15 @@ def draft(
             noise=noise,
         )
         candidates = proposal.candidates or candidates
-    return state, *candidates
+    return state, candidates
+
+
+def no_candidates(config: DecodeConfig, batch: int) -> Candidates:
+    """Zeros, where nothing was drafted for the host's search."""
+    buffer = config.host_buffer
+    shape = (batch, buffer.positions, buffer.candidates)
+    pairs = jnp.zeros((batch, *buffer.pairs_shape), jnp.float32) if buffer.pairs else None
+    return Candidates(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), pairs)
 
 
 def _seen_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Array:

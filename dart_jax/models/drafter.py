@@ -76,6 +76,19 @@ class Drafter(DraftLayer):
         Returns:
           float32 logits [B, d, Vd] and the keys and values of the real rows.
         """
+        normed, rows = self.normed_rows(features, embeds, positions, last, cache, length)
+        return self.head(normed), rows
+
+    def normed_rows(
+        self,
+        features: jax.Array,
+        embeds: jax.Array,
+        positions: jax.Array,
+        last: jax.Array,
+        cache: KVCache | None = None,
+        length: jax.Array | None = None,
+    ) -> tuple[jax.Array, KVCache]:
+        """As `__call__`, but returns what the head reads, [B, d, D], in place of the logits."""
         (b, t, _), m, at = features.shape, self.config.draft_length, last[:, None]
         steps = jnp.arange(1, m + 1, dtype=jnp.int32)[None]
         mask_positions = jnp.take_along_axis(positions, at, axis=1) + steps
@@ -113,12 +126,16 @@ class Drafter(DraftLayer):
             x = layer.finish(x, [Segment(q, k, v, q_seen)], prefix)
             if not final:
                 inputs = self.layers[i].input_layernorm(x)
-        return self.logits(x if self.config.shifted else x[:, 1:]), tuple(rows)
+        return self.normed(x if self.config.shifted else x[:, 1:]), tuple(rows)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """[..., D] after the last layer -> float32 logits [..., Vd]."""
+        return self.head(self.normed(x))
+
+    def normed(self, x: jax.Array) -> jax.Array:
+        """What the head and the pair scores read, [..., D] of [..., D] after the last layer."""
         # The reference applies the same final norm twice.
-        return self.head(self.norm(self.norm(x)))
+        return self.norm(self.norm(x))
 
 
 def _drafting_rows(rows: jax.Array, at: jax.Array, real: int) -> jax.Array:

@@ -48,6 +48,22 @@ class PairScores(nnx.Module):
         """
         return jnp.take(self.prev[...], prev, axis=0) * (1 + self.gate(normed))
 
+    def tables(self, normed: jax.Array, candidates: jax.Array) -> jax.Array:
+        """Scores of all pairs of candidates of successive positions.
+
+        Args:
+          normed: [B, d, D], what the head reads.
+          candidates: int32 [B, d, k], draft ids.
+
+        Returns:
+          float32 [B, d - 1, k, k]; [l - 1, a, b] is that of candidate a of position l - 1 and
+          candidate b of position l.
+        """
+        gate = 1 + self.gate(normed[:, 1:])
+        prev = jnp.take(self.prev[...], candidates[:, :-1], axis=0) * gate[:, :, None]
+        following = jnp.take(self.next[...], candidates[:, 1:], axis=0)
+        return jnp.einsum("blar,blcr->blac", prev, following, preferred_element_type=jnp.float32)
+
     def all_next(self, factors: jax.Array) -> jax.Array:
         """Scores of all second tokens: [..., r] -> float32 [..., Vd]."""
         return jnp.einsum(

@@ -1,7 +1,8 @@
 """Checkpoints in the layouts of Hugging Face (target) and of the reference (drafter).
 
 A directory holds `config.json` and the weights: `model.safetensors`, or shards of it with an index,
-or, as some EAGLE-3 drafters are published, `pytorch_model.bin`.
+or, as some EAGLE-3 drafters are published, `pytorch_model.bin`. A DART drafter's pair scores are in
+`pair_scores.safetensors`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,20 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
 from dart_jax.models.pure import Params
 from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
-from dart_jax.weights.parameters import STORED_DTYPES, load_params, stored_tensors
+from dart_jax.weights.parameters import (
+    STORED_DTYPES,
+    load_pairs,
+    load_params,
+    stored_pairs,
+    stored_tensors,
+)
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import (
     TensorFiles,
+    open_pair_scores,
     open_tensors,
     read_json,
+    write_pair_scores,
     write_tensors,
 )
 
@@ -167,7 +176,12 @@ def load_drafter(
     files = open_tensors(directory)
     own = files.tensors.pop("embed_tokens.weight", None)
     ids = _draft_ids(files, config)
+    pairs = None
+    if isinstance(config, DrafterConfig) and config.pair_rank:
+        pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
     params = load_params(files, config, dtype, narrow=narrow)
+    if pairs is not None:
+        params["pairs"] = pairs
     if own is not None:
         _check_embedding(files.path, own, embedding)
     return config, params, ids
@@ -181,7 +195,8 @@ def save_drafter(
     max_shard_size: int = MAX_SHARD_SIZE,
     embedding: jax.Array | None = None,
 ) -> None:
-    """Writes a directory that the reference can load. Each file is replaced atomically.
+    """Writes a directory that the reference can load, without pair scores. Each file is replaced
+    atomically.
 
     Args:
       directory: created if it is missing.
@@ -283,6 +298,8 @@ def _save(
     json_config = {**config.to_json(), **fields, "torch_dtype": float_dtype}
     text = json.dumps(json_config, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
+    pairs = isinstance(config, DrafterConfig) and config.pair_rank > 0
+    write_pair_scores(directory, stored_pairs(config, params) if pairs else {})
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)
 

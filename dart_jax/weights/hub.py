@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.weights.tensor_files import PAIR_SCORES
 
 TOKENIZER = (
     "tokenizer*",
@@ -77,7 +78,8 @@ def resolve(
 
     first = [pattern for pattern in patterns if ".bin" not in pattern]
     directory = download(first)
-    if len(first) < len(patterns) and not any(directory.glob("*.safetensors")):
+    weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
+    if len(first) < len(patterns) and not weights:
         directory = download(patterns)
     return directory
 

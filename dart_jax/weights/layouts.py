@@ -17,7 +17,7 @@ import numpy as np
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.pure import Params, abstract_params
 
 AnyConfig = TargetConfig | DrafterConfig | Eagle3Config
 ParamPath = tuple[str | int, ...]
@@ -145,6 +145,12 @@ _DRAFTER = {
     "layers.{i}.mlp.up_proj.kernel": "layers.{i}.mlp.up_proj.weight",
     "layers.{i}.mlp.down_proj.kernel": "layers.{i}.mlp.down_proj.weight",
 }
+# In a file of their own, which the reference does not read.
+_PAIR_SCORES = {
+    "prev": "prev.weight",
+    "next": "next.weight",
+    "gate.kernel": "gate.weight",
+}
 
 
 class Piece(NamedTuple):
@@ -198,7 +204,7 @@ class Entry(NamedTuple):
 
 
 def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
-    """Returns the entries of a file of this model, by tensor name.
+    """Returns the entries of a file of this model, without pair scores, by tensor name.
 
     Args:
       config: the model's config.
@@ -211,9 +217,25 @@ def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
             table = _MIXTRAL if config.model_type == "mixtral" else _QWEN_MOE
             if any(name.endswith(".mlp.experts.gate_up_proj") for name in stored):
                 table = _FUSED_EXPERTS
+    return _entries(table, own_params(abstract_params(config)))
+
+
+def pair_layout(config: DrafterConfig) -> dict[str, Entry]:
+    """Returns the entries of the file of a drafter's pair scores, by tensor name; paths are those
+    within the pair scores."""
+    return _entries(_PAIR_SCORES, abstract_params(config)["pairs"])
+
+
+def own_params(params: Params) -> Params:
+    """Returns a model's parameters without its pair scores."""
+    return {name: value for name, value in params.items() if name != "pairs"}
+
+
+def _entries(table: dict[str, str], params: Params) -> dict[str, Entry]:
+    """The entries of a file that holds these parameters."""
     order = list(table).index
     pieces: dict[str, list[Piece]] = {}
-    for path, leaf in leaves(abstract_params(config)):
+    for path, leaf in leaves(params):
         layer = next((key for key in path if isinstance(key, int)), None)
         name = table[_key(path)]
         transposed = path[-1] == "kernel" or "experts" in path

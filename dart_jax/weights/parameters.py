@@ -14,8 +14,18 @@ import ml_dtypes
 import numpy as np
 
 from dart_jax.errors import UserError
+from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, abstract_params
-from dart_jax.weights.layouts import AnyConfig, Entry, ParamPath, Piece, layout, leaves
+from dart_jax.weights.layouts import (
+    AnyConfig,
+    Entry,
+    ParamPath,
+    Piece,
+    layout,
+    leaves,
+    own_params,
+    pair_layout,
+)
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles, read_tensors
 
@@ -27,7 +37,7 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 def load_params(
     files: TensorFiles, config: AnyConfig, dtype: np.dtype, *, narrow: bool = False
 ) -> Params:
-    """Loads the files' tensors onto the device.
+    """Loads the files' tensors onto the device; leaves out pair scores.
 
     Args:
       files: the tensors; each must belong to the model.
@@ -40,8 +50,26 @@ def load_params(
         message names them.
     """
     entries = layout(config, files.tensors)
+    return _load(files, entries, own_params(abstract_params(config)), dtype, narrow)
+
+
+def load_pairs(
+    files: TensorFiles, config: DrafterConfig, dtype: np.dtype, *, narrow: bool = False
+) -> Params:
+    """Loads the pair scores of a drafter from their own file; otherwise as `load_params`."""
+    abstract = abstract_params(config)["pairs"]
+    return _load(files, pair_layout(config), abstract, dtype, narrow)
+
+
+def _load(
+    files: TensorFiles,
+    entries: dict[str, Entry],
+    abstract: Params,
+    dtype: np.dtype,
+    narrow: bool,
+) -> Params:
+    """Loads the parameters that `abstract` describes."""
     _check(files, entries)
-    abstract = abstract_params(config)
     shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
     dtypes = dict.fromkeys(shapes, dtype)
     if narrow:
@@ -70,9 +98,18 @@ def load_params(
 
 
 def stored_tensors(config: AnyConfig, params: Params) -> dict[str, Tensor]:
-    """Returns the tensors to write for these parameters, by name."""
+    """Returns the tensors to write for these parameters, by name; leaves out pair scores."""
+    return _all_stored(params, layout(config))
+
+
+def stored_pairs(config: DrafterConfig, params: Params) -> dict[str, Tensor]:
+    """Returns the tensors to write for the pair scores of a drafter with these parameters."""
+    return _all_stored(params["pairs"], pair_layout(config))
+
+
+def _all_stored(params: Params, entries: dict[str, Entry]) -> dict[str, Tensor]:
     by_path = dict(leaves(params))
-    return {name: _stored(by_path, entry) for name, entry in layout(config).items()}
+    return {name: _stored(by_path, entry) for name, entry in entries.items()}
 
 
 def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) -> set[ParamPath]:

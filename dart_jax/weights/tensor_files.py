@@ -17,6 +17,9 @@ from dart_jax.weights.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.torch_file import open_torch
 
 WEIGHTS = "model.safetensors"
+# A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
+# as it is without them.
+PAIR_SCORES = "pair_scores.safetensors"
 _TORCH_WEIGHTS = "pytorch_model.bin"
 _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
@@ -53,6 +56,31 @@ def open_tensors(directory: Path) -> TensorFiles:
         f"no weights in {directory}; it needs {WEIGHTS}, or shards and {WEIGHTS}.index.json, "
         f"or {_TORCH_WEIGHTS}"
     )
+
+
+def open_pair_scores(directory: Path) -> TensorFiles:
+    """Reads the header of the file of pair scores.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    path = directory / PAIR_SCORES
+    if not path.is_file():
+        raise UserError(
+            f"no file {path}, although config.json has a pair_rank; add the file, or remove "
+            "pair_rank to draft without pair scores"
+        )
+    return TensorFiles(path, open_safetensors(path), [], set())
+
+
+def write_pair_scores(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Replaces the file of pair scores, atomically; removes it if there are no tensors."""
+    path = directory / PAIR_SCORES
+    if not tensors:
+        path.unlink(missing_ok=True)
+        return
+    with atomic_path(path) as part:
+        _write(part, tensors)
 
 
 def read_tensors(

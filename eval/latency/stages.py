@@ -2,7 +2,7 @@
 
 A stage is a function of fixed arrays, inputs and donated arrays, such as caches; it returns the
 donated arrays and its outputs. The timing loop reads the first output, so that one must depend on
-the whole computation. All stages except the step itself support DART only.
+the whole computation. All stages except the step itself support DART only, without pair scores.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def pack_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> t
     """inputs: `AcceptedPath`, state, rows, candidates; donated: drafter cache; output: buffer."""
     del fixed
     accepted, state, rows, candidates = inputs
-    packed = pack(config, state, accepted, *candidates)
+    packed = pack(config, state, accepted, candidates)
     return extend(donated, rows, accepted.start), packed
 
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "best_keys.h"
+#include "dart/span.h"
 #include "level_candidates.h"
 #include "row_search.h"
 
@@ -24,7 +25,7 @@ struct Node {
   std::int32_t parent;  // index in the pool
   std::int32_t depth;
   std::uint32_t entry;      // index of the parent in the beam
-  std::uint32_t candidate;  // index in candidates_
+  std::uint32_t candidate;  // place among its level's candidates
 };
 
 // A node to extend.
@@ -43,12 +44,13 @@ class BoundedSearch final : public RowSearch {
         batch_(batch),
         log_unseen_(log_probability(0.0f, config.eps)),
         best_(std::size_t(config.nodes)),
-        candidates_(ngram, config, batch.candidates) {
+        candidates_(ngram, config, batch) {
     const std::size_t beam = std::min(std::size_t(config.beam), max_pool_size(config, batch));
     for (std::size_t l = 0; l < batch.levels; ++l) weights_.emplace_back(config, l);
     pool_.reserve(512);
     beam_.reserve(beam);
     next_beam_.reserve(beam);
+    columns_.reserve(beam);
   }
 
   void run(const DraftRow& row, std::int32_t* out, float* scores) override {
@@ -66,10 +68,12 @@ class BoundedSearch final : public RowSearch {
  private:
   // Starts with the root as the only node and the only beam entry.
   void start(const DraftRow& row) {
+    row_ = &row;
     BeamEntry root{0, 0.0f, 0, {}};
     if (ngram_ != nullptr) root.state = read_context(*ngram_, row, batch_.context);
     beam_.assign(1, root);
     groups_ = 1;
+    columns_.assign(1, 0);
     width_ = 1;
     created_ = 1;
     pool_.clear();
@@ -82,37 +86,64 @@ class BoundedSearch final : public RowSearch {
     const bool with_ngram = ngram_ != nullptr && level > 0;
     const float weight = weights_[level].level;
     const std::size_t k = candidates_.size();
+    choices_.resize(std::max(choices_.size(), groups_ * k));
+    lists_.assign(groups_, {});
     if (ngram_ != nullptr) open_groups();
     for (std::size_t e = 0; e < beam_.size(); ++e) {
       const BeamEntry& entry = beam_[e];
+      if (cost(entry.score) > best_.limit() >> 32) continue;  // no child is better
+      const Span<Choice> choices = choices_after(entry, level);
       const auto creation = static_cast<std::uint32_t>(created_ + e * k);
       longer_.begin(&entry);
       std::size_t ahead = 0;
-      for (std::size_t c = 0; c < k; ++c) {
-        const Candidate& candidate = candidates_[c];
+      for (std::size_t i = 0; i < choices.size; ++i) {
+        const std::uint32_t c = choices[i].candidate;
         // An upper bound: the score with an n-gram probability of 1. It holds despite rounding.
-        float score = entry.score + weight * candidate.log_p;
+        float score = entry.score + weight * choices[i].log_p;
         if (cost(score) > best_.limit() >> 32) break;  // so are all less likely ones
-        Key key = make_key(score, creation + candidate.rank);
+        Key key = make_key(score, creation + c);
         if (key > best_.limit()) continue;
         if (with_ngram) {
-          for (; ahead < k && ahead <= c + kAhead; ++ahead) {
-            if (cost(entry.score + weight * candidates_[ahead].log_p) > best_.limit() >> 32) break;
-            locate(entry.group, ahead);
+          for (; ahead < choices.size && ahead <= i + kAhead; ++ahead) {
+            if (cost(entry.score + weight * choices[ahead].log_p) > best_.limit() >> 32) break;
+            locate(entry.group, choices[ahead].candidate);
           }
           const float q = longer_.probability(c);
           const float log_q = q > 0.0f ? log_probability(q, config_.eps) : log_unseen_;
-          score = entry.score + weight * (candidate.log_p + log_q * config_.ngram_weight);
-          key = make_key(score, creation + candidate.rank);
+          score = entry.score + weight * (choices[i].log_p + log_q * config_.ngram_weight);
+          key = make_key(score, creation + c);
           if (key > best_.limit()) continue;
         }
         best_.offer(key);
-        pool_.push_back({key, score, candidate.token, entry.node,
-                         static_cast<std::int32_t>(level) + 1, static_cast<std::uint32_t>(e),
-                         static_cast<std::uint32_t>(c)});
+        pool_.push_back({key, score, candidates_[c].token, entry.node,
+                         static_cast<std::int32_t>(level) + 1, static_cast<std::uint32_t>(e), c});
       }
     }
     created_ += beam_.size() * k;
+  }
+
+  // The children of a beam entry that can still be among the best, the most likely first, and
+  // perhaps others. With pair scores those of its group, otherwise the same for all entries.
+  Span<Choice> choices_after(const BeamEntry& entry, std::size_t level) {
+    const bool pairs = row_->pairs != nullptr;
+    const std::uint32_t group = pairs ? entry.group : 0;
+    Span<Choice>& list = lists_[group];
+    if (list.data != nullptr) return list;
+    Choice* begin = choices_.data() + group * candidates_.size();
+    candidates_.weigh(pair_scores(batch_, *row_, level, columns_[group]), begin);
+    // A group's first entry is its best.
+    const float score = pairs ? entry.score : best_beam_score();
+    Choice* end = std::partition(begin, begin + candidates_.size(), [&](const Choice& choice) {
+      return cost(score + weights_[level].level * choice.log_p) <= best_.limit() >> 32;
+    });
+    std::sort(begin, end, [](const Choice& a, const Choice& b) { return a.log_p > b.log_p; });
+    return list = {begin, static_cast<std::size_t>(end - begin)};
+  }
+
+  float best_beam_score() const {
+    float best = beam_[0].score;
+    for (const BeamEntry& entry : beam_) best = std::max(best, entry.score);
+    return best;
   }
 
   // Opens the list of followers of each token that beam entries end in.
@@ -236,6 +267,7 @@ class BoundedSearch final : public RowSearch {
     next_beam_.clear();
     group_of_.assign(candidates_.size(), kNoGroup);
     groups_ = 0;
+    columns_.clear();
     add_to_beam(order_.begin(), eos_begin, places);
     add_to_beam(eos_begin, order_.end(), eos_places);
     std::swap(beam_, next_beam_);
@@ -254,7 +286,10 @@ class BoundedSearch final : public RowSearch {
     for (; begin != end; ++begin) {
       const Node& node = pool_[std::size_t(begin->second)];
       std::uint32_t& group = group_of_[node.candidate];
-      if (group == kNoGroup) group = groups_++;
+      if (group == kNoGroup) {
+        group = groups_++;
+        columns_.push_back(candidates_[node.candidate].column);
+      }
       next_beam_.push_back({begin->second, node.score, group, {}});
       if (ngram_ != nullptr) {
         next_beam_.back().state = advance(beam_[node.entry], node.candidate);
@@ -315,8 +350,12 @@ class BoundedSearch final : public RowSearch {
   std::vector<BeamEntry> beam_;
   std::vector<BeamEntry> next_beam_;
   std::size_t width_ = 1;  // the beam's size, dropped nodes included
+  const DraftRow* row_ = nullptr;
   LevelCandidates candidates_;
   std::uint32_t groups_ = 1;
+  std::vector<std::uint32_t> columns_;     // by group: the place of its token in the drafts
+  std::vector<Choice> choices_;            // by group; without pair scores only of the first one
+  std::vector<Span<Choice>> lists_;  // of choices_, by group; of null before they are needed
   std::vector<std::uint32_t> group_of_;    // by candidate
   std::vector<NgramList> bigram_lists_;    // by group
   std::vector<Seen> seen_;                 // by group and candidate

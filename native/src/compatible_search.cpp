@@ -14,6 +14,7 @@ struct Node {
   std::int32_t parent;  // creation number
   std::int32_t depth;
   std::int32_t number;  // creation number; the root's is 0
+  std::uint32_t column;  // its place among the drafts of its level
 };
 
 struct BeamEntry {
@@ -27,9 +28,10 @@ class CompatibleSearch final : public RowSearch {
       : ngram_(ngram), config_(config), batch_(batch) {}
 
   void run(const DraftRow& row, std::int32_t* out, float* scores) override {
+    row_ = &row;
     const std::int32_t root = row.context[batch_.context - 1];
     all_.clear();
-    BeamEntry start{{0.0f, root, 0, 0, 0}, {}};
+    BeamEntry start{{0.0f, root, 0, 0, 0, 0}, {}};
     if (ngram_ != nullptr) start.state = read_context(*ngram_, row, batch_.context);
     beam_.assign(1, start);
     for (std::size_t l = 0; l < batch_.levels; ++l) {
@@ -43,11 +45,22 @@ class CompatibleSearch final : public RowSearch {
  private:
   void read_candidates(const std::int32_t* tokens, const float* logits) {
     tokens_.clear();
-    probability_.clear();
+    columns_.clear();
+    logits_.clear();
     for (std::size_t i = 0; i < batch_.candidates; ++i) {
       if (tokens[i] < 0 || !std::isfinite(logits[i])) continue;
       tokens_.push_back(tokens[i]);
-      probability_.push_back(logits[i]);
+      columns_.push_back(static_cast<std::uint32_t>(i));
+      logits_.push_back(logits[i]);
+    }
+    seen_.resize(tokens_.size());
+  }
+
+  // The softmax over the candidates; pairs [k] as in LevelCandidates::weigh.
+  void weigh(const float* pairs) {
+    probability_ = logits_;
+    for (std::size_t i = 0; pairs != nullptr && i < tokens_.size(); ++i) {
+      probability_[i] = pair_logit(logits_[i], pairs[columns_[i]]);
     }
     if (tokens_.empty()) return;
     const float max = *std::max_element(probability_.begin(), probability_.end());
@@ -57,7 +70,6 @@ class CompatibleSearch final : public RowSearch {
       sum += p;
     }
     for (float& p : probability_) p /= sum;
-    seen_.resize(tokens_.size());
   }
 
   void extend(std::size_t level) {
@@ -65,6 +77,8 @@ class CompatibleSearch final : public RowSearch {
     level_.clear();
     for (std::size_t e = 0; e < beam_.size(); ++e) {
       const BeamEntry& entry = beam_[e];
+      const float* pairs = pair_scores(batch_, *row_, level, entry.node.column);
+      if (e == 0 || pairs != nullptr) weigh(pairs);
       const bool with_ngram = ngram_ != nullptr && level > 0;
       if (with_ngram) ngram_->probabilities(entry.state, tokens_, seen_.data());
       for (std::size_t i = 0; i < tokens_.size(); ++i) {
@@ -72,7 +86,7 @@ class CompatibleSearch final : public RowSearch {
         if (with_ngram) log_p += std::log(seen_[i] + config_.eps) * config_.ngram_weight;
         const Node node{entry.node.score + weights.level * log_p, tokens_[i], entry.node.number,
                         static_cast<std::int32_t>(level) + 1,
-                        static_cast<std::int32_t>(all_.size()) + 1};
+                        static_cast<std::int32_t>(all_.size()) + 1, columns_[i]};
         all_.push_back(node);
         level_.push_back({node, e});
       }
@@ -120,11 +134,14 @@ class CompatibleSearch final : public RowSearch {
   const NgramModel* ngram_;
   const TreeSearchConfig& config_;
   const DraftBatch& batch_;
+  const DraftRow* row_ = nullptr;
   std::vector<Node> all_;
   std::vector<std::pair<Node, std::size_t>> level_;  // with the parent's index in the beam
   std::vector<BeamEntry> beam_;
   std::vector<BeamEntry> next_beam_;
   std::vector<std::int32_t> tokens_;
+  std::vector<std::uint32_t> columns_;  // their places in the drafts
+  std::vector<float> logits_;
   std::vector<float> probability_;  // under the drafter
   std::vector<float> seen_;         // under the n-gram model
   std::vector<std::int32_t> place_;  // creation number -> tree index

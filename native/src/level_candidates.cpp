@@ -23,46 +23,74 @@ float from_ascending(std::uint32_t bits) {
   return value;
 }
 
+// The keys of usable candidates: by ascending token; of equal tokens, the most likely first.
+std::uint64_t key_of(std::int32_t token, float logit) {
+  return std::uint64_t{static_cast<std::uint32_t>(token)} << 32 | ~ascending(logit);
+}
+
+bool usable(std::int32_t token, float logit) { return token >= 0 && std::isfinite(logit); }
+
 }  // namespace
 
 LevelCandidates::LevelCandidates(const NgramModel* ngram, const TreeSearchConfig& config,
-                                 std::size_t k)
-    : ngram_(ngram), config_(config), k_(k) {
-  candidates_.reserve(k);
+                                 const DraftBatch& batch)
+    : ngram_(ngram), config_(config), k_(batch.candidates), with_pairs_(batch.pairs != nullptr) {
+  candidates_.reserve(k_);
 }
 
 void LevelCandidates::read(const std::int32_t* tokens, const float* logits, float logit_weight) {
+  logit_weight_ = logit_weight;
   candidates_.clear();
   eos_ = 0;
-  // By ascending token; of equal tokens, the most likely first.
   sorted_.clear();
-  float max = -std::numeric_limits<float>::infinity();
   for (std::size_t i = 0; i < k_; ++i) {
-    if (tokens[i] < 0 || !std::isfinite(logits[i])) continue;
-    max = std::max(max, logits[i]);
-    sorted_.push_back(std::uint64_t{static_cast<std::uint32_t>(tokens[i])} << 32 |
-                      ~ascending(logits[i]));
+    if (usable(tokens[i], logits[i])) sorted_.push_back(key_of(tokens[i], logits[i]));
   }
   std::sort(sorted_.begin(), sorted_.end());
   const auto same_token = [](std::uint64_t a, std::uint64_t b) { return a >> 32 == b >> 32; };
   sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), same_token), sorted_.end());
 
-  exponential_.clear();
-  float sum = 0.0f;
   for (std::uint64_t key : sorted_) {
-    exponential_.push_back(std::exp(from_ascending(~static_cast<std::uint32_t>(key)) - max));
-    sum += exponential_.back();
-  }
-  for (std::size_t rank = 0; rank < sorted_.size(); ++rank) {
-    const auto token = static_cast<std::int32_t>(sorted_[rank] >> 32);
-    const float log_p = log_probability(exponential_[rank] / sum, config_.eps);
+    const auto token = static_cast<std::int32_t>(key >> 32);
+    const float logit = from_ascending(~static_cast<std::uint32_t>(key));
     const bool eos = is_eos(config_, token);
     eos_ += eos;
-    candidates_.push_back({token, static_cast<std::uint32_t>(rank), log_p * logit_weight, eos});
+    candidates_.push_back({token, eos, logit, 0});
     if (ngram_ != nullptr) ngram_->prefetch_unigram(token);
   }
-  std::sort(candidates_.begin(), candidates_.end(),
-            [](const Candidate& a, const Candidate& b) { return a.log_p > b.log_p; });
+  if (with_pairs_) find_columns(tokens, logits);
+}
+
+// Of equal tokens with equal logits the first column counts.
+void LevelCandidates::find_columns(const std::int32_t* tokens, const float* logits) {
+  for (std::size_t i = k_; i-- > 0;) {
+    if (!usable(tokens[i], logits[i])) continue;
+    const std::uint64_t key = key_of(tokens[i], logits[i]);
+    const auto found = std::lower_bound(sorted_.begin(), sorted_.end(), key);
+    if (found == sorted_.end() || *found != key) continue;  // another one of its token counts
+    candidates_[std::size_t(found - sorted_.begin())].column = static_cast<std::uint32_t>(i);
+  }
+}
+
+void LevelCandidates::weigh(const float* pairs, Choice* choices) {
+  const std::size_t size = candidates_.size();
+  exponential_.resize(size);
+  float max = -std::numeric_limits<float>::infinity();
+  for (std::size_t i = 0; i < size; ++i) {
+    const Candidate& candidate = candidates_[i];
+    exponential_[i] =
+        pairs == nullptr ? candidate.logit : pair_logit(candidate.logit, pairs[candidate.column]);
+    max = std::max(max, exponential_[i]);
+  }
+  float sum = 0.0f;
+  for (std::size_t i = 0; i < size; ++i) {
+    exponential_[i] = std::exp(exponential_[i] - max);
+    sum += exponential_[i];
+  }
+  for (std::size_t i = 0; i < size; ++i) {
+    const float log_p = log_probability(exponential_[i] / sum, config_.eps);
+    choices[i] = {static_cast<std::uint32_t>(i), log_p * logit_weight_};
+  }
 }
 
 }  // namespace dart

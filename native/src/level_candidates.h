@@ -20,16 +20,23 @@ inline float log_probability(float probability, float eps) {
 // One token that may follow at the level being extended.
 struct Candidate {
   std::int32_t token;
-  std::uint32_t rank;  // by ascending token
-  float log_p;         // weighted log-probability under the drafter
   bool eos;
+  float logit;
+  std::uint32_t column;  // where the drafts hold it; only if they hold pair scores
 };
 
-// The usable candidates of a level, each token once, the most likely first.
+// A candidate as a child: its place among the level's candidates, and its weighted log-probability
+// under the drafter.
+struct Choice {
+  std::uint32_t candidate;
+  float log_p;
+};
+
+// The usable candidates of a level by ascending token, each token once.
 class LevelCandidates {
  public:
   // ngram may be null; otherwise the tokens' contexts are prefetched from it.
-  LevelCandidates(const NgramModel* ngram, const TreeSearchConfig& config, std::size_t k);
+  LevelCandidates(const NgramModel* ngram, const TreeSearchConfig& config, const DraftBatch& batch);
 
   // Replaces the candidates by those of another level; logit_weight is its g_l.
   void read(const std::int32_t* tokens, const float* logits, float logit_weight);
@@ -38,10 +45,18 @@ class LevelCandidates {
   std::size_t eos() const { return eos_; }  // how many are EOS
   const Candidate& operator[](std::size_t i) const { return candidates_[i]; }
 
+  // Writes all candidates to choices [size()], in their order. pairs [k] are the scores of the pairs
+  // that they form with their parent, by column; null for none.
+  void weigh(const float* pairs, Choice* choices);
+
  private:
+  void find_columns(const std::int32_t* tokens, const float* logits);
+
   const NgramModel* ngram_;
   const TreeSearchConfig& config_;
   const std::size_t k_;
+  const bool with_pairs_;
+  float logit_weight_ = 1.0f;
   std::vector<Candidate> candidates_;
   std::size_t eos_ = 0;
   std::vector<std::uint64_t> sorted_;

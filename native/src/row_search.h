@@ -1,8 +1,11 @@
 // The search for one row's tree: its three implementations and what they share.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "dart/ngram_model.h"
@@ -15,6 +18,7 @@ struct DraftRow {
   const std::int32_t* context;
   const std::int32_t* tokens;
   const float* logits;
+  const float* pairs;         // see DraftBatch; null for none
   const std::int32_t* draws;  // see DraftBatch; null for none
   std::size_t number;         // of the row
 };
@@ -54,6 +58,17 @@ struct LevelWeights {
 
   LevelWeights(const TreeSearchConfig& config, std::size_t l);
 };
+
+// The scores [k] of the pairs of a level's candidates with their parent, which holds place `column`
+// in the drafts; null at level 0 and without pair scores.
+const float* pair_scores(const DraftBatch& batch, const DraftRow& row, std::size_t level,
+                         std::size_t column);
+
+// A logit with a pair score, both as given; always finite.
+inline float pair_logit(float logit, float pair) {
+  using Float = std::numeric_limits<float>;
+  return std::isfinite(pair) ? std::clamp(logit + pair, Float::lowest(), Float::max()) : logit;
+}
 
 // The largest number of nodes that the search of one row can score, the root included.
 // Throws std::length_error if they are 2^31 or more.

@@ -49,6 +49,12 @@ std::size_t max_pool_size(const TreeSearchConfig& config, const DraftBatch& batc
   return size;
 }
 
+const float* pair_scores(const DraftBatch& batch, const DraftRow& row, std::size_t level,
+                         std::size_t column) {
+  if (row.pairs == nullptr || level == 0) return nullptr;
+  return row.pairs + ((level - 1) * batch.candidates + column) * batch.candidates;
+}
+
 bool is_eos(const TreeSearchConfig& config, std::int32_t token) {
   return std::find(config.eos.begin(), config.eos.end(), token) != config.eos.end();
 }
@@ -88,6 +94,7 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out, float* score
       const DraftRow row{batch.context_tokens + i * batch.context_stride,
                          batch.tokens + i * batch.tokens_stride,
                          batch.logits + i * batch.logits_stride,
+                         batch.pairs == nullptr ? nullptr : batch.pairs + i * batch.pairs_stride,
                          batch.draws == nullptr ? nullptr : batch.draws + i * batch.draws_stride,
                          i};
       if (row.context[batch.context - 1] < 0) continue;

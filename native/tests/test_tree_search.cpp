@@ -31,6 +31,7 @@ struct Drafts {
   std::size_t levels;
   Tokens tokens;
   std::vector<float> logits;
+  std::vector<float> pairs = {};  // none
 };
 
 // One row's tree, as written: tokens, then parents, then depths.
@@ -43,6 +44,7 @@ Tokens search(const dart::TreeSearch& search, const Drafts& drafts) {
   batch.context_tokens = drafts.context.data();
   batch.tokens = drafts.tokens.data();
   batch.logits = drafts.logits.data();
+  if (!drafts.pairs.empty()) batch.pairs = drafts.pairs.data();
   Tokens out(3 * (search.config().nodes + 1), -7);
   search.search(batch, out.data());
   return out;
@@ -76,6 +78,41 @@ void test_ngram_term() {
   const Drafts drafts{{-1, 2}, 2, {10, 11, 20, 21}, {0, 0, 0, 0}};
   CHECK((search({&owned.model, config(4)}, drafts) ==
          Tokens{2, 10, 11, 20, 21, 0, 0, 0, 1, 2, 0, 1, 1, 2, 2}));
+}
+
+void test_pair_scores() {
+  // After 10, 21 is likely, and after 11, 20. Sums: 10 -0.11, 10 21 -0.16, 10 20 -1.38, 11 -2.30,
+  // 11 20 -2.36.
+  Drafts drafts{{2}, 2, {10, 11, 20, 21}, {kLog9, 0, 0, 0}, {0, kLog9, kLog9, 0}};
+  CHECK((search({nullptr, config(5)}, drafts) ==
+         Tokens{2, 10, 21, 20, 11, 20, 0, 0, 1, 1, 0, 4, 0, 1, 2, 2, 1, 2}));
+  dart::TreeSearchConfig compatible = config(5);
+  compatible.ties = dart::Ties::kCompatible;
+  CHECK((search({nullptr, compatible}, drafts) ==
+         Tokens{2, 10, 11, 21, 20, 20, 0, 0, 0, 1, 1, 2, 0, 1, 1, 2, 2, 2}));
+  // One that is not finite counts as 0: after 10 both are equally likely.
+  drafts.pairs = {kNan, kInf, kLog9, 0};
+  CHECK((search({nullptr, config(3)}, drafts) == Tokens{2, 10, 20, 21, 0, 0, 1, 1, 0, 1, 2, 2}));
+  // No sum overflows, so all paths are scored.
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  drafts.logits = {kLargest, 0, kLargest, -kLargest};
+  drafts.pairs = {kLargest, -kLargest, 0, 0};
+  CHECK((search({nullptr, config(2)}, drafts) == Tokens{2, 10, 20, 0, 0, 1, 0, 1, 2}));
+}
+
+void test_pair_scores_of_duplicates() {
+  // 10 and 20 occur twice: the scores of their higher logits count, here 10's second and 20's first;
+  // of 11, whose logits are equal, those of the first.
+  const Drafts drafts{{2},
+                      2,
+                      {10, 10, 11, 11, 20, 21, 20, -1},
+                      {0, kLog9, 0, 0, 1, 0, 0, 9},
+                      {0, 0, 9, 9,       // ignored
+                       9, 0, 0, 9,       // after 10: 20
+                       0, 9, 9, 9,       // after 11: 21
+                       9, 0, 9, 9}};     // ignored
+  CHECK((search({nullptr, config(4)}, drafts) ==
+         Tokens{2, 10, 20, 11, 21, 0, 0, 1, 0, 3, 0, 1, 2, 1, 2}));
 }
 
 void test_ngram_model_only() {
@@ -214,6 +251,8 @@ int main() {
   test_two_levels();
   test_eos_is_extended_last();
   test_ngram_term();
+  test_pair_scores();
+  test_pair_scores_of_duplicates();
   test_ngram_model_only();
   test_ties_go_to_parents();
   test_unusable_candidates();

@@ -1,7 +1,5 @@
 """The tree search against the reference's trees, a literal transcription, and its invariants."""
 
-import ctypes
-import ctypes.util
 import functools
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from literal_search import paths, transcribe
 from ngram_corpora import random_documents
 from safetensors.numpy import load_file
 
@@ -23,96 +22,18 @@ f32 = np.float32
 TIES = pytest.mark.parametrize("ties", ["first", "compat"])
 
 
-def search(model, context, tokens, logits, **config):
+def search(model, context, tokens, logits, pairs=None, **config):
     """The trees of a batch, as the search writes them."""
+    return scored_search(model, context, tokens, logits, pairs, **config)[0]
+
+
+def scored_search(model, context, tokens, logits, pairs=None, **config):
+    """The trees of a batch and their nodes' scores."""
     trees = np.full((len(context), 3, config["nodes"] + 1), -7, np.int32)
+    scores = np.full((len(context), config["nodes"] + 1), -7, np.float32)
     core = model.core if model else None
-    _core.TreeSearch(core, **config).search(context, tokens, logits, trees)
-    return trees
-
-
-def paths(tree):
-    """The token path from the root to each node, in the tree's order."""
-    token, parent, depth = tree
-    found = [(int(token[0]),)]
-    for i in range(1, np.count_nonzero(depth) + 1):
-        found.append((*found[parent[i]], int(token[i])))
-    return found
-
-
-# The core's own logarithm and exponential, so that nothing is left to rounding.
-_libm = ctypes.CDLL(ctypes.util.find_library("m"))
-_libm.logf.argtypes = _libm.expf.argtypes = [ctypes.c_float]
-_libm.logf.restype = _libm.expf.restype = ctypes.c_float
-
-
-@functools.cache
-def logf(x):
-    return f32(_libm.logf(x))
-
-
-@functools.cache
-def expf(x):
-    return f32(_libm.expf(x))
-
-
-def softmax(logits):
-    unnormalised = [expf(logit - max(logits)) for logit in logits]
-    total = f32(0)
-    for x in unnormalised:  # summed sequentially, as in the core
-        total += x
-    return [x / total for x in unnormalised]
-
-
-def transcribe(
-    model,
-    context,
-    tokens,
-    logits,
-    *,
-    nodes,
-    beam=20,
-    eos=(),
-    level_decay=0.7,
-    logit_decay=0.9,
-    ngram_weight=0.5,
-    eps=1e-10,
-    ties="first",
-):
-    """One row's tree by the formulas of docs/method.md, in float32 and without optimisations.
-
-    Returns the paths, and the scores of all nodes.
-    """
-    eps, ngram_weight = f32(eps), f32(ngram_weight)
-    root = (int(context[-1]),)
-    pool = []  # (score, path), in order of creation
-    entries = [(f32(0), root)]
-    for level, (level_tokens, level_logits) in enumerate(zip(tokens, logits, strict=True)):
-        level_weight, logit_weight = f32((level + 1.0) ** -level_decay), f32(logit_decay**level)
-        usable = [
-            (t, x)
-            for t, x in zip(level_tokens.tolist(), level_logits, strict=True)
-            if t >= 0 and np.isfinite(x)
-        ]
-        if ties == "first":  # one entry per token, with its highest logit, by ascending token
-            usable = sorted(dict(sorted(usable)).items())
-        p = softmax([x for _, x in usable])
-        children = []
-        for score, path in entries:
-            seen = [f32(0)] * len(usable)
-            if model is not None and level > 0:
-                seen = model.probabilities([*context[:-1], *path], [t for t, _ in usable])
-            for (token, _), likely, q in zip(usable, p, seen, strict=True):
-                increment = min(logf(likely + eps), f32(0)) * logit_weight
-                if model is not None and level > 0:
-                    increment += min(logf(q + eps), f32(0)) * ngram_weight
-                children.append((score + level_weight * increment, (*path, token)))
-        pool += children
-        entries = sorted(children, key=lambda child: (child[1][-1] in eos, -child[0]))[:beam]
-    chosen = sorted(pool, key=lambda child: -child[0])[:nodes]
-    if ties == "compat":
-        chosen = sorted(chosen, key=lambda child: (len(child[1]), -child[0]))
-    return [root, *(path for _, path in chosen)], [score for score, _ in pool]
+    _core.TreeSearch(core, **config).search(context, tokens, logits, trees, pairs, scores=scores)
+    return trees, scores
 
 
 @functools.cache
@@ -304,6 +225,94 @@ def test_of_a_token_given_twice_the_higher_logit_counts():
     )
 
 
+# Pair scores
+
+
+def draw_pairs(seed, tokens, step):
+    """Random pair scores of every kind, and candidates some of which cannot be used."""
+    rng = np.random.default_rng(seed)
+    rows, levels, candidates = tokens.shape
+    pairs = rng.normal(0, 3, (rows, max(levels - 1, 0), candidates, candidates))
+    if step:
+        pairs = np.round(pairs / step) * step
+    some = rng.random(pairs.shape) < rng.choice([0, 0.1])
+    pairs[some] = rng.choice([np.inf, -np.inf, np.nan, 3e38, -3e38], np.count_nonzero(some))
+    return pairs.astype(np.float32)
+
+
+def with_unusable(seed, tokens, logits):
+    """The same drafts, some of which the filters left out, or which are no tokens."""
+    rng = np.random.default_rng(seed)
+    share = rng.choice([0, 0.2, 0.7])
+    logits = np.where(rng.random(logits.shape) < share, f32(-np.inf), logits)
+    tokens = np.where(rng.random(tokens.shape) < share / 5, np.int32(-1), tokens)
+    return tokens, logits
+
+
+@settings(max_examples=300)
+@given(seeds, steps, st.sampled_from([0.0, 0.3]))
+def test_trees_of_pair_scores_are_those_of_the_transcription(seed, step, repeat):
+    model, (context, *drafts), config = random_case(seed, ties="first", step=step, repeat=repeat)
+    tokens, logits = with_unusable(seed, *drafts)
+    pairs = draw_pairs(seed, tokens, step)
+    [tree], [scores] = scored_search(model, context, tokens, logits, pairs, **config)
+    check_tree(tree, context[0, -1], tokens[0])
+    expected = transcribe(model, context[0], tokens[0], logits[0], pairs[0], **config)
+    assert paths(tree) == expected[0]
+    assert scores[: len(expected[1])].tolist() == expected[1]
+    assert not scores[len(expected[1]) :].any()
+
+
+@settings(max_examples=40)
+@given(seeds, st.sampled_from([None, 2, 3]), steps, st.sampled_from([*range(1, 9), 16, 59]))
+def test_usual_trees_of_pair_scores_are_those_of_the_transcription(seed, order, step, nodes):
+    context, tokens, logits = draw_drafts(seed, 1, 8, 25, step, context=4, vocab=VOCAB)
+    pairs = draw_pairs(seed, tokens, step)
+    config = {"nodes": nodes, "eos": EOS}
+    [tree] = search(model_of(order), context, tokens, logits, pairs, **config)
+    row = context[0], tokens[0], logits[0], pairs[0]
+    assert paths(tree) == transcribe(model_of(order), *row, **config)[0]
+
+
+@TIES
+@settings(max_examples=60)
+@given(seed=seeds, step=steps)
+def test_pair_scores_of_zero_change_nothing(ties, seed, step):
+    model, drafts, config = random_case(seed, ties=ties, step=step, repeat=0.2, rows=3)
+    pairs = np.zeros_like(draw_pairs(seed, drafts[1], step))
+    for ours, theirs in zip(
+        scored_search(model, *drafts, pairs, **config),
+        scored_search(model, *drafts, **config),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@settings(max_examples=60)
+@given(seeds, sizes, steps)
+def test_pair_scores_follow_the_order_of_candidates(seed, nodes, step):
+    context, tokens, logits = draw_drafts(seed, step=step)
+    pairs = draw_pairs(seed, tokens, step)
+    config = {"nodes": nodes, "beam": 5, "eos": EOS}
+    trees = search(ngram_model(3), context, tokens, logits, pairs, **config)
+    order = np.random.default_rng(seed).permutation(tokens.shape[-1])
+    shuffled = [np.ascontiguousarray(array[..., order]) for array in (tokens, logits)]
+    shuffled.append(np.ascontiguousarray(pairs[:, :, order][..., order]))
+    np.testing.assert_array_equal(search(ngram_model(3), context, *shuffled, **config), trees)
+
+
+def test_a_pair_score_moves_a_path():
+    """Without it the likelier token follows first; with it each token has its own follower."""
+    tokens = np.array([[[10, 11], [20, 21]]], np.int32)
+    logits = np.array([[[0.5, 0], [0.5, 0]]], np.float32)
+    pairs = np.array([[[[9, 0], [0, 9]]]], np.float32)  # 10 20, and 11 21
+    drafts = np.array([[2]], np.int32), tokens, logits
+    [without] = search(None, *drafts, nodes=4)
+    assert [path[1:] for path in paths(without)[1:]] == [(10,), (10, 20), (11,), (10, 21)]
+    [tree] = search(None, *drafts, pairs, nodes=4)
+    assert [path[1:] for path in paths(tree)[1:]] == [(10,), (10, 20), (11,), (11, 21)]
+
+
 # Compatible ties: as the reference
 
 
@@ -315,7 +324,7 @@ def test_compatible_trees_are_those_of_the_reference_where_nothing_ties(seed, re
     order in the reference depends on its sorts, are skipped here."""
     model, drafts, config = random_case(seed, ties="compat", step=0.0, repeat=repeat)
     context, tokens, logits = (array[0] for array in drafts)
-    expected, scores = transcribe(model, context, tokens, logits, **config)
+    expected, _, scores = transcribe(model, context, tokens, logits, **config)
     assume(len(set(scores)) == len(scores))
     [tree] = search(model, *drafts, **config)
     check_tree(tree, context[-1], tokens, distinct=not repeat)
@@ -324,14 +333,16 @@ def test_compatible_trees_are_those_of_the_reference_where_nothing_ties(seed, re
 
 @pytest.mark.long
 @settings(max_examples=400)
-@given(seeds)
-def test_both_rules_agree_where_nothing_ties(seed):
+@given(seeds, st.booleans())
+def test_both_rules_agree_where_nothing_ties(seed, with_pairs):
     model, (context, tokens, logits), config = random_case(seed, ties="compat", step=0.0)
     tokens, logits = ascending(tokens, logits)  # in which the default sums up
-    _, scores = transcribe(model, context[0], tokens[0], logits[0], **config)
+    pairs = draw_pairs(seed, tokens, 0.0) if with_pairs else None
+    row = [None if array is None else array[0] for array in (context, tokens, logits, pairs)]
+    _, _, scores = transcribe(model, *row, **config)
     assume(len(set(scores)) == len(scores))
     first, compatible = (
-        paths(*search(model, context, tokens, logits, **config | {"ties": ties}))
+        paths(*search(model, context, tokens, logits, pairs, **config | {"ties": ties}))
         for ties in ("first", "compat")
     )
     assert set(first) == set(compatible)

@@ -48,6 +48,7 @@ DRAFTER = DrafterConfig(
     draft_length=3,
     target_hidden_size=8,
 )
+SCORED = dataclasses.replace(DRAFTER, pair_rank=3)
 EAGLE3 = Eagle3Config(
     **{field.name: getattr(DRAFTER, field.name) for field in dataclasses.fields(DraftLayerConfig)}
 )
@@ -131,7 +132,7 @@ def narrowed(params):
 @pytest.mark.parametrize("stored", [jnp.float32, jnp.bfloat16])
 def test_kernels_stay_narrow(tmp_path, stored):
     save_target(tmp_path / "target", TARGET, random_params(TARGET, dtype=stored))
-    save_drafter(tmp_path / "drafter", DRAFTER, random_params(DRAFTER, dtype=stored), IDS)
+    save_drafter(tmp_path / "drafter", SCORED, random_params(SCORED, dtype=stored), IDS)
     for load, name in ((load_target, "target"), (load_drafter, "drafter")):
         wide = load(tmp_path / name)[1]
         loaded = load(tmp_path / name, narrow=True)[1]
@@ -145,7 +146,9 @@ def test_kernels_stay_narrow(tmp_path, stored):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700])
-@pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
+@pytest.mark.parametrize(
+    "drafter", [DRAFTER, SCORED, EAGLE3], ids=["dart", "dart with pair scores", "eagle3"]
+)
 def test_drafter_round_trip(tmp_path, dtype, drafter, shard):
     params = random_params(drafter, dtype=dtype)
     save_drafter(tmp_path, drafter, params, IDS, max_shard_size=shard)
@@ -154,6 +157,58 @@ def test_drafter_round_trip(tmp_path, dtype, drafter, shard):
     assert ids.dtype == np.int32
     assert ids.tolist() == IDS.tolist()
     assert_same_bits(loaded, params)
+
+
+@pytest.mark.parametrize("shard", [10**9, 700])
+def test_pair_scores_have_a_file_of_their_own(tmp_path, shard):
+    """All other weights are written as without them."""
+    params = random_params(SCORED)
+    without = {name: value for name, value in params.items() if name != "pairs"}
+    save_drafter(tmp_path / "with", SCORED, params, IDS, max_shard_size=shard)
+    save_drafter(tmp_path / "without", DRAFTER, without, IDS, max_shard_size=shard)
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("with", "without")
+    )
+    json_config = json.loads(ours.pop("config.json"))
+    assert json_config.pop("pair_rank") == 3
+    assert json_config == json.loads(theirs.pop("config.json"))
+    del ours["pair_scores.safetensors"]
+    assert ours == theirs
+    stored = load_file(tmp_path / "with" / "pair_scores.safetensors")
+    pairs = params["pairs"]
+    assert stored.keys() == {"prev.weight", "next.weight", "gate.weight"}
+    np.testing.assert_array_equal(stored["prev.weight"], pairs["prev"])
+    np.testing.assert_array_equal(stored["next.weight"], pairs["next"])
+    np.testing.assert_array_equal(stored["gate.weight"], pairs["gate"]["kernel"].T)
+    # A drafter that replaces this one has none, and without pair_rank the file is not read.
+    (tmp_path / "with" / "config.json").write_bytes((tmp_path / "without/config.json").read_bytes())
+    assert_same_bits(load_drafter(tmp_path / "with")[1], without)
+    save_drafter(tmp_path / "with", DRAFTER, without, IDS)
+    names = {path.name for path in (tmp_path / "with").iterdir()}
+    assert names == {"config.json", "model.safetensors"}
+
+
+def test_unusable_pair_scores_are_reported(tmp_path):
+    save_drafter(tmp_path, SCORED, random_params(SCORED), IDS)
+    path = tmp_path / "pair_scores.safetensors"
+    written, stored = path.read_bytes(), load_file(path)
+
+    def refused(message):
+        with pytest.raises(UserError, match=message) as error:
+            load_drafter(tmp_path)
+        assert "\n" not in str(error.value)
+
+    path.unlink()
+    refused("no file .*pair_scores.safetensors, although config.json has a pair_rank; add the file")
+    path.write_bytes(written[:-5])
+    refused("cannot read .*pair_scores.safetensors: .*; the file is damaged or incomplete")
+    save_file({**stored, "prev.weight": stored["prev.weight"][:, :2]}, path)
+    refused(r"pair_scores.* does not fit its config: prev.weight has shape \(20, 2\), .*\(20, 3\)")
+    save_file({"prev.weight": stored["prev.weight"], "other": stored["next.weight"]}, path)
+    refused("pair_scores.*: missing next.weight; missing gate.weight; unexpected other")
+    save_file({**stored, "gate.weight": np.full_like(stored["gate.weight"], np.nan)}, path)
+    refused(r"pair_scores.safetensors has weights that are NaN .*gate.weight \(24 of them\)")
 
 
 def test_saving_replaces_what_was_there(tmp_path):

@@ -170,6 +170,15 @@ def test_a_drafter_without_safetensors(server, ask):
     assert ask("resolve", "some/drafter", patterns="DRAFTER", environment=OFFLINE) == found
 
 
+def test_pair_scores_are_downloaded_too(server, ask):
+    """With weights of either kind; alone they are no safetensors of the weights."""
+    for weights in ("model.safetensors", "pytorch_model.bin"):
+        name = f"some/{weights.partition('.')[2]}"
+        names = ["config.json", weights, "pair_scores.safetensors"]
+        server.repositories[name] = dict.fromkeys(names, b"content")
+        assert set(os.listdir(ask("resolve", name, patterns="DRAFTER"))) == set(names)
+
+
 def test_ngram_files(server, ask):
     files = {"small.trie": b"1", "full.trie": b"2", "README.md": b"", "old/a.dng": b"3"}
     server.repositories["some/ngrams"] = files

@@ -22,6 +22,7 @@ from dart_jax.decoding.step import (
     draft,
     draft_input,
     exact_products,
+    no_candidates,
     noise_of_draft,
     pack,
     verify,
@@ -111,8 +112,8 @@ def adaptive_step(
         emitted = jnp.sum(count).astype(jnp.float32) / rows
         policy = account(policy._replace(rates=rates), size, tokens, emitted)
     state = dataclasses.replace(state, adaptive=adaptive._replace(policy=policy))
-    state, ids, logits = draft(config, state, draft_input(config, params, state, path))
-    return state, pack(config, state, path, ids, logits)
+    state, candidates = draft(config, state, draft_input(config, params, state, path))
+    return state, pack(config, state, path, candidates)
 
 
 def _only(
@@ -185,10 +186,7 @@ def single_plain_step(
 
     path = path._replace(next_tokens=pad(path.next_tokens))
     state = dataclasses.replace(state, scores=jax.tree.map(pad, scores))
-    buffer = config.host_buffer
-    shape = (path.count.shape[0], buffer.positions, buffer.candidates)
-    none = jnp.zeros(shape, jnp.int32)
-    return state, pack(config, state, path, none, none.astype(jnp.float32))
+    return state, pack(config, state, path, no_candidates(config, path.count.shape[0]))
 
 
 @partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
@@ -243,8 +241,8 @@ def resume(
         seen=state.seen,
         noise=noise_of_draft(config, state),
     )
-    state, ids, logits = draft(config, state, inputs)
+    state, candidates = draft(config, state, inputs)
     none = jnp.zeros_like(last)
     tokens = jnp.zeros((last.shape[0], config.host_buffer.path), jnp.int32)
     nothing = AcceptedPath(tokens, tokens, inputs.features, inputs.positions, none, none, last)
-    return state, pack(config, state, nothing, ids, logits)
+    return state, pack(config, state, nothing, candidates)

@@ -9,7 +9,13 @@ complete method.
 
 from __future__ import annotations
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
+from dart_jax.decoding.drafting.base import (
+    Candidates,
+    DraftingMethod,
+    DraftInput,
+    PromptRows,
+    Proposal,
+)
 from dart_jax.decoding.drafting.dart import Dart
 from dart_jax.decoding.drafting.draft_model import DraftModel
 from dart_jax.decoding.drafting.eagle3 import Eagle3
@@ -21,6 +27,7 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 
 __all__ = [
     "AnyDrafter",
+    "Candidates",
     "DraftInput",
     "DraftingMethod",
     "NgramConfig",
@@ -71,4 +78,7 @@ _TITLES = {
 
 def drafter_title(drafter: AnyDrafter | None) -> str:
     """The name of a drafting method, for people."""
-    return "none" if drafter is None else _TITLES[type(drafter)]
+    if drafter is None:
+        return "none"
+    pairs = isinstance(drafter, DrafterConfig) and drafter.pair_rank > 0
+    return _TITLES[type(drafter)] + (" with pair scores" if pairs else "")

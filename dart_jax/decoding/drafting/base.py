@@ -72,6 +72,21 @@ class DraftInput(NamedTuple):
     noise: jax.Array | None
 
 
+class Candidates(NamedTuple):
+    """Candidates for the host's search.
+
+    Attributes:
+      ids: int32 [B, d, k], the target's.
+      logits: float32 [B, d, k].
+      pairs: float32 [B, d - 1, k, k], scores of pairs: [l - 1, a, b] is that of candidate a of
+        position l - 1 and candidate b of position l; None if the method has none.
+    """
+
+    ids: jax.Array
+    logits: jax.Array
+    pairs: jax.Array | None = None
+
+
 class Proposal(NamedTuple):
     """The result of drafting: trees, or candidates for the host's search.
 
@@ -80,13 +95,12 @@ class Proposal(NamedTuple):
         them.
       scores: float32 [B, N + 1], the scores of the trees' nodes, at most 0, in which a node's is no
         higher than those before it; 0 for the root. None with `candidates`.
-      candidates: int32 ids and float32 logits [B, d, k] for the host's search; None if there are
-        none.
+      candidates: for the host's search; None if there are none.
     """
 
     trees: jax.Array | None = None
     scores: jax.Array | None = None
-    candidates: tuple[jax.Array, jax.Array] | None = None
+    candidates: Candidates | None = None
 
 
 class DraftingMethod(abc.ABC):
@@ -129,6 +143,11 @@ class DraftingMethod(abc.ABC):
     def candidates(self) -> int:
         """Candidates per drafted position, k."""
         return 0
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the candidates come with pair scores."""
+        return False
 
     @abc.abstractmethod
     def read(self, draft_state: Any, rows: PromptRows) -> Any:

@@ -7,10 +7,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
+from dart_jax.decoding.drafting.base import (
+    Candidates,
+    DraftingMethod,
+    DraftInput,
+    PromptRows,
+    Proposal,
+)
 from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
+from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import bind
 
@@ -50,6 +57,11 @@ class Dart(DraftingMethod):
         """Candidates per drafted position, k."""
         return min(self.max_candidates, self.config.draft_vocab_size)
 
+    @property
+    def pairs(self) -> bool:
+        """Whether the drafter has learned pair scores."""
+        return self.config.pair_rank > 0
+
     def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config.shortened(1), rows.params["drafter"], rows.target.execution)
@@ -62,28 +74,44 @@ class Dart(DraftingMethod):
 
     def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
-        logits, rows = self.forward(draft_state, inputs)
+        drafter = self._drafter(inputs)
+        normed, rows = self._normed(drafter, draft_state, inputs)
         draft_ids, noise = inputs.params["draft_ids"], inputs.noise
-        noise = None if noise is None else noise[:, : logits.shape[1]]
-        logits = coupled(inputs, logits, draft_ids, noise)
-        ids, logits = self.top_candidates(draft_ids, logits)
+        noise = None if noise is None else noise[:, : normed.shape[1]]
+        logits = coupled(inputs, drafter.head(normed), draft_ids, noise)
+        top, index = exact_top_k(logits, self.candidates)
+        ids, pairs = jnp.take(draft_ids, index), None
+        if self.pairs:
+            pairs = drafter.pairs.tables(normed, index)
+            # As the logits: only coupled drafts are divided by the temperature.
+            if noise is not None:
+                pairs = pairs / inputs.sampling.temperature
         cache = extend(draft_state, rows, wait_for(ids, inputs.start))
-        return cache, Proposal(candidates=(ids, logits))
+        return cache, Proposal(candidates=Candidates(ids, top, pairs))
 
     def forward(self, cache: KVCache, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
         """Runs the drafter; returns float32 logits [B, d, Vd] and the new rows for its cache.
 
         If the tree is too small to use all drafted positions, only the first ones are computed.
         """
-        drafter = bind(
-            self.config.shortened(self.depth), inputs.params["drafter"], inputs.target.execution
-        )
-        embeds = inputs.target.embed(inputs.next_tokens)
-        return drafter(inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start)
+        drafter = self._drafter(inputs)
+        normed, rows = self._normed(drafter, cache, inputs)
+        return drafter.head(normed), rows
 
-    def top_candidates(
-        self, draft_ids: jax.Array, logits: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns each position's top-k candidates, [B, d, k]: int32 ids and float32 logits."""
+    def top_candidates(self, draft_ids: jax.Array, logits: jax.Array) -> Candidates:
+        """Returns each position's top-k candidates, without pair scores."""
         top, index = exact_top_k(logits, self.candidates)
-        return jnp.take(draft_ids, index), top
+        return Candidates(jnp.take(draft_ids, index), top)
+
+    def _drafter(self, inputs: DraftInput) -> Drafter:
+        config = self.config.shortened(self.depth)
+        return bind(config, inputs.params["drafter"], inputs.target.execution)
+
+    def _normed(
+        self, drafter: Drafter, cache: KVCache, inputs: DraftInput
+    ) -> tuple[jax.Array, KVCache]:
+        """See `Drafter.normed_rows`."""
+        embeds = inputs.target.embed(inputs.next_tokens)
+        return drafter.normed_rows(
+            inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start
+        )

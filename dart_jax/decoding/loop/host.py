@@ -124,12 +124,12 @@ def _drafts(
     config: DecodeConfig, state: DecodeState, buffer: np.ndarray, trees: np.ndarray | None
 ) -> Drafts:
     """What the next step verifies: the search's trees, the state's, or only the roots."""
-    context, ids, logits = config.host_buffer.candidates_of(buffer)
+    drafted = config.host_buffer.candidates_of(buffer)
     if trees is None and state.trees is not None:
         trees = np.array(state.trees)  # a copy: the state is donated
     if trees is None:
         trees = _roots(config, buffer)
-    return Drafts(trees, context, ids, logits)
+    return Drafts(trees, *drafted, config.host_buffer.pairs_of(buffer))
 
 
 def _roots(config: DecodeConfig, buffer: np.ndarray) -> np.ndarray:

@@ -54,12 +54,15 @@ class Drafts(NamedTuple):
       ids: int32 [B, d, k], candidates that the host's search built the trees from; d is 0 if there
         was no search.
       logits: float32 [B, d, k], the candidates' logits.
+      pairs: float32 [B, d - 1, k, k], their pair scores (see `Candidates`); [B, 0, k, k] if the
+        drafter has none.
     """
 
     trees: np.ndarray
     context: np.ndarray
     ids: np.ndarray
     logits: np.ndarray
+    pairs: np.ndarray
 
 
 class StepOutput(NamedTuple):

@@ -10,6 +10,9 @@
 // p is the softmax over the level's k logits only, q the n-gram model's probability. The n-gram
 // term is omitted at level 0, and at all levels without a model. All arithmetic is in float32.
 //
+// The drafter may also score pairs of candidates of successive levels. From level 1 on, p is then
+// the softmax over the level's k sums of a candidate's logit and its pair score with the parent.
+//
 // A beam limits which nodes of a level are extended: nodes not ending in EOS first, then by score.
 // All scored nodes compete for the tree, including those outside the beam.
 //
@@ -69,6 +72,12 @@ struct DraftBatch {
   std::size_t tokens_stride = 0;
   const float* logits = nullptr;
   std::size_t logits_stride = 0;
+  // [B, d - 1, k, k], or null: scores of pairs of candidates. Entry [l - 1, a, b] is that of
+  // candidate a of level l - 1, as the parent, and candidate b of level l, in the order of `tokens`.
+  // One that is not finite counts as 0. A duplicate that does not count has no say here either; of
+  // duplicates with equal logits the first one counts.
+  const float* pairs = nullptr;
+  std::size_t pairs_stride = 0;
   // [B, 3], or null: how the target draws, for drafting with only the n-gram model. The seed of its
   // noise (dart/noise.h), the position of the first draw after the root, and the bits of the
   // float32 1 / temperature, 0 for greedy decoding.

@@ -1,0 +1,215 @@
+"""Decoding with a drafter that scores pairs of candidates: the same tokens, and the formula's
+trees."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_model
+from conftest import SEED
+from literal_search import paths, transcribe
+from tiny_configs import DART, copied, random_params
+
+from dart_jax.decoding.adaptive.policy import Learned, Policy, TreeCosts
+from dart_jax.decoding.drafting import drafter_title
+from dart_jax.decoding.loop import generate_fused, generate_streaming, start, stream
+from dart_jax.decoding.prompts import Options
+from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import step
+from dart_jax.model import DartModel
+from dart_jax.models.drafter import Drafter
+from dart_jax.models.pure import bind, init_params
+from dart_jax.weights.checkpoint import load_drafter, save_drafter
+
+RANK = 6
+EOS = (511,)
+GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9)
+STEPS = 3
+
+
+class ThroughPython(Pruner):
+    """Is called through Python by jitted programs as well."""
+
+    native = False
+
+
+@pytest.fixture(scope="module")
+def scored(models):
+    """The drafter with random pair scores, and its parameters."""
+    drafter = dataclasses.replace(models.drafter, pair_rank=RANK)
+    rng = np.random.default_rng(0)
+    pairs = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.7, leaf.shape), jnp.float32),
+        init_params(drafter, 0)["pairs"],
+    )
+    params = {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
+    return drafter, params
+
+
+def with_pairs(params, **changes):
+    """The parameters with other pair scores."""
+    drafter = params["drafter"]
+    return {**params, "drafter": {**drafter, "pairs": {**drafter["pairs"], **changes}}}
+
+
+def lists(tokens):
+    return [row.tolist() for row in tokens]
+
+
+def test_tables_hold_the_scores_of_the_candidates():
+    config = dataclasses.replace(DART, pair_rank=RANK)
+    drafter = bind(config, random_params(config, 0))
+    assert isinstance(drafter, Drafter)
+    rng = np.random.default_rng(1)
+    normed = jnp.asarray(rng.normal(size=(2, 4, config.hidden_size)), jnp.float32)
+    ids = jnp.asarray(rng.integers(0, config.draft_vocab_size, (2, 4, 5)), jnp.int32)
+    tables = drafter.pairs.tables(normed, ids)
+    assert tables.shape == (2, 3, 5, 5)
+    for level in range(1, 4):
+        for a in range(5):
+            factors = drafter.pairs.factors(normed[:, level], ids[:, level - 1, a])
+            every = drafter.pairs.all_next(factors)
+            expected = jnp.take_along_axis(every, ids[:, level], axis=1)
+            np.testing.assert_allclose(tables[:, level - 1, a], expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(tables).max() > 0.1
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, FILTERED])
+@pytest.mark.parametrize("coupled", [True, False])
+def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling, coupled):
+    """Without a gate they are known from the candidates alone."""
+    drafter, params = scored
+    kernel = params["drafter"]["pairs"]["gate"]["kernel"]
+    params = with_pairs(params, gate={"kernel": jnp.zeros_like(kernel)})
+    config = DecodeConfig(models.target, drafter, nodes=20, coupled=coupled)
+    _, packed = start(config, params, prompts, Options(sampling, seed=SEED))
+    packed = np.asarray(packed)
+    _, ids, logits = config.host_buffer.candidates_of(packed)
+    draft_ids = np.asarray(params["draft_ids"])
+    draft_id = np.zeros(models.target.vocab_size, int)
+    draft_id[draft_ids] = np.arange(len(draft_ids))
+    prev, following = (np.asarray(params["drafter"]["pairs"][x]) for x in ("prev", "next"))
+    expected = np.einsum(
+        "blar,blcr->blac", prev[draft_id[ids[:, :-1]]], following[draft_id[ids[:, 1:]]]
+    )
+    divided = coupled and sampling is FILTERED
+    if divided:
+        expected /= sampling.temperature
+        assert np.isinf(logits).any()  # left out by the filters
+    pairs = config.host_buffer.pairs_of(packed)
+    assert pairs.shape == (4, drafter.num_positions - 1, 25, 25)
+    np.testing.assert_allclose(pairs, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 3), (GREEDY, 20), (FILTERED, 8)])
+def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes):
+    """From the same host buffers, step by step; pair scores change some of the trees."""
+    drafter, params = scored
+    config = DecodeConfig(models.target, drafter, nodes=nodes)
+    pruner = Pruner(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
+    assert config.max_depth == min(nodes, drafter.num_positions)
+    state, packed = start(config, params, prompts, Options(sampling, seed=SEED))
+    changed = 0
+    for _ in range(STEPS):
+        packed = np.asarray(packed)
+        trees, scores = pruner.scored(packed)
+        drafts = [*config.host_buffer.candidates_of(packed), config.host_buffer.pairs_of(packed)]
+        for tree, of_nodes, *row in zip(trees, scores, *drafts, strict=True):
+            expected, expected_scores, _ = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
+            assert paths(tree) == expected
+            assert of_nodes[: len(expected)].tolist() == expected_scores
+            without, *_ = transcribe(models.ngram, *row[:3], nodes=nodes, eos=EOS)
+            changed += without != expected
+        state, packed = step(config, params, state, trees)
+    assert changed
+
+
+@pytest.mark.long(keep=3)
+@pytest.mark.parametrize(("sampling", "nodes"), [(FILTERED, 8), (GREEDY, 60), (GREEDY, 1)])
+@pytest.mark.parametrize("loop", ["host", "fused", "fused, through Python"])
+def test_the_tokens_are_those_of_plain_decoding(
+    models, scored, prompts, plain, sampling, nodes, loop
+):
+    drafter, params = scored
+    config = DecodeConfig(models.target, drafter, nodes=nodes)
+    search = ThroughPython if loop == "fused, through Python" else Pruner
+    pruner = search(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
+    generate = generate_streaming if loop == "host" else generate_fused
+    generation = generate(config, params, pruner, prompts, Options(sampling, seed=SEED))
+    assert lists(generation.tokens) == lists(plain(sampling).tokens)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, FILTERED])
+def test_scores_of_zero_change_no_tree(models, scored, prompts, sampling):
+    drafter, params = scored
+    params = with_pairs(params, next=jnp.zeros_like(params["drafter"]["pairs"]["next"]))
+
+    def steps(drafter, params):
+        config = DecodeConfig(models.target, drafter, nodes=12)
+        pruner = Pruner(config.host_buffer, 12, ngram=models.ngram)
+        options = Options(sampling, seed=SEED)
+        return stream(config, params, pruner, prompts, options, with_drafts=True)
+
+    pairs = zip(steps(drafter, params), steps(models.drafter, models.params), strict=True)
+    for ours, theirs in pairs:
+        assert lists(ours.tokens) == lists(theirs.tokens)
+        assert (ours.drafts is None) == (theirs.drafts is None)
+        if ours.drafts is not None:
+            np.testing.assert_array_equal(ours.drafts.trees, theirs.drafts.trees)
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("loop", [generate_streaming, generate_fused])
+def test_with_trees_of_chosen_sizes(models, scored, prompts, plain, loop):
+    drafter, params = scored
+    config = DecodeConfig(models.target, drafter, nodes=8, sizes=(0, 3, 8))
+    costs = TreeCosts(jnp.array([1.0, 1.05, 1.1], jnp.float32), jnp.float32(1))
+    learned = Learned(Policy.start(costs, 8))
+    pruner = Pruner(config.host_buffer, 8, ngram=models.ngram)
+    generation = loop(config, params, pruner, prompts, Options(seed=SEED), learned)
+    assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
+
+
+@pytest.mark.parametrize("weights_dtype", ["stored", "int8"])
+def test_a_loaded_model(tmp_path, tmp_path_factory, weights_dtype):
+    """With packed weights, from its files; in 8 bits against plain decoding in 8 bits."""
+    made = tiny_model.make(tmp_path_factory.getbasetemp())
+    config, params, ids = load_drafter(made.drafter)
+    config = dataclasses.replace(config, pair_rank=RANK)
+    rng = np.random.default_rng(2)
+    pairs = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32),
+        init_params(config, 0)["pairs"],
+    )
+    save_drafter(tmp_path, config, {**copied(params), "pairs": pairs}, ids)
+    model = DartModel.from_pretrained(
+        made.target, tmp_path, made.ngram, weights_dtype=weights_dtype
+    )
+    assert "DART with pair scores" in repr(model)
+    for sampling in (GREEDY, FILTERED):
+        plain = model.with_drafter(None).decoder(nodes=0, max_length=64, sampling=sampling)
+        expected = lists(plain(made.prompts, 12, seed=1).tokens)
+        for loop in ("host", "fused"):
+            decoder = model.decoder(nodes=6, max_length=64, sampling=sampling, loop=loop)
+            assert lists(decoder(made.prompts, 12, seed=1).tokens) == expected
+
+
+def test_titles(models):
+    scored = dataclasses.replace(models.drafter, pair_rank=RANK)
+    assert drafter_title(models.drafter) == "DART"
+    assert drafter_title(scored) == "DART with pair scores"
+
+
+def test_without_pair_scores_the_host_buffer_is_as_before(models, scored):
+    without, buffer = (
+        DecodeConfig(models.target, drafter, nodes=8).host_buffer
+        for drafter in (models.drafter, scored[0])
+    )
+    assert not without.pairs
+    assert dataclasses.replace(buffer, pairs=False) == without
+    assert math.prod(buffer.pairs_shape) == (buffer.positions - 1) * 25**2
