@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
+from dart_jax.decoding.drafting import drafter_title
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -47,10 +48,11 @@ class Methods(Mapping[str, Method]):
         self._methods: dict[str, Method] = {}
         match base.drafter:
             case DrafterConfig():
-                self._methods[DART] = Method("DART", base)
+                title = drafter_title(base.drafter)
+                self._methods[DART] = Method(title, base)
                 if base.ngram is not None:
                     without = dataclasses.replace(base, ngram=None)
-                    self._methods[DART_NO_NGRAM] = Method("DART without n-gram", without)
+                    self._methods[DART_NO_NGRAM] = Method(f"{title} without n-gram", without)
             case TargetConfig():
                 self._methods["draft_model"] = Method("draft model", base)
             case None | Eagle3Config():

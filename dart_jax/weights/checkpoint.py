@@ -298,8 +298,10 @@ def _save(
     json_config = {**config.to_json(), **fields, "torch_dtype": float_dtype}
     text = json.dumps(json_config, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
-    pairs = isinstance(config, DrafterConfig) and config.pair_rank > 0
-    write_pair_scores(directory, stored_pairs(config, params) if pairs else {})
+    pairs = {}
+    if isinstance(config, DrafterConfig) and config.pair_rank:
+        pairs = stored_pairs(config, params)
+    write_pair_scores(directory, pairs)
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)
 

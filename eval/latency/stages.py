@@ -69,7 +69,8 @@ def draft_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> 
 
 def topk_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> tuple[Any, Any]:
     """fixed: the draft vocabulary; inputs: logits; outputs: ids and logits of the candidates."""
-    return donated, _dart(config).top_candidates(fixed, inputs)
+    candidates, _ = _dart(config).top_candidates(fixed, inputs)
+    return donated, candidates
 
 
 def pack_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ import time
 import xml.etree.ElementTree as ET
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import SEED, Oracle, sequences
@@ -28,13 +29,16 @@ from dart_jax.app.service import COMPILING, Replaced, Service
 from dart_jax.app.settings import Settings
 from dart_jax.app.tree_picture import Node, draw, label
 from dart_jax.app.turns import Turns
+from dart_jax.decoding.loop import start as first_draft
 from dart_jax.decoding.loop import stream
 from dart_jax.decoding.prompts import Options, Prompts
+from dart_jax.decoding.pruner import Pruner, SearchConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Piece, default_tree
 from dart_jax.model import DartModel
+from dart_jax.models.pure import abstract_params
 
 MOST = 24  # new tokens
 
@@ -268,6 +272,28 @@ def test_scores_are_the_searchs(watched, key):
             for depth, score in zip(depths, found, strict=True)
             if score
         )
+
+
+def test_scores_with_pair_scores_are_the_searchs(models, prompts):
+    """A candidate's probability depends on its parent."""
+    drafter = dataclasses.replace(models.drafter, pair_rank=4)
+    rng = np.random.default_rng(0)
+    pairs = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 1, leaf.shape), jnp.float32),
+        abstract_params(drafter)["pairs"],
+    )
+    params = {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
+    config = DecodeConfig(models.target, drafter, 12)
+    pruner = Pruner(config.host_buffer, 12, ngram=models.ngram)
+    _, packed = first_draft(config, params, prompts, Options(seed=SEED))
+    packed = np.asarray(packed)
+    trees, totals = pruner.scored(packed)
+    drafts = *config.host_buffer.candidates_of(packed), config.host_buffer.pairs_of(packed)
+    for tree, total, *parts in zip(trees, totals, *drafts, strict=True):
+        step = Verified(tree, *parts, tokens=np.zeros(0, np.int32), drafted=0)
+        found = scores(step, SearchConfig(), models.ngram)
+        ours = [score.total if score else 0.0 for score in found]
+        np.testing.assert_allclose(ours, total, rtol=1e-4, atol=1e-5)
 
 
 def test_pictures_of_steps(watched):

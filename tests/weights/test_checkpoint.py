@@ -206,7 +206,7 @@ def test_unusable_pair_scores_are_reported(tmp_path):
     save_file({**stored, "prev.weight": stored["prev.weight"][:, :2]}, path)
     refused(r"pair_scores.* does not fit its config: prev.weight has shape \(20, 2\), .*\(20, 3\)")
     save_file({"prev.weight": stored["prev.weight"], "other": stored["next.weight"]}, path)
-    refused("pair_scores.*: missing next.weight; missing gate.weight; unexpected other")
+    refused("pair_scores.*: missing gate.weight; missing next.weight; unexpected other")
     save_file({**stored, "gate.weight": np.full_like(stored["gate.weight"], np.nan)}, path)
     refused(r"pair_scores.safetensors has weights that are NaN .*gate.weight \(24 of them\)")
 

@@ -59,8 +59,8 @@ class Dart(DraftingMethod):
 
     @property
     def pairs(self) -> bool:
-        """Whether the drafter has learned pair scores."""
-        return self.config.pair_rank > 0
+        """Whether the drafter has pair scores, and trees have pairs."""
+        return self.config.pair_rank > 0 and self.depth > 1
 
     def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
         """Reads rows of the prompts; see the base class."""
@@ -79,15 +79,15 @@ class Dart(DraftingMethod):
         draft_ids, noise = inputs.params["draft_ids"], inputs.noise
         noise = None if noise is None else noise[:, : normed.shape[1]]
         logits = coupled(inputs, drafter.head(normed), draft_ids, noise)
-        top, index = exact_top_k(logits, self.candidates)
-        ids, pairs = jnp.take(draft_ids, index), None
+        candidates, index = self.top_candidates(draft_ids, logits)
         if self.pairs:
             pairs = drafter.pairs.tables(normed, index)
-            # As the logits: only coupled drafts are divided by the temperature.
-            if noise is not None:
-                pairs = pairs / inputs.sampling.temperature
-        cache = extend(draft_state, rows, wait_for(ids, inputs.start))
-        return cache, Proposal(candidates=Candidates(ids, top, pairs))
+            temperature = inputs.sampling.temperature
+            if noise is not None and temperature is not None:  # as `coupled` divides the logits
+                pairs = pairs / temperature
+            candidates = candidates._replace(pairs=pairs)
+        cache = extend(draft_state, rows, wait_for(candidates.ids, inputs.start))
+        return cache, Proposal(candidates=candidates)
 
     def forward(self, cache: KVCache, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
         """Runs the drafter; returns float32 logits [B, d, Vd] and the new rows for its cache.
@@ -98,10 +98,12 @@ class Dart(DraftingMethod):
         normed, rows = self._normed(drafter, cache, inputs)
         return drafter.head(normed), rows
 
-    def top_candidates(self, draft_ids: jax.Array, logits: jax.Array) -> Candidates:
-        """Returns each position's top-k candidates, without pair scores."""
+    def top_candidates(
+        self, draft_ids: jax.Array, logits: jax.Array
+    ) -> tuple[Candidates, jax.Array]:
+        """Returns each position's top-k candidates, without pair scores, and their draft ids."""
         top, index = exact_top_k(logits, self.candidates)
-        return Candidates(jnp.take(draft_ids, index), top)
+        return Candidates(jnp.take(draft_ids, index), top), index
 
     def _drafter(self, inputs: DraftInput) -> Drafter:
         config = self.config.shortened(self.depth)
