@@ -23,9 +23,10 @@ float from_ascending(std::uint32_t bits) {
   return value;
 }
 
-// The keys of usable candidates: by ascending token; of equal tokens, the most likely first.
+// The keys of usable candidates: by ascending token; of equal tokens, the most likely first. A logit
+// of -0 equals 0.
 std::uint64_t key_of(std::int32_t token, float logit) {
-  return std::uint64_t{static_cast<std::uint32_t>(token)} << 32 | ~ascending(logit);
+  return std::uint64_t{static_cast<std::uint32_t>(token)} << 32 | ~ascending(logit + 0.0f);
 }
 
 bool usable(std::int32_t token, float logit) { return token >= 0 && std::isfinite(logit); }

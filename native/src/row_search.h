@@ -64,7 +64,7 @@ struct LevelWeights {
 const float* pair_scores(const DraftBatch& batch, const DraftRow& row, std::size_t level,
                          std::size_t column);
 
-// A logit with a pair score, both as given; always finite.
+// A logit with a pair score, which need not be finite; the sum is.
 inline float pair_logit(float logit, float pair) {
   using Float = std::numeric_limits<float>;
   return std::isfinite(pair) ? std::clamp(logit + pair, Float::lowest(), Float::max()) : logit;

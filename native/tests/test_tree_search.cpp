@@ -106,7 +106,7 @@ void test_pair_scores_of_duplicates() {
   const Drafts drafts{{2},
                       2,
                       {10, 10, 11, 11, 20, 21, 20, -1},
-                      {0, kLog9, 0, 0, 1, 0, 0, 9},
+                      {0, kLog9, -0.0f, 0, 1, 0, 0, 9},
                       {0, 0, 9, 9,       // ignored
                        9, 0, 0, 9,       // after 10: 20
                        0, 9, 9, 9,       // after 11: 21

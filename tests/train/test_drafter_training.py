@@ -188,28 +188,28 @@ def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypat
         assert [record[name] for record in ours] == [record[name] for record in theirs]
 
 
-def test_pair_scores_alone(recipe, trained, tmp_path, monkeypatch):
+def test_pair_scores_alone(recipe, trained, tiny, tmp_path, monkeypatch):
     """Everything else stays as it is in the drafter of --init, bit for bit; an interrupted run goes
     on exactly, and with no other settings."""
     first = trained[1]
-    saved = {}
-
-    def save(directory, config, params, ids):
-        saved[directory.parent.name] = (config, params, ids.tolist())
-
-    monkeypatch.setattr("train.drafter.save_drafter", save)
     options = ("--cache", trained[0].out, "--teacher", "cached", "--init", first)
     options += ("--train", "pairs", "--lr", 0.03, "--weight-decay", 0.1)
     options += ("--weights", "confidence", "--loss", "cross-entropy-tv")
-    train(recipe(tmp_path / "whole", *options, "--pair-rank", 4))
-    found, params, ids = saved["whole"]
+    whole = train(recipe(tmp_path / "whole", *options, "--pair-rank", 4))
+    found, params, ids = load_drafter(whole)
     before, known, known_ids = load_drafter(first)
     assert found == dataclasses.replace(before, pair_rank=4)
-    assert ids == known_ids.tolist()
+    assert ids.tolist() == known_ids.tolist()
     pairs = params.pop("pairs")
     jax.tree.map(np.testing.assert_array_equal, params, known)
     assert np.asarray(pairs["next"]).any()
     assert np.asarray(pairs["gate"]["kernel"]).any()
+    prompt = list(map(int, tiny.prompts[0]))
+    text, plain = (
+        DartModel.from_pretrained(tiny.target, *drafter).generate(prompt, max_new_tokens=16)
+        for drafter in ((whole, tiny.ngram), ())
+    )
+    assert text.tokens.tolist() == plain.tokens.tolist()
 
     read = PackedBatches.__call__
 
@@ -224,23 +224,29 @@ def test_pair_scores_alone(recipe, trained, tmp_path, monkeypatch):
             train(recipe(tmp_path / "parts", *options, "--pair-rank", 4))
     with pytest.raises(UserError, match="was started with another pair_rank"):
         train(recipe(tmp_path / "parts", *options, "--pair-rank", 3))
-    train(recipe(tmp_path / "parts", *options, "--pair-rank", 4))
-    jax.tree.map(np.testing.assert_array_equal, saved["parts"][1]["pairs"], pairs)
+    _, params, _ = load_drafter(train(recipe(tmp_path / "parts", *options, "--pair-rank", 4)))
+    jax.tree.map(np.testing.assert_array_equal, params["pairs"], pairs)
 
 
 @pytest.mark.long
-def test_pair_scores_with_the_drafter(recipe, trained, tmp_path, monkeypatch):
-    """All parameters are trained, from fresh ones as without pair scores."""
-    made = []
-    monkeypatch.setattr("train.drafter.save_drafter", lambda *args: made.append(args))
-    options = ("--cache", trained[0].out, "--teacher", "cached", "--draft-vocab", 200)
-    train(recipe(tmp_path, *options, "--eval-prompts", 0, "--pair-rank", 4))
-    ours, theirs = metrics(tmp_path), metrics(trained[0].out)
+def test_pair_scores_with_the_drafter(recipe, trained, tmp_path):
+    """All parameters are trained, from fresh ones as without pair scores, and further."""
+    options = ("--cache", trained[0].out, "--teacher", "cached", "--eval-prompts", 0)
+    fresh = ("--draft-vocab", 200, "--pair-rank", 4)
+    drafter = train(recipe(tmp_path / "first", *options, *fresh))
+    ours, theirs = metrics(tmp_path / "first"), metrics(trained[0].out)
     assert ours[0]["loss"] == pytest.approx(theirs[0]["loss"], rel=1e-5)
     assert ours[-1]["loss"] < 0.9 * ours[0]["loss"]
-    params = made[0][2]
+    found, params, _ = load_drafter(drafter)
     assert params["pairs"]["prev"].shape == (200, 4)
     assert np.asarray(params["pairs"]["next"]).any()
+    # The pair scores of --init are kept, unless others are asked for.
+    config = recipe(tmp_path / "second", *options, "--init", drafter, "--lr", 1e-12)
+    again, kept, _ = load_drafter(train(config))
+    assert again == found
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), kept, params)
+    with pytest.raises(UserError, match="has pair scores of rank 4"):
+        train(recipe(tmp_path / "third", *options, "--init", drafter, "--pair-rank", 5))
 
 
 @pytest.mark.long

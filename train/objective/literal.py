@@ -70,7 +70,7 @@ def draft_logits(
     predicting = jnp.concatenate([real, blocks], axis=2) if config.shifted else blocks
     logits = drafter.logits(predicting)
     if config.pair_rank:
-        normed = drafter.norm(drafter.norm(predicting))
+        normed = drafter.normed(predicting)
         logits += _pair_scores(params["pairs"], normed, data.tokens, anchors, draft_ids)
     return logits
 

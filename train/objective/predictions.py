@@ -302,7 +302,7 @@ def _pair_scores(
       before: int32 [B, C].
       where: bool [B, C].
     """
-    factors = drafter.pairs.factors(drafter.norm(drafter.norm(hidden)), before)
+    factors = drafter.pairs.factors(drafter.normed(hidden), before)
     return drafter.pairs.all_next(jnp.where(where[..., None], factors, 0))
 
 
