@@ -64,7 +64,8 @@ def draft_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> 
     params, draft_state = fixed
     accepted, state = inputs
     inputs = draft_input(config, params, state, accepted)
-    return donated, _dart(config).forward(draft_state, inputs)
+    logits, _, rows = _dart(config).forward(draft_state, inputs)
+    return donated, (logits, rows)
 
 
 def topk_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> tuple[Any, Any]:

@@ -74,14 +74,13 @@ class Dart(DraftingMethod):
 
     def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
         """Drafts; see the base class."""
-        drafter = self._drafter(inputs)
-        normed, rows = self._normed(drafter, draft_state, inputs)
+        logits, normed, rows = self.forward(draft_state, inputs)
         draft_ids, noise = inputs.params["draft_ids"], inputs.noise
-        noise = None if noise is None else noise[:, : normed.shape[1]]
-        logits = coupled(inputs, drafter.head(normed), draft_ids, noise)
+        noise = None if noise is None else noise[:, : logits.shape[1]]
+        logits = coupled(inputs, logits, draft_ids, noise)
         candidates, index = self.top_candidates(draft_ids, logits)
         if self.pairs:
-            pairs = drafter.pairs.tables(normed, index)
+            pairs = self._drafter(inputs).pairs.tables(normed, index)
             temperature = inputs.sampling.temperature
             if noise is not None and temperature is not None:  # as `coupled` divides the logits
                 pairs = pairs / temperature
@@ -89,14 +88,19 @@ class Dart(DraftingMethod):
         cache = extend(draft_state, rows, wait_for(candidates.ids, inputs.start))
         return cache, Proposal(candidates=candidates)
 
-    def forward(self, cache: KVCache, inputs: DraftInput) -> tuple[jax.Array, KVCache]:
-        """Runs the drafter; returns float32 logits [B, d, Vd] and the new rows for its cache.
+    def forward(self, cache: KVCache, inputs: DraftInput) -> tuple[jax.Array, jax.Array, KVCache]:
+        """Runs the drafter.
 
         If the tree is too small to use all drafted positions, only the first ones are computed.
+
+        Returns:
+          float32 logits [B, d, Vd]; what the head read, [B, d, D]; and the new rows for the cache.
         """
-        drafter = self._drafter(inputs)
-        normed, rows = self._normed(drafter, cache, inputs)
-        return drafter.head(normed), rows
+        drafter, embeds = self._drafter(inputs), inputs.target.embed(inputs.next_tokens)
+        normed, rows = drafter.normed_rows(
+            inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start
+        )
+        return drafter.head(normed), normed, rows
 
     def top_candidates(
         self, draft_ids: jax.Array, logits: jax.Array
@@ -108,12 +112,3 @@ class Dart(DraftingMethod):
     def _drafter(self, inputs: DraftInput) -> Drafter:
         config = self.config.shortened(self.depth)
         return bind(config, inputs.params["drafter"], inputs.target.execution)
-
-    def _normed(
-        self, drafter: Drafter, cache: KVCache, inputs: DraftInput
-    ) -> tuple[jax.Array, KVCache]:
-        """See `Drafter.normed_rows`."""
-        embeds = inputs.target.embed(inputs.next_tokens)
-        return drafter.normed_rows(
-            inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start
-        )

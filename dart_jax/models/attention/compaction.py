@@ -17,7 +17,7 @@ from dart_jax.models.attention.segments import fits_kernels
 from dart_jax.models.cache import KVCache
 from dart_jax.models.cache import append as append_plainly
 from dart_jax.models.cpu.rows import append_rows
-from dart_jax.models.pallas import load, store
+from dart_jax.models.platform.pallas import load, store
 
 _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 

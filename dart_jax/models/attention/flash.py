@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
-from dart_jax.models.pallas import dot, load, store
+from dart_jax.models.platform.pallas import dot, load, store
 
 # Queries of a block, and keys of an iteration: the tensor cores need 16, and the shared memory of a
 # block holds a tile of queries, and two of keys and two of values.

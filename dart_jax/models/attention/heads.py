@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.pallas import load, store
+from dart_jax.models.platform.pallas import load, store
 
 _ROWS = 16  # of a block
 

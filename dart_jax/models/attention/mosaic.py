@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap
-from dart_jax.models.pallas import dot
+from dart_jax.models.platform.pallas import dot
 
 _ROWS = 256  # queries of a block, at most
 _KEYS = 512  # keys of a block, at most

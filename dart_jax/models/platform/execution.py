@@ -8,12 +8,12 @@ from typing import Literal
 import jax
 
 from dart_jax.errors import UserError
-from dart_jax.models import pallas
 from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.cpu import foreign
 from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
+from dart_jax.models.platform import pallas
 from dart_jax.models.platform.fusion import fuse, pack
 
 AttentionChoice = Literal["auto", "dense", "native", "triton", "mosaic"]
