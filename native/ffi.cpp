@@ -19,8 +19,7 @@ namespace ffi = xla::ffi;
 // and `candidates`, the candidates' d and k; `pairs`, the number of pair scores, (d - 1) * k * k or 0;
 // `draws`, 3 if the last columns say how the target draws, otherwise 0.
 ffi::Error search(ffi::BufferR0<ffi::S32> handle, ffi::Buffer<ffi::S32> packed,
-                  ffi::Result<ffi::Buffer<ffi::S32>> trees,
-                  ffi::Result<ffi::Buffer<ffi::F32>> scores, std::int64_t context, std::int64_t first,
+                  ffi::Result<ffi::Buffer<ffi::S32>> trees, std::int64_t context, std::int64_t first,
                   std::int64_t levels, std::int64_t candidates, std::int64_t pairs,
                   std::int64_t draws) {
   const auto shape = packed.dimensions();
@@ -44,13 +43,11 @@ ffi::Error search(ffi::BufferR0<ffi::S32> handle, ffi::Buffer<ffi::S32> packed,
   batch.context_stride = batch.tokens_stride = batch.logits_stride = batch.pairs_stride =
       batch.draws_stride = static_cast<std::size_t>(shape[1]);
   const auto out = trees->dimensions();
-  const auto out_scores = scores->dimensions();
-  bool fits = out.size() == 3 && out[0] == shape[0] && out[1] == 3 && out_scores.size() == 2 &&
-              out_scores[0] == out[0] && out_scores[1] == out[2];
+  bool fits = out.size() == 3 && out[0] == shape[0] && out[1] == 3;
   try {
     const bool found = dart::with_search(*handle.typed_data(), [&](const dart::TreeSearch& search) {
       fits = fits && out[2] == std::int64_t{search.config().nodes} + 1;
-      if (fits) search.search(batch, trees->typed_data(), scores->typed_data());
+      if (fits) search.search(batch, trees->typed_data());
     });
     if (!found) return ffi::Error::InvalidArgument("dart_search: the search no longer exists");
   } catch (const std::exception& error) {
@@ -67,7 +64,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_search, search,
                                   .Arg<ffi::BufferR0<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<std::int64_t>("context")
                                   .Attr<std::int64_t>("first")
                                   .Attr<std::int64_t>("levels")

@@ -238,11 +238,11 @@ class Oracle(Pruner):
             for i in range(len(tokens)):
                 self.continuations[row, *padded[i : i + 4].tolist()] = tokens[i + 1 :]
 
-    def scored(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, packed: np.ndarray) -> np.ndarray:
         contexts, _, _ = self.host_buffer.candidates_of(np.asarray(packed))
-        trees = [self._tree(row, *context) for row, context in enumerate(contexts.tolist())]
-        scores = np.linspace(0, -8, self.nodes + 1, dtype=np.float32)
-        return np.stack(trees), np.tile(scores, (len(trees), 1))
+        return np.stack(
+            [self._tree(row, *context) for row, context in enumerate(contexts.tolist())]
+        )
 
     def _tree(self, row: int, *context: int) -> np.ndarray:
         if context[-1] < 0:

@@ -109,7 +109,10 @@ class Pruner:
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         """Searches the trees of one step, on the host."""
-        return self.scored(packed)[0]
+        packed = np.asarray(packed)
+        trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
+        self._run(packed, trees, None)
+        return trees
 
     def scored(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the trees, and the scores of their nodes, float32 [B, N + 1] (docs/method.md,
@@ -117,6 +120,10 @@ class Pruner:
         packed = np.asarray(packed)
         trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
         scores = np.empty((len(packed), self.nodes + 1), np.float32)
+        self._run(packed, trees, scores)
+        return trees, scores
+
+    def _run(self, packed: np.ndarray, trees: np.ndarray, scores: np.ndarray | None) -> None:
         buffer = self.host_buffer
         self._search.search(
             *buffer.candidates_of(packed),
@@ -125,7 +132,6 @@ class Pruner:
             draws=buffer.draws_of(packed),
             scores=scores,
         )
-        return trees, scores
 
 
 # Handle -> pruner. A program may outlive a pruner; running it with a dead pruner's handle is an
@@ -140,7 +146,7 @@ def search_in_jit(
     packed: jax.Array,
     *,
     native: bool = True,
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Searches the trees of one step inside a jitted program.
 
     The pruner is an argument of the program, so one program serves all pruners of the same shape,
@@ -154,12 +160,9 @@ def search_in_jit(
       native: on CPU, let XLA call the C++ search directly, without Python.
 
     Returns:
-      The trees and their nodes' scores (see `Pruner.scored`).
+      The trees, int32 [B, 3, N + 1].
     """
-    out = (
-        jax.ShapeDtypeStruct((packed.shape[0], 3, nodes + 1), jnp.int32),
-        jax.ShapeDtypeStruct((packed.shape[0], nodes + 1), jnp.float32),
-    )
+    out = jax.ShapeDtypeStruct((packed.shape[0], 3, nodes + 1), jnp.int32)
     python = partial(_search_through_python, out)
     if not (native and _foreign_function()):
         return python(handle, packed)
@@ -172,13 +175,12 @@ def search_in_jit(
         pairs=np.int64(math.prod(host_buffer.pairs_shape)),
         draws=np.int64(DRAWS if host_buffer.draws else 0),
     )
-    trees, scores = jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
-    return trees, scores
+    return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
 
 
 def _search_through_python(
-    out: _Found, handle: jax.Array, packed: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    out: jax.ShapeDtypeStruct, handle: jax.Array, packed: jax.Array
+) -> jax.Array:
     """Calls the pruner through a Python callback, on any platform.
 
     The rows are passed in parts: to copy an array above 100 KiB for a callback, JAX on CPU waits
@@ -186,18 +188,14 @@ def _search_through_python(
     """
     rows = max(1, _COPIED_AT_ONCE // (packed.shape[1] * packed.dtype.itemsize))
     parts = [packed[i : i + rows] for i in range(0, packed.shape[0], rows)]
-    trees, scores = jax.pure_callback(_call, out, handle, *parts)
-    return trees, scores
+    return jax.pure_callback(_call, out, handle, *parts)
 
 
-def _call(handle: np.ndarray, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return _pruners[int(handle)].scored(np.concatenate([np.asarray(part) for part in parts]))
+def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
+    return _pruners[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
 
 
 _FOREIGN_FUNCTION = "dart_search"
-
-# Shapes of what a search finds.
-_Found = tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]
 
 # Bytes of the largest array that JAX passes to a callback without using another thread.
 _COPIED_AT_ONCE = 100 * 1024

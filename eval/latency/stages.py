@@ -37,7 +37,7 @@ def search_stage(
 ) -> tuple[Any, Any]:
     """Host copy, search and copy back, from inside a program. fixed: the pruner's handle; inputs: a
     host buffer; output: trees."""
-    trees, _ = search_in_jit(config.host_buffer, config.nodes, fixed, inputs, native=native)
+    trees = search_in_jit(config.host_buffer, config.nodes, fixed, inputs, native=native)
     return donated, trees
 
 

@@ -64,7 +64,7 @@ def method(request, monkeypatch):
 def inside(prune, packed, native=True):
     """A pruner's trees inside a program that is traced only for it."""
     handle = jnp.int32(prune.handle)
-    return search_in_jit(prune.host_buffer, prune.nodes, handle, packed, native=native)[0]
+    return search_in_jit(prune.host_buffer, prune.nodes, handle, packed, native=native)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
@@ -153,7 +153,7 @@ def test_one_program_takes_any_pruner(ngram, method):
     jitted = jax.jit(partial(search_in_jit, LAYOUT, NODES, native=native))
     for prune in (small, large):
         expected = prune(np.asarray(packed))
-        found, _ = jitted(jnp.int32(prune.handle), packed)
+        found = jitted(jnp.int32(prune.handle), packed)
         np.testing.assert_array_equal(found, expected)
     assert jitted._cache_size() == 1
     handle = jnp.int32(large.handle)
@@ -162,7 +162,7 @@ def test_one_program_takes_any_pruner(ngram, method):
     with pytest.raises(
         (jax.errors.JaxRuntimeError, ValueError), match=r"no longer exists|KeyError"
     ):
-        jitted(handle, packed)[0].block_until_ready()
+        jitted(handle, packed).block_until_ready()
 
 
 def test_time_of_searches_adds_up(ngram, method):
@@ -236,7 +236,7 @@ def loop(packed, matrix):
         matrix = matrix @ matrix  # something that XLA does not compute before
         root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
         packed = packed.at[:, host_buffer.first - 1].set(root)
-        trees, _ = search_in_jit(host_buffer, 59, handle, packed, native=native)
+        trees = search_in_jit(host_buffer, 59, handle, packed, native=native)
         return i + 1, packed, matrix, trees
 
     trees = jnp.zeros((rows, 3, 60), jnp.int32)

@@ -152,9 +152,7 @@ def run(
         steps = steps + state.active.astype(jnp.int32)
         trees = None
         if handle is not None:
-            trees, _ = search_in_jit(
-                config.host_buffer, config.nodes, handle, packed, native=native
-            )
+            trees = search_in_jit(config.host_buffer, config.nodes, handle, packed, native=native)
         state, packed = step(config, params, state, trees)
         new = emitted_in(config, state, packed)
         output = jax.tree.map(lambda old, path: write(old, path, emitted), output, new)

@@ -121,7 +121,7 @@ def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Result
         def search_all(packed: jax.Array, handle: jax.Array) -> jax.Array:
             def one(query: jax.Array, total: jax.Array) -> jax.Array:
                 row = jax.lax.dynamic_slice_in_dim(packed, query, 1)
-                trees, _ = search_in_jit(host_buffer, nodes, handle, row, native=native)
+                trees = search_in_jit(host_buffer, nodes, handle, row, native=native)
                 return total + trees.sum()
 
             return jax.lax.fori_loop(0, queries, one, 0)
