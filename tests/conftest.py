@@ -27,6 +27,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import load_drafter, load_target
 
@@ -76,6 +77,8 @@ NAMES = ("qwen3-tied", "qwen3-draft-vocab")
 # After 55 tokens, a path of 9 just fits into a cache of 64 rows.
 MAX_LENGTH = 55
 SEED = 3
+
+RANK = 6  # of random pair scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +162,18 @@ def golden(request) -> Golden:
 def models() -> Golden:
     """One golden pair, for tests that need any models: a drafter with a vocabulary of its own."""
     return load_golden("qwen3-draft-vocab")
+
+
+@pytest.fixture(scope="session")
+def scored(models) -> tuple[DrafterConfig, DecodeParams]:
+    """That drafter with random pair scores, and the parameters of both models."""
+    drafter = dataclasses.replace(models.drafter, pair_rank=RANK)
+    rng = np.random.default_rng(0)
+    pairs = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.7, leaf.shape), jnp.float32),
+        init_params(drafter, 0)["pairs"],
+    )
+    return drafter, {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
 
 
 @pytest.fixture(scope="session")

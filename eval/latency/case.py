@@ -345,6 +345,6 @@ def pack_host_buffer(
 ) -> np.ndarray:
     """Returns the host buffer of a step with these candidates, int32 [B, width]."""
     rows = len(context)
-    emitted = np.zeros((rows, 2 + host_buffer.path), np.int32)
+    emitted = np.zeros((rows, 1 + 2 * host_buffer.path), np.int32)
     bits = np.ascontiguousarray(logits, np.float32).view(np.int32).reshape(rows, -1)
     return np.concatenate([emitted, context, ids.reshape(rows, -1), bits], axis=1)

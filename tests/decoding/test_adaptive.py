@@ -92,12 +92,13 @@ def trees_of(config, ngram=None, pruner=None):
 
 
 @pytest.fixture(scope="module")
-def methods(models, plain):
+def methods(models, scored, plain):
     """Method -> its drafter, parameters and search."""
     target = {"target": models.params["target"], "drafter": models.params["target"]}
     ngram = NgramModel.count(plain(GREEDY).tokens)
     return {
         "dart": (models.drafter, models.params, ngram),
+        "dart with pair scores": (*scored, ngram),
         "eagle3": (models.eagle, models.eagle_params, None),
         "draft model": (models.target, target, None),
         "prompt lookup": (PromptLookupConfig(), models.params, None),
@@ -108,7 +109,9 @@ def methods(models, plain):
 @pytest.mark.long(keep=3)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("sampling", [GREEDY, PENALIZED])
-@pytest.mark.parametrize("name", ["dart", "eagle3", "draft model", "prompt lookup", "n-gram"])
+@pytest.mark.parametrize(
+    "name", ["dart", "dart with pair scores", "eagle3", "draft model", "prompt lookup", "n-gram"]
+)
 def test_whatever_is_chosen_the_tokens_are_plain_decodings(
     models, prompts, plain, methods, loop, sampling, name
 ):
@@ -321,22 +324,34 @@ def test_times_with_compilation_teach_nothing():
     assert policy.costs.known == {}
 
 
-def test_a_tour_visits_every_size():
-    policy = Policy((0, 2, 8), 8)
+@pytest.mark.parametrize("tokens", [30, 100, 1000])
+def test_a_tour_visits_every_size(tokens):
+    policy, compiled = Policy((0, 2, 8), 8), set()
     policy.costs.learn(8, 100.0)
-    tour, texts, ran = Tour(policy), 0, []
+    tour, texts = Tour(policy), 0
     while not tour.done:
-        burst, texts = tour.begin(), texts + 1
+        left, burst, texts = tokens, tour.begin(), texts + 1
         assert burst.size  # a text that begins with plain decoding could not go on with drafts
-        for _ in range(3):  # what fits into a text
-            ran.append(burst)
-            if burst.steps is None:
-                break
-            # The first time, programs are compiled.
-            seconds = burst.steps * (1.0 + burst.size) if ran.count(burst) > 1 else None
-            tour.learn(burst.size, np.zeros(0, int), burst.steps, burst.steps, seconds)
-            burst = tour.next()
+        while left > 0:
+            size, steps = burst.size, min(burst.steps or left, left)
+            seconds = steps * (1.0 + size) if size in compiled else None
+            compiled.add(size)
+            tour.learn(size, np.zeros(0, int), steps, steps, seconds)
+            left -= steps
+            before, burst = burst, tour.next()
+            assert before.size or burst.size or burst.steps is None
     assert policy.costs.known == {0: 1.0, 2: 3.0, 8: 9.0}
+    assert texts <= 25
+
+
+def test_a_tour_of_very_short_texts_ends():
+    policy = Policy((0, 8), 8)
+    tour = Tour(policy)
+    for _ in range(50):
+        tour.learn(tour.begin().size, np.zeros(0, int), 1, 1, 1.0)
+        tour.learn(tour.next().size, np.zeros(0, int), 1, 1, 1.0)
+    assert tour.done
+    assert policy.costs.known == {}
 
 
 def test_what_is_prepared_knows_all_costs():
@@ -384,14 +399,14 @@ def test_damaged_costs_are_learned_again(tmp_path, text):
 # For users
 
 
-def test_adaptive_generation_gives_the_same_text():
+def test_generation_gives_the_same_text_with_any_trees():
     model = DartModel.demo()
     prompt = "def mean(values):\n"
     plain = model.generate(prompt, max_new_tokens=48, tree_nodes=0)
-    adaptive = model.generate(prompt, max_new_tokens=48, tree_nodes="adaptive")
-    assert adaptive.text == plain.text
-    pieces = model.stream(prompt, max_new_tokens=48, tree_nodes="adaptive")
-    assert "".join(pieces) == plain.text
+    fixed = model.generate(prompt, max_new_tokens=48, tree_nodes=8)
+    by_default = model.generate(prompt, max_new_tokens=48)
+    assert by_default.text == fixed.text == plain.text
+    assert "".join(model.stream(prompt, max_new_tokens=48)) == plain.text
 
 
 @pytest.mark.parametrize("sizes", [(1, 8), (0, 4), (0, 8, 4), (0, 4, 4, 8), (0,)])

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_model
-from conftest import SEED
+from conftest import RANK, SEED
 from literal_search import paths, transcribe
 from tiny_configs import DART, copied, random_params
 
-from dart_jax.decoding.adaptive.policy import Learned, Policy, TreeCosts
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start, stream
 from dart_jax.decoding.prompts import Options
@@ -26,7 +25,6 @@ from dart_jax.models.drafter import Drafter
 from dart_jax.models.pure import bind, init_params
 from dart_jax.weights.checkpoint import load_drafter, save_drafter
 
-RANK = 6
 EOS = (511,)
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9)
 STEPS = 3
@@ -36,19 +34,6 @@ class ThroughPython(Pruner):
     """Is called through Python by jitted programs as well."""
 
     native = False
-
-
-@pytest.fixture(scope="module")
-def scored(models):
-    """The drafter with random pair scores, and its parameters."""
-    drafter = dataclasses.replace(models.drafter, pair_rank=RANK)
-    rng = np.random.default_rng(0)
-    pairs = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.7, leaf.shape), jnp.float32),
-        init_params(drafter, 0)["pairs"],
-    )
-    params = {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
-    return drafter, params
 
 
 def with_pairs(params, **changes):
@@ -171,18 +156,6 @@ def test_scores_of_zero_change_no_tree(models, scored, prompts, sampling):
         assert (ours.drafts is None) == (theirs.drafts is None)
         if ours.drafts and theirs.drafts:
             np.testing.assert_array_equal(ours.drafts.trees, theirs.drafts.trees)
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("loop", [generate_streaming, generate_fused])
-def test_with_trees_of_chosen_sizes(models, scored, prompts, plain, loop):
-    drafter, params = scored
-    config = DecodeConfig(models.target, drafter, nodes=8, sizes=(0, 3, 8))
-    costs = TreeCosts(jnp.array([1.0, 1.05, 1.1], jnp.float32), jnp.float32(1))
-    learned = Learned(Policy.start(costs, 8))
-    pruner = Pruner(config.host_buffer, 8, ngram=models.ngram)
-    generation = loop(config, params, pruner, prompts, Options(seed=SEED), learned)
-    assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
 
 
 @pytest.mark.long(keep=1)

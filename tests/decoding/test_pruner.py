@@ -42,7 +42,7 @@ def pack(rows, seed=0):
     return LAYOUT.pack(
         jnp.asarray(context, jnp.int32),
         jnp.zeros(rows, jnp.int32),
-        jnp.zeros(rows, jnp.int32),
+        jnp.zeros((rows, LAYOUT.path), jnp.int32),
         jnp.asarray(active),
         jnp.zeros((rows, LAYOUT.path), jnp.int32),
         jnp.asarray(ids, jnp.int32),

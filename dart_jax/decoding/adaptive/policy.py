@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -168,28 +168,34 @@ class Tour(Decisions):
         """Forgets what the policy knew of costs."""
         policy.costs = StepCosts()
         self._policy = policy
-        plain, *drafts = policy.sizes
-        a_round = [*(Burst(size, _TRIAL) for size in drafts), Burst(plain, PAUSE)]
-        self._left = deque(a_round * (1 + ENOUGH))  # programs are compiled in the first round
+        self._visits = Counter(dict.fromkeys(policy.sizes, 0))
+        self._last = 0
 
     @property
     def done(self) -> bool:
-        """Whether every size was visited."""
-        return not self._left
+        """Whether the cost of every size is known; or cannot be, because texts are too short."""
+        visits, sizes = self._visits, self._policy.sizes
+        return len(self._policy.costs.known) == len(sizes) or min(visits.values()) > 3 * ENOUGH
 
     def begin(self) -> Burst:
-        """The next size to visit that drafts."""
-        if self._left and self._left[0].size == 0:
-            self._left.rotate(-1)
-        return self._left.popleft()
+        """The size that drafts and was visited least."""
+        drafts = (size for size in self._policy.sizes if size)
+        self._last = min(drafts, key=self._visits.__getitem__)
+        return Burst(self._last, _TRIAL)
 
     def next(self) -> Burst:
-        """The next size to visit; after the last one, plain decoding."""
-        return self._left.popleft() if self._left else Burst(0, None)
+        """The size that was visited least; in the end plain decoding."""
+        if self.done:
+            return Burst(0, None)
+        if self._last == 0 or min(self._visits.values()) < self._visits[0]:
+            return self.begin()
+        self._last = 0
+        return Burst(0, PAUSE)
 
     def learn(
         self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
     ) -> None:
-        """Notes the cost."""
+        """Notes the cost, unless the text ended soon."""
+        self._visits[size] += 1
         if seconds is not None and steps > _TRIAL // 2:
             self._policy.costs.learn(size, seconds / steps)
