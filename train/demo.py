@@ -2,9 +2,9 @@
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
-The drafters, DART's and EAGLE-3's, are trained by `train.drafter` with the recipes
-`train/demo.toml` and `train/demo_eagle3.toml`; the small draft model is trained on the same answers
-for the same number of steps.
+The drafters are trained by `train.drafter`: DART's with the recipe `train/demo.toml`, its pair
+scores with `train/demo_pairs.toml`, EAGLE-3's with `train/demo_eagle3.toml`. The small draft model
+is trained on the same answers.
 
 Every stage except the n-gram model keeps its result in the work directory and is not repeated;
 training stages resume from their newest checkpoint.
@@ -52,7 +52,11 @@ from train.run.trainer import fit
 
 # Recipes of the drafters, by name.
 _RECIPES = Path(__file__).parent
-RECIPES = {"drafter": _RECIPES / "demo.toml", "eagle3": _RECIPES / "demo_eagle3.toml"}
+RECIPES = {
+    "drafter": _RECIPES / "demo.toml",
+    "pairs": _RECIPES / "demo_pairs.toml",  # the same with pair scores
+    "eagle3": _RECIPES / "demo_eagle3.toml",
+}
 
 # Answers held out to evaluate the draft model.
 _HELD_OUT_ANSWERS = 64
@@ -255,6 +259,8 @@ def train_drafter(config: DemoConfig, name: str, answers: Path) -> None:
         "--cache": config.work / "drafter-training",
         "--seed": config.seed,
     }
+    if name == "pairs":
+        options["--init"] = config.work / "drafter-training" / "drafter"
     args = [str(word) for option in options.items() for word in option]
     train(config_file.parse(DrafterTraining, ["--config", str(RECIPES[name]), *args], None))
 
@@ -266,8 +272,8 @@ def export(config: DemoConfig, directory: Path) -> None:
     for name in ("target", "draft_model"):
         model, params = load_target(config.work / name)
         save_target(directory / name, model, half(params), eos)
-    for name in RECIPES:
-        drafter, params, ids = load_drafter(config.work / f"{name}-training" / "drafter")
+    for name, trained in {"drafter": "pairs", "eagle3": "eagle3"}.items():
+        drafter, params, ids = load_drafter(config.work / f"{trained}-training" / "drafter")
         save_drafter(directory / name, drafter, half(params), ids)
     for name in ("target/tokenizer.json", "ngram.dng"):
         write_atomically(directory / name, (config.work / name).read_bytes())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.drafting import AnyDrafter, PromptLookupConfig
 from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 
 # Nodes of the largest draft tree: the memory of a verification grows with their square, and far
 # smaller trees already contain every likely continuation.
@@ -20,6 +22,16 @@ _SIZES = (0, 2, 4, 8, 16, 32)
 # Rows of all sequences that an accelerator verifies in little more time than a single one: with
 # more, a step waits for its computations and not for the weights.
 _NEARLY_FREE = 200
+
+
+def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchConfig:
+    """Returns the search parameters for a drafter: the paper's, unless `options` say otherwise.
+
+    Pair scores know much of what the n-gram model knows, whose weight is halved beside them.
+    """
+    if isinstance(drafter, DrafterConfig) and drafter.pair_rank:
+        options = {"ngram_weight": 0.25, **options}
+    return SearchConfig(**options)
 
 
 def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int, SearchConfig]:
@@ -39,9 +51,10 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
     if isinstance(drafter, PromptLookupConfig):
         return 8, SearchConfig()
     if jax.default_backend() == "cpu":
-        return 8, SearchConfig(level_decay=2.5)
+        pairs = isinstance(drafter, DrafterConfig) and drafter.pair_rank
+        return 8, default_search(drafter, level_decay=1.5 if pairs else 2.5)
     most = max(_NEARLY_FREE // batch - 1, 1)
-    return min(59 if isinstance(drafter, Eagle3Config) else 60, most), SearchConfig()
+    return min(59 if isinstance(drafter, Eagle3Config) else 60, most), default_search(drafter)
 
 
 def adaptive_tree(
@@ -58,7 +71,7 @@ def adaptive_tree(
     """
     most, search = default_tree(drafter, batch)
     if not isinstance(drafter, TargetConfig) and jax.default_backend() == "cpu":
-        most, search = 16, SearchConfig(level_decay=1.5)
+        most, search = 16, default_search(drafter, level_decay=1.5)
     return (*(size for size in _SIZES if size < most), most), search
 
 

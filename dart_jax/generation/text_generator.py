@@ -22,6 +22,7 @@ from dart_jax.generation.defaults import (
     MAX_NODES,
     adaptive_tree,
     default_loop,
+    default_search,
     default_tree,
     length_bucket,
 )
@@ -248,7 +249,7 @@ class TextGenerator:
             return 0, (), search
         if config.tree_nodes is not None:
             # The default search is tuned for the default size.
-            search = search if config.tree_nodes == nodes else SearchConfig()
+            search = search if config.tree_nodes == nodes else default_search(self.drafter)
             return config.tree_nodes, (), config.search or search
         if config.search is not None and config.search.ties != "first":
             return nodes, (), config.search  # its trees are not ordered by score
@@ -326,7 +327,7 @@ class TextGenerator:
                 nodes,
                 ngram=self.ngram if use_ngram else None,
                 eos=self.eos,
-                search=search or SearchConfig(),
+                search=search or default_search(self.drafter),
             )
         return Decoder(
             config,

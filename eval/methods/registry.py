@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
-from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import adaptive_tree, default_tree
+from dart_jax.generation.defaults import adaptive_tree, default_search, default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -204,7 +203,9 @@ def decoder(
         stop tokens are then ignored. Trees must be deep enough.
       coupled: whether drafts are ranked with the noise of the target's draws.
     """
-    search = None if tree.level_decay is None else SearchConfig(level_decay=tree.level_decay)
+    search = None
+    if tree.level_decay is not None:
+        search = default_search(model.drafter, level_decay=tree.level_decay)
     result = model.decoder(
         nodes=tree.nodes,
         sizes=tree.sizes,
