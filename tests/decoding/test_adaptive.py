@@ -347,7 +347,7 @@ def test_a_tour_visits_every_size(tokens):
 def test_a_tour_of_very_short_texts_ends():
     policy = Policy((0, 8), 8)
     tour = Tour(policy)
-    for _ in range(50):
+    for _ in range(100):
         tour.learn(tour.begin().size, np.zeros(0, int), 1, 1, 1.0)
         tour.learn(tour.next().size, np.zeros(0, int), 1, 1, 1.0)
     assert tour.done

@@ -168,26 +168,27 @@ class Tour(Decisions):
         """Forgets what the policy knew of costs."""
         policy.costs = StepCosts()
         self._policy = policy
-        self._visits = Counter(dict.fromkeys(policy.sizes, 0))
+        self._timed = Counter(dict.fromkeys(policy.sizes, 0))
+        self._bursts = 0
         self._last = 0
 
     @property
     def done(self) -> bool:
         """Whether the cost of every size is known; or cannot be, because texts are too short."""
-        visits, sizes = self._visits, self._policy.sizes
-        return len(self._policy.costs.known) == len(sizes) or min(visits.values()) > 3 * ENOUGH
+        enough = min(self._timed.values()) >= ENOUGH
+        return enough or self._bursts > 10 * ENOUGH * len(self._timed)
 
     def begin(self) -> Burst:
-        """The size that drafts and was visited least."""
+        """The size that drafts and was timed least."""
         drafts = (size for size in self._policy.sizes if size)
-        self._last = min(drafts, key=self._visits.__getitem__)
+        self._last = min(drafts, key=self._timed.__getitem__)
         return Burst(self._last, _TRIAL)
 
     def next(self) -> Burst:
-        """The size that was visited least; in the end plain decoding."""
+        """The size that was timed least; in the end plain decoding."""
         if self.done:
             return Burst(0, None)
-        if self._last == 0 or min(self._visits.values()) < self._visits[0]:
+        if self._last == 0 or min(self._timed.values()) < self._timed[0]:
             return self.begin()
         self._last = 0
         return Burst(0, PAUSE)
@@ -196,6 +197,7 @@ class Tour(Decisions):
         self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
     ) -> None:
         """Notes the cost, unless the text ended soon."""
-        self._visits[size] += 1
+        self._bursts += 1
         if seconds is not None and steps > _TRIAL // 2:
+            self._timed[size] += 1
             self._policy.costs.learn(size, seconds / steps)
