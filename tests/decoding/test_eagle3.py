@@ -87,7 +87,7 @@ def draft(model, inputs, nodes, settings=REFERENCE, cache=None, length=None):
     """Packed trees and the rows to append."""
     first = jnp.zeros_like(inputs.last) if length is None else length
     rows = (inputs.features, inputs.next_tokens, inputs.last)
-    packed, _, rows = _draft(
+    packed, rows = _draft(
         model.config,
         settings,
         nodes,

@@ -277,7 +277,7 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
     ("arguments", "message"),
     [
         ("--prompts 0", "--prompts must be at least 1"),
-        ("--tree-nodes 8 0", "--tree-nodes must be at least 1"),
+        ("--tree-nodes 8 -1", "--tree-nodes must be at least 0"),
         (
             "--batch-size 9",
             "--batch-size 9 needs as many prompts, and --prompts 2 gives 8, 2 of each of 4 groups",

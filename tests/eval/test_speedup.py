@@ -210,7 +210,7 @@ def test_methods_with_missing_parts_are_left_out_of_all_and_refused_by_name(meas
     )
     models, left_out = config.models(config.load())
     assert list(models) == ["plain", "dart", "dart_no_ngram", "pld", "ngram"]
-    assert [reason.split()[0] for reason in left_out] == ["eagle3", "sps"]
+    assert [reason.split()[0] for reason in left_out] == ["dart_pairs", "eagle3", "sps"]
     assert len({id(model.params["target"]) for model in models.values()}) == 1
     for name, part in (("eagle3", "--eagle3"), ("sps", "--draft-model")):
         with pytest.raises(UserError, match=part):
@@ -316,7 +316,8 @@ def test_random_weights_in_a_shape(measured, short):
     config = SpeedupConfig(**shape, method="all")
     models, left_out = config.models(config.load())
     assert list(models) == ["plain", "dart", "pld"]
-    assert [line.split()[0] for line in left_out] == ["dart_no_ngram", "eagle3", "sps", "ngram"]
+    missing = ["dart_pairs", "dart_no_ngram", "eagle3", "sps", "ngram"]
+    assert [line.split()[0] for line in left_out] == missing
     with pytest.raises(
         UserError, match="--shape tiny has only 512 tokens, the demo's tokenizer 40"
     ):
