@@ -61,7 +61,7 @@ CASES = {
     "plot-training run --output a.png": "unrecognised option --output",
     "measure-training --contexts 8": "--contexts; did you mean --context?",
     "ablate": "missing EXPERIMENT",
-    "ablate beta": "'layers', 'horizon', 'ngram', 'vocabulary', 'domain'; got 'beta'",
+    "ablate beta": "'layers', 'horizon', 'pairs', 'ngram', 'vocabulary', 'domain'; got 'beta'",
     "count-ngrams --data texts.jsonl": "missing --tokenizer and --out",
     f"{COUNT} --worker 2": "unrecognised option --worker; did you mean --workers?",
     # Values.
@@ -84,7 +84,7 @@ CASES = {
     "speedup --shape gpt2 --acceptance 2 --tree-nodes 4": "no shape 'gpt2'",
     "lossless --prompts 1": "--batch-size 8 needs as many prompts, and --prompts 1 gives 4",
     "lossless --samples 3": "--samples must be 0 or at least 128",
-    "lossless --tree-nodes 0": "--tree-nodes must be at least 1",
+    "lossless --tree-nodes -1": "--tree-nodes must be at least 0",
     "latency --shape gpt2": "no shape 'gpt2'",
     "latency --tree-nodes 8 8": "--tree-nodes must be different numbers",
     "latency --seconds 0": "--seconds must be a positive number",
