@@ -164,6 +164,19 @@ def test_reported_scores_are_plain_decodings(models, prompts, loop):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), one, other)
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_second_pause_lasts_to_the_end(models, prompts, loop):
+    """As generations at the same time, which share a policy, may decide for one another."""
+    trees = trees_of(DecodeConfig(models.target, PromptLookupConfig()))
+    policy = Scripted(Burst(8, 2), Burst(0, 3), Burst(0, 3), Burst(8, 2))
+    generation = loop(Switch(trees, models.params, policy), models.params, prompts, Options())
+    assert [size for size, *_ in policy.told] == [8, 0, 0]
+    alone = loop(
+        Switch(trees, models.params, Scripted(Burst(0, None))), models.params, prompts, Options()
+    )
+    assert lists(generation.tokens) == lists(alone.tokens)
+
+
 def test_ended_rows_stay_ended(models, prompts):
     """A row that is ended from outside emits nothing more, across changes of sizes."""
     trees = trees_of(DecodeConfig(models.target, PromptLookupConfig()))

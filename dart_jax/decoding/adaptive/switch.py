@@ -84,7 +84,11 @@ class Switch:
           The state and the host buffer that the burst begins with; nothing is emitted anew.
         """
         before, drafting = self.current.config, self._size > 0
-        self._take(self._policy.next())
+        burst = self._policy.next()
+        if not drafting and not burst.size:
+            # Generations at the same time share a policy. The rows of one pause are kept, no more.
+            burst = Burst(0, None)
+        self._take(burst)
         config = self.current.config
         if config == before:
             return state, packed
@@ -212,6 +216,7 @@ def redraft(
     Returns:
       The new state, and a host buffer in which nothing is emitted.
     """
+    assert state.features is not None
     last = jnp.maximum(state.length - 1, 0)
     inputs = DraftInput(
         bind(config.target, params["target"], config.execution),
