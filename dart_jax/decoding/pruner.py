@@ -109,21 +109,18 @@ class Pruner:
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         """Searches the trees of one step, on the host."""
-        packed = np.asarray(packed)
-        trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
-        self._run(packed, trees, None)
-        return trees
+        return self._run(np.asarray(packed), None)
 
     def scored(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the trees, and the scores of their nodes, float32 [B, N + 1] (docs/method.md,
         section 3): at most 0; 0 for the root and unused slots."""
         packed = np.asarray(packed)
-        trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
         scores = np.empty((len(packed), self.nodes + 1), np.float32)
-        self._run(packed, trees, scores)
-        return trees, scores
+        return self._run(packed, scores), scores
 
-    def _run(self, packed: np.ndarray, trees: np.ndarray, scores: np.ndarray | None) -> None:
+    def _run(self, packed: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
+        """Returns the trees, and writes their nodes' scores unless there is no place for them."""
+        trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
         buffer = self.host_buffer
         self._search.search(
             *buffer.candidates_of(packed),
@@ -132,6 +129,7 @@ class Pruner:
             draws=buffer.draws_of(packed),
             scores=scores,
         )
+        return trees
 
 
 # Handle -> pruner. A program may outlive a pruner; running it with a dead pruner's handle is an

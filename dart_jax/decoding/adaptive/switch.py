@@ -93,10 +93,7 @@ class Switch:
         if config == before:
             return state, packed
         if not self._size:
-            if drafting:
-                self._draft_state = state.draft_state
-            if self._rest:
-                self._draft_state = None
+            self._draft_state = None if self._rest else state.draft_state
             empty = jnp.zeros((packed.shape[0], config.host_buffer.width), jnp.int32)
             return _plain(config, state), empty
         if not drafting:
