@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Piece, Step, TextGeneration
 from dart_jax.model import DartModel
@@ -61,6 +62,7 @@ class Answer:
       title: the method's title.
       limit: maximum number of tokens.
       pieces: the text.
+      search: parameters of the tree search; None for the default of trees whose size changes.
       verified: the steps after the prefill.
       tokens: number of tokens so far.
       seconds: time of its own steps, prefill included, without waiting or other visitors' steps.
@@ -68,9 +70,15 @@ class Answer:
       ended: whether it is complete or stopped.
     """
 
-    def __init__(self, title: str, limit: int, generation: TextGeneration):
+    def __init__(
+        self,
+        title: str,
+        limit: int,
+        generation: TextGeneration,
+        search: SearchConfig | None = None,
+    ):
         """Prepares the answer without running anything."""
-        self.title, self.limit = title, limit
+        self.title, self.limit, self.search = title, limit, search
         self.pieces: list[Piece] = []
         self.verified: list[Verified] = []
         self.tokens = 0

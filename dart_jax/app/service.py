@@ -17,7 +17,7 @@ from dart_jax.app.settings import LEAST, Settings
 from dart_jax.app.turns import Job, Turns
 from dart_jax.app.warm import Warm
 from dart_jax.errors import UserError
-from dart_jax.generation import TextGeneration
+from dart_jax.generation import GenerationConfig, TextGeneration
 
 _logger = logging.getLogger(__name__)
 
@@ -41,11 +41,14 @@ class Prepared:
       answer: the answer of one method.
       make: creates another generation like its own, to compile its programs in advance.
       generation: its generation.
+      later: creates one that later answers may run, but for which too much must still be compiled;
+        None if there is none.
     """
 
     answer: Answer
     make: Callable[[], TextGeneration]
     generation: TextGeneration
+    later: Callable[[], TextGeneration] | None = None
 
 
 class Replaced(Exception):
@@ -107,6 +110,7 @@ class Service:
     def close(self) -> None:
         """Stops all work and waits until it has ended."""
         self.turns.close()
+        self._warm.close()
         self._compiler.shutdown(cancel_futures=True)
 
     @property
@@ -119,24 +123,42 @@ class Service:
         return Settings.of(values, self.methods, self.most)
 
     def prepare(self, prompt: Prompt, settings: Settings) -> Prepared:
-        """Encodes a prompt; raises UserError if it is empty or too long."""
+        """Encodes a prompt; raises UserError if it is empty or too long.
+
+        Until the programs for trees of all sizes are compiled, trees have the default size.
+        """
         method = self.methods[settings.method]
         room = self.longest - settings.max_new_tokens
         tokens = encode(method.model, prompt, room)
 
-        def make() -> TextGeneration:
-            return method.model.stream(tokens, settings.generation(self.methods))
+        def making(config: GenerationConfig) -> Callable[[], TextGeneration]:
+            return lambda: method.model.stream(tokens, config)
 
+        config, later = settings.generation(self.methods), None
+        if method.drafts and not settings.tree_nodes:
+            later = making(config)
+            if self._warm.is_compiled(later()):
+                later = None
+            else:
+                config = settings.with_fixed_trees(self.methods).generation(self.methods)
+        make = making(config)
         generation = make()
-        answer = Answer(method.title, settings.max_new_tokens, generation)
-        return Prepared(answer, make, generation)
+        answer = Answer(method.title, settings.max_new_tokens, generation, config.search)
+        return Prepared(answer, make, generation, later)
 
     def warm_up(self, prompt: Prompt) -> None:
         """Compiles the programs for the initial settings, in the background."""
         for name in dict.fromkeys((self.methods.default, list(self.methods)[-1])):
             settings = dataclasses.replace(self.default, method=name)
             with contextlib.suppress(UserError):  # too long for a small --max-length
-                self._compiler.submit(self._warm.prepare, self.prepare(prompt, settings).make)
+                prepared = self.prepare(prompt, settings)
+                self._compiler.submit(self._warm.prepare, prepared.make)
+                self._compile_later(prepared)
+
+    def _compile_later(self, prepared: Prepared) -> None:
+        """Compiles in the background what later answers may run."""
+        if prepared.later is not None:
+            self._compiler.submit(self._warm.prepare, prepared.later)
 
     async def serve(
         self, visitor: str, prepared: Sequence[Prepared], steps: Callable[[], Iterator[object]]
@@ -188,6 +210,8 @@ class Service:
             if (error := compiled.exception()) is not None:
                 _logger.error("compiling failed", exc_info=error)
                 raise _failed(error)
+        for one in prepared:
+            self._compile_later(one)
         visit.job = self.turns.add(steps())
         if visit.stopped:
             visit.stop()

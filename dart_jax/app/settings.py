@@ -12,8 +12,8 @@ from dart_jax.generation import GenerationConfig, default_tree
 # Minimum and step of the number of new tokens.
 LEAST = 8
 
-# Tree sizes; few, since a program is compiled for each.
-SIZES = range(4, 65, 4)
+# Tree sizes; few, since a program is compiled for each. 0 lets them change.
+SIZES = range(0, 65, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,9 @@ def fields(most: int) -> dict[str, Field]:
         "temperature": Field("Temperature", 0, 2, 0.05, "0 is greedy decoding", whole=False),
         "top_p": Field("Top-p", 0.05, 1, 0.05, "1 for all", whole=False),
         "top_k": Field("Top-k", 0, 200, 1, "0 for all"),
-        "tree_nodes": Field("Tree nodes", SIZES.start, SIZES[-1], SIZES.step),
+        "tree_nodes": Field(
+            "Tree nodes", SIZES.start, SIZES[-1], SIZES.step, "0 for as many as pay"
+        ),
         "max_new_tokens": Field("Maximum new tokens", LEAST, most, LEAST),
         "seed": Field("Seed", 0, 2**32 - 1, 1, f"for sampling; 0 to {2**32 - 1:,}"),
     }
@@ -69,7 +71,7 @@ class Settings:
       temperature: 0 always picks the most likely token.
       top_p: as in `GenerationConfig`.
       top_k: as in `GenerationConfig`.
-      tree_nodes: as in `GenerationConfig`.
+      tree_nodes: nodes of the draft trees; 0 for trees whose size changes.
       max_new_tokens: maximum tokens of an answer.
       seed: seed for sampling.
     """
@@ -78,17 +80,19 @@ class Settings:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    tree_nodes: int = 8
+    tree_nodes: int = 0
     max_new_tokens: int = 128
     seed: int = 0
 
     @classmethod
     def default(cls, methods: Methods, most: int) -> Settings:
         """Returns the initial settings of the page, with at most `most` new tokens."""
-        method = methods.default
-        nodes, _ = default_tree(methods[method].model.drafter)
-        size = min(SIZES, key=lambda size: abs(size - nodes))
-        return cls(method, tree_nodes=size, max_new_tokens=min(cls.max_new_tokens, most))
+        return cls(methods.default, max_new_tokens=min(cls.max_new_tokens, most))
+
+    def with_fixed_trees(self, methods: Methods) -> Settings:
+        """Returns settings with trees of one size; the default one, if it could change."""
+        nodes, _ = default_tree(methods[self.method].model.drafter)
+        return dataclasses.replace(self, tree_nodes=self.tree_nodes or nodes)
 
     @classmethod
     def of(cls, values: Any, methods: Methods, most: int) -> Settings:
@@ -113,15 +117,16 @@ class Settings:
 
     def generation(self, methods: Methods) -> GenerationConfig:
         """Returns the config for `DartModel.stream`."""
-        method = methods[self.method]
-        # The default search is tuned for the default tree size; it also suits sizes near it.
-        _, search = default_tree(method.model.drafter)
+        search = None
+        if self.tree_nodes:
+            # The default search is tuned for the default tree size; it also suits sizes near it.
+            _, search = default_tree(methods[self.method].model.drafter)
         return GenerationConfig(
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             seed=self.seed,
-            tree_nodes=self.tree_nodes if method.drafts else 0,
+            tree_nodes=self.tree_nodes or None,
             search=search,
         )

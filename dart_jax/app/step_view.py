@@ -8,7 +8,7 @@ from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
 from dart_jax.decoding.pruner import SearchConfig
 from dart_jax.errors import UserError
-from dart_jax.generation import Step, default_tree
+from dart_jax.generation import Step, adaptive_tree
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.text.tokenizer import Tokenizer
@@ -18,11 +18,11 @@ NOTHING = '<p class="note">The draft trees of the next answer will be shown here
 
 def nodes_of(step: Verified, model: DartModel, search: SearchConfig | None = None) -> list[Node]:
     """Returns the nodes of a step's tree, with the bonus token after the accepted path; `search` is
-    the search config that was used, None for the default."""
+    the search config that was used, None for the default of trees whose size changes."""
     tokenizer = model.tokenizer
     found: list[Score | None] = [None] * step.tree.shape[1]
     if _scored(model):
-        search = search or default_tree(model.drafter)[1]
+        search = search or adaptive_tree(model.drafter)[1]
         found = scores(step, search, model.ngram)
     tokens, parents, depths = step.tree.tolist()
     accepted = accepted_path(step)
@@ -64,7 +64,7 @@ def picture(answer: Answer, model: DartModel, number: int) -> str:
         return NOTHING
     number = min(max(number, 1), len(answer.verified))
     step = answer.verified[number - 1]
-    nodes, drafted = nodes_of(step, model), _drafted(step)
+    nodes, drafted = nodes_of(step, model, answer.search), _drafted(step)
     caption = f"Step {number} of {len(answer.verified)}: {_counts(step)}."
     legend = ""
     if any(node.score for node in nodes if node.kind != "bonus"):
@@ -86,7 +86,7 @@ def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) ->
     Args:
       step: a step with its drafts; not the prefill.
       model: the model that generated it.
-      search: the search config that was used; None for the default.
+      search: the search config that was used; None for the default of trees whose size changes.
 
     Raises:
       UserError: the step has no drafts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Hashable
 
@@ -15,9 +14,6 @@ from dart_jax.generation import TextGeneration
 # Programs take memory, and memory mappings, whose number per process is limited.
 _MOST = 100
 
-# The prefill, the step after it, and one whose arguments all come from a step.
-_STEPS = 3
-
 
 class Warm:
     """Tracks which programs are compiled and compiles others by running them."""
@@ -27,6 +23,7 @@ class Warm:
         self._turns, self._most = turns, most
         self._compiled: set[Hashable] = set()
         self._lock = threading.Lock()
+        self._closed = False
 
     def is_compiled(self, generation: TextGeneration) -> bool:
         """Whether a generation would start without compiling."""
@@ -44,12 +41,19 @@ class Warm:
                 return
             if len(self._compiled) >= self._most:
                 self._drop()
-            steps = generation.steps(with_drafts=True)
-            taken = sum(1 for _ in itertools.islice(steps, _STEPS))
-            steps.close()
-            # A text that ends early has not run all programs.
-            if taken == _STEPS:
+            preparing, complete = generation.prepare(), False
+            while not self._closed:
+                try:
+                    next(preparing)
+                except StopIteration as end:
+                    complete = end.value
+                    break
+            if complete:
                 self._compiled.add(programs)
+
+    def close(self) -> None:
+        """Ends what is being prepared after its current step, without waiting."""
+        self._closed = True
 
     def _drop(self) -> None:
         """Drops all programs; those still needed are loaded from the cache on disk."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import jax
@@ -107,14 +107,27 @@ class Decoder:
 
         Without it, calls do both as they go.
         """
-        if not self.sizes or self.loop != "fused":
+        if not self.sizes:
             self(prompts, max_new_tokens, seed)
             return
-        padded, options = self.pad(prompts, max_new_tokens), self.options(seed)
-        program, policy = self._policy(padded, options, fused=True)
+        for _ in self.visit_sizes(self.pad(prompts, max_new_tokens), self.options(seed), self.loop):
+            pass
+
+    def visit_sizes(self, prompts: Prompts, options: Options, loop: Loop) -> Iterator[None]:
+        """Decodes a batch with trees of all sizes, again and again until what they cost is known.
+
+        Yields after every text of the fused loop and every step of the host loop.
+        """
+        program, policy = self._policy(prompts, options, fused=loop == "fused")
         tour = Tour(policy)
         while not tour.done:
-            self._in_bursts(tour, padded, options)
+            if loop == "fused":
+                self._in_bursts(tour, prompts, options)
+                yield
+            else:
+                switch = Switch(self._trees, self.params, tour)
+                for _ in stream_in_bursts(switch, self.params, prompts, options):
+                    yield
         self.memory.keep(program, policy)
 
     def _in_bursts(self, policy: Decisions, prompts: Prompts, options: Options) -> Generation:

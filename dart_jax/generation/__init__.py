@@ -8,7 +8,13 @@ Start with `config.py` (the options) and `results.py`, then `text_generator.py` 
 from __future__ import annotations
 
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
-from dart_jax.generation.defaults import MAX_NODES, default_loop, default_tree, length_bucket
+from dart_jax.generation.defaults import (
+    MAX_NODES,
+    adaptive_tree,
+    default_loop,
+    default_tree,
+    length_bucket,
+)
 from dart_jax.generation.results import Completion, Piece, Step
 from dart_jax.generation.text_generation import TextGeneration
 
@@ -20,6 +26,7 @@ __all__ = [
     "Piece",
     "Step",
     "TextGeneration",
+    "adaptive_tree",
     "default_loop",
     "default_tree",
     "length_bucket",

@@ -17,7 +17,7 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 MAX_NODES = 512
 
 # Sizes of trees between which steps choose, up to the largest.
-_SIZES = (0, 2, 4, 8, 16, 32)
+_SIZES = (0, 1, 2, 4, 8, 16, 32)
 
 # Rows of all sequences that an accelerator verifies in little more time than a single one: with
 # more, a step waits for its computations and not for the weights.
@@ -38,21 +38,24 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
     """Returns the default number of draft tree nodes, beside the root, and the search parameters.
 
     On CPU, where every row costs time, these are the small deep trees that `eval.speedup` found
-    fastest; elsewhere those of the reference implementations: 60 nodes for DART, 59 for EAGLE-3,
-    whose 60 include the root, and fewer in batches of more than 3 sequences. Methods that draft a
-    single chain, such as a draft model, get short chains on every device.
+    fastest, as many nodes for a whole batch as for one sequence; elsewhere those of the reference
+    implementations: 60 nodes for DART, 59 for EAGLE-3, whose 60 include the root, and fewer in
+    batches of more than 3 sequences. Methods that draft a single chain, such as a draft model, get
+    short chains on every device.
 
     Args:
       drafter: the drafter; None for DART.
       batch: sequences decoded together.
     """
+    on_cpu = jax.default_backend() == "cpu"
+    few = max(8 // batch, 1) if on_cpu else 8
     if isinstance(drafter, TargetConfig):
-        return 4, SearchConfig()
+        return min(few, 4), SearchConfig()
     if isinstance(drafter, PromptLookupConfig):
-        return 8, SearchConfig()
-    if jax.default_backend() == "cpu":
+        return few, SearchConfig()
+    if on_cpu:
         pairs = isinstance(drafter, DrafterConfig) and drafter.pair_rank
-        return 8, default_search(drafter, level_decay=1.5 if pairs else 2.5)
+        return few, default_search(drafter, level_decay=1.5 if pairs else 2.5)
     most = max(_NEARLY_FREE // batch - 1, 1)
     return min(59 if isinstance(drafter, Eagle3Config) else 60, most), default_search(drafter)
 
@@ -71,7 +74,7 @@ def adaptive_tree(
     """
     most, search = default_tree(drafter, batch)
     if not isinstance(drafter, TargetConfig) and jax.default_backend() == "cpu":
-        most, search = 16, default_search(drafter, level_decay=1.5)
+        most, search = 2 * most, default_search(drafter, level_decay=1.5)
     return (*(size for size in _SIZES if size < most), most), search
 
 

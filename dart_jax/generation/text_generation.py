@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Generator, Hashable, Sequence
 from typing import Literal
@@ -19,6 +20,10 @@ from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.results import Completion, Piece, Step
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
+
+
+# The prefill, the step after it, and one whose arguments all come from a step.
+_ALL_PROGRAMS = 3
 
 
 class TextGeneration:
@@ -106,6 +111,27 @@ class TextGeneration:
         chunks = frozenset(chunk.shape for chunk in divide(config, prompts))
         sizes = self._decoder.sizes
         return config, sizes, prompts.tokens.shape, chunks, prompts.max_length, sampling, stop
+
+    def prepare(self) -> Generator[None, None, bool]:
+        """Compiles what `steps` and iterating run, by decoding the same texts for some steps.
+
+        If the sizes of trees may change, all of them are run until what they cost is known. Yields
+        between steps.
+
+        Returns:
+          Whether everything is compiled: with trees of one size, a text may end before.
+        """
+        decoder, prompts, options = self._decoder, self._prompts, self._options
+        if decoder.sizes:
+            yield from decoder.visit_sizes(prompts, options, "host")
+            return True
+        steps = decoder.stream(prompts, options)
+        taken = 0
+        for _ in itertools.islice(steps, _ALL_PROGRAMS):
+            taken += 1
+            yield
+        steps.close()
+        return taken == _ALL_PROGRAMS
 
     @property
     def completion(self) -> Completion:

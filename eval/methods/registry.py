@@ -163,9 +163,9 @@ METHODS = {
     "dart_pairs": Method("DART with pair scores", _dart_pairs, SIZES, LEVEL_DECAYS),
     "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, SIZES, LEVEL_DECAYS),
     "eagle3": Method("EAGLE-3", _eagle3, sorted((3, *SIZES))),
-    "sps": Method("draft model", _sps, (2, 3, 4, 6)),
-    "pld": Method("prompt lookup", _pld, (2, 4, 8, 16)),
-    "ngram": Method("n-gram only", _ngram, (2, 4, 8, 16)),
+    "sps": Method("draft model", _sps, (1, 2, 3, 4, 6)),
+    "pld": Method("prompt lookup", _pld, (1, 2, 4, 8, 16)),
+    "ngram": Method("n-gram only", _ngram, (1, 2, 4, 8, 16)),
 }
 
 

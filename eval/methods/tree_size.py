@@ -11,7 +11,7 @@ from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import rate
 
 # Numbers of nodes to choose from: small trees are fastest on a CPU, large ones on a GPU.
-SIZES = (2, 4, 8, 16, 32, 60)
+SIZES = (1, 2, 4, 8, 16, 32, 60)
 
 # Level decays to choose from: the paper's, tuned for trees of about 60 nodes, and a larger one,
 # which makes small trees deeper.

@@ -56,8 +56,9 @@ def service(model):
     service.close()
 
 
-def settings_of(service, **changes):
-    return dataclasses.replace(service.default, **changes)
+def settings_of(service, *, tree_nodes=8, **changes):
+    """The page's initial settings with trees of one size, of which less must be compiled."""
+    return dataclasses.replace(service.default, tree_nodes=tree_nodes, **changes)
 
 
 async def answered(service, visitor, prompt, **changes):
@@ -614,6 +615,19 @@ def test_nobody_waits_for_programs_of_others(service, monkeypatch):
     assert len(prepared) == 1
 
 
+def test_trees_change_once_all_sizes_are_compiled(service):
+    """Until then trees have one size. The answer is the same, and so it is drawn."""
+    fixed = asyncio.run(answered(service, "v", "def f(", tree_nodes=0))
+    assert {step.tree.shape[1] for step in fixed.verified} == {default_tree()[0] + 1}
+    service._compiler.submit(lambda: None).result(300)  # after what the answer has left to compile
+    assert service.prepare("def f(", settings_of(service, tree_nodes=0)).later is None
+    answer = asyncio.run(answered(service, "v", "def f(", tree_nodes=0))
+    assert answer.text == fixed.text
+    for number in range(1, len(answer.verified) + 1):
+        drawn = step_view.picture(answer, service.methods[DART].model, number)
+        assert f"Step {number} of" in drawn
+
+
 def test_failed_compilation_is_reported(service, monkeypatch):
     def fail(make):
         raise MemoryError
@@ -637,7 +651,7 @@ def test_settings_from_a_browser(service):
         ("top_k", float("nan"), "Top-k must be a whole number from 0 to 200, got nan"),
         ("top_k", 10**6, "Top-k must be a whole number from 0 to 200, got 1000000"),
         ("top_k", True, "Top-k must be a whole number from 0 to 200, got 'True'"),
-        ("tree_nodes", 1000, "Tree nodes must be a whole number from 4 to 64, got 1000"),
+        ("tree_nodes", 1000, "Tree nodes must be a whole number from 0 to 64, got 1000"),
         ("max_new_tokens", MOST + 1, f"Maximum new tokens must be a whole number from 8 to {MOST}"),
         ("seed", -1, f"{seeds}-1"),
         ("seed", 1.5, f"{seeds}1.5"),

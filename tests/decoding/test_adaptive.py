@@ -29,7 +29,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import adaptive_tree
+from dart_jax.generation.defaults import adaptive_tree, default_tree
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
 
@@ -255,14 +255,17 @@ def test_old_evidence_fades():
     assert np.diff(rates.expected())[0] < 0.1
 
 
-def test_costs_are_medians():
+def test_costs_are_those_of_a_quiet_machine():
     costs = StepCosts({0: 1.0})
     assert costs.known == {0: 1.0}
     for seconds in (5.0, 2.0):
         costs.learn(8, seconds)
     assert costs.known == {0: 1.0}
     costs.learn(8, 100.0)
-    assert costs.known == {0: 1.0, 8: 5.0}
+    assert costs.known == {0: 1.0, 8: 2.0}
+    for _ in range(9):
+        costs.learn(8, 3.0)
+    assert costs.known == {0: 1.0, 8: 3.0}
 
 
 def test_unknown_costs_are_on_a_line_through_known_ones():
@@ -298,8 +301,19 @@ COSTS = {0: 1, 2: 1.5, 4: 1.7, 8: 2.4}
 
 
 def test_the_size_that_pays_best_is_found():
-    ran = decoded(Policy((0, 2, 4, 8), 8), GOOD, COSTS, texts=8)
-    assert {size for size, *_ in ran[-20:]} == {4}
+    ran = decoded(Policy((0, 2, 4, 8), 8), GOOD, COSTS, texts=200)
+    sizes = [size for size, *_ in ran[len(ran) // 2 :]]
+    assert sizes.count(4) > 0.95 * len(sizes)
+    assert set(sizes) == {2, 4, 8}  # its neighbours are tried now and then
+
+
+def test_a_cost_that_was_disturbed_is_measured_again():
+    """A size's first bursts were slow; without other evidence it would never be chosen."""
+    disturbed = COSTS | {4: 3 * COSTS[4]}
+    policy = Policy((0, 2, 4, 8), 8, StepCosts(disturbed))
+    ran = decoded(policy, GOOD, COSTS, texts=200)
+    assert 4 not in {size for size, *_ in ran[:20]}
+    assert [size for size, *_ in ran[-100:]].count(4) > 90
 
 
 def test_where_drafts_do_not_pay_little_is_lost():
@@ -313,7 +327,7 @@ def test_what_begins_to_pay_is_found_again():
     policy = Policy((0, 2, 4, 8), 8)
     decoded(policy, BAD, COSTS, texts=20)
     ran = decoded(policy, GOOD, COSTS, texts=60)
-    assert {size for size, *_ in ran[-20:]} == {4}
+    assert [size for size, *_ in ran[-20:]].count(4) >= 19
 
 
 def test_a_short_text_runs_one_size():
@@ -434,3 +448,4 @@ def test_sizes_to_choose_from(models, batch):
         sizes, _ = adaptive_tree(drafter, batch)
         assert sizes[0] == 0
         assert list(sizes) == sorted(set(sizes))
+        assert default_tree(drafter, batch)[0] in sizes[1:]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
 
 # Bursts of one size that must have been timed before its cost counts as known, and the latest that
-# are remembered: their median does not follow a disturbance of the machine.
+# are remembered. Their lowest quartile is taken: what disturbs a machine only makes it slower.
 ENOUGH = 3
 _REMEMBERED = 9
 
@@ -29,7 +28,7 @@ class StepCosts:
     def known(self) -> dict[int, float]:
         """The costs of sizes that were timed often enough, ascending."""
         timed = sorted(self._seconds.items())
-        return {size: statistics.median(all) for size, all in timed if len(all) >= ENOUGH}
+        return {size: sorted(all)[len(all) // 4] for size, all in timed if len(all) >= ENOUGH}
 
     def expected(self, sizes: Iterable[int]) -> dict[int, float]:
         """The costs of sizes, on a line through the nearest known ones where they are not known.

@@ -3,7 +3,8 @@
 The size that is expected to emit most tokens per second is taken; CaDDTree (arXiv 2606.01813)
 applies the same rule node by node. Where that is plain decoding, drafting pauses, and is tried
 again after ever longer times, across texts: a trial costs little, and a long pause bounds what
-trials cost together. Sizes that were never run are tried once they promise to be the best.
+trials cost together. Sizes that were never run are tried once they promise to be the best;
+while drafts pay, the next smaller and the next larger size are tried now and then.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _TRIAL = 16
 # for the rest of a text and into the next ones.
 PAUSE = 64
 _RESTS = (1024, 4096, 16384)
+
+# Every so many bursts with drafts, one tries another size: acceptance and costs change.
+_TRIAL_EVERY = 32
 
 # The longest burst that ends before a text does.
 MOST_STEPS = max(BURST, PAUSE)
@@ -96,6 +100,7 @@ class Policy(Decisions):
     rates: AcceptanceRates = dataclasses.field(init=False)
     _size: int = dataclasses.field(init=False)
     _steps: int = 0  # with drafts
+    _bursts: int = 0  # likewise
     _wait: int = 0  # plain steps before the next draft
     _pauses: int = 0  # since drafting last paid
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
@@ -135,8 +140,19 @@ class Policy(Decisions):
     def _draft(self) -> Burst:
         """A burst with drafts, short if what it costs is to be found out."""
         self._wait = 0
+        self._bursts += 1
+        turn, trial = divmod(self._bursts, _TRIAL_EVERY)
+        if trial == 0 and not self._pauses:
+            return Burst(self._neighbour(larger=turn % 2 == 0), _TRIAL)
         tried = self._size in self.costs.known and not self._pauses
         return Burst(self._size, BURST if tried else _TRIAL)
+
+    def _neighbour(self, larger: bool) -> int:
+        """The next larger or smaller size with drafts; the only other way where there is none."""
+        drafts = [size for size in self.sizes if size]
+        place = drafts.index(self._size)
+        beside = [*drafts[place + 1 : place + 2], *drafts[max(place - 1, 0) : place]]
+        return beside[0 if larger else -1] if beside else self._size
 
     def _decide(self) -> None:
         """Sets the size of the next draft, and how long to wait for it."""
@@ -155,7 +171,7 @@ class Policy(Decisions):
             self._size = best
         if rate[self._size] >= rate[0]:
             self._pauses = 0
-        elif self._size in known:
+        else:
             self._wait = (PAUSE, *_RESTS)[min(self._pauses, len(_RESTS))]
             self._pauses += 1
 
