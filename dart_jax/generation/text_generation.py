@@ -21,7 +21,6 @@ from dart_jax.generation.results import Completion, Piece, Step
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
-
 # The prefill, the step after it, and one whose arguments all come from a step.
 _ALL_PROGRAMS = 3
 
