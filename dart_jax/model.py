@@ -234,9 +234,10 @@ class DartModel(TextGenerator):
 
     @classmethod
     def demo(cls, dtype: DTypeLike = "auto") -> DartModel:
-        """Loads the small Python code model that is part of the package."""
+        """Loads the small Python code model that is part of the package, with the better of its
+        DART drafters: the one with pair scores."""
         return cls.from_pretrained(
-            DEMO / "target", DEMO / "drafter", DEMO / "ngram.dng", dtype=dtype
+            DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng", dtype=dtype
         )
 
 

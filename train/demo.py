@@ -2,9 +2,10 @@
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
-The drafters are trained by `train.drafter`: DART's with the recipe `train/demo.toml`, its pair
-scores with `train/demo_pairs.toml`, EAGLE-3's with `train/demo_eagle3.toml`. The small draft model
-is trained on the same answers.
+The drafters are trained by `train.drafter`: DART's with the recipe `train/demo.toml`; pair scores
+for it with `train/demo_pairs.toml`, and both further together with `train/demo_joint.toml`, which
+gives another drafter; EAGLE-3's with `train/demo_eagle3.toml`. The small draft model is trained on
+the same answers.
 
 Every stage except the n-gram model keeps its result in the work directory and is not repeated;
 training stages resume from their newest checkpoint.
@@ -50,13 +51,18 @@ from train.run import config_file
 from train.run.config import TrainerConfig
 from train.run.trainer import fit
 
-# Recipes of the drafters, by name.
+# Recipes of the drafters, by name, in their order: some start from another.
 _RECIPES = Path(__file__).parent
 RECIPES = {
     "drafter": _RECIPES / "demo.toml",
-    "pairs": _RECIPES / "demo_pairs.toml",  # the same with pair scores
+    "pairs": _RECIPES / "demo_pairs.toml",
+    "joint": _RECIPES / "demo_joint.toml",
     "eagle3": _RECIPES / "demo_eagle3.toml",
 }
+_STARTS_FROM = {"pairs": "drafter", "joint": "pairs"}
+
+# The packaged drafters.
+_EXPORTED = {"drafter": "drafter", "drafter_pairs": "joint", "eagle3": "eagle3"}
 
 # Answers held out to evaluate the draft model.
 _HELD_OUT_ANSWERS = 64
@@ -259,8 +265,8 @@ def train_drafter(config: DemoConfig, name: str, answers: Path) -> None:
         "--cache": config.work / "drafter-training",
         "--seed": config.seed,
     }
-    if name == "pairs":
-        options["--init"] = config.work / "drafter-training" / "drafter"
+    if name in _STARTS_FROM:
+        options["--init"] = config.work / f"{_STARTS_FROM[name]}-training" / "drafter"
     args = [str(word) for option in options.items() for word in option]
     train(config_file.parse(DrafterTraining, ["--config", str(RECIPES[name]), *args], None))
 
@@ -272,7 +278,7 @@ def export(config: DemoConfig, directory: Path) -> None:
     for name in ("target", "draft_model"):
         model, params = load_target(config.work / name)
         save_target(directory / name, model, half(params), eos)
-    for name, trained in {"drafter": "pairs", "eagle3": "eagle3"}.items():
+    for name, trained in _EXPORTED.items():
         drafter, params, ids = load_drafter(config.work / f"{trained}-training" / "drafter")
         save_drafter(directory / name, drafter, half(params), ids)
     for name in ("target/tokenizer.json", "ngram.dng"):

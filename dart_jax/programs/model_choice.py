@@ -57,7 +57,7 @@ class ModelChoice:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
         return DartModel.from_pretrained(
             self.target or DEMO / "target",
-            self.part(self.drafter, "drafter"),
+            self.part(self.drafter, "drafter_pairs"),
             self.ngram_model,
             dtype=self.dtype,
             attention=self.attention,

@@ -97,9 +97,11 @@ def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel:
 
 
 def _dart(base: DartModel, choice: MethodChoice) -> DartModel:
-    if not isinstance(base.drafter, DrafterConfig):
+    # The demo has one that was trained without pair scores.
+    model = base if choice.drafter else choice.with_part(base, None, "drafter")
+    if not isinstance(model.drafter, DrafterConfig):
         raise MissingPart("dart needs a DART drafter; pass it as --drafter")
-    return base.without_pair_scores()
+    return model.without_pair_scores()
 
 
 def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
