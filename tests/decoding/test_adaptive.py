@@ -152,6 +152,20 @@ def test_both_loops_learn_the_same(models, prompts, plain):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", ["dart", "eagle3"])
+def test_nothing_is_compiled_for_a_pair_of_sizes(models, prompts, methods, name, loop):
+    """What a tour compiles, which visits each size after plain decoding, is enough."""
+    drafter, params, ngram = methods[name]
+    trees = trees_of(DecodeConfig(models.target, drafter), ngram)
+    for order in ((8, 0, 2, 0, 8, 0), (8, 2, 8, 0, 2, 0)):
+        policy = Scripted(*(Burst(size, 1) for size in order))
+        options = Options(Sampling(1.0), seed=SEED)
+        generation = loop(Switch(trees, params, policy), params, prompts, options)
+        assert [size for size, *_ in policy.told][: len(order)] == list(order)
+    assert generation.seconds["compile"] == 0
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_reported_scores_are_plain_decodings(models, prompts, loop):
     config = DecodeConfig(models.target, PromptLookupConfig(), logits=LogitsConfig(logprobs=2))
     options = Options(seed=SEED)

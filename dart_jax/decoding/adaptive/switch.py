@@ -92,10 +92,12 @@ class Switch:
         config = self.current.config
         if config == before:
             return state, packed
+        state = _without_trees(state)
         if not self._size:
             self._draft_state = None if self._rest else state.draft_state
             empty = jnp.zeros((packed.shape[0], config.host_buffer.width), jnp.int32)
-            return _plain(config, state), empty
+            features = state.features if config.pause else None
+            return dataclasses.replace(state, draft_state=None, features=features), empty
         if not drafting:
             draft_state, paused = self._draft_state, self._paused
             assert paused is not None
@@ -138,16 +140,11 @@ class Switch:
             self.current = TreeSize(config, None)
 
 
-def _plain(config: DecodeConfig, state: DecodeState) -> DecodeState:
-    """The state for plain decoding, without the drafter's parts."""
-    return dataclasses.replace(
-        state,
-        draft_state=None,
-        trees=None,
-        noise=None,
-        features=state.features if config.pause else None,
-        scores=jax.tree.map(lambda x: x[:, :1], state.scores),
-    )
+def _without_trees(state: DecodeState) -> DecodeState:
+    """The state without what depends on the size of its trees, so that one program drafts for
+    another size, whatever the size before."""
+    scores = jax.tree.map(lambda x: x[:, :1], state.scores)
+    return dataclasses.replace(state, trees=None, noise=None, scores=scores)
 
 
 def _rows(state: DecodeState) -> int:
