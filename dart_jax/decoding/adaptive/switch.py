@@ -2,6 +2,7 @@
 
 A change of size changes the shapes of what is drafted, so the newest rows are drafted again: that
 is one forward pass of the drafter. After plain decoding it first reads what was written meanwhile.
+Prompts are read for the smallest trees, whatever follows, so that few programs read them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,12 @@ class Switch:
         # The drafter's part of the state, and rows it has not read, during plain decoding.
         self._draft_state: Any = None
         self._paused: PausedRows | None = None
-        self._take(policy.begin())
+        # The first burst, if another size read the prompt.
+        self._first: Burst | None = None
+        first, smallest = policy.begin(), min(size for size in sizes if size)
+        if first.size not in (0, smallest):
+            self._first, first = first, Burst(smallest, 0)
+        self._take(first)
 
     def next(self, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, jax.Array]:
         """Begins the next burst.
@@ -84,7 +90,7 @@ class Switch:
           The state and the host buffer that the burst begins with; nothing is emitted anew.
         """
         before, drafting = self.current.config, self._size > 0
-        burst = self._policy.next()
+        burst, self._first = self._first or self._policy.next(), None
         if not drafting and not burst.size:
             # Generations at the same time share a policy. The rows of one pause are kept, no more.
             burst = Burst(0, None)
@@ -121,8 +127,8 @@ class Switch:
           steps: int [B], those that each row took part in.
           seconds: see `Decisions.learn`.
         """
-        most = int(steps.max(initial=0))
-        self._policy.learn(self._size, ranks, int(steps.sum()), most, seconds)
+        if most := int(steps.max(initial=0)):
+            self._policy.learn(self._size, ranks, int(steps.sum()), most, seconds)
 
     def paused(
         self, root: jax.Array, tokens: np.ndarray, features: jax.Array, count: np.ndarray
