@@ -128,6 +128,7 @@ class Decoder:
                 switch = Switch(self._trees, self.params, tour)
                 for _ in stream_in_bursts(switch, self.params, prompts, options):
                     yield
+        policy.decide()
         self.memory.keep(program, policy)
 
     def _in_bursts(self, policy: Decisions, prompts: Prompts, options: Options) -> Generation:

@@ -13,7 +13,7 @@ from conftest import SEED, Oracle, sequences
 from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.decoding.adaptive.costs import ENOUGH, StepCosts
 from dart_jax.decoding.adaptive.memory import TreeMemory
-from dart_jax.decoding.adaptive.policy import BURST, PAUSE, Burst, Policy, Tour
+from dart_jax.decoding.adaptive.policy import BURST, PAUSE, TRIAL, Burst, Policy, Tour
 from dart_jax.decoding.adaptive.switch import Switch, TreeSize
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
@@ -372,7 +372,8 @@ def test_a_tour_visits_every_size(tokens):
     tour, texts = Tour(policy), 0
     while not tour.done:
         left, burst, texts = tokens, tour.begin(), texts + 1
-        assert burst.size  # a text that begins with plain decoding could not go on with drafts
+        # A text that begins with plain decoding cannot go on with drafts; the last one does.
+        assert burst.size or tour.done
         while left > 0:
             size, steps = burst.size, min(burst.steps or left, left)
             seconds = steps * (1.0 + size) if size in compiled else None
@@ -388,11 +389,30 @@ def test_a_tour_visits_every_size(tokens):
 def test_a_tour_of_very_short_texts_ends():
     policy = Policy((0, 8), 8)
     tour = Tour(policy)
-    for _ in range(100):
+    texts = 0
+    while not tour.done:
         tour.learn(tour.begin().size, np.zeros(0, int), 1, 1, 1.0)
         tour.learn(tour.next().size, np.zeros(0, int), 1, 1, 1.0)
-    assert tour.done
+        texts += 1
+    assert texts < 100
     assert policy.costs.known == {}
+
+
+def test_what_a_tour_finds_decides_how_the_next_text_begins():
+    """Drafts that do not pay are tried for one short burst, then no more for a long time."""
+    policy = Policy((0, 8), 8)
+    tour = Tour(policy)
+    while not tour.done:
+        burst = tour.begin()
+        while burst.steps is not None:
+            seconds = burst.steps * (1.0 + burst.size)
+            tour.learn(burst.size, np.zeros(0, int), burst.steps, burst.steps, seconds)
+            burst = tour.next()
+    policy.decide()
+    first = policy.begin()
+    assert first == Burst(8, TRIAL)
+    policy.learn(8, np.zeros(0, int), TRIAL, TRIAL, 9.0 * TRIAL)
+    assert policy.next() == policy.begin() == Burst(0, None)
 
 
 def test_what_is_prepared_knows_all_costs():

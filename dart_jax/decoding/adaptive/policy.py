@@ -23,7 +23,7 @@ from dart_jax.decoding.adaptive.costs import ENOUGH, StepCosts
 # Steps of a burst with drafts, and of a trial: of a size whose cost is not known yet, or after a
 # pause. Each burst has a cost of its own, which even the trial's steps must outweigh.
 BURST = 32
-_TRIAL = 16
+TRIAL = 16
 
 # Plain steps of a pause after which the same text is drafted again, and of longer ones, which last
 # for the rest of a text and into the next ones.
@@ -137,15 +137,21 @@ class Policy(Decisions):
             else:
                 self._wait = max(self._wait - steps, 0)
 
+    def decide(self) -> None:
+        """Decides what comes next by all that is known, as if drafting had not been tried before."""
+        with self._lock:
+            self._wait = self._pauses = 0
+            self._decide()
+
     def _draft(self) -> Burst:
         """A burst with drafts, short if what it costs is to be found out."""
         self._wait = 0
         self._bursts += 1
         turn, trial = divmod(self._bursts, _TRIAL_EVERY)
         if trial == 0 and not self._pauses:
-            return Burst(self._neighbour(larger=turn % 2 == 0), _TRIAL)
+            return Burst(self._neighbour(larger=turn % 2 == 0), TRIAL)
         tried = self._size in self.costs.known and not self._pauses
-        return Burst(self._size, BURST if tried else _TRIAL)
+        return Burst(self._size, BURST if tried else TRIAL)
 
     def _neighbour(self, larger: bool) -> int:
         """The next larger or smaller size with drafts; the only other way where there is none."""
@@ -178,7 +184,8 @@ class Policy(Decisions):
 
 class Tour(Decisions):
     """Visits every size often enough for its cost to be known, so that nothing is compiled or tried
-    in what follows."""
+    in what follows. Then it decodes a text without drafts but for the first step, and one without
+    any."""
 
     def __init__(self, policy: Policy):
         """Forgets what the policy knew of costs."""
@@ -187,33 +194,47 @@ class Tour(Decisions):
         self._timed = Counter(dict.fromkeys(policy.sizes, 0))
         self._bursts = 0
         self._last = 0
+        self._texts = 2  # that follow
 
     @property
     def done(self) -> bool:
+        """Whether all has been visited."""
+        return not self._texts
+
+    @property
+    def _timed_all(self) -> bool:
         """Whether the cost of every size is known; or cannot be, because texts are too short."""
         enough = min(self._timed.values()) >= ENOUGH
         return enough or self._bursts > 10 * ENOUGH * len(self._timed)
 
     def begin(self) -> Burst:
-        """The size that drafts and was timed least."""
-        drafts = (size for size in self._policy.sizes if size)
-        self._last = min(drafts, key=self._timed.__getitem__)
-        return Burst(self._last, _TRIAL)
+        """A draft, of the size that was timed least; in the end plain decoding."""
+        if not self._timed_all:
+            return self._draft()
+        self._texts -= 1
+        return Burst(self._policy.sizes[1], 1) if self._texts else Burst(0, None)
 
     def next(self) -> Burst:
         """The size that was timed least; in the end plain decoding."""
-        if self.done:
+        if self._timed_all:
             return Burst(0, None)
         if self._last == 0 or min(self._timed.values()) < self._timed[0]:
-            return self.begin()
+            return self._draft()
         self._last = 0
         return Burst(0, PAUSE)
+
+    def _draft(self) -> Burst:
+        drafts = (size for size in self._policy.sizes if size)
+        self._last = min(drafts, key=self._timed.__getitem__)
+        return Burst(self._last, TRIAL)
 
     def learn(
         self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
     ) -> None:
-        """Notes the cost, unless the text ended soon."""
+        """Notes what was accepted and, unless the text ended soon, the cost."""
         self._bursts += 1
-        if seconds is not None and steps > _TRIAL // 2:
+        if size:
+            self._policy.rates.learn(ranks, trees, steps, size)
+        if seconds is not None and steps > TRIAL // 2:
             self._timed[size] += 1
             self._policy.costs.learn(size, seconds / steps)
