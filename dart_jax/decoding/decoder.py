@@ -125,15 +125,17 @@ class Decoder:
                 self._in_bursts(tour, prompts, options)
                 yield
             else:
-                switch = Switch(self._trees, self.params, tour)
+                switch = self._switch(tour)
                 for _ in stream_in_bursts(switch, self.params, prompts, options):
                     yield
         policy.decide()
         self.memory.keep(program, policy)
 
     def _in_bursts(self, policy: Decisions, prompts: Prompts, options: Options) -> Generation:
-        switch = Switch(self._trees, self.params, policy)
-        return generate_in_bursts(switch, self.params, prompts, options)
+        return generate_in_bursts(self._switch(policy), self.params, prompts, options)
+
+    def _switch(self, policy: Decisions) -> Switch:
+        return Switch(self._trees, self.params, policy, self.config.nodes)
 
     def stream(
         self,
@@ -149,7 +151,7 @@ class Decoder:
             yield from stream(self.config, self.params, self.pruner, prompts, options, **how)
             return
         program, policy = self._policy(prompts, options, fused=False)
-        switch = Switch(self._trees, self.params, policy)
+        switch = self._switch(policy)
         try:
             yield from stream_in_bursts(switch, self.params, prompts, options, **how)
         finally:

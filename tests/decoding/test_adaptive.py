@@ -225,7 +225,7 @@ def test_after_a_pause_the_drafter_has_read_everything(models, prompts, methods,
         state, packed = step(config, params, state, jnp.asarray(roots))
     expected = drafted(state, packed)
 
-    switch = Switch(trees, params, Scripted(Burst(2, 0), Burst(0, steps), Burst(8, 1)))
+    switch = Switch(trees, params, Scripted(Burst(8, 0), Burst(0, steps), Burst(8, 1)))
     state, packed = start(config, params, prompts, options)
     state, packed = switch.next(state, packed)
     root, tokens, features = state.context[:, -1], [], []

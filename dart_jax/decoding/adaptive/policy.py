@@ -138,7 +138,7 @@ class Policy(Decisions):
                 self._wait = max(self._wait - steps, 0)
 
     def decide(self) -> None:
-        """Decides what comes next by all that is known, as if drafting had not been tried before."""
+        """Decides what comes next by all that is known, as if drafts had not been tried before."""
         with self._lock:
             self._wait = self._pauses = 0
             self._decide()

@@ -2,7 +2,7 @@
 
 A change of size changes the shapes of what is drafted, so the newest rows are drafted again: that
 is one forward pass of the drafter. After plain decoding it first reads what was written meanwhile.
-Prompts are read for the smallest trees, whatever follows, so that few programs read them.
+Prompts are read for trees of one size, whatever size follows, so that few programs read them.
 """
 
 from __future__ import annotations
@@ -60,23 +60,30 @@ class Switch:
       left: steps left of the burst; None for all that follow.
     """
 
-    def __init__(self, sizes: Mapping[int, TreeSize], params: DecodeParams, policy: Decisions):
+    def __init__(
+        self,
+        sizes: Mapping[int, TreeSize],
+        params: DecodeParams,
+        policy: Decisions,
+        reading: int | None = None,
+    ):
         """Begins a batch.
 
         Args:
           sizes: what decodes with trees of each size, of all that the policy may choose.
           params: see `DecodeParams`.
           policy: decides, and learns.
+          reading: the size for which prompts are read; None for the largest.
         """
         self._sizes, self._params, self._policy = sizes, params, policy
         # The drafter's part of the state, and rows it has not read, during plain decoding.
         self._draft_state: Any = None
         self._paused: PausedRows | None = None
-        # The first burst, if another size read the prompt.
+        # The first burst, if the prompt is read for another size.
         self._first: Burst | None = None
-        first, smallest = policy.begin(), min(size for size in sizes if size)
-        if first.size not in (0, smallest):
-            self._first, first = first, Burst(smallest, 0)
+        first, reading = policy.begin(), reading or max(sizes)
+        if first.size not in (0, reading):
+            self._first, first = first, Burst(reading, 0)
         self._take(first)
 
     def next(self, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, jax.Array]:
