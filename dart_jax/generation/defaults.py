@@ -47,6 +47,7 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
       drafter: the drafter; None for DART.
       batch: sequences decoded together.
     """
+    batch = max(batch, 1)  # whoever decodes nothing is told later
     on_cpu = jax.default_backend() == "cpu"
     few = max(8 // batch, 1) if on_cpu else 8
     if isinstance(drafter, TargetConfig):

@@ -23,7 +23,7 @@ from dart_jax.generation.prompts import is_batch, split_stops
 from dart_jax.model import DEMO, DartModel
 
 TEXT = "def heappush(heap, item):\n"
-SAMPLED = GenerationConfig(max_new_tokens=40, temperature=0.5, top_p=0.95, seed=5)
+SAMPLED = GenerationConfig(max_new_tokens=40, temperature=0.5, top_p=0.95, seed=5, tree_nodes=8)
 CHAT = [{"role": "user", "content": "heap?"}]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{{ mood }}def "
 
