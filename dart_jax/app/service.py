@@ -135,14 +135,14 @@ class Service:
             return lambda: method.model.stream(tokens, config)
 
         config, later = settings.generation(self.methods), None
-        if method.drafts and not settings.tree_nodes:
-            later = making(config)
-            if self._warm.is_compiled(later()):
-                later = None
-            else:
-                config = settings.with_fixed_trees(self.methods).generation(self.methods)
         make = making(config)
         generation = make()
+        changing = method.drafts and not settings.tree_nodes
+        if changing and not self._warm.is_compiled(generation):
+            later = make
+            config = settings.with_fixed_trees(self.methods).generation(self.methods)
+            make = making(config)
+            generation = make()
         answer = Answer(method.title, settings.max_new_tokens, generation, config.search)
         return Prepared(answer, make, generation, later)
 

@@ -105,10 +105,9 @@ class Decoder:
     def prepare(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> None:
         """Compiles what such a call may run, and measures what trees of each size cost.
 
-        Without it, calls do both as they go.
+        Without it, calls do both as they go; with trees of one size, the first call compiles all.
         """
         if not self.sizes:
-            self(prompts, max_new_tokens, seed)
             return
         for _ in self.visit_sizes(self.pad(prompts, max_new_tokens), self.options(seed), self.loop):
             pass

@@ -125,8 +125,7 @@ def measure(
     names = list(decoders)
     for batch in {len(batch): batch for batch in batches}.values():
         for decoder in decoders.values():
-            if decoder.sizes:  # their programs and costs depend on acceptance
-                decoder.prepare([prompt.tokens for prompt in batch], max_new_tokens, seed)
+            decoder.prepare([prompt.tokens for prompt in batch], max_new_tokens, seed)
     for repeat in range(-1, repeats):
         runs = []
         for n, batch in enumerate(batches):

@@ -155,10 +155,10 @@ class Policy(Decisions):
 
     def _neighbour(self, larger: bool) -> int:
         """The next larger or smaller size with drafts; the only other way where there is none."""
-        drafts = [size for size in self.sizes if size]
+        drafts = self.sizes[1:]
         place = drafts.index(self._size)
-        beside = [*drafts[place + 1 : place + 2], *drafts[max(place - 1, 0) : place]]
-        return beside[0 if larger else -1] if beside else self._size
+        beside = [*drafts[max(place - 1, 0) : place], *drafts[place + 1 : place + 2]]
+        return beside[-1 if larger else 0] if beside else self._size
 
     def _decide(self) -> None:
         """Sets the size of the next draft, and how long to wait for it."""
@@ -169,10 +169,9 @@ class Policy(Decisions):
             if self._steps >= _BEFORE_TRIALS:
                 self._wait = PAUSE
             return
-        drafts = [size for size in self.sizes if size]
         costs, tokens = self.costs.expected(self.sizes), self.rates.expected()
         rate = {size: tokens[size] / costs[size] for size in self.sizes}
-        best = max(drafts, key=rate.__getitem__)
+        best = max(self.sizes[1:], key=rate.__getitem__)
         if rate[best] > _CLEARLY * rate[self._size]:
             self._size = best
         if rate[self._size] >= rate[0]:
@@ -224,8 +223,7 @@ class Tour(Decisions):
         return Burst(0, PAUSE)
 
     def _draft(self) -> Burst:
-        drafts = (size for size in self._policy.sizes if size)
-        self._last = min(drafts, key=self._timed.__getitem__)
+        self._last = min(self._policy.sizes[1:], key=self._timed.__getitem__)
         return Burst(self._last, TRIAL)
 
     def learn(
