@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from itertools import product
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -105,7 +106,10 @@ class Lossless:
     ) -> list[Generation]:
         new = self.config.max_new_tokens
         decoder = self.decoder(method, sampling, nodes, loop, PROMPT_TOKENS + new)
-        return [decoder(batch, new, self._seed(n)) for n, batch in enumerate(self._batches(size))]
+        batches = enumerate(self._batches(size))
+        generations = [decoder(batch, new, self._seed(n)) for n, batch in batches]
+        jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
+        return generations
 
     def _batches(self, size: int) -> list[list[np.ndarray]]:
         return [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 from rich.console import Console
 
 from dart_jax.decoding.decoder import Decoder, Loop
@@ -89,6 +90,7 @@ class Speedup:
                 advance=lambda: progress.advance(task),
             )
             progress.remove_task(task)
+        jax.clear_caches()
         self.console.print(tree_table(title, rates))
         return next(iter(rates))
 
@@ -108,6 +110,7 @@ class Speedup:
                 advance=lambda: progress.advance(task),
             )
             progress.remove_task(task)
+        jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         return runs
 
     def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:
@@ -120,9 +123,8 @@ class Speedup:
         decoders = {
             name: self.decoder(name, tree, workload, sampling) for name, tree in trees.items()
         }
-        repeats = self.compare(
-            f"measuring {workload.title}", decoders, workload, batch_size, self.config.repeats
-        )
+        title = f"T = {sampling.temperature:g}, batch {batch_size}: {workload.title}"
+        repeats = self.compare(title, decoders, workload, batch_size, self.config.repeats)
         return Setting(
             workload.name,
             workload.title,
