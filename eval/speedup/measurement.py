@@ -47,6 +47,8 @@ class Speedup:
                     benchmark_workload(config, base, console, name, some)
                     for name, some in questions.items()
                 ]
+        for workload in self.workloads:  # texts that are too long are reported before the work
+            self.decoder(PLAIN, Tree(0), workload, config.samplings[0])
 
     @property
     def dtype(self) -> str:

@@ -1,8 +1,12 @@
 #include "level_candidates.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
+#include "exact_math.h"
 #include "row_search.h"
 
 namespace dart {
@@ -27,6 +31,17 @@ float from_ascending(std::uint32_t bits) {
 // of -0 equals 0.
 std::uint64_t key_of(std::int32_t token, float logit) {
   return std::uint64_t{static_cast<std::uint32_t>(token)} << 32 | ~ascending(logit + 0.0f);
+}
+
+// The sum of x, which is overwritten. The upper half is added to the lower one until one number is
+// left, as vector processors do it; the size counts as the next power of two, the rest as zeros.
+float sum_in_halves(std::vector<float>& x) {
+  std::size_t half = 1;
+  while (half < x.size()) half *= 2;
+  while ((half /= 2) > 0) {
+    for (std::size_t i = half; i < std::min(2 * half, x.size()); ++i) x[i - half] += x[i];
+  }
+  return x.empty() ? 0.0f : x[0];
 }
 
 bool usable(std::int32_t token, float logit) { return token >= 0 && std::isfinite(logit); }
@@ -83,11 +98,9 @@ void LevelCandidates::weigh(const float* pairs, Choice* choices) {
         pairs == nullptr ? candidate.logit : pair_logit(candidate.logit, pairs[candidate.column]);
     max = std::max(max, exponential_[i]);
   }
-  float sum = 0.0f;
-  for (std::size_t i = 0; i < size; ++i) {
-    exponential_[i] = std::exp(exponential_[i] - max);
-    sum += exponential_[i];
-  }
+  for (float& x : exponential_) x = exponential(x - max);
+  sums_ = exponential_;
+  const float sum = sum_in_halves(sums_);
   for (std::size_t i = 0; i < size; ++i) {
     const float log_p = log_probability(exponential_[i] / sum, config_.eps);
     choices[i] = {static_cast<std::uint32_t>(i), log_p * logit_weight_};

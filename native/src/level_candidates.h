@@ -2,19 +2,19 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "dart/ngram_model.h"
 #include "dart/tree_search.h"
+#include "exact_math.h"
 
 namespace dart {
 
 // At most 0, whatever eps, so that no child outscores its parent.
 inline float log_probability(float probability, float eps) {
-  return std::min(std::log(probability + eps), 0.0f);
+  return std::min(logarithm(probability + eps), 0.0f);
 }
 
 // One token that may follow at the level being extended.
@@ -61,6 +61,7 @@ class LevelCandidates {
   std::size_t eos_ = 0;
   std::vector<std::uint64_t> sorted_;
   std::vector<float> exponential_;
+  std::vector<float> sums_;
 };
 
 }  // namespace dart

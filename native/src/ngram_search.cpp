@@ -1,6 +1,5 @@
 // Trees drafted by the n-gram model only: the most likely paths, found best first.
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "dart/noise.h"
+#include "exact_math.h"
 #include "row_search.h"
 
 namespace dart {
@@ -83,11 +83,11 @@ class NgramSearch final : public RowSearch {
                       });
     order_.resize(most);
     steps_.resize(most);
-    const float total = std::log(static_cast<float>(seen->count));
+    const float total = logarithm(static_cast<float>(seen->count));
     for (std::size_t i = 0; i < most; ++i) {
       // Rounded counts may exceed the count of their context.
       const float count = static_cast<float>(seen->counts[order_[i]]);
-      steps_[i] = std::min(0.0f, std::log(count) - total);
+      steps_[i] = std::min(0.0f, logarithm(count) - total);
     }
     if (scale_ > 0) add_noise(*seen, chosen.depth);
     for (std::size_t i = 0; i < most; ++i) {
@@ -120,8 +120,8 @@ class NgramSearch final : public RowSearch {
       steps_[i] = (steps_[i] - first) * scale_ + noise_[i];
       largest = std::max(largest, steps_[i]);
     }
-    for (float step : steps_) sum += std::exp(step - largest);
-    for (float& step : steps_) step = std::min(0.0f, step - largest - std::log(sum));
+    for (float step : steps_) sum += exponential(step - largest);
+    for (float& step : steps_) step = std::min(0.0f, step - largest - logarithm(sum));
   }
 
   void write_tree(std::int32_t* out, float* scores) const {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "exact_math.h"
 #include "kernels.h"
 #include "row_loops.h"
 
@@ -33,30 +34,6 @@ inline void threefry(const ThreefryKey& key, std::uint32_t& x0, std::uint32_t& x
   rounds(13, 15, 26, 6, 3);
   rounds(17, 29, 16, 24, 4);
   rounds(13, 15, 26, 6, 5);
-}
-
-// The natural logarithm of a normal number, to about 2 units in the last place.
-inline float logarithm(float x) {
-  constexpr std::uint32_t kRootOfHalf = 0x3f3504f3u;
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  // x = m 2^e, with m from sqrt(1/2) to sqrt(2).
-  const std::int32_t e = static_cast<std::int32_t>(bits - kRootOfHalf) >> 23;
-  bits -= static_cast<std::uint32_t>(e) << 23;
-  float m;
-  __builtin_memcpy(&m, &bits, sizeof m);
-  const float f = m - 1.0f, square = f * f, exponent = static_cast<float>(e);
-  float y = 7.0376836292e-2f;
-  y = y * f - 1.1514610310e-1f;
-  y = y * f + 1.1676998740e-1f;
-  y = y * f - 1.2420140846e-1f;
-  y = y * f + 1.4249322787e-1f;
-  y = y * f - 1.6668057665e-1f;
-  y = y * f + 2.0000714765e-1f;
-  y = y * f - 2.4999993993e-1f;
-  y = y * f + 3.3333331174e-1f;
-  y = y * f * square - 2.12194440e-4f * exponent - 0.5f * square;
-  return f + y + 0.693359375f * exponent;
 }
 
 // A token's number.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "exact_math.h"
 #include "kernels.h"
 
 namespace dart {
@@ -36,31 +37,6 @@ inline float sum_of_squares(const float* x, std::size_t size) {
 // What the elements of x are multiplied with to be normalised.
 inline float normalizer(const float* x, std::size_t size, float eps) {
   return 1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + eps);
-}
-
-// The exponential function, to about 2 units in the last place; 0 below the least normal number.
-inline float exponential(float x) {
-  constexpr float kLeast = -87.3f, kMost = 88.0f;
-  // x = n log 2 + r. Adding 1.5 * 2^23 + 127 rounds to an integer, n + 127 in the last bits.
-  constexpr float kShift = 12582912.0f + 127.0f;
-  const float inside = x < kLeast ? kLeast : x < kMost ? x : kMost;
-  const float shifted = inside * 1.44269504f + kShift;
-  const float n = shifted - kShift;
-  const float r = (inside - n * 0.693359375f) + n * 2.12194440e-4f;
-  float power = 1.9875691500e-4f;
-  power = power * r + 1.3981999507e-3f;
-  power = power * r + 8.3334519073e-3f;
-  power = power * r + 4.1665795894e-2f;
-  power = power * r + 1.6666665459e-1f;
-  power = power * r + 5.0000001201e-1f;
-  power = power * (r * r) + r + 1.0f;
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &shifted, sizeof bits);
-  bits <<= 23;
-  float two_to_n;
-  __builtin_memcpy(&two_to_n, &bits, sizeof two_to_n);
-  const float result = power * two_to_n;
-  return x < kLeast ? 0.0f : result;
 }
 
 void normalize_rows(const Norm& norm, const float* x, std::size_t rows, float* y) {

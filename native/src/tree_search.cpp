@@ -75,7 +75,8 @@ TreeSearch::TreeSearch(const NgramModel* ngram, TreeSearchConfig config)
           "logit_decay must lie in [0, 1]");
   require(config_.ngram_weight >= 0.0f && config_.ngram_weight <= 1e6f,
           "ngram_weight must lie in [0, 1e6]");
-  require(config_.eps > 0.0f && config_.eps < 1.0f, "eps must lie in (0, 1)");
+  require(config_.eps >= std::numeric_limits<float>::min() && config_.eps < 1.0f,
+          "eps must be a normal number in (0, 1)");
   require(config_.threads >= 1, "threads must be at least 1");
 }
 

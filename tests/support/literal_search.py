@@ -4,6 +4,7 @@ import ctypes
 import ctypes.util
 import functools
 
+import exact_math
 import numpy as np
 
 f32 = np.float32
@@ -18,15 +19,16 @@ def paths(tree):
     return found
 
 
-# The core's own logarithm and exponential, so that nothing is left to rounding.
+# The C library's logarithm and exponential, which the reference uses, so that nothing is left to
+# rounding.
 _libm = ctypes.CDLL(ctypes.util.find_library("m"))
 _libm.logf.argtypes = _libm.expf.argtypes = [ctypes.c_float]
 _libm.logf.restype = _libm.expf.restype = ctypes.c_float
 
 
 @functools.cache
-def logf(x):
-    return f32(_libm.logf(x))
+def logf(x, ties):
+    return exact_math.logarithm(x) if ties == "first" else f32(_libm.logf(x))
 
 
 @functools.cache
@@ -34,11 +36,17 @@ def expf(x):
     return f32(_libm.expf(x))
 
 
-def softmax(logits):
+def softmax(logits, ties):
+    if not logits:
+        return []
     with np.errstate(over="ignore"):
-        unnormalised = [expf(logit - max(logits)) for logit in logits]
+        differences = np.array(logits, f32) - max(logits)
+    if ties == "first":
+        unnormalised = exact_math.exponential(differences)
+        return [*(unnormalised / exact_math.sum_in_halves(unnormalised))]
+    unnormalised = [expf(x) for x in differences]
     total = f32(0)
-    for x in unnormalised:  # summed sequentially, as in the core
+    for x in unnormalised:  # summed sequentially
         total += x
     return [x / total for x in unnormalised]
 
@@ -77,7 +85,7 @@ def transcribe(
         if ties == "first":  # one entry per token, with its highest logit, by ascending token
             usable.sort(key=lambda candidate: (*candidate[:2], -candidate[2]))
             usable = list({candidate[0]: candidate for candidate in usable}.values())
-        p = softmax([x for _, x, _ in usable])
+        p = softmax([x for _, x, _ in usable], ties)
         children = []
         for score, path, parent in entries:
             seen = [f32(0)] * len(usable)
@@ -85,11 +93,11 @@ def transcribe(
                 seen = model.probabilities([*context[:-1], *path], [t for t, _, _ in usable])
             if pairs is not None and level > 0:
                 row = pairs[level - 1, parent]
-                p = softmax([with_pair(x, row[place]) for _, x, place in usable])
+                p = softmax([with_pair(x, row[place]) for _, x, place in usable], ties)
             for (token, _, place), likely, q in zip(usable, p, seen, strict=True):
-                increment = min(logf(likely + eps), f32(0)) * logit_weight
+                increment = min(logf(likely + eps, ties), f32(0)) * logit_weight
                 if model is not None and level > 0:
-                    increment += min(logf(q + eps), f32(0)) * ngram_weight
+                    increment += min(logf(q + eps, ties), f32(0)) * ngram_weight
                 children.append((score + level_weight * increment, (*path, token), place))
         pool += children
         entries = sorted(children, key=lambda child: (child[1][-1] in eos, -child[0]))[:beam]

@@ -8,7 +8,9 @@
 //   w_l = (l + 1) ** -level_decay,  g_l = logit_decay ** l,  l = 0 .. d - 1
 //
 // p is the softmax over the level's k logits only, q the n-gram model's probability. The n-gram
-// term is omitted at level 0, and at all levels without a model. All arithmetic is in float32.
+// term is omitted at level 0, and at all levels without a model. All arithmetic is in float32,
+// with the same bits on every platform (exact_math.h), except with compatible ties, which take the C
+// library's logarithm and exponential.
 //
 // The drafter may also score pairs of candidates of successive levels. From level 1 on, p is then
 // the softmax over the level's k sums of a candidate's logit and its pair score with the parent.
