@@ -1,4 +1,4 @@
-"""The core's logarithm and exponential (native/src/exact_math.h), as sums and products of float32."""
+"""The core's logarithm and exponential (native/src/exact_math.h) in numpy."""
 
 import numpy as np
 
