@@ -92,7 +92,6 @@ class Speedup:
                 advance=lambda: progress.advance(task),
             )
             progress.remove_task(task)
-        jax.clear_caches()
         self.console.print(tree_table(title, rates))
         return next(iter(rates))
 
@@ -112,7 +111,6 @@ class Speedup:
                 advance=lambda: progress.advance(task),
             )
             progress.remove_task(task)
-        jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         return runs
 
     def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:
@@ -127,6 +125,7 @@ class Speedup:
         }
         title = f"T = {sampling.temperature:g}, batch {batch_size}: {workload.title}"
         repeats = self.compare(title, decoders, workload, batch_size, self.config.repeats)
+        jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         return Setting(
             workload.name,
             workload.title,

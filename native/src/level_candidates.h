@@ -13,7 +13,7 @@
 namespace dart {
 
 // At most 0, whatever eps, so that no child outscores its parent.
-inline float log_probability(float probability, float eps) {
+static inline float log_probability(float probability, float eps) {
   return std::min(logarithm(probability + eps), 0.0f);
 }
 

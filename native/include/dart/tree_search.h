@@ -91,7 +91,8 @@ class TreeSearch {
  public:
   // ngram may be null; otherwise it must outlive the search.
   // Throws std::invalid_argument unless nodes >= 0, beam >= 1, level_decay >= 0,
-  // 0 <= logit_decay <= 1, 0 <= ngram_weight <= 1e6, 0 < eps < 1 and threads >= 1.
+  // 0 <= logit_decay <= 1, 0 <= ngram_weight <= 1e6, 0 < eps < 1, no subnormal number, and
+  // threads >= 1.
   TreeSearch(const NgramModel* ngram, TreeSearchConfig config);
 
   const TreeSearchConfig& config() const { return config_; }
