@@ -42,7 +42,7 @@ _EXPORTS = {
     "NgramConfig": "dart_jax.decoding.drafting",
     "Piece": "dart_jax.generation",
     "PromptLookupConfig": "dart_jax.decoding.drafting",
-    "SearchConfig": "dart_jax.decoding.pruner",
+    "SearchConfig": "dart_jax.decoding.search.config",
     "TextGeneration": "dart_jax.generation",
     "UserError": "dart_jax.errors",
 }
@@ -65,7 +65,7 @@ TYPE_CHECKING = False  # importing it from `typing` would double the time of thi
 if TYPE_CHECKING:
     from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
     from dart_jax.decoding.logits import LogitsProcessor
-    from dart_jax.decoding.pruner import SearchConfig
+    from dart_jax.decoding.search.config import SearchConfig
     from dart_jax.errors import UserError
     from dart_jax.generation import Completion, GenerationConfig, Piece, TextGeneration
     from dart_jax.model import DartModel

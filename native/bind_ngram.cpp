@@ -16,10 +16,12 @@
 #include <vector>
 
 #include "bindings.h"
+#include "dart/exact_math.h"
 #include "dart/ngram_builder.h"
 #include "dart/ngram_file_writer.h"
 #include "dart/ngram_levels.h"
 #include "dart/ngram_model.h"
+#include "dart/perfect_hash.h"
 #include "dart/reference_trie.h"
 #include "numpy_arrays.h"
 
@@ -197,6 +199,26 @@ py::tuple feed(dart::ReferenceTrieParser& self, const py::array& bytes) {
   return py::make_tuple(node_columns(std::move(leaves)), node_columns(std::move(inner)));
 }
 
+// Returns the size of the table, the buckets' seeds and the keys' places.
+py::tuple perfect_hash(const py::array& first, const py::array& second) {
+  const auto firsts = vector_span<std::int32_t>(first, "first");
+  const auto seconds = vector_span<std::int32_t>(second, "second");
+  dart::PerfectHash hash;
+  {
+    py::gil_scoped_release release;
+    hash = dart::make_perfect_hash(firsts, seconds);
+  }
+  return py::make_tuple(hash.size, to_numpy(std::move(hash.seeds)),
+                        to_numpy(std::move(hash.place)));
+}
+
+py::array logarithms(const py::array& x) {
+  const auto span = vector_span<float>(x, "x");
+  std::vector<float> y(span.size);
+  std::transform(span.begin(), span.end(), y.begin(), [](float one) { return dart::logarithm(one); });
+  return to_numpy(std::move(y));
+}
+
 }  // namespace
 
 PyNgramModel::PyNgramModel(py::array array, bool checksums)
@@ -209,6 +231,8 @@ void bind_ngram(py::module_& m) {
   m.def("write_levels", &write_levels, py::arg("levels"), py::arg("path"), py::kw_only(),
         py::arg("vocab_size"), py::arg("fingerprint"), py::arg("min_counts"),
         py::arg("precision"));
+  m.def("perfect_hash", &perfect_hash, py::arg("first"), py::arg("second"));
+  m.def("logarithm", &logarithms, py::arg("x"));
 
   py::class_<PyNgramModel>(m, "NgramModel")
       .def(py::init<py::array, bool>(), py::arg("file"), py::arg("checksums") = true)

@@ -12,7 +12,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Reads the packed array of dart_jax/decoding/pruner.py in place.
+// Reads the packed array of dart_jax/decoding/search/pruner.py in place.
 //
 // `handle` identifies a search (dart/search_handle.h). Attributes: `first`, the column where the
 // candidates begin; `context`, the number of context tokens, which end before that column; `levels`

@@ -22,7 +22,7 @@ from hypothesis import settings
 
 from dart_jax.decoding.loop import Generation, generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.models.config import TargetConfig

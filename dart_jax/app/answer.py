@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Piece, Step, TextGeneration
 from dart_jax.model import DartModel

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from dart_jax.app.answer import Verified
-from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.ngram import NgramModel
 
 _EPS = 1e-10

@@ -6,7 +6,7 @@ from dart_jax.app.answer import Answer, Verified
 from dart_jax.app.markup import escape
 from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
-from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Step, adaptive_tree
 from dart_jax.model import DartModel

@@ -24,7 +24,7 @@ from dart_jax.decoding.loop import (
 )
 from dart_jax.decoding.loop.host import Steps
 from dart_jax.decoding.prompts import CHUNK, Options, Prompts
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.base import TreeSearch
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 
@@ -38,7 +38,7 @@ class Decoder:
     Attributes:
       config: what the step is compiled for.
       params: the models' parameters.
-      pruner: the tree search; None if trees are built on the device, or for plain decoding.
+      search: the tree search; None if the drafting method needs none, and for plain decoding.
       max_length: maximum length of prompt and new tokens together.
       sampling: how the target samples.
       stop: ids that end a sequence.
@@ -51,7 +51,7 @@ class Decoder:
 
     config: DecodeConfig
     params: DecodeParams
-    pruner: Pruner | None
+    search: TreeSearch | None
     max_length: int
     sampling: Sampling
     stop: tuple[int, ...]
@@ -95,7 +95,7 @@ class Decoder:
     def generate(self, prompts: Prompts, options: Options) -> Generation:
         """Decodes a batch in the fused loop."""
         if not self.sizes:
-            return generate_fused(self.config, self.params, self.pruner, prompts, options)
+            return generate_fused(self.config, self.params, self.search, prompts, options)
         program, policy = self._policy(prompts, options, fused=True)
         try:
             return self._in_bursts(policy, prompts, options)
@@ -147,7 +147,7 @@ class Decoder:
         """Decodes a batch in the host loop; see `loop.stream`."""
         how = {"seconds": seconds, "with_drafts": with_drafts}
         if not self.sizes:
-            yield from stream(self.config, self.params, self.pruner, prompts, options, **how)
+            yield from stream(self.config, self.params, self.search, prompts, options, **how)
             return
         program, policy = self._policy(prompts, options, fused=False)
         switch = self._switch(policy)
@@ -163,10 +163,10 @@ class Decoder:
         trees = {0: TreeSize(changing.plain, None)}
         for nodes in self.sizes[1:]:
             config = dataclasses.replace(changing, nodes=nodes)
-            pruner = self.pruner
-            if pruner is not None:
-                pruner = pruner.resized(config.host_buffer, nodes)
-            trees[nodes] = TreeSize(config, pruner)
+            search = self.search
+            if search is not None:
+                search = search.resized(config.host_buffer, nodes)
+            trees[nodes] = TreeSize(config, search)
         return trees
 
     def _policy(

@@ -147,6 +147,28 @@ class HostBuffer:
         columns = packed[:, start : start + math.prod(shape)]
         return columns.view(np.float32).reshape(len(packed), *shape)
 
+    def unpack(
+        self, packed: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
+        """On the device: the context int32 [B, 4], ids int32 [B, d, k], logits float32 [B, d, k],
+        pair scores float32 [B, d - 1, k, k], and how the target draws, int32 [B, 3]; None for the
+        last two without these columns."""
+        batch, shape = packed.shape[0], (self.positions, self.candidates)
+        size = self.positions * self.candidates
+        ends = np.cumsum([self.first, size, size, math.prod(self.pairs_shape)])
+        ids, logits, pairs = (packed[:, ends[i] : ends[i + 1]] for i in range(3))
+
+        def floats(bits: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+            return jax.lax.bitcast_convert_type(bits, jnp.float32).reshape(batch, *shape)
+
+        return (
+            packed[:, self.first - CONTEXT : self.first],
+            ids.reshape(batch, *shape),
+            floats(logits, shape),
+            floats(pairs, self.pairs_shape) if self.pairs else None,
+            packed[:, -DRAWS:] if self.draws else None,
+        )
+
     def draws_of(self, packed: np.ndarray) -> np.ndarray | None:
         """How the target draws, int32 [B, 3]; None without these columns."""
         return packed[:, -DRAWS:] if self.draws else None

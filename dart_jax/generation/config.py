@@ -12,7 +12,7 @@ import numpy as np
 import tyro
 
 from dart_jax.decoding.logits import LogitsConfig, LogitsProcessor
-from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.generation import transformers_options

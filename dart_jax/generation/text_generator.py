@@ -13,7 +13,8 @@ from dart_jax.decoding.adaptive.memory import TreeMemory
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.drafting import AnyDrafter, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.pruner import Pruner, SearchConfig
+from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from dart_jax.decoding.drafting.dart import Dart
-from dart_jax.decoding.pruner import search_in_jit
+from dart_jax.decoding.search.pruner import search_in_jit
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
     accept_and_compact,

@@ -6,8 +6,9 @@
 #include <cstring>
 #include <limits>
 
-#include "exact_math.h"
+#include "dart/exact_math.h"
 #include "row_search.h"
+#include "sum_in_halves.h"
 
 namespace dart {
 namespace {
@@ -31,17 +32,6 @@ float from_ascending(std::uint32_t bits) {
 // of -0 equals 0.
 std::uint64_t key_of(std::int32_t token, float logit) {
   return std::uint64_t{static_cast<std::uint32_t>(token)} << 32 | ~ascending(logit + 0.0f);
-}
-
-// The sum of x, which is overwritten. The upper half is added to the lower one until one number is
-// left, as vector processors do it; the size counts as the next power of two, the rest as zeros.
-float sum_in_halves(std::vector<float>& x) {
-  std::size_t half = 1;
-  while (half < x.size()) half *= 2;
-  while ((half /= 2) > 0) {
-    for (std::size_t i = half; i < std::min(2 * half, x.size()); ++i) x[i - half] += x[i];
-  }
-  return x.empty() ? 0.0f : x[0];
 }
 
 bool usable(std::int32_t token, float logit) { return token >= 0 && std::isfinite(logit); }

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "dart/exact_math.h"
 #include "dart/ngram_model.h"
 #include "dart/tree_search.h"
-#include "exact_math.h"
 
 namespace dart {
 

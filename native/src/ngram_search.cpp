@@ -6,9 +6,10 @@
 #include <queue>
 #include <vector>
 
+#include "dart/exact_math.h"
 #include "dart/noise.h"
-#include "exact_math.h"
 #include "row_search.h"
+#include "sum_in_halves.h"
 
 namespace dart {
 namespace {
@@ -115,13 +116,15 @@ class NgramSearch final : public RowSearch {
     noise_of_tokens(seed_, number_, position_ + depth, tokens_.data(), count, noise_.data(),
                     best_instructions());
     const float first = steps_[0];
-    float largest = -std::numeric_limits<float>::infinity(), sum = 0;
+    float largest = -std::numeric_limits<float>::infinity();
     for (std::size_t i = 0; i < count; ++i) {
       steps_[i] = (steps_[i] - first) * scale_ + noise_[i];
       largest = std::max(largest, steps_[i]);
     }
-    for (float step : steps_) sum += exponential(step - largest);
-    for (float& step : steps_) step = std::min(0.0f, step - largest - logarithm(sum));
+    sums_ = steps_;
+    for (float& x : sums_) x = exponential(x - largest);
+    const float total = logarithm(sum_in_halves(sums_));
+    for (float& step : steps_) step = std::min(0.0f, step - largest - total);
   }
 
   void write_tree(std::int32_t* out, float* scores) const {
@@ -148,6 +151,7 @@ class NgramSearch final : public RowSearch {
   std::vector<float> steps_;  // log-probabilities
   std::vector<std::int32_t> tokens_;
   std::vector<float> noise_;
+  std::vector<float> sums_;
   float scale_ = 0;  // 1 / temperature; 0 without noise
   std::uint32_t seed_ = 0;
   std::int32_t position_ = 0;

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "exact_math.h"
+#include "dart/exact_math.h"
 #include "kernels.h"
 #include "row_loops.h"
 

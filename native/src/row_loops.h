@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "exact_math.h"
+#include "dart/exact_math.h"
 #include "kernels.h"
 
 namespace dart {

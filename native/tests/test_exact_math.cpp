@@ -1,5 +1,5 @@
 // The search's logarithm and exponential: their errors, and the same bits on every platform.
-#include "exact_math.h"
+#include "dart/exact_math.h"
 
 #include <cmath>
 #include <cstdint>

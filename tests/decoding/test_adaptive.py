@@ -24,7 +24,7 @@ from dart_jax.decoding.loop import (
     stream_in_bursts,
 )
 from dart_jax.decoding.prompts import Options
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step

@@ -17,7 +17,7 @@ from dart_jax.decoding.drafting.prompt_lookup import PromptLookup
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start
 from dart_jax.decoding.prompts import Options
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step

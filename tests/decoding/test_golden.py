@@ -9,7 +9,7 @@ import pytest
 
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.decoding.tree import ancestor_mask, unpack

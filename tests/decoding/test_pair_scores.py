@@ -16,7 +16,7 @@ from tiny_configs import DART, copied, random_params
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start, stream
 from dart_jax.decoding.prompts import Options
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from dart_jax import _core
-from dart_jax.decoding import pruner
+from dart_jax.decoding.search import pruner
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.pruner import Pruner, SearchConfig, search_in_jit
+from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.ngram import NgramModel
 
 LAYOUT = HostBuffer(positions=4, candidates=10, path=5)
@@ -216,7 +217,7 @@ import os, sys
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import jax, jax.numpy as jnp, numpy as np
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.pruner import Pruner, search_in_jit
+from dart_jax.decoding.search.pruner import Pruner, search_in_jit
 
 rows, native = int(sys.argv[1]), sys.argv[2] == "native"
 host_buffer = HostBuffer(positions=8, candidates=25, path=9)

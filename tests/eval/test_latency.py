@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.errors import UserError

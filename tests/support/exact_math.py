@@ -1,4 +1,4 @@
-"""The core's logarithm and exponential (native/src/exact_math.h) in numpy."""
+"""The core's logarithm and exponential (native/include/dart/exact_math.h) in numpy."""
 
 import numpy as np
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from dart_jax.decoding.adaptive.policy import Burst, Decisions
 from dart_jax.decoding.drafting import DraftInput, PromptRows
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.base import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, exact_products, noise_of_draft
 from dart_jax.models.pure import bind
@@ -29,11 +29,11 @@ class TreeSize(NamedTuple):
 
     Attributes:
       config: static; for trees whose size may change, `config.pause` is set.
-      pruner: the search, if trees are built on the host; otherwise None.
+      search: the tree search; None if the drafting method needs none.
     """
 
     config: DecodeConfig
-    pruner: Pruner | None
+    search: TreeSearch | None
 
 
 class PausedRows(NamedTuple):

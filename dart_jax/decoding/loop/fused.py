@@ -1,10 +1,11 @@
-"""The whole generation as one jitted program, with the search as a callback; where the sizes of
-trees change, one program for each burst."""
+"""The whole generation as one jitted program, the search included; where the sizes of trees change,
+one program for each burst."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from dart_jax.decoding.loop.emission import Emitted, emitted_in, room_for, write
 from dart_jax.decoding.loop.results import Generation, check_numbers, join, rows_of
 from dart_jax.decoding.loop.start import start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.pruner import Pruner, search_in_jit
+from dart_jax.decoding.search.base import SearchInProgram, TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import step
 
@@ -25,25 +26,25 @@ from dart_jax.decoding.step import step
 def generate_fused(
     config: DecodeConfig,
     params: DecodeParams,
-    pruner: Pruner | None,
+    search: TreeSearch | None,
     prompts: Prompts,
     options: Options = Options(),
 ) -> Generation:
     """Runs the prefill, then the whole generation as one jitted program.
 
-    Without a pruner the program never leaves the device.
+    Without a search on the host the program never leaves the device.
 
     Args:
       config: static.
       params: see `DecodeParams`.
-      pruner: the search, if trees are built on the host; otherwise None.
+      search: the tree search; None if the drafting method needs none.
       prompts: the batch.
       options: how to decode.
 
     Raises:
       UserError: the target's logits are NaN.
     """
-    return _generate(TreeSize(config, pruner), None, params, prompts, options)
+    return _generate(TreeSize(config, search), None, params, prompts, options)
 
 
 def generate_in_bursts(
@@ -69,23 +70,26 @@ def _generate(
     bursts: list[Generation] = []
     new = np.zeros(len(prompts.tokens), int)
     while True:
-        config, pruner = size
+        config, search = size
         room, limit = prompts.max_length, None
         if switch is not None and switch.left is not None:
             room, limit = MOST_STEPS * config.host_buffer.path, jnp.int32(switch.left)
         pausing = config.pause and config.drafting is None
         root = state.context[:, -1] if pausing else None
-        began, native, handle = time.perf_counter(), True, None
-        if pruner is not None:
-            pruner.seconds, native, handle = 0.0, pruner.native, jnp.int32(pruner.handle)
+        began, in_program, argument = time.perf_counter(), None, None
+        if search is not None:
+            search.seconds, in_program, argument = 0.0, search.in_program, search.argument
         with measure_compilation() as compiling:
             state, packed, output, *counts = run(
-                config, native, room, params, state, packed, handle, limit
+                config, in_program, room, params, state, packed, argument, limit
             )
             features = output.features
             told = (output._replace(features=None), *counts, state.remaining)
             output, emitted, steps, remaining = jax.device_get(told)
-        searched = 0.0 if pruner is None else pruner.seconds
+        searched = 0.0
+        if search is not None:
+            search.check()
+            searched = search.seconds
         total = time.perf_counter() - began - compiling.seconds
         seconds["device"] += total - searched
         seconds["search"] += searched
@@ -113,27 +117,27 @@ def _generate(
     return join(bursts, seconds)
 
 
-@partial(jax.jit, static_argnames=("config", "native", "size"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("config", "search", "size"), donate_argnames=("state",))
 def run(
     config: DecodeConfig,
-    native: bool,
+    search: SearchInProgram | None,
     size: int,
     params: DecodeParams,
     state: DecodeState,
     packed: jax.Array,
-    handle: jax.Array | None,
+    argument: Any = None,
     limit: jax.Array | None = None,
 ) -> tuple[DecodeState, jax.Array, Emitted, jax.Array, jax.Array]:
     """Decodes until every row is finished.
 
     Args:
       config: static.
-      native: static; see `search_in_jit`.
+      search: static; None if the drafting method needs none.
       size: static; tokens that a row may emit.
       params: see `DecodeParams`.
       state: donated.
       packed: the host buffer; what it says was emitted begins the output.
-      handle: the pruner's; None without a search.
+      argument: of the search.
       limit: int32 scalar, steps after which to stop before that; None for no limit.
 
     Returns:
@@ -150,9 +154,7 @@ def run(
     def body(carry):
         state, packed, output, emitted, steps, turn = carry
         steps = steps + state.active.astype(jnp.int32)
-        trees = None
-        if handle is not None:
-            trees = search_in_jit(config.host_buffer, config.nodes, handle, packed, native=native)
+        trees = None if search is None else search(argument, packed)
         state, packed = step(config, params, state, trees)
         new = emitted_in(config, state, packed)
         output = jax.tree.map(lambda old, path: write(old, path, emitted), output, new)

@@ -25,7 +25,7 @@ from dart_jax.decoding.loop.results import (
 )
 from dart_jax.decoding.loop.start import start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.pruner import Pruner
+from dart_jax.decoding.search.base import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import step
 
@@ -36,7 +36,7 @@ Steps = Generator[StepOutput, np.ndarray | None, None]
 def stream(
     config: DecodeConfig,
     params: DecodeParams,
-    pruner: Pruner | None,
+    search: TreeSearch | None,
     prompts: Prompts,
     options: Options = Options(),
     *,
@@ -50,7 +50,7 @@ def stream(
     Args:
       config: static.
       params: see `DecodeParams`.
-      pruner: the search, if trees are built on the host; otherwise None.
+      search: the tree search; None if the drafting method needs none.
       prompts: the batch.
       options: how to decode.
       seconds: collects wall time under `prefill`, `device`, `search` and `compile`.
@@ -59,7 +59,7 @@ def stream(
     Raises:
       UserError: the target's logits are NaN.
     """
-    return _stream(TreeSize(config, pruner), None, params, prompts, options, seconds, with_drafts)
+    return _stream(TreeSize(config, search), None, params, prompts, options, seconds, with_drafts)
 
 
 def stream_in_bursts(
@@ -92,7 +92,7 @@ def _stream(
         buffer = np.asarray(packed)
     drafts, before, burst = None, np.zeros(len(prompts.tokens), int), _Burst()
     while True:
-        config, pruner = size
+        config, search = size
         host_buffer = config.host_buffer
         tokens = host_buffer.emitted(buffer)
         ranks = [r[: len(t)] for r, t in zip(host_buffer.ranks(buffer), tokens, strict=True)]
@@ -112,21 +112,21 @@ def _stream(
                 with clock("device"):
                     state, packed = switch.next(state, packed)
                     size, burst = switch.current, _Burst()
-                    config, pruner = size
-                    if pruner is not None:
+                    config, search = size
+                    if search is not None:
                         buffer = np.asarray(packed)
         if not active:
             return
         if burst.steps == 0:
             burst.root = state.context[:, -1]
-        with clock("search") as search:
-            trees = None if pruner is None else pruner(buffer)
+        with clock("search") as searching:
+            trees = None if search is None else search(buffer)
         drafts = _drafts(config, state, buffer, trees) if with_drafts else None
         with clock("device") as device:
             state, packed = step(config, params, state, trees)
             buffer = np.asarray(packed)
         if switch is not None:
-            burst.add(config, state, buffer, search, device)
+            burst.add(config, state, buffer, searching, device)
 
 
 class _Burst:
@@ -200,7 +200,7 @@ class _Clock:
 
 
 def _drafts(
-    config: DecodeConfig, state: DecodeState, buffer: np.ndarray, trees: np.ndarray | None
+    config: DecodeConfig, state: DecodeState, buffer: np.ndarray, trees: np.ndarray | jax.Array | None
 ) -> Drafts:
     """What the next step verifies: the search's trees, the state's, or only the roots."""
     drafted = config.host_buffer.candidates_of(buffer)
@@ -208,7 +208,7 @@ def _drafts(
         trees = np.array(state.trees)  # a copy: the state is donated
     if trees is None:
         trees = _roots(config, buffer)
-    return Drafts(trees, *drafted, config.host_buffer.pairs_of(buffer))
+    return Drafts(np.asarray(trees), *drafted, config.host_buffer.pairs_of(buffer))
 
 
 def _roots(config: DecodeConfig, buffer: np.ndarray) -> np.ndarray:
@@ -220,13 +220,13 @@ def _roots(config: DecodeConfig, buffer: np.ndarray) -> np.ndarray:
 def generate_streaming(
     config: DecodeConfig,
     params: DecodeParams,
-    pruner: Pruner | None,
+    search: TreeSearch | None,
     prompts: Prompts,
     options: Options = Options(),
 ) -> Generation:
     """Runs the host loop to the end and collects its output."""
     seconds: dict[str, float] = {}
-    return run_to_end(stream(config, params, pruner, prompts, options, seconds=seconds), seconds)
+    return run_to_end(stream(config, params, search, prompts, options, seconds=seconds), seconds)
 
 
 def run_to_end(steps: Steps, seconds: dict[str, float]) -> Generation:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.pruner import Pruner, search_in_jit
+from dart_jax.decoding.search.pruner import Pruner, search_in_jit
 from dart_jax.ngram.bench.build import new_process
 from dart_jax.ngram.bench.results import Results
 from dart_jax.ngram.bench.workload import Drafts

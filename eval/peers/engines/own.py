@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 
-from dart_jax.decoding.pruner import SearchConfig
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
 from eval.peers.engine import Decoded, Setup

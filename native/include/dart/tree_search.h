@@ -9,7 +9,7 @@
 //
 // p is the softmax over the level's k logits only, q the n-gram model's probability. The n-gram
 // term is omitted at level 0, and at all levels without a model. All arithmetic is in float32,
-// with the same bits on every platform (exact_math.h), except with compatible ties, which take the C
+// with the same bits on every platform (dart/exact_math.h), except with compatible ties, which take the C
 // library's logarithm and exponential.
 //
 // The drafter may also score pairs of candidates of successive levels. From level 1 on, p is then

@@ -1,8 +1,8 @@
 """The tree search on the host: turns the candidates in a host buffer into a packed draft tree.
 
-A `Pruner` is called between two jitted steps, or inside one jitted program: on CPU, XLA calls the
-C++ search directly; on other platforms `jax.pure_callback` calls it. The callback uses only numpy:
-running a JAX computation inside one can deadlock.
+A `Pruner` is called between two jitted steps, or inside one jitted program. In one, XLA calls the
+C++ search itself on CPUs and NVIDIA GPUs; elsewhere `jax.pure_callback` calls it. The callback uses
+only numpy: running a JAX computation inside one can deadlock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import math
 import weakref
 from functools import cache, partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,35 +18,59 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, DRAWS, HostBuffer
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.machine import available_cores
 from dart_jax.ngram import NgramModel
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchConfig:
-    """Parameters of the tree search (docs/method.md, section 3), with the paper's defaults.
+class HostSearch:
+    """A search on the host as a part of jitted programs; called with a pruner's handle.
+
+    The handle is an argument, so one program serves all pruners of the same shape, in every process.
 
     Attributes:
-      beam: nodes per level that are extended.
-      level_decay: exponent of the level weight.
-      logit_decay: base of the logit weight.
-      ngram_weight: weight of the n-gram model's log-probability.
-      ties: among equal scores, `first` prefers the node created first; `compat` reproduces the
-        reference's unstable sorts and is many times slower.
+      host_buffer: layout of the packed candidates.
+      nodes: N.
+      native: let XLA call the C++ search, where it can; otherwise always call it through Python.
     """
 
-    beam: int = 20
-    level_decay: float = 0.7
-    logit_decay: float = 0.9
-    ngram_weight: float = 0.5
-    ties: Literal["first", "compat"] = "first"
+    host_buffer: HostBuffer
+    nodes: int
+    native: bool = True
+
+    def __call__(self, handle: jax.Array, packed: jax.Array) -> jax.Array:
+        """Searches trees.
+
+        Args:
+          handle: int32 scalar, `Pruner.argument`.
+          packed: int32 [B, width].
+
+        Returns:
+          int32 [B, 3, N + 1].
+        """
+        out = jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
+        python = partial(_search_through_python, out)
+        if not self.native:
+            return python(handle, packed)
+        buffer = self.host_buffer
+        attributes = {
+            "context": np.int64(CONTEXT),
+            "first": np.int64(buffer.first),
+            "levels": np.int64(buffer.positions),
+            "candidates": np.int64(buffer.candidates),
+            "pairs": np.int64(math.prod(buffer.pairs_shape)),
+            "draws": np.int64(DRAWS if buffer.draws else 0),
+        }
+        foreign = {
+            platform: partial(jax.ffi.ffi_call(name, out), **attributes)
+            for platform, name in foreign_searches().items()
+        }
+        return jax.lax.platform_dependent(handle, packed, **foreign, default=python)
 
 
 class Pruner:
     """Host buffer -> packed draft trees, int32 [B, 3, N + 1], nodes from the best on."""
-
-    # Whether a program on CPU may call the C++ search directly instead of this object.
-    native = True
 
     def __init__(
         self,
@@ -58,6 +81,7 @@ class Pruner:
         eos: tuple[int, ...] = (),
         search: SearchConfig = SearchConfig(),
         threads: int | None = None,
+        native: bool = True,
     ):
         """Creates the search for trees of N = `nodes` nodes.
 
@@ -70,11 +94,13 @@ class Pruner:
           search: parameters.
           threads: rows of a batch searched in parallel; None uses all cores that this
             process may use.
+          native: let XLA call the C++ search in programs, where it can, instead of this object.
 
         Raises:
           ValueError: a parameter is out of range.
         """
         self.host_buffer, self.nodes = host_buffer, nodes
+        self.native = native
         self._options = {"ngram": ngram, "eos": eos, "search": search, "threads": threads}
         self._search = _core.TreeSearch(
             ngram.core if ngram else None,
@@ -84,19 +110,31 @@ class Pruner:
             **dataclasses.asdict(search),
         )
         self._handle = _core.SearchHandle(self._search)
-        _pruners[self.handle] = self
+        _pruners[self._handle.value] = self
 
     def resized(self, host_buffer: HostBuffer, nodes: int) -> Pruner:
         """The same search for trees of another size."""
-        return type(self)(host_buffer, nodes, **self._options)
+        return type(self)(host_buffer, nodes, native=self.native, **self._options)
 
     def __repr__(self) -> str:
         return f"Pruner({self.nodes} nodes)"
 
     @property
-    def handle(self) -> int:
-        """Identifies the pruner in a compiled program (see `search_in_jit`)."""
-        return self._handle.value
+    def in_program(self) -> HostSearch:
+        """The search as a part of jitted programs."""
+        return HostSearch(self.host_buffer, self.nodes, self.native)
+
+    @property
+    def argument(self) -> jax.Array:
+        """The handle that identifies the pruner in programs, int32 scalar."""
+        return jnp.int32(self._handle.value)
+
+    def check(self) -> None:
+        """Raises RuntimeError if the last search of a program on a GPU failed; earlier ones end
+        their program."""
+        message = _core.take_search_error(self._handle.value)
+        if message is not None:
+            raise RuntimeError(message)
 
     @property
     def seconds(self) -> float:
@@ -137,45 +175,6 @@ class Pruner:
 _pruners: weakref.WeakValueDictionary[int, Pruner] = weakref.WeakValueDictionary()
 
 
-def search_in_jit(
-    host_buffer: HostBuffer,
-    nodes: int,
-    handle: jax.Array,
-    packed: jax.Array,
-    *,
-    native: bool = True,
-) -> jax.Array:
-    """Searches the trees of one step inside a jitted program.
-
-    The pruner is an argument of the program, so one program serves all pruners of the same shape,
-    in every process.
-
-    Args:
-      host_buffer: layout of the packed candidates.
-      nodes: N.
-      handle: int32 scalar, `Pruner.handle`.
-      packed: int32 [B, width].
-      native: on CPU, let XLA call the C++ search directly, without Python.
-
-    Returns:
-      The trees, int32 [B, 3, N + 1].
-    """
-    out = jax.ShapeDtypeStruct((packed.shape[0], 3, nodes + 1), jnp.int32)
-    python = partial(_search_through_python, out)
-    if not (native and _foreign_function()):
-        return python(handle, packed)
-    foreign = partial(
-        jax.ffi.ffi_call(_FOREIGN_FUNCTION, out),
-        context=np.int64(CONTEXT),
-        first=np.int64(host_buffer.first),
-        levels=np.int64(host_buffer.positions),
-        candidates=np.int64(host_buffer.candidates),
-        pairs=np.int64(math.prod(host_buffer.pairs_shape)),
-        draws=np.int64(DRAWS if host_buffer.draws else 0),
-    )
-    return jax.lax.platform_dependent(handle, packed, cpu=foreign, default=python)
-
-
 def _search_through_python(
     out: jax.ShapeDtypeStruct, handle: jax.Array, packed: jax.Array
 ) -> jax.Array:
@@ -193,20 +192,29 @@ def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
     return _pruners[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
 
 
-_FOREIGN_FUNCTION = "dart_search"
-
 # Bytes of the largest array that JAX passes to a callback without using another thread.
 _COPIED_AT_ONCE = 100 * 1024
 
+# XLA's platforms, the names that `jax.lax.platform_dependent` has for them, and the functions.
+_FOREIGN = {
+    "cpu": ("cpu", "dart_search", _core.ffi_handler),
+    "cuda": ("CUDA", "dart_search_cuda", _core.cuda_ffi_handler),
+}
+
 
 @cache
-def _foreign_function() -> bool:
-    """Registers the search with XLA; returns False if the extension was built without XLA's FFI or
-    for another jaxlib."""
-    if _core.ffi_handler is None:
-        return False
-    try:
-        jax.ffi.register_ffi_target(_FOREIGN_FUNCTION, _core.ffi_handler, platform="cpu")
-    except (jax.errors.JaxRuntimeError, ValueError):
-        return False
-    return True
+def foreign_searches() -> dict[str, str]:
+    """The C++ search's names in programs, by platform; registers them with XLA.
+
+    A platform is left out if the extension was built without XLA's FFI, or for another jaxlib.
+    """
+    names = {}
+    for platform, (xla_platform, name, handler) in _FOREIGN.items():
+        if handler is None:
+            continue
+        try:
+            jax.ffi.register_ffi_target(name, handler, platform=xla_platform)
+        except (jax.errors.JaxRuntimeError, ValueError):
+            continue
+        names[platform] = name
+    return names

@@ -1,0 +1,179 @@
+"""Which way of searching a platform gets: C++ called by XLA or by Python, or JAX on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+from functools import cache
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax import _core
+from dart_jax.decoding.host_buffer import HostBuffer
+from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.cuda_runtime import find_cuda_runtime
+from dart_jax.decoding.search.device import DeviceSearch
+from dart_jax.decoding.search.pruner import Pruner, foreign_searches
+from dart_jax.errors import UserError
+from dart_jax.ngram import NgramModel
+from dart_jax.ngram.device_table import DeviceTable, device_table, table_bytes
+
+SearchChoice = Literal["auto", "callback", "native", "device"]
+SearchWay = Literal["callback", "native", "device"]
+
+_logger = logging.getLogger(__name__)
+
+DEFAULT_MEMORY = 2_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Searching:
+    """How trees are searched.
+
+    Attributes:
+      choice: `native`, in C++ on the host, called by XLA, for CPUs and NVIDIA GPUs; `callback`, in
+        C++, called through Python, on any platform; `device`, in JAX, on any platform; `auto` is the
+        platform's best.
+      memory: bytes that an n-gram model may take on the device.
+    """
+
+    choice: SearchChoice = "auto"
+    memory: int = DEFAULT_MEMORY
+
+    def way(self, ngram: NgramModel | None, *, alone: bool, search: SearchConfig) -> SearchWay:
+        """Returns the way to search here.
+
+        Args:
+          ngram: the n-gram model, if any.
+          alone: whether only it drafts.
+          search: parameters of the search.
+
+        Raises:
+          UserError: the way that was chosen cannot be had.
+        """
+        on_device = _why_not_on_device(ngram, alone, search, self.memory)
+        if self.choice == "native":
+            missing = _why_not_native()
+            if missing is not None:
+                raise UserError(f"--search native cannot be had: {missing}; choose auto")
+            return "native"
+        if self.choice == "device":
+            if search.ties != "first":
+                raise UserError("a search on the device needs SearchConfig(ties='first')")
+            return "device"
+        if self.choice == "callback":
+            return "callback"
+        platform = jax.default_backend()
+        if platform in ("cpu", "gpu"):
+            missing = _why_not_native()
+            if missing is None:
+                return "native"
+            way = "callback" if platform == "cpu" or on_device else "device"
+            _tell(f"trees are searched by {_TITLES[way]}: {missing}")
+            return way
+        if on_device is None:
+            return "device"
+        _tell(f"trees are searched by {_TITLES['callback']}: {on_device}")
+        return "callback"
+
+    def make(
+        self,
+        host_buffer: HostBuffer,
+        nodes: int,
+        *,
+        ngram: NgramModel | None,
+        eos: tuple[int, ...],
+        search: SearchConfig,
+    ) -> TreeSearch:
+        """Returns the search for trees of `nodes` nodes; raises UserError as `way`."""
+        alone = host_buffer.candidates == 0
+        way = self.way(ngram, alone=alone, search=search)
+        if way == "device":
+            table = None if ngram is None else table_on_device(ngram, self.memory, alone)
+            return DeviceSearch(host_buffer, nodes, table=table, eos=eos, search=search)
+        native = way == "native"
+        return Pruner(host_buffer, nodes, ngram=ngram, eos=eos, search=search, native=native)
+
+
+_TITLES = {
+    "callback": "the host, called through Python",
+    "device": "the device",
+}
+
+
+def table_on_device(model: NgramModel, memory: int, followers: bool) -> DeviceTable:
+    """An n-gram model on the device, as much of it as fits; made once for all users of a model."""
+    tables = _tables.setdefault(model, {})
+    key = memory, followers
+    if key not in tables:
+        table, size = device_table(model, memory, followers=followers)
+        if size.ngrams < size.total:
+            _logger.warning(
+                "%s of the n-gram model's %s n-grams are on the device, those seen %s times or more: "
+                "the others do not fit in %s MB (--ngram-device-memory)",
+                f"{size.ngrams:,}",
+                f"{size.total:,}",
+                f"{size.least:,}",
+                f"{memory / 1e6:,.0f}",
+            )
+        tables[key] = jax.tree.map(jnp.asarray, table)
+    return tables[key]
+
+
+_tables: weakref.WeakKeyDictionary[NgramModel, dict[tuple[int, bool], DeviceTable]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _why_not_on_device(
+    ngram: NgramModel | None, alone: bool, search: SearchConfig, memory: int
+) -> str | None:
+    """Why the device cannot search with the whole n-gram model, in words; None if it can."""
+    if search.ties != "first":
+        return "a search on the device needs SearchConfig(ties='first')"
+    if ngram is None:
+        return None
+    vocab = ngram.vocab_size if alone else 0
+    needed = table_bytes(sum(ngram.sizes[1:]), followers=alone, vocab_size=vocab)
+    if needed <= memory:
+        return None
+    return (
+        f"the n-gram model takes {needed / 1e6:,.0f} MB on the device, more than the "
+        f"{memory / 1e6:,.0f} MB of --ngram-device-memory; --search device leaves the least frequent "
+        "n-grams out"
+    )
+
+
+@cache
+def _why_not_native() -> str | None:
+    """Why XLA cannot call the C++ search here, in words; None if it can."""
+    platform = jax.default_backend()
+    if platform == "gpu":
+        client = jax.local_devices()[0].client
+        if "cuda" not in getattr(client, "platform_version", ""):
+            return "this GPU is not NVIDIA's"
+        if "cuda" not in foreign_searches():
+            return "dart-jax was built without jaxlib's headers, or for another jaxlib"
+        path = find_cuda_runtime()
+        if path is None:
+            return "the CUDA runtime library was not found (pip install nvidia-cuda-runtime)"
+        try:
+            _core.load_cuda_runtime(path)
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+        return None
+    if platform != "cpu":
+        return f"XLA cannot call it on {platform}"
+    if "cpu" not in foreign_searches():
+        return "dart-jax was built without jaxlib's headers, or for another jaxlib"
+    return None
+
+
+@cache
+def _tell(message: str) -> None:
+    """Warns, once for each message."""
+    _logger.warning(message)

@@ -1,0 +1,235 @@
+"""An n-gram model as arrays for a device, where the tree search reads it without the host.
+
+Each n-gram has a place of its own in a table, by a perfect hash of its context and its last token
+(native/include/dart/perfect_hash.h), so that finding it takes two reads. A context of one token is
+identified by the token, a longer one by its own place in the table, as an n-gram one token shorter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dart_jax import _core
+from dart_jax.ngram.model import Level, NgramModel
+
+EPS = np.float32(1e-10)  # added to probabilities; as in native/include/dart/tree_search.h
+
+NO_COUNT = np.float32(1)  # in place of a log-probability: only the beginning of longer n-grams
+
+_ENTRY_BYTES, _KEYS_A_BUCKET, _SEED_BYTES = 12, 4, 2
+_FOLLOWER_BYTES, _LIST_BYTES = 8, 8
+
+
+class DeviceTable(NamedTuple):
+    """All n-grams of two or more tokens, by length.
+
+    Attributes:
+      sections: int32 [order - 1, 4], for the n-grams of each length: the first of their buckets,
+        how many these are, the first of their places, how many these are.
+      seeds: uint16 [K], of the buckets.
+      entries: int32 [S, 3], by place: the context, the last token, and the bits of the float32
+        log(q + eps), where q is the n-gram's count divided by the context's; `NO_COUNT` if the
+        n-gram was not counted. Unused places have context -1.
+      vocab_size: int32 scalar; tokens are below it.
+      lists: int32 [V + contexts longer than a token, 2], the first follower of each context and
+        their number; without elements unless asked for.
+      followers: int32 [F, 2], a token and the bits of the float32 logarithm of its share of the
+        context's counts; per context, the most frequent first, of equal ones the smallest token.
+    """
+
+    sections: NDArray[np.int32]
+    seeds: NDArray[np.uint16]
+    entries: NDArray[np.int32]
+    vocab_size: NDArray[np.int32]
+    lists: NDArray[np.int32]
+    followers: NDArray[np.int32]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes on the device."""
+        return sum(array.nbytes for array in self)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSize:
+    """How much of a model a table holds.
+
+    Attributes:
+      ngrams: n-grams of two or more tokens in the table.
+      total: those of the model.
+      nbytes: bytes on the device.
+      least: the smallest count of an n-gram in the table; 0 without any.
+    """
+
+    ngrams: int
+    total: int
+    nbytes: int
+    least: int
+
+
+def table_bytes(ngrams: int, *, followers: bool = False, vocab_size: int = 0) -> int:
+    """About how many bytes a table of so many n-grams of two or more tokens takes."""
+    entries = _ENTRY_BYTES * (ngrams + ngrams // 9) + _SEED_BYTES * (ngrams // _KEYS_A_BUCKET)
+    lists = _LIST_BYTES * (vocab_size + ngrams) + _FOLLOWER_BYTES * ngrams
+    return entries + (lists if followers else 0)
+
+
+def device_table(
+    model: NgramModel, limit: int | None = None, *, followers: bool = False
+) -> tuple[DeviceTable, TableSize]:
+    """Makes the table of a model.
+
+    Args:
+      model: the model.
+      limit: bytes on the device, at most; the least frequent n-grams are left out, of equally
+        frequent ones the longest. None for no limit.
+      followers: also make the lists of followers, from which an n-gram model drafts alone.
+    """
+    levels = model.levels
+    total = sum(len(level.token) for level in levels[1:])
+    most = total
+    if limit is not None:
+        vocab = model.vocab_size if followers else 0
+        fixed = table_bytes(0, followers=followers, vocab_size=vocab)
+        each = table_bytes(10**6, followers=followers) / 10**6
+        most = min(total, max(0, int((limit - fixed) / each)))
+    kept = _most_frequent(levels, most)
+    table = _Maker(model, kept, followers).table()
+    counts = [level.count[keep] for level, keep in zip(levels[1:], kept, strict=True)]
+    least = min((int(count.min()) for count in counts if len(count)), default=0)
+    return table, TableSize(sum(map(len, counts)), total, table.nbytes, least)
+
+
+def _parents(levels: tuple[Level, ...], n: int) -> NDArray[np.int64]:
+    """For the n-grams of n >= 2 tokens: the n-gram without the last one, one level up."""
+    return np.repeat(np.arange(len(levels[n - 2].token)), np.diff(levels[n - 2].child_begin))
+
+
+def _most_frequent(levels: tuple[Level, ...], most: int) -> list[NDArray[np.bool_]]:
+    """Which n-grams of 2, 3, .. tokens are among the most frequent, of equal ones the shortest.
+
+    An n-gram is never more frequent than its parts, so these are in the table too.
+    """
+    counts = [level.count for level in levels[1:]]
+    if most >= sum(map(len, counts)):
+        return [np.ones(len(count), bool) for count in counts]
+    if most == 0:
+        return [np.zeros(len(count), bool) for count in counts]
+    every = np.concatenate(counts)
+    cut = np.partition(every, len(every) - most)[len(every) - most]
+    room = most - int((every > cut).sum())
+    kept = []
+    for n, count in enumerate(counts, start=2):
+        keep, equal = count > cut, np.flatnonzero(count == cut)[:room]
+        keep[equal] = True
+        room -= len(equal)
+        if kept:
+            keep &= kept[-1][_parents(levels, n)]
+        kept.append(keep)
+    return kept
+
+
+class _Maker:
+    """Makes a table of the n-grams that are kept, length by length."""
+
+    def __init__(self, model: NgramModel, kept: list[NDArray[np.bool_]], followers: bool):
+        self.model, self.kept, self.followers = model, kept, followers
+        self.levels = model.levels
+
+    def table(self) -> DeviceTable:
+        sections, seeds, entries = [], [], []
+        context_of = np.array(self.levels[0].token)  # what identifies each n-gram of one level
+        lists = _Lists(self.model.vocab_size) if self.followers else None
+        buckets = places = 0
+        for n, (level, keep) in enumerate(zip(self.levels[1:], self.kept, strict=True), start=2):
+            parent = _parents(self.levels, n)[keep]
+            above = self.levels[n - 2].count[parent]
+            context, token, count = context_of[parent], level.token[keep], level.count[keep]
+            size, seed, place = _core.perfect_hash(context, token)
+            part = np.full((size, 3), -1, np.int32)
+            part[place, 0], part[place, 1] = context, token
+            part[place, 2] = _log_q(count, above).view(np.int32)
+            if lists is not None:
+                lists.add(context + (0 if n == 2 else self.model.vocab_size), token, count, above)
+            context_of = np.full(len(level.token), -1, np.int32)
+            context_of[keep] = place + places
+            sections.append((buckets, len(seed), places, size))
+            seeds.append(seed)
+            entries.append(part)
+            buckets, places = buckets + len(seed), places + size
+        contexts = sections[-1][2] if sections else 0  # the longest n-grams are no contexts
+        none = np.empty((0, 2), np.int32)
+        made = (none, none) if lists is None else lists.arrays(contexts)
+        return DeviceTable(
+            np.array(sections, np.int32).reshape(-1, 4),
+            np.concatenate([np.empty(0, np.uint16), *seeds]),
+            np.concatenate([np.empty((0, 3), np.int32), *entries]),
+            np.array(self.model.vocab_size, np.int32),
+            *made,
+        )
+
+
+def _log_q(count: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[np.float32]:
+    """log(count / above + eps), with the arithmetic of the C++ search; of 0 for a context that was
+    not counted, and `NO_COUNT` for an n-gram that was not."""
+    one = np.float32(1)
+    reciprocal = np.where(above > 0, one / np.maximum(above, 1).astype(np.float32), np.float32(0))
+    log_q = log_probability(count.astype(np.float32) * reciprocal)
+    return np.where(count > 0, log_q, NO_COUNT)
+
+
+def log_probability(q: NDArray[np.float32]) -> NDArray[np.float32]:
+    """log(q + eps), at most 0, float32 [n], with the bits of the C++ search."""
+    return np.minimum(_core.logarithm(q + EPS), np.float32(0))
+
+
+class _Lists:
+    """The followers of contexts."""
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.parts: list[tuple[NDArray, ...]] = []
+
+    def add(
+        self,
+        context: NDArray[np.int32],
+        token: NDArray[np.int32],
+        count: NDArray[np.int64],
+        above: NDArray[np.int64],
+    ) -> None:
+        """Adds what was counted after contexts of one length."""
+        counted = (count > 0) & (above > 0)
+        context, token, count, above = (x[counted] for x in (context, token, count, above))
+        order = np.lexsort((token, -count, context))
+        shares = _core.logarithm(count.astype(np.float32)) - _core.logarithm(
+            above.astype(np.float32)
+        )
+        step = np.minimum(shares, np.float32(0)).view(np.int32)
+        self.parts.append((context[order], token[order], step[order]))
+
+    def arrays(self, contexts: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`DeviceTable.lists` and `followers`; `contexts` places are longer than a token."""
+        lists = np.zeros((self.vocab_size + contexts, 2), np.int32)
+        begin = 0
+        for context, _, _ in self.parts:
+            found, first, number = np.unique(context, return_index=True, return_counts=True)
+            lists[found, 0], lists[found, 1] = begin + first, number
+            begin += len(context)
+        columns = [np.stack(part[1:], axis=1) for part in self.parts]
+        return lists, np.concatenate([np.empty((0, 2), np.int32), *columns])
+
+
+def empty_table(order: int, ngrams: int, *, followers: bool = False) -> DeviceTable:
+    """A table of the given size that holds nothing, to compile programs for."""
+    size = max(ngrams, 1)
+    return DeviceTable(
+        np.tile(np.array([[0, 1, 0, 1]], np.int32), (order - 1, 1)),
+        np.zeros(size // _KEYS_A_BUCKET + 1, np.uint16),
+        np.full((size + size // 9 + 1, 3), -1, np.int32),
+        np.array(1, np.int32),
+        *(np.zeros((size if followers else 0, 2), np.int32) for _ in range(2)),
+    )
