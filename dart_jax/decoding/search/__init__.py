@@ -1,0 +1,1 @@
+"""The tree search: candidates become a packed draft tree, on the host or on the device."""
