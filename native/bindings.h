@@ -18,4 +18,5 @@ struct PyNgramModel {
 // must be bound first.
 void bind_ngram(pybind11::module_& m);
 void bind_search(pybind11::module_& m);
+void bind_cuda(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
