@@ -30,6 +30,7 @@ cpu_ffi_handlers: dict[str, object]
 instructions: Literal["portable", "AVX2", "AVX-512", "AVX-512 VNNI", "NEON"]
 
 _UInt8: TypeAlias = NDArray[np.uint8]
+_UInt16: TypeAlias = NDArray[np.uint16]
 _UInt64: TypeAlias = NDArray[np.uint64]
 _Int32: TypeAlias = NDArray[np.int32]
 _Int64: TypeAlias = NDArray[np.int64]
@@ -49,6 +50,15 @@ def write_levels(
     precision: int,
 ) -> None:
     """Write an n-gram file (see `NgramBuilder.write`), without holding the GIL."""
+
+def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32]:
+    """A perfect hash of pairs of integers [n], all different (see
+    native/include/dart/perfect_hash.h), made without holding the GIL: the size of the table, the
+    buckets' seeds, and the keys' places [n]."""
+
+def logarithm(x: _Float32) -> _Float32:
+    """The search's natural logarithm (native/include/dart/exact_math.h) of positive normal numbers
+    [n]."""
 
 class NgramModel:
     """Reads the bytes of an n-gram file in place and keeps them alive; they must not change."""

@@ -20,6 +20,7 @@ from dart_jax.decoding.drafting import (
     PromptLookupConfig,
     drafter_title,
 )
+from dart_jax.decoding.search.choice import DEFAULT_MEMORY, SearchChoice, Searching
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig
@@ -64,6 +65,7 @@ class DartModel(TextGenerator):
       tokenizer: the target's.
       eos: all end-of-sequence ids of the target's generation config.
       execution: how the models are computed.
+      searching: where trees are searched.
     """
 
     target: TargetConfig
@@ -73,6 +75,7 @@ class DartModel(TextGenerator):
     tokenizer: Tokenizer
     eos: tuple[int, ...]
     execution: Execution = dataclasses.field(default_factory=Execution.here)
+    searching: Searching = dataclasses.field(default_factory=Searching)
 
     def __repr__(self) -> str:
         return f"DartModel({', '.join(f'{name}: {what}' for name, what in self._parts().items())})"
@@ -127,6 +130,8 @@ class DartModel(TextGenerator):
         dtype: DTypeLike = "auto",
         attention: AttentionChoice = "auto",
         weights_dtype: WeightsDtype = "stored",
+        search: SearchChoice = "auto",
+        ngram_device_memory: int = DEFAULT_MEMORY,
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -148,6 +153,11 @@ class DartModel(TextGenerator):
             plain JAX; "auto" is the platform's best.
           weights_dtype: "stored" keeps the values of the files; "int8", for CPUs, rounds those of
             the linear layers, of target and drafter, to 8 bits, and their inputs too.
+          search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
+            NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
+            n-gram model in the device's memory; "auto" is the platform's best.
+          ngram_device_memory: bytes that the n-gram model may take on the device; if it takes more,
+            "device" leaves out the least frequent n-grams.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 
@@ -156,6 +166,7 @@ class DartModel(TextGenerator):
         """
         enable_compilation_cache()
         kind, execution = resolve_dtype(dtype), Execution.here(attention, weights_dtype)
+        searching = Searching(search, ngram_device_memory)
         # Read the small files first, so that mismatched parts are reported before the weights are
         # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
@@ -179,7 +190,7 @@ class DartModel(TextGenerator):
         params: DecodeParams = {"target": target_params}
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory)
-        model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution)
+        model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution, searching)
         if drafter_path is None or draft_config is None:
             return model
         return model._with_loaded(drafter_path, draft_config, kind)

@@ -22,8 +22,8 @@ from hypothesis import settings
 
 from dart_jax.decoding.loop import Generation, generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -240,12 +240,11 @@ class Oracle(Pruner):
     Random models almost never agree with their drafter; these trees make them accept long paths.
     """
 
-    native = False  # call this object, not the C++ search
-
     def __init__(self, config: DecodeConfig, truth: list[np.ndarray], levels: int | None = None):
         """`truth`: each row's prompt and continuation. `levels`: how many levels of it a tree
         contains; None: random."""
-        super().__init__(config.host_buffer, config.nodes)
+        # Programs call this object, not the C++ search.
+        super().__init__(config.host_buffer, config.nodes, native=False)
         self.max_depth, self.vocab, self.levels = config.max_depth, config.target.vocab_size, levels
         self.continuations = {}
         for row, tokens in enumerate(truth):

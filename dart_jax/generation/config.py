@@ -12,8 +12,8 @@ import numpy as np
 import tyro
 
 from dart_jax.decoding.logits import LogitsConfig, LogitsProcessor
-from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import transformers_options
 

@@ -8,6 +8,7 @@ import jax
 
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.drafting import AnyDrafter, PromptLookupConfig
+from dart_jax.decoding.search.base import SearchWay
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -79,13 +80,14 @@ def adaptive_tree(
     return (*(size for size in _SIZES if size < most), most), search
 
 
-def default_loop(searches: bool) -> Loop:
-    """Returns the platform's fastest loop for a method whose search runs on the host, or does not.
+def default_loop(way: SearchWay | None) -> Loop:
+    """Returns the fastest loop for a way of searching trees, or for methods that search none.
 
-    A program that never leaves the device runs the whole generation. On a CPU it can call the
-    search directly; an accelerator's would wait for Python, and JAX does not cache such programs.
+    A program runs the whole generation, unless it would wait for Python at every step: on an
+    accelerator that is slower than steps that are called in turn, and JAX does not cache such
+    programs.
     """
-    return "host" if searches and jax.default_backend() != "cpu" else "fused"
+    return "host" if way == "callback" and jax.default_backend() != "cpu" else "fused"
 
 
 def length_bucket(tokens: int) -> int:

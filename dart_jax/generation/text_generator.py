@@ -13,9 +13,9 @@ from dart_jax.decoding.adaptive.memory import TreeMemory
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.drafting import AnyDrafter, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.choice import Searching
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
@@ -60,6 +60,7 @@ class TextGenerator:
       tokenizer: the target's.
       eos: ids that end a text.
       execution: how the models are computed.
+      searching: where trees are searched.
     """
 
     target: TargetConfig
@@ -69,6 +70,7 @@ class TextGenerator:
     tokenizer: Tokenizer
     eos: tuple[int, ...]
     execution: Execution
+    searching: Searching
 
     @overload
     def generate(
@@ -293,7 +295,8 @@ class TextGenerator:
 
         Raises:
           UserError: `nodes` or `sizes` are out of range, or need a drafter that was not loaded or
-            another search, or `max_length` exceeds the target's positions.
+            another search, or `max_length` exceeds the target's positions, or trees cannot be
+            searched where `searching` says.
         """
         if max_length > self.target.max_length:
             raise UserError(
@@ -319,11 +322,11 @@ class TextGenerator:
             coupled=coupled,
             execution=self.execution,
         )
-        pruner = None
+        made = None
         if config.searches:
             if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
                 raise UserError("drafting with only an n-gram model needs one; pass one and use it")
-            pruner = Pruner(
+            made = self.searching.make(
                 config.host_buffer,
                 nodes,
                 ngram=self.ngram if use_ngram else None,
@@ -333,11 +336,11 @@ class TextGenerator:
         return Decoder(
             config,
             self.params,
-            pruner,
+            made,
             max_length,
             sampling or Sampling(),
             self.eos if stop is None else stop,
-            loop or default_loop(config.searches),
+            loop or default_loop(None if made is None else made.way),
             sizes=sizes,
             memory=self._tree_memory,
         )

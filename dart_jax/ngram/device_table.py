@@ -36,7 +36,7 @@ class DeviceTable(NamedTuple):
         n-gram was not counted. Unused places have context -1.
       vocab_size: int32 scalar; tokens are below it.
       lists: int32 [V + contexts longer than a token, 2], the first follower of each context and
-        their number; without elements unless asked for.
+        their number; this and the next without elements unless asked for.
       followers: int32 [F, 2], a token and the bits of the float32 logarithm of its share of the
         context's counts; per context, the most frequent first, of equal ones the smallest token.
     """
@@ -142,7 +142,8 @@ class _Maker:
 
     def table(self) -> DeviceTable:
         sections, seeds, entries = [], [], []
-        context_of = np.array(self.levels[0].token)  # what identifies each n-gram of one level
+        # What identifies each n-gram of one level.
+        context_of: NDArray[np.int32] = np.array(self.levels[0].token)
         lists = _Lists(self.model.vocab_size) if self.followers else None
         buckets = places = 0
         for n, (level, keep) in enumerate(zip(self.levels[1:], self.kept, strict=True), start=2):
@@ -219,17 +220,6 @@ class _Lists:
             found, first, number = np.unique(context, return_index=True, return_counts=True)
             lists[found, 0], lists[found, 1] = begin + first, number
             begin += len(context)
-        columns = [np.stack(part[1:], axis=1) for part in self.parts]
-        return lists, np.concatenate([np.empty((0, 2), np.int32), *columns])
-
-
-def empty_table(order: int, ngrams: int, *, followers: bool = False) -> DeviceTable:
-    """A table of the given size that holds nothing, to compile programs for."""
-    size = max(ngrams, 1)
-    return DeviceTable(
-        np.tile(np.array([[0, 1, 0, 1]], np.int32), (order - 1, 1)),
-        np.zeros(size // _KEYS_A_BUCKET + 1, np.uint16),
-        np.full((size + size // 9 + 1, 3), -1, np.int32),
-        np.array(1, np.int32),
-        *(np.zeros((size if followers else 0, 2), np.int32) for _ in range(2)),
-    )
+        columns = [np.stack(part[1:], axis=1) for part in self.parts if len(part[0])]
+        nothing = np.zeros((1, 2), np.int32)  # there is something to read in any case
+        return lists, np.concatenate(columns or [nothing])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from dart_jax.decoding.search.choice import SearchChoice, Searching
 from dart_jax.errors import UserError
+from dart_jax.memory import parse_memory
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.platform.execution import AttentionChoice
@@ -37,6 +39,13 @@ class ModelChoice:
     """What computes attention to the cache: native, the C++ core, for CPUs; triton, a kernel for
     NVIDIA GPUs from the A100 on; mosaic, one for TPUs; or dense, plain JAX. auto is the platform's
     best."""
+    search: SearchChoice = "auto"
+    """What searches draft trees: native, C++ on the host, called by XLA, for CPUs and NVIDIA GPUs;
+    callback, C++ on the host, called through Python; or device, JAX, with the n-gram model in the
+    device's memory. auto is the platform's best."""
+    ngram_device_memory: str = "2GB"
+    """Memory that the n-gram model may take on the device, such as 500MB; if it takes more,
+    --search device leaves out the least frequent n-grams."""
     revision: str | None = None
     """Branch, tag or commit of the target's repository."""
 
@@ -53,6 +62,11 @@ class ModelChoice:
         """The n-gram model to use, if any."""
         return None if self.no_ngram else self.part(self.ngram, "ngram.dng")
 
+    @property
+    def searching(self) -> Searching:
+        """Where trees are searched; raises UserError if the memory is not a size."""
+        return Searching(self.search, parse_memory(self.ngram_device_memory))
+
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
         return DartModel.from_pretrained(
@@ -62,5 +76,7 @@ class ModelChoice:
             dtype=self.dtype,
             attention=self.attention,
             weights_dtype=self.weights,
+            search=self.searching.choice,
+            ngram_device_memory=self.searching.memory,
             revision=self.revision,
         )

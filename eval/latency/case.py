@@ -14,8 +14,8 @@ import numpy as np
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.loop import start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.model import DEMO
 from dart_jax.models.cache import KVCache
@@ -263,8 +263,8 @@ class _Runner:
         yield Row("to device", nodes, times, None)
 
         # All three in one callback, as in the fused loop.
-        inside = partial(stages.search_stage, config, pruner.native)
-        stage = Stage(inside, jnp.int32(pruner.handle), jnp.asarray(packed))
+        inside = partial(stages.search_stage, pruner.in_program)
+        stage = Stage(inside, pruner.argument, jnp.asarray(packed))
         times, _, _ = measure(stage, timing)
         yield Row("inside", nodes, times, None)
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from dart_jax.decoding.drafting.dart import Dart
-from dart_jax.decoding.search.pruner import search_in_jit
+from dart_jax.decoding.search.base import SearchInProgram
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
     accept_and_compact,
@@ -32,13 +32,10 @@ def without_caches(state: DecodeState) -> DecodeState:
     return dataclasses.replace(state, target_cache=(), draft_state=None)
 
 
-def search_stage(
-    config: DecodeConfig, native: bool, fixed: Any, inputs: Any, donated: Any
-) -> tuple[Any, Any]:
-    """Host copy, search and copy back, from inside a program. fixed: the pruner's handle; inputs: a
-    host buffer; output: trees."""
-    trees = search_in_jit(config.host_buffer, config.nodes, fixed, inputs, native=native)
-    return donated, trees
+def search_stage(search: SearchInProgram, fixed: Any, inputs: Any, donated: Any) -> tuple[Any, Any]:
+    """The search inside a program, with copies to the host and back if it runs there. fixed: its
+    argument; inputs: a host buffer; output: trees."""
+    return donated, search(fixed, inputs)
 
 
 @exact_products

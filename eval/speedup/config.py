@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import default_loop
@@ -144,7 +145,9 @@ class SpeedupConfig(MethodChoice):
     @property
     def search_loop(self) -> Loop:
         """The loop of methods that search on the host."""
-        return default_loop(searches=True) if self.loop == "auto" else self.loop
+        if self.loop != "auto":
+            return self.loop
+        return default_loop(self.searching.way(None, alone=False, search=SearchConfig()))
 
     def part(self, given: str | None, name: str) -> str | None:
         """Returns the path of a part of the model; --shape has no default parts."""
@@ -168,7 +171,8 @@ class SpeedupConfig(MethodChoice):
         enable_compilation_cache()
         execution = Execution.here(self.attention, self.weights)
         model = Model.random(self.shape.lower(), resolve_dtype(self.dtype), execution)
-        return DartModel(model.target, model.drafter, model.params, None, tokenizer, (), execution)
+        parts = model.target, model.drafter, model.params, None, tokenizer, (), execution
+        return DartModel(*parts, self.searching)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
         """As `MethodChoice.models`, without methods whose trees are too shallow for --acceptance.

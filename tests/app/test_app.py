@@ -32,9 +32,9 @@ from dart_jax.app.turns import Turns
 from dart_jax.decoding.loop import start as first_draft
 from dart_jax.decoding.loop import stream
 from dart_jax.decoding.prompts import Options, Prompts
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.pruner import Pruner
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Piece, default_tree

@@ -24,8 +24,8 @@ from dart_jax.decoding.loop import (
     stream_in_bursts,
 )
 from dart_jax.decoding.prompts import Options
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
@@ -133,7 +133,7 @@ def test_both_loops_learn_the_same(models, prompts, plain):
     for loop in LOOPS:
         trees = trees_of(config)
         for nodes in SIZES[1:]:
-            trees[nodes] = trees[nodes]._replace(pruner=Oracle(trees[nodes].config, truth))
+            trees[nodes] = trees[nodes]._replace(search=Oracle(trees[nodes].config, truth))
         policy = Scripted(Burst(8, 3), Burst(2, 2), Burst(0, 4), Burst(8, 2))
         switch = Switch(trees, models.params, policy)
         generation = loop(switch, models.params, prompts, Options(seed=SEED))

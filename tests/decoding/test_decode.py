@@ -9,8 +9,8 @@ from conftest import MAX_LENGTH, SEED, Oracle, sequences
 from dart_jax.decoding.loop import generate_fused, generate_streaming, run, stream
 from dart_jax.decoding.prefill import prefill
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel

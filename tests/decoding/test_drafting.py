@@ -17,8 +17,8 @@ from dart_jax.decoding.drafting.prompt_lookup import PromptLookup
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start
 from dart_jax.decoding.prompts import Options
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.decoding.tree import chain, unpack
@@ -274,8 +274,8 @@ def test_an_ngram_model_without_drafter_drafts(tiny):
     plain = model.generate(tiny.prompts[0], max_new_tokens=8, tree_nodes=0)
     np.testing.assert_array_equal(made.tokens, plain.tokens)
     decoder = model.decoder(nodes=8, max_length=64)
-    assert decoder.pruner is not None
-    trees = decoder.pruner(np.array([[0] * (1 + 2 * 9) + tiny.prompts[0][:4].tolist()], np.int32))
+    assert decoder.search is not None
+    trees = decoder.search(np.array([[0] * (1 + 2 * 9) + tiny.prompts[0][:4].tolist()], np.int32))
     assert (trees[0, 2] > 0).any()
 
 
@@ -289,14 +289,14 @@ def test_default_trees(models, drafter, nodes):
 
 def test_defaults_of_an_accelerator(models, monkeypatch):
     """The trees of the paper for one sequence, smaller ones in batches; no callback from a loop."""
-    assert default_loop(searches=True) == "fused"
+    assert default_loop("callback") == "fused"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     sizes = [default_tree(models.drafter, batch)[0] for batch in (1, 3, 4, 32, 500)]
     assert sizes == [60, 60, 49, 5, 1]
     assert default_tree(models.eagle)[0] == 59
     assert default_tree(PromptLookupConfig(), 32)[0] == 8
-    assert default_loop(searches=True) == "host"
-    assert default_loop(searches=False) == "fused"
+    assert default_loop("callback") == "host"
+    assert [default_loop(way) for way in ("native", "device", None)] == ["fused"] * 3
 
 
 @pytest.mark.long(keep=1)

@@ -16,8 +16,8 @@ from tiny_configs import DART, copied, random_params
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start, stream
 from dart_jax.decoding.prompts import Options
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.model import DartModel
@@ -28,12 +28,6 @@ from dart_jax.weights.checkpoint import load_drafter, save_drafter
 EOS = (511,)
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9)
 STEPS = 3
-
-
-class ThroughPython(Pruner):
-    """Is called through Python by jitted programs as well."""
-
-    native = False
 
 
 def with_pairs(params, **changes):
@@ -131,8 +125,8 @@ def test_the_tokens_are_those_of_plain_decoding(
 ):
     drafter, params = scored
     config = DecodeConfig(models.target, drafter, nodes=nodes)
-    search = ThroughPython if loop == "fused, through Python" else Pruner
-    pruner = search(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
+    native = loop != "fused, through Python"
+    pruner = Pruner(config.host_buffer, nodes, ngram=models.ngram, eos=EOS, native=native)
     generate = generate_streaming if loop == "host" else generate_fused
     generation = generate(config, params, pruner, prompts, Options(sampling, seed=SEED))
     assert lists(generation.tokens) == lists(plain(sampling).tokens)

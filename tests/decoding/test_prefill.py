@@ -15,8 +15,8 @@ from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start
 from dart_jax.decoding.prefill import ChunkShape, divide, empty_caches, prefill, read_chunk
 from dart_jax.decoding.prompts import CHUNK, Options, Prompts
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution

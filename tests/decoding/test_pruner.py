@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dart_jax import _core
-from dart_jax.decoding.search import pruner
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.search import pruner
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.ngram import NgramModel
@@ -52,26 +52,24 @@ def pack(rows, seed=0):
 
 
 @pytest.fixture(params=["foreign function", "python", "without foreign function"])
-def method(request, monkeypatch):
-    """How a pruner is called inside a jitted program; every test traces its own programs."""
-    native = request.param != "python"
+def create(request, monkeypatch):
+    """Creates pruners that programs call in one of the ways; every test traces its own programs."""
     if request.param == "foreign function" and _core.ffi_handler is None:
         pytest.skip("built without jaxlib's headers")
     if request.param == "without foreign function":
-        monkeypatch.setattr(pruner, "_foreign_function", lambda: False)
-    return partial(inside, native=native)
+        monkeypatch.setattr(pruner, "foreign_searches", dict)
+    return partial(Pruner, LAYOUT, native=request.param != "python")
 
 
-def inside(prune, packed, native=True):
+def inside(prune, packed):
     """A pruner's trees inside a program that is traced only for it."""
-    handle = jnp.int32(prune.handle)
-    return search_in_jit(prune.host_buffer, prune.nodes, handle, packed, native=native)
+    return prune.in_program(prune.argument, packed)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 @pytest.mark.parametrize("ties", ["first", "compat"])
-def test_every_method_gives_the_trees_of_the_host(ngram, method, rows, ties):
-    prune = Pruner(LAYOUT, NODES, ngram=ngram, eos=(3,), search=SearchConfig(ties=ties))
+def test_every_method_gives_the_trees_of_the_host(ngram, create, rows, ties):
+    prune = create(NODES, ngram=ngram, eos=(3,), search=SearchConfig(ties=ties))
     packed = pack(rows)
     expected = prune(np.asarray(packed))
     assert np.count_nonzero(expected[:, 2]) > rows * NODES // 2
@@ -79,15 +77,15 @@ def test_every_method_gives_the_trees_of_the_host(ngram, method, rows, ties):
     assert not expected[finished].any()
     assert (expected[~finished, 0, 0] == np.asarray(packed)[~finished, LAYOUT.first - 1]).all()
 
-    jitted = jax.jit(partial(method, prune))
+    jitted = jax.jit(partial(inside, prune))
     np.testing.assert_array_equal(jitted(packed), expected)
     other = pack(rows, seed=1)  # the same program again
     np.testing.assert_array_equal(jitted(other), prune(np.asarray(other)))
 
 
-def test_inside_a_loop(ngram, method):
+def test_inside_a_loop(ngram, create):
     """Each round's trees choose the next round's roots, as in decoding."""
-    prune = Pruner(LAYOUT, NODES, ngram=ngram)
+    prune = create(NODES, ngram=ngram)
     rounds = 6
     root = LAYOUT.first - 1
 
@@ -98,7 +96,7 @@ def test_inside_a_loop(ngram, method):
     def loop(packed):
         def body(state):
             i, packed, all_trees = state
-            trees = method(prune, packed)
+            trees = inside(prune, packed)
             return i + 1, follow(packed, trees), all_trees.at[i].set(trees)
 
         trees = jnp.zeros((rounds, packed.shape[0], 3, NODES + 1), jnp.int32)
@@ -114,15 +112,14 @@ def test_inside_a_loop(ngram, method):
     assert len({trees.tobytes() for trees in expected}) > 1
 
 
-def test_two_pruners_in_one_program(ngram, method):
+def test_two_pruners_in_one_program(ngram, create):
     """Each is called with its own parameters."""
-    small, large = Pruner(LAYOUT, 8), Pruner(LAYOUT, NODES, ngram=ngram)
+    small, large = create(8), create(NODES, ngram=ngram)
     packed = pack(7)
 
     @jax.jit
-    @jax.jit
     def both(packed):
-        return method(small, packed), method(large, packed)
+        return inside(small, packed), inside(large, packed)
 
     for ours, prune in zip(both(packed), (small, large), strict=True):
         np.testing.assert_array_equal(ours, prune(np.asarray(packed)))
@@ -140,24 +137,23 @@ def test_the_cpu_calls_the_search_itself(ngram):
     lowered = jax.jit(partial(inside, prune)).lower(pack(2))
     for text in (lowered.as_text(), lowered.compile().as_text()):
         assert custom_calls(text) == {"dart_search"}
-    [through_python] = custom_calls(
-        jax.jit(partial(inside, prune, native=False)).lower(pack(2)).as_text()
-    )
+    prune = Pruner(LAYOUT, NODES, ngram=ngram, native=False)
+    [through_python] = custom_calls(jax.jit(partial(inside, prune)).lower(pack(2)).as_text())
     assert "python" in through_python
 
 
-def test_one_program_takes_any_pruner(ngram, method):
+def test_one_program_takes_any_pruner(ngram, create):
     """The handle is an argument; that of a deleted pruner is refused."""
-    small, large = Pruner(LAYOUT, NODES), Pruner(LAYOUT, NODES, ngram=ngram)
+    small, large = create(NODES), create(NODES, ngram=ngram)
     packed = pack(7)
-    native = method.keywords["native"]
-    jitted = jax.jit(partial(search_in_jit, LAYOUT, NODES, native=native))
+    assert small.in_program == large.in_program
+    jitted = jax.jit(small.in_program)
     for prune in (small, large):
         expected = prune(np.asarray(packed))
-        found = jitted(jnp.int32(prune.handle), packed)
+        found = jitted(prune.argument, packed)
         np.testing.assert_array_equal(found, expected)
     assert jitted._cache_size() == 1
-    handle = jnp.int32(large.handle)
+    handle = large.argument
     del prune, large
     gc.collect()
     with pytest.raises(
@@ -166,10 +162,10 @@ def test_one_program_takes_any_pruner(ngram, method):
         jitted(handle, packed).block_until_ready()
 
 
-def test_time_of_searches_adds_up(ngram, method):
-    prune = Pruner(LAYOUT, NODES, ngram=ngram)
+def test_time_of_searches_adds_up(ngram, create):
+    prune = create(NODES, ngram=ngram)
     assert prune.seconds == 0
-    jitted = jax.jit(partial(method, prune))
+    jitted = jax.jit(partial(inside, prune))
     packed = pack(4)
     seconds = [0.0]
     for _ in range(3):
@@ -217,18 +213,18 @@ import os, sys
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import jax, jax.numpy as jnp, numpy as np
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.search.pruner import Pruner, search_in_jit
+from dart_jax.decoding.search.pruner import Pruner
 
 rows, native = int(sys.argv[1]), sys.argv[2] == "native"
 host_buffer = HostBuffer(positions=8, candidates=25, path=9)
-prune = Pruner(host_buffer, 59)
+prune = Pruner(host_buffer, 59, native=native)
 rng = np.random.default_rng(0)
 ids, logits = rng.integers(0, 1000, (rows, 200)), rng.normal(0, 1, (rows, 200))
 context = rng.integers(0, 1000, (rows, host_buffer.first))
 packed = np.concatenate([context, ids, logits.astype(np.float32).view(np.int32)], axis=1)
 packed = packed.astype(np.int32)
 
-handle = jnp.int32(prune.handle)
+handle = prune.argument
 
 @jax.jit
 def loop(packed, matrix):
@@ -237,7 +233,7 @@ def loop(packed, matrix):
         matrix = matrix @ matrix  # something that XLA does not compute before
         root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
         packed = packed.at[:, host_buffer.first - 1].set(root)
-        trees = search_in_jit(host_buffer, 59, handle, packed, native=native)
+        trees = prune.in_program(handle, packed)
         return i + 1, packed, matrix, trees
 
     trees = jnp.zeros((rows, 3, 60), jnp.int32)

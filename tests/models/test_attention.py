@@ -10,8 +10,8 @@ from conftest import MAX_LENGTH, SEED
 
 from dart_jax.decoding.loop import generate_fused, generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.compaction import append as append_by

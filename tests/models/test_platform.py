@@ -11,8 +11,8 @@ from tiny_configs import TARGET, copied, random_params
 
 from dart_jax.decoding.loop import generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available

@@ -200,7 +200,10 @@ class _Clock:
 
 
 def _drafts(
-    config: DecodeConfig, state: DecodeState, buffer: np.ndarray, trees: np.ndarray | jax.Array | None
+    config: DecodeConfig,
+    state: DecodeState,
+    buffer: np.ndarray,
+    trees: np.ndarray | jax.Array | None,
 ) -> Drafts:
     """What the next step verifies: the search's trees, the state's, or only the roots."""
     drafted = config.host_buffer.candidates_of(buffer)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import jax
 import numpy as np
 
 from dart_jax.decoding.host_buffer import HostBuffer
 
-# Searches inside a jitted program: (argument, packed int32 [B, width]) -> trees int32 [B, 3, N + 1].
-# Hashable, so that a program can be compiled for it.
+# In C++ on the host, called through Python or by XLA; or in JAX on the device.
+SearchWay = Literal["callback", "native", "device"]
+
+# Searches inside a jitted program: (argument, packed int32 [B, width]) -> trees int32
+# [B, 3, N + 1]. Hashable, so that a program can be compiled for it.
 SearchInProgram = Callable[[Any, jax.Array], jax.Array]
 
 
@@ -19,12 +22,16 @@ class TreeSearch(Protocol):
     """Host buffer -> packed draft trees, int32 [B, 3, N + 1], nodes from the best on.
 
     Attributes:
+      way: where it searches when a program calls it.
       nodes: N.
       seconds: time that searches on the host took since this was last set to 0.
     """
 
     nodes: int
     seconds: float
+
+    @property
+    def way(self) -> SearchWay: ...
 
     @property
     def in_program(self) -> SearchInProgram:

@@ -30,8 +30,8 @@ class _Level(NamedTuple):
     Attributes:
       token: int32 [B, k], see `Candidates`.
       log_p: float32 [B, k]; with pair scores [B, k, k].
-      ends: int32 [B, E], places of those that end a sequence, ascending, k for one that is not among
-        them; None if nothing ends a sequence.
+      ends: int32 [B, E], places of those that end a sequence, ascending, k for one that is not
+        among them; None if nothing ends a sequence.
       weight: float32 scalar, w.
     """
 
@@ -87,8 +87,8 @@ def beam_search(
     token, log_p = read_candidates(tokens, logits, pairs, weights)
     ends = None
     if eos:  # their places by ascending token, so that they are in order of creation
-        is_end = token[..., None] == jnp.array(sorted(eos), jnp.int32)  # [B, d, k, E]
-        number = jnp.arange(k, dtype=jnp.int32)[:, None]
+        is_end = token[..., None] == jnp.array(sorted(eos), jnp.int32)[None, None, None]
+        number = jax.lax.broadcasted_iota(jnp.int32, (1, 1, k, 1), 2)
         ends = jnp.min(jnp.where(is_end, number, k), axis=2)
     weights = np.array([(n + 1.0) ** -search.level_decay for n in range(depth)], np.float32)
     by_level = [None if x is None else jnp.swapaxes(x, 0, 1) for x in (token, log_p, ends)]
@@ -120,9 +120,7 @@ def beam_search(
     return _tree(context[:, -1], token, scores, parents, width, nodes)
 
 
-def _score(
-    beam: _Beam, level: _Level, found: Lookups | None, search: SearchConfig
-) -> jax.Array:
+def _score(beam: _Beam, level: _Level, found: Lookups | None, search: SearchConfig) -> jax.Array:
     """The scores of the beam's children, float32 [B, W, k]."""
     increment = level.log_p
     if increment.ndim == 3:
@@ -136,23 +134,25 @@ def _score(
 
 
 def _choose(score: jax.Array, ends: jax.Array | None, width: int) -> jax.Array:
-    """Which children are extended, int32 [B, width], each a number of the W * k: those not ending in
-    EOS first, then by score, then by creation."""
+    """Which children are extended, int32 [B, width], each a number of the W * k: those not ending
+    in EOS first, then by score, then by creation."""
     batch, parents, k = score.shape
     if ends is None:
         return _best(score, width)
-    is_end = jnp.any(ends[..., None] == jnp.arange(k, dtype=jnp.int32), axis=1)
+    number = jax.lax.broadcasted_iota(jnp.int32, (1, 1, k), 2)
+    is_end = jnp.any(ends[..., None] == number, axis=1)
     others = jnp.where(is_end[:, None], _NEVER, score)
     # How many of these there are: after each parent there are as many.
     count = jnp.max(jnp.sum(others > _NEVER, axis=-1, dtype=jnp.int32), axis=-1)
     count *= jnp.sum(jnp.max(score, axis=-1) > _NEVER, axis=-1, dtype=jnp.int32)
     each = jnp.broadcast_to(jnp.minimum(ends, k - 1)[:, None], (batch, parents, ends.shape[1]))
     score = jnp.where(ends[:, None] < k, jnp.take_along_axis(score, each, axis=2), _NEVER)
-    number = (each + k * jnp.arange(parents, dtype=jnp.int32)[:, None]).reshape(batch, -1)
-    last = jnp.take_along_axis(number, _best(score, width), axis=1, mode="clip")
+    before = k * jax.lax.broadcasted_iota(jnp.int32, (1, parents, 1), 1)
+    nothing = parents * k
+    number = jnp.where(score > _NEVER, each + before, nothing).reshape(batch, -1)
     place = jnp.arange(width, dtype=jnp.int32)[None] - count[:, None]
-    last = jnp.take_along_axis(last, jnp.maximum(place, 0), axis=1)
-    return jnp.where(place < 0, _best(others, width), last)
+    last = _take(_best(score, width), jnp.maximum(place, 0), 0)
+    return jnp.where(place < 0, _best(others, width), _take(number, last, nothing))
 
 
 def _best(score: jax.Array, count: int) -> jax.Array:
@@ -170,12 +170,11 @@ def _next_beam(
     found: Lookups | None,
     chosen: jax.Array,
 ) -> _Beam:
-    """The chosen children as a beam."""
+    """The chosen children as a beam; those beyond the last one give places without a node."""
     batch, _, k = score.shape
 
     def take(x: jax.Array, fill: float) -> jax.Array:
-        taken = x.reshape(batch, -1).at[jnp.arange(batch)[:, None], chosen]
-        return taken.get(mode="fill", fill_value=fill)
+        return _take(x.reshape(batch, -1), chosen, fill)
 
     candidate = chosen % k
     known = None
@@ -183,6 +182,11 @@ def _next_beam(
         own = jnp.take_along_axis(token, candidate, axis=1)
         known = advance_found(table, own, [take(place, -1) for place in found.places])
     return _Beam(take(score, _NEVER), candidate, known)
+
+
+def _take(x: jax.Array, at: jax.Array, fill: float) -> jax.Array:
+    """The entries of each row of x [B, n] at int32 [B, m]; `fill` beyond the end."""
+    return jnp.take_along_axis(x, at, axis=1, mode="fill", fill_value=fill)
 
 
 def _tree(
@@ -217,7 +221,7 @@ def _tree(
     above = jnp.take_along_axis(above, jnp.minimum(later // k, above.shape[1] - 1), axis=1)
     parent = jnp.where(first, -1, above)
     is_parent = parent[..., None] == jnp.where(used, chosen, -2)[:, None]
-    number = jnp.arange(1, nodes + 1, dtype=jnp.int32)
+    number = jax.lax.broadcasted_iota(jnp.int32, (1, 1, nodes), 2) + 1
     place = jnp.sum(jnp.where(is_parent, number, 0), axis=-1, dtype=jnp.int32)
     at = jnp.minimum(level * k + chosen % k, token[0].size - 1)
     own = jnp.take_along_axis(token.reshape(len(token), -1), at, axis=1)

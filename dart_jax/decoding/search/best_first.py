@@ -164,7 +164,7 @@ def _followers(
         begin = jnp.where(longer, listed[:, 0], begin)
         size = jnp.where(longer, listed[:, 1], size)
     most = nodes if draws is None else max(nodes, _MOST_WITH_NOISE)
-    number = jnp.arange(most, dtype=jnp.int32)
+    number = jnp.arange(most, dtype=jnp.int32)[None]
     follower = table.followers.at[begin[:, None] + number].get(mode="fill", fill_value=0)
     step = jax.lax.bitcast_convert_type(follower[..., 1], jnp.float32)
     step = jnp.where(number < size[:, None], step, _NEVER)
@@ -177,8 +177,8 @@ def _followers(
 
 
 def _with_noise(draws: _Draws, level: jax.Array, token: jax.Array, step: jax.Array) -> jax.Array:
-    """The log-probabilities of followers, the likeliest first, with the noise of the target's draws:
-    float32 [B, M]."""
+    """The log-probabilities of followers, the likeliest first, with the noise of the target's
+    draws: float32 [B, M]."""
     noise = _noise(draws, level, token)
     used = step > _NEVER
     noisy = product(step - step[:, :1], draws.scale[:, None]) + noise

@@ -53,15 +53,15 @@ def read_candidates(
     def own(x: jax.Array) -> jax.Array:
         return x[..., :, None]
 
-    number = jnp.arange(k, dtype=jnp.int32)
+    number = jax.lax.broadcasted_iota(jnp.int32, (1, 1, k), 2)
     likelier = other(logits) > own(logits)
-    earlier = (other(logits) == own(logits)) & (number[None, :] < number[:, None])
+    earlier = (other(logits) == own(logits)) & (other(number) < own(number))
     better = other(usable) & (other(tokens) == own(tokens)) & (likelier | earlier)
     usable = usable & ~jnp.any(better, axis=-1)
     rank = jnp.sum(other(usable) & (other(tokens) < own(tokens)), axis=-1, dtype=jnp.int32)
     # Which candidate has each rank; k for none.
     has = own(number) == other(jnp.where(usable, rank, -1))
-    column = jnp.min(jnp.where(has, number, k), axis=-1)
+    column = jnp.min(jnp.where(has, other(number), k), axis=-1)
     left_over = column == k
     column = jnp.minimum(column, k - 1)
 
@@ -70,7 +70,7 @@ def read_candidates(
 
     token = jnp.where(left_over, -1, sorted_(tokens))
     logits = jnp.where(left_over, -np.float32(np.inf), sorted_(logits))
-    weight = jnp.asarray(weights)[:, None]
+    weight = jnp.asarray(weights)[None, :, None]
     if pairs is None:
         return Candidates(token, _weighted(logits, weight))
     pairs = jnp.pad(pairs, ((0, 0), (1, 0), (0, 0), (0, 0)))  # level 0 has none

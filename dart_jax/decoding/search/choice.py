@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.base import SearchWay, TreeSearch
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.cuda_runtime import find_cuda_runtime
 from dart_jax.decoding.search.device import DeviceSearch
@@ -23,7 +23,6 @@ from dart_jax.ngram import NgramModel
 from dart_jax.ngram.device_table import DeviceTable, device_table, table_bytes
 
 SearchChoice = Literal["auto", "callback", "native", "device"]
-SearchWay = Literal["callback", "native", "device"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,8 +35,8 @@ class Searching:
 
     Attributes:
       choice: `native`, in C++ on the host, called by XLA, for CPUs and NVIDIA GPUs; `callback`, in
-        C++, called through Python, on any platform; `device`, in JAX, on any platform; `auto` is the
-        platform's best.
+        C++, called through Python, on any platform; `device`, in JAX, on any platform; `auto` is
+        the platform's best.
       memory: bytes that an n-gram model may take on the device.
     """
 
@@ -113,8 +112,8 @@ def table_on_device(model: NgramModel, memory: int, followers: bool) -> DeviceTa
         table, size = device_table(model, memory, followers=followers)
         if size.ngrams < size.total:
             _logger.warning(
-                "%s of the n-gram model's %s n-grams are on the device, those seen %s times or more: "
-                "the others do not fit in %s MB (--ngram-device-memory)",
+                "%s of the n-gram model's %s n-grams are on the device, those seen %s times or "
+                "more: the others do not fit in %s MB (--ngram-device-memory)",
                 f"{size.ngrams:,}",
                 f"{size.total:,}",
                 f"{size.least:,}",
@@ -143,8 +142,8 @@ def _why_not_on_device(
         return None
     return (
         f"the n-gram model takes {needed / 1e6:,.0f} MB on the device, more than the "
-        f"{memory / 1e6:,.0f} MB of --ngram-device-memory; --search device leaves the least frequent "
-        "n-grams out"
+        f"{memory / 1e6:,.0f} MB of --ngram-device-memory; --search device leaves out the least "
+        "frequent n-grams"
     )
 
 

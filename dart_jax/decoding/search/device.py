@@ -1,4 +1,4 @@
-"""The tree search on the device, as a part of jitted programs: on any platform, without the host."""
+"""The tree search on the device, as a part of jitted programs, on any platform."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dart_jax.decoding.host_buffer import HostBuffer
+from dart_jax.decoding.search.base import SearchWay
 from dart_jax.decoding.search.beam import beam_search
 from dart_jax.decoding.search.best_first import best_first_search
 from dart_jax.decoding.search.config import SearchConfig
@@ -56,6 +57,7 @@ class DeviceSearchProgram:
 class DeviceSearch:
     """Host buffer -> packed draft trees, searched on the device; see `TreeSearch`."""
 
+    way: SearchWay = "device"
     seconds = 0.0  # on the host
 
     def __init__(
@@ -103,9 +105,7 @@ class DeviceSearch:
     def resized(self, host_buffer: HostBuffer, nodes: int) -> DeviceSearch:
         """The same search for trees of another size."""
         made = self.in_program
-        return DeviceSearch(
-            host_buffer, nodes, table=self.table, eos=made.eos, search=made.search
-        )
+        return DeviceSearch(host_buffer, nodes, table=self.table, eos=made.eos, search=made.search)
 
     def check(self) -> None:
         """Nothing fails without failing its program."""

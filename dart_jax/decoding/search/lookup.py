@@ -47,8 +47,8 @@ def find(
       token: int32 [...], the last tokens; broadcast against the contexts.
 
     Returns:
-      The n-grams' places in the table, int32, -1 for one that was never seen; and the log-probability
-      there, float32 (see `DeviceTable.entries`).
+      The n-grams' places in the table, int32, -1 for one that was never seen; and the
+      log-probability there, float32 (see `DeviceTable.entries`).
     """
     return _find(table.sections[length - 2], table.seeds, table.entries, context, token)
 
@@ -105,8 +105,8 @@ def first_context(table: DeviceTable, token: jax.Array) -> jax.Array:
 
 
 def read_context(table: DeviceTable, context: jax.Array) -> jax.Array:
-    """What identifies the contexts of the last 1, 2, .. tokens of int32 [B, C]: int32 [B, order - 1],
-    -1 for those that were never seen."""
+    """What identifies the contexts of the last 1, 2, .. tokens of int32 [B, C]: int32
+    [B, order - 1], -1 for those that were never seen."""
     longest = longest_context(table)
     known = jnp.full((context.shape[0], longest), -1, jnp.int32)
     for column in range(max(context.shape[1] - longest, 0), context.shape[1]):

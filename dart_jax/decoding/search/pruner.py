@@ -18,6 +18,7 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, DRAWS, HostBuffer
+from dart_jax.decoding.search.base import SearchWay
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.machine import available_cores
 from dart_jax.ngram import NgramModel
@@ -27,7 +28,8 @@ from dart_jax.ngram import NgramModel
 class HostSearch:
     """A search on the host as a part of jitted programs; called with a pruner's handle.
 
-    The handle is an argument, so one program serves all pruners of the same shape, in every process.
+    The handle is an argument, so one program serves all pruners of the same shape, in every
+    process.
 
     Attributes:
       host_buffer: layout of the packed candidates.
@@ -118,6 +120,11 @@ class Pruner:
 
     def __repr__(self) -> str:
         return f"Pruner({self.nodes} nodes)"
+
+    @property
+    def way(self) -> SearchWay:
+        """Where programs search: through Python if XLA cannot call the C++ search, too."""
+        return "native" if self.native else "callback"
 
     @property
     def in_program(self) -> HostSearch:

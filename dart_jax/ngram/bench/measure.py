@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.search.pruner import Pruner, search_in_jit
+from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.ngram.bench.build import new_process
 from dart_jax.ngram.bench.results import Results
 from dart_jax.ngram.bench.workload import Drafts
@@ -109,7 +108,6 @@ def measure_search(
 def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Results) -> None:
     """Times the same search inside a jitted loop, called by XLA directly and through Python."""
     host_buffer = HostBuffer(*drafts.ids.shape[1:], path=1)
-    pruner = Pruner(host_buffer, nodes, ngram=model)
     queries = len(drafts.context)
     accepted = np.zeros((queries, 2 + host_buffer.path), np.int32)
     bits = drafts.logits.view(np.int32).reshape(queries, -1)
@@ -117,12 +115,14 @@ def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Result
     packed = np.concatenate([accepted, drafts.context, ids, bits], axis=1)
 
     def seconds(native: bool) -> float:
+        pruner = Pruner(host_buffer, nodes, ngram=model, native=native)
+        search, handle = pruner.in_program, pruner.argument
+
         @jax.jit
         def search_all(packed: jax.Array, handle: jax.Array) -> jax.Array:
             def one(query: jax.Array, total: jax.Array) -> jax.Array:
                 row = jax.lax.dynamic_slice_in_dim(packed, query, 1)
-                trees = search_in_jit(host_buffer, nodes, handle, row, native=native)
-                return total + trees.sum()
+                return total + search(handle, row).sum()
 
             return jax.lax.fori_loop(0, queries, one, 0)
 
@@ -134,7 +134,6 @@ def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Result
             times.append(time.perf_counter() - began)
         return min(times) / queries
 
-    handle = jnp.int32(pruner.handle)
     for name, native in (("search in a jitted loop", True), ("the same through Python", False)):
         took = seconds(native)
         results.add(name, took, f"{1e6 * took:.1f} us, mean")

@@ -1,5 +1,5 @@
-// The search of a batch that dart_jax/decoding/pruner.py has packed into one array, by handle: what
-// compiled programs call.
+// The search of a batch that is packed into one array (dart_jax/decoding/host_buffer.py), by handle:
+// what compiled programs call.
 #pragma once
 
 #include <cstdint>

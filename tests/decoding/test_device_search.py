@@ -1,0 +1,265 @@
+"""The tree search on the device gives the C++ search's trees, ties included."""
+
+import dataclasses
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.search import lookup
+from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.device import DeviceSearch
+from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.errors import UserError
+from dart_jax.ngram import NgramModel
+from dart_jax.ngram.device_table import device_table, table_bytes
+from tests.decoding.test_tree_search import EOS, GOLDEN, VOCAB, draw_drafts, ngram_model
+
+ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a search is compiled for."""
+
+    order: int | None = 3
+    levels: int = 5
+    candidates: int = 7
+    nodes: int = 24
+    eos: tuple[int, ...] = EOS
+    pairs: bool = False
+    search: SearchConfig = SearchConfig()
+
+    @property
+    def buffer(self):
+        return HostBuffer(self.levels, self.candidates, self.levels + 1, pairs=self.pairs)
+
+
+SETTINGS = [
+    Setting(),
+    Setting(order=None),
+    Setting(order=1, levels=3),
+    Setting(order=2, candidates=12, nodes=60),
+    Setting(order=4, levels=8, candidates=25, nodes=60),
+    Setting(order=5, levels=4, candidates=9, nodes=8),
+    Setting(order=5, levels=8, candidates=3, nodes=16, eos=()),
+    Setting(order=3, levels=8, candidates=25, nodes=60, eos=()),
+    Setting(order=None, levels=8, candidates=25, nodes=512, eos=tuple(range(0, VOCAB, 2))),
+    Setting(order=4, levels=2, candidates=11, nodes=4000, eos=tuple(range(VOCAB))),
+    Setting(order=3, levels=1, candidates=25, nodes=10),
+    Setting(order=3, levels=4, candidates=1, nodes=6),
+    Setting(order=3, levels=3, candidates=5, nodes=0),
+    Setting(order=3, levels=3, candidates=5, nodes=1),
+    Setting(order=3, search=SearchConfig(beam=1), nodes=12),
+    Setting(order=4, search=SearchConfig(beam=2, ngram_weight=0.0), levels=6, eos=(3,)),
+    Setting(order=3, search=SearchConfig(7, 0.0, 0.0, 3.0), nodes=40),
+    Setting(order=5, search=SearchConfig(25, 2.5, 0.5, 1e6), levels=7, candidates=31, nodes=70),
+    Setting(order=2, search=SearchConfig(13, 0.5, 1.0, 1.0), levels=6, candidates=19, eos=(99,)),
+    Setting(order=3, pairs=True),
+    Setting(order=None, pairs=True, levels=8, candidates=25, nodes=60),
+    Setting(order=4, pairs=True, levels=6, candidates=13, nodes=40, search=SearchConfig(beam=5)),
+    Setting(order=3, pairs=True, levels=1, candidates=4),
+    Setting(order=5, pairs=True, levels=4, candidates=3, nodes=30, eos=(0, 1, 2)),
+]
+
+
+def pack(buffer, context, tokens, logits, pairs=None, draws=None):
+    """The host buffer of drafts; contexts are filled up with -1 on the left."""
+    rows = len(context)
+    context = np.pad(context, ((0, 0), (CONTEXT, 0)), constant_values=-1)[:, -CONTEXT:]
+    parts = [np.zeros((rows, 1 + 2 * buffer.path), np.int32), context, tokens.reshape(rows, -1)]
+    parts += [x.view(np.int32).reshape(rows, -1) for x in (logits, pairs) if x is not None]
+    return np.concatenate([*parts, *([] if draws is None else [draws])], axis=1).astype(np.int32)
+
+
+def random_drafts(setting, seed, rows=ROWS):
+    """Drafts of all kinds: ties, duplicates, and rows and numbers that are out of use."""
+    rng = np.random.default_rng(seed)
+    step, repeat = rng.choice([0.0, 1.0]), rng.choice([0.0, 0.3])
+    shape = {"levels": setting.levels, "candidates": setting.candidates, "rows": rows}
+    context, tokens, logits = draw_drafts(
+        seed,
+        **shape,
+        step=step,
+        context=int(rng.integers(1, CONTEXT + 1)),
+        vocab=VOCAB,
+        repeat=repeat,
+    )
+    tokens[rng.random(tokens.shape) < 0.1] = VOCAB - 1 + rng.integers(3)  # some beyond the model's
+    odd = rng.random(logits.shape) < rng.choice([0.0, 0.1, 0.8])
+    logits[odd] = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 3e38, -3e38], odd.sum())
+    tokens[rng.random(tokens.shape) < rng.choice([0.0, 0.1])] = -1
+    context[rng.random(rows) < 0.05, -1] = -1
+    pairs = None
+    if setting.pairs:
+        pairs = rng.normal(0, 2, (rows, *setting.buffer.pairs_shape)).astype(np.float32)
+        pairs = np.round(pairs / step) * step if step else pairs
+        odd = rng.random(pairs.shape) < 0.05
+        pairs[odd] = rng.choice([np.nan, np.inf, -np.inf, 3e38, -3e38], odd.sum())
+    return pack(setting.buffer, context, tokens, logits, pairs)
+
+
+def model_of(order):
+    return None if order is None else ngram_model(order)
+
+
+@cache
+def table_of(order, followers=False):
+    if order is None:
+        return None
+    return jax.tree.map(jnp.asarray, device_table(ngram_model(order), followers=followers)[0])
+
+
+def searches(setting):
+    """The search in C++ and on the device."""
+    buffer, nodes = setting.buffer, setting.nodes
+    options = {"eos": setting.eos, "search": setting.search}
+    return (
+        Pruner(buffer, nodes, ngram=model_of(setting.order), **options),
+        DeviceSearch(buffer, nodes, table=table_of(setting.order), **options),
+    )
+
+
+def check(setting, packed):
+    """Compares the trees of both searches; returns how many nodes they have."""
+    in_cpp, on_device = searches(setting)
+    expected = in_cpp(packed)
+    np.testing.assert_array_equal(on_device(packed), expected)
+    return np.count_nonzero(expected[:, 2])
+
+
+@pytest.mark.long(keep=8)
+@pytest.mark.parametrize("setting", SETTINGS, ids=range(len(SETTINGS)))
+def test_trees_are_those_of_the_search_in_cpp(setting):
+    """10,000 rows and more in all."""
+
+    @settings(max_examples=8, deadline=None)
+    @given(st.integers(0, 2**32 - 1))
+    def run(seed):
+        check(setting, random_drafts(setting, seed))
+
+    run()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 33])
+def test_batches(rows):
+    setting = Setting(order=4, levels=8, candidates=25, nodes=60)
+    assert check(setting, random_drafts(setting, 1, rows)) > rows * 20
+
+
+def test_lookups_by_xla(monkeypatch):
+    """As on accelerators, without the C++ core."""
+    monkeypatch.setattr(lookup, "available", lambda: False)
+    for order in (1, 2, 3, 5):
+        setting = Setting(order=order, levels=4, candidates=9, nodes=21)  # of no other test
+        assert check(setting, random_drafts(setting, order)) > ROWS * 10
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-draft-vocab"])
+def test_golden_drafts(name):
+    """The drafts that the reference's trees are made of."""
+    golden = np.load(GOLDEN / name / "golden.npz")
+    draft_to_target = load_file(GOLDEN / name / "drafter" / "model.safetensors")["d2t"]
+    model = NgramModel.count(np.load(GOLDEN / name / "ngram_corpus.npy"), order=3)
+    rows = [(prompt, step) for prompt in range(4) for step in range(4)]
+    drafts = np.stack([golden[f"draft_logits_{prompt}_{step}"] for prompt, step in rows])
+    top = np.argsort(-drafts, axis=-1, kind="stable")[..., :25]
+    tokens = (top + draft_to_target[top]).astype(np.int32)
+    logits = np.take_along_axis(drafts, top, axis=-1)
+    context = np.stack([golden[f"preceding_{prompt}_{step}"][-2:] for prompt, step in rows])
+    buffer = HostBuffer(tokens.shape[1], 25, tokens.shape[1] + 1)
+    packed = pack(buffer, context.astype(np.int32), tokens, logits)
+    expected = Pruner(buffer, 59, ngram=model, eos=(511,))(packed)
+    assert (expected[:, 2] > 0).sum() == 59 * len(rows)
+    table = jax.tree.map(jnp.asarray, device_table(model)[0])
+    np.testing.assert_array_equal(
+        DeviceSearch(buffer, 59, table=table, eos=(511,))(packed), expected
+    )
+
+
+def random_contexts(order, rows, seed):
+    """The ends of documents, some of them short, some never seen."""
+    rng = np.random.default_rng(seed)
+    context = rng.integers(0, rng.choice([12, VOCAB + 2]), (rows, CONTEXT)).astype(np.int32)
+    context[rng.random((rows, CONTEXT)) < 0.1] = -1
+    context[: rows // 2, -1] %= 12
+    return context
+
+
+@pytest.mark.parametrize(
+    ("order", "depth", "nodes", "eos", "draws"),
+    [
+        (3, 4, 8, EOS, False),
+        (5, 8, 30, (), True),
+        (2, 1, 12, EOS, True),
+        (4, 3, 0, EOS, False),
+        (1, 3, 4, (), True),
+    ],
+)
+def test_drafting_with_only_ngrams(order, depth, nodes, eos, draws):
+    buffer = HostBuffer(depth, 0, depth + 1, draws=draws)
+    in_cpp = Pruner(buffer, nodes, ngram=ngram_model(order), eos=eos)
+    on_device = DeviceSearch(buffer, nodes, table=table_of(order, followers=True), eos=eos)
+    nothing = np.empty((ROWS, depth, 0), np.int32)
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        how = None
+        if draws:
+            scale = np.where(rng.random(ROWS) < 0.2, 0, 1 / rng.choice([0.3, 1.0, 2.0], ROWS))
+            how = np.stack(
+                [
+                    rng.integers(-(2**31), 2**31, ROWS).astype(np.int32),
+                    rng.integers(0, 1000, ROWS).astype(np.int32),
+                    scale.astype(np.float32).view(np.int32),
+                ],
+                axis=1,
+            )
+        context = random_contexts(order, ROWS, seed)
+        packed = pack(buffer, context, nothing, nothing.astype(np.float32), draws=how)
+        expected = in_cpp(packed)
+        np.testing.assert_array_equal(on_device(packed), expected)
+        if nodes and order > 1:
+            assert np.count_nonzero(expected[:, 2]) > ROWS * min(nodes, 4) // 4
+
+
+@pytest.mark.parametrize("least", [1, 2, 3, 5, 10**9])
+def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
+    """What does not fit are the least frequent n-grams: the trees are those of a model without."""
+    model = ngram_model(4)
+    counts = np.concatenate([level.count for level in model.levels[1:]])
+    kept = int((counts >= least).sum())
+    table, size = device_table(model, int((kept + 0.5) * table_bytes(10**6) / 10**6))
+    assert (size.ngrams, size.total) == (kept, len(counts))
+    assert size.least == (counts[counts >= least].min() if kept else 0)
+    assert size.nbytes == pytest.approx(table_bytes(kept), rel=0.01, abs=300)
+    model.lossy(tmp_path / "smaller.dng", min_counts=[1, least, least, least])
+    smaller = NgramModel.load(tmp_path / "smaller.dng")
+    setting = Setting(order=4, levels=5, candidates=9)
+    packed = random_drafts(setting, 5)
+    on_device = DeviceSearch(setting.buffer, 24, table=jax.tree.map(jnp.asarray, table))
+    expected = Pruner(setting.buffer, 24, ngram=smaller)(packed)
+    np.testing.assert_array_equal(on_device(packed), expected)
+
+
+def test_a_table_takes_no_more_than_it_may():
+    """Where the limit cuts through n-grams of one count, the shorter ones are kept."""
+    model = ngram_model(5)
+    for limit in (0, 100, 5000, 20000, 60000):
+        for followers in (False, True):
+            table, size = device_table(model, limit, followers=followers)
+            fixed = table_bytes(0, followers=followers, vocab_size=VOCAB) + 300
+            assert size.nbytes == table.nbytes <= max(limit, fixed) * 1.01 + 300
+            assert size.ngrams <= size.total
+
+
+def test_what_needs_the_host_is_refused():
+    with pytest.raises(UserError, match="ties='first'"):
+        DeviceSearch(Setting().buffer, 8, search=SearchConfig(ties="compat"))
+    with pytest.raises(ValueError, match="beam must be at least 1"):
+        DeviceSearch(Setting().buffer, 8, search=SearchConfig(beam=0))
