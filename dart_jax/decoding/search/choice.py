@@ -56,7 +56,7 @@ class Searching:
         """
         on_device = _why_not_on_device(ngram, alone, search, self.memory)
         if self.choice == "native":
-            missing = _why_not_native()
+            missing = why_not_native()
             if missing is not None:
                 raise UserError(f"--search native cannot be had: {missing}; choose auto")
             return "native"
@@ -68,15 +68,15 @@ class Searching:
             return "callback"
         platform = jax.default_backend()
         if platform in ("cpu", "gpu"):
-            missing = _why_not_native()
+            missing = why_not_native()
             if missing is None:
                 return "native"
             way = "callback" if platform == "cpu" or on_device else "device"
-            _tell(f"trees are searched by {_TITLES[way]}: {missing}")
+            tell(f"trees are searched by {_TITLES[way]}: {missing}")
             return way
         if on_device is None:
             return "device"
-        _tell(f"trees are searched by {_TITLES['callback']}: {on_device}")
+        tell(f"trees are searched by {_TITLES['callback']}: {on_device}")
         return "callback"
 
     def make(
@@ -148,7 +148,7 @@ def _why_not_on_device(
 
 
 @cache
-def _why_not_native() -> str | None:
+def why_not_native() -> str | None:
     """Why XLA cannot call the C++ search here, in words; None if it can."""
     platform = jax.default_backend()
     if platform == "gpu":
@@ -173,6 +173,6 @@ def _why_not_native() -> str | None:
 
 
 @cache
-def _tell(message: str) -> None:
+def tell(message: str) -> None:
     """Warns, once for each message."""
     _logger.warning(message)

@@ -1,0 +1,228 @@
+"""Every way of searching gives the same tokens, in the same steps; one on the device leaves nothing
+to the host."""
+
+import logging
+import pickle
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import tiny_model
+from conftest import SEED, sequences
+from jax import export
+
+from dart_jax.decoding.drafting import NgramConfig
+from dart_jax.decoding.loop import generate_fused, generate_streaming, run, start
+from dart_jax.decoding.prompts import Options
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search import choice
+from dart_jax.decoding.search.choice import Searching
+from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.errors import UserError
+from dart_jax.model import DartModel
+from dart_jax.models.cpu import foreign
+from dart_jax.models.platform.execution import Execution
+from dart_jax.ngram import NgramModel
+
+GREEDY, SAMPLED = Sampling(), Sampling(0.9, top_k=30)
+WAYS = ("native", "callback", "device")
+EOS = (511,)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.make(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def ngram(models, prompts, plain):
+    """N-grams of the texts that the target writes, so that much is accepted."""
+    texts = [row for how in (GREEDY, SAMPLED) for row in sequences(prompts, plain(how).tokens)]
+    return NgramModel.count(texts, order=4, vocab_size=models.target.vocab_size)
+
+
+@pytest.fixture(params=["DART", "DART with pair scores", "n-grams only"])
+def method(request, models, scored):
+    """A drafter and the parameters."""
+    if request.param == "n-grams only":
+        return NgramConfig(), {"target": models.params["target"]}
+    return scored if "pair" in request.param else (models.drafter, models.params)
+
+
+def make(config, ngram, way, search=SearchConfig()):
+    return Searching(way).make(
+        config.host_buffer, config.nodes, ngram=ngram, eos=EOS, search=search
+    )
+
+
+@pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 12), (SAMPLED, 5)])
+def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sampling, nodes):
+    drafter, params = method
+    config = DecodeConfig(models.target, drafter, nodes)
+    options = Options(sampling, seed=SEED)
+    steps = []
+    for way in WAYS:
+        search = make(config, ngram, way)
+        assert search.way == way
+        for generate in (generate_fused, generate_streaming):
+            made = generate(config, params, search, prompts, options)
+            for row, expected in zip(made.tokens, plain(sampling).tokens, strict=True):
+                np.testing.assert_array_equal(row, expected)
+            steps.append(made.steps)
+    np.testing.assert_array_equal(steps, np.broadcast_to(steps[0], np.shape(steps)))
+    share = 0.8 if drafter == NgramConfig() else 1  # the others' weights are random
+    assert steps[0].sum() < share * plain(sampling).steps.sum()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_searches_where_it_is_told(tiny, way):
+    """With trees whose sizes change, too."""
+    model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram, search=way)
+    prompt = tiny.prompts[0]
+    expected = model.generate(prompt, tree_nodes=0, max_new_tokens=24).tokens
+    for nodes in (6, None):
+        made = model.generate(prompt, tree_nodes=nodes, max_new_tokens=24)
+        np.testing.assert_array_equal(made.tokens, expected)
+    decoder = model.decoder(nodes=6, max_length=64)
+    assert decoder.search is not None
+    assert decoder.search.way == way
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("drafting", ["DART", "n-grams only"])
+def test_the_whole_loop_is_lowered_for_accelerators(models, prompts, ngram, platform, drafting):
+    """Without a device of that kind; nothing in it calls the host."""
+    drafter = models.drafter if drafting == "DART" else NgramConfig()
+    config = DecodeConfig(models.target, drafter, 8, execution=Execution())
+    search = make(config, ngram, "device")
+    state, packed = start(config, models.params, prompts, Options(SAMPLED, seed=SEED))
+    program = jax.jit(partial(run, config, search.in_program, prompts.max_length))
+    exported = export.export(program, platforms=[platform])(
+        models.params, state, packed, search.argument
+    )
+    text = exported.mlir_module()
+    assert "callback" not in text
+    assert "@dart_" not in text
+    assert len(exported.mlir_module_serialized) > 10_000
+
+
+RUN_AGAIN = """
+import pickle, sys
+import numpy as np
+from jax import export
+with open(sys.argv[1], "rb") as file:
+    program, leaves, expected = pickle.load(file)
+made = export.deserialize(bytearray(program)).call(*leaves)
+for one, other in zip(made, expected, strict=True):
+    np.testing.assert_array_equal(one, other)
+"""
+
+
+def test_an_exported_loop_runs_again_from_its_file(
+    models, prompts, plain, ngram, tmp_path, monkeypatch
+):
+    """In a process that has not imported this package, and so without its C++ core."""
+    monkeypatch.setattr(foreign, "_registered", False)
+    config = DecodeConfig(models.target, models.drafter, 9, execution=Execution())
+    search = make(config, ngram, "device")
+    state, packed = start(config, models.params, prompts, Options(seed=SEED))
+    leaves, structure = jax.tree.flatten((models.params, state, packed, search.argument))
+
+    def loop(*leaves):
+        arguments = jax.tree.unflatten(structure, leaves)
+        made = run.__wrapped__(config, search.in_program, prompts.max_length, *arguments)
+        _, _, output, emitted, steps = made
+        return output.tokens, emitted, steps
+
+    exported = export.export(jax.jit(loop), platforms=["cpu", "cuda", "tpu"])(*leaves)
+    expected = [np.asarray(x) for x in jax.jit(loop)(*leaves)]
+    for row, text in zip(expected[0], plain(GREEDY).tokens, strict=True):
+        np.testing.assert_array_equal(row[: len(text)], text)
+    contents = bytes(exported.serialize()), [np.asarray(leaf) for leaf in leaves], expected
+    file = tmp_path / "loop"
+    file.write_bytes(pickle.dumps(contents))
+    subprocess.run([sys.executable, "-c", RUN_AGAIN, str(file)], check=True, timeout=300)
+
+
+CACHED = """
+import sys
+import jax
+from dart_jax import DartModel
+from dart_jax.weights import user_cache
+
+target, drafter, ngram, way = sys.argv[1:]
+events = []
+jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+model = DartModel.from_pretrained(target, drafter, ngram, search=way)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+text = model.generate("import", tree_nodes=6, max_new_tokens=8)
+print(*(events.count(f"/jax/compilation_cache/cache_{kind}") for kind in ("hits", "misses")))
+"""
+
+
+@pytest.mark.parametrize("way", ["native", "device"])
+def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = [sys.executable, "-c", CACHED, *map(str, (tiny.target, tiny.drafter, tiny.ngram))]
+    found = []
+    for _ in range(2):
+        done = subprocess.run([*command, way], check=True, capture_output=True, text=True)
+        found.append([*map(int, done.stdout.split()[-2:])])
+    (_, first_misses), (hits, misses) = found
+    assert first_misses > 3
+    assert (hits > 3, misses) == (True, 0)
+
+
+def platform(monkeypatch, name, missing=None):
+    """As if this were another platform, where the C++ search cannot be had for a reason."""
+    monkeypatch.setattr(jax, "default_backend", lambda: name)
+    monkeypatch.setattr(choice, "why_not_native", lambda: missing)
+    choice.tell.cache_clear()
+
+
+def test_what_auto_chooses(ngram, monkeypatch, caplog):
+    """With one line where it falls back."""
+    caplog.set_level(logging.WARNING)
+    search = SearchConfig()
+
+    def way(choice="auto", memory=10**9, **changes):
+        return Searching(choice, memory).way(ngram, alone=False, search=search, **changes)
+
+    assert way() == "native"
+    platform(monkeypatch, "gpu")
+    assert way() == "native"
+    platform(monkeypatch, "tpu", "XLA cannot call it on tpu")
+    assert way() == "device"
+    assert not caplog.records
+    assert (way(memory=1000), way(memory=1000)) == ("callback", "callback")
+    [record] = caplog.records  # told once
+    assert "more than the 0 MB of --ngram-device-memory" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    caplog.clear()
+    platform(monkeypatch, "gpu", "the CUDA runtime library was not found")
+    assert way() == "device"
+    [record] = caplog.records
+    assert record.getMessage().endswith("the device: the CUDA runtime library was not found")
+    assert way(memory=1000) == "callback"
+    with pytest.raises(UserError, match="--search native cannot be had: the CUDA runtime"):
+        way("native")
+    compat = SearchConfig(ties="compat")
+    with pytest.raises(UserError, match="ties='first'"):
+        Searching("device").way(ngram, alone=False, search=compat)
+    platform(monkeypatch, "tpu", "XLA cannot call it on tpu")
+    assert Searching().way(None, alone=False, search=compat) == "callback"
+
+
+def test_a_table_that_does_not_fit_is_cut_and_told(models, prompts, plain, ngram, caplog):
+    config = DecodeConfig(models.target, models.drafter, 8)
+    half = Searching("device", memory=3000)
+    search = half.make(config.host_buffer, 8, ngram=ngram, eos=EOS, search=SearchConfig())
+    [record] = caplog.records
+    assert "n-grams are on the device, those seen" in record.getMessage()
+    made = generate_fused(config, models.params, search, prompts, Options(seed=SEED))
+    for row, expected in zip(made.tokens, plain(GREEDY).tokens, strict=True):
+        np.testing.assert_array_equal(row, expected)
