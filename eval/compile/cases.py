@@ -15,11 +15,16 @@ from dart_jax.decoding.loop import padded_stop, run
 from dart_jax.decoding.prefill import ChunkShape, empty_caches, prefill
 from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.base import SearchInProgram, SearchWay
+from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.device import DeviceSearchProgram
+from dart_jax.decoding.search.pruner import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
+from dart_jax.ngram.device_table import DeviceTable
 from eval.compile.hlo import Array
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
@@ -27,7 +32,7 @@ from eval.latency.shapes import drafter_of, target_of
 _XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
 
 Method = Literal["plain", "dart", "eagle3"]
-Program = Literal["prefill", "step", "loop"]
+Program = Literal["prefill", "step", "search", "loop"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Case:
       sampling: how tokens are drawn.
       layers: layers of the target; None for the shape's own.
       execution: how the models are computed.
+      search: where trees are searched.
+      ngrams: n-grams of two and three tokens in the table of a search on the device.
     """
 
     shape: str
@@ -57,6 +64,8 @@ class Case:
     sampling: Sampling = Sampling()
     layers: int | None = None
     execution: Execution = Execution()
+    search: SearchWay = "native"
+    ngrams: int = 1_700_000
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
@@ -93,8 +102,24 @@ class Case:
         if program == "step":
             trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None
             return step.lower(config, params, state, trees)
-        handle = on(_ints()) if config.searches else None
-        return run.lower(config, True, self.context, params, state, packed, handle)
+        search, argument = self._search
+        if program == "search":
+            assert search is not None
+            return jax.jit(search).lower(on(argument), packed)
+        return run.lower(config, search, self.context, params, state, packed, on(argument))
+
+    @property
+    def _search(self) -> tuple[SearchInProgram | None, Any]:
+        """The tree search as a part of programs, and its argument."""
+        config = self.config
+        if not config.searches:
+            return None, None
+        if self.search != "device":
+            native = self.search == "native"
+            return HostSearch(config.host_buffer, self.nodes, native), _ints()
+        eos = (config.target.vocab_size - 1,)
+        search = DeviceSearchProgram(config.host_buffer, self.nodes, eos, SearchConfig())
+        return search, _table(self.ngrams)
 
     @functools.cached_property
     def caches(self) -> frozenset[Array]:
@@ -116,7 +141,7 @@ class Case:
         """The least that a program moves and computes, with caches filled up to the context; None
         where the cost model does not say."""
         config, rows, costs = self.config, self.nodes + 1, self._costs
-        if program == "prefill":
+        if program in ("prefill", "search"):
             return None
         if isinstance(config.drafter, Eagle3Config):
             return costs.eagle3_step(config.drafter, config.eagle, self.nodes)
@@ -166,3 +191,15 @@ def _ints(*shape: int) -> jax.ShapeDtypeStruct:
 
 def _on(sharding: Any, tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def _table(ngrams: int) -> DeviceTable:
+    """The shapes of a table with so many n-grams of two and three tokens."""
+    return DeviceTable(
+        sections=_ints(2, 4),
+        seeds=jax.ShapeDtypeStruct((ngrams // 4 + 1,), jnp.uint16),
+        entries=_ints(ngrams + ngrams // 9 + 1, 3),
+        vocab_size=_ints(),
+        lists=_ints(0, 2),
+        followers=_ints(0, 2),
+    )

@@ -37,7 +37,7 @@ def violations(summary: Summary, limits: Limits) -> Iterator[str]:
         yield f"{name}: {summary.caches_copied} copies of caches"
     if summary.caches_not_in_place and program != "prefill":
         yield f"{name}: {summary.caches_not_in_place} caches are not updated in place"
-    searching = program == "loop" and case.config.searches
+    searching = program == "loop" and case.config.searches and case.search != "device"
     if (transfers := summary.host(in_loop=True)) and not searching:
         yield f"{name}: {transfers} transfers to or from the host in a loop"
     vocabulary = case.config.target.vocab_size

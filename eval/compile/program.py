@@ -25,6 +25,8 @@ from typing import Literal
 import jax
 from rich.console import Console
 
+from dart_jax.decoding.search.base import SearchWay
+from dart_jax.decoding.search.choice import SearchChoice
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
@@ -54,7 +56,13 @@ class CompileConfig:
     method: tuple[Method, ...] = ("plain", "dart")
     """Ways to draft."""
     program: tuple[Program, ...] = ("step",)
-    """prefill, step (verify and draft), or loop (a whole generation in one program)."""
+    """prefill, step (verify and draft), search (of the trees), or loop (a whole generation in one
+    program)."""
+    search: SearchChoice = "auto"
+    """Where trees are searched: native, in C++ on the host, called by XLA, for GPUs; callback, the
+    same through Python; or device. auto is the platform's best."""
+    ngrams: int = 1_700_000
+    """N-grams in the table of a search on the device; by default about the demo model's."""
     batch_size: tuple[int, ...] = (1,)
     """Sequences decoded together."""
     tree_nodes: tuple[int, ...] = (60,)
@@ -90,6 +98,10 @@ class CompileConfig:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
         if self.layers is not None and self.layers < 7:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
+        if self.search == "native" and ACCELERATORS[self.device].platform != "cuda":
+            raise UserError("--search native needs a GPU; choose callback or device")
+        if self.ngrams < 1:
+            raise UserError("--ngrams must be at least 1")
         if self.details < 0:
             raise UserError("--details must be 0 or more")
         for name in ("max_kernels_a_layer", "max_ratio"):
@@ -98,6 +110,13 @@ class CompileConfig:
                 raise UserError(f"--{name.replace('_', '-')} must be above 0")
             if value is not None and not self.check:
                 raise UserError(f"--{name.replace('_', '-')} needs --check")
+
+    @property
+    def way(self) -> SearchWay:
+        """Where trees are searched."""
+        if self.search != "auto":
+            return self.search
+        return "native" if ACCELERATORS[self.device].platform == "cuda" else "device"
 
     def cases(self) -> list[Case]:
         """All settings; plain decoding has no tree, so it is in there once."""
@@ -115,10 +134,17 @@ class CompileConfig:
                 self.dtype,
                 layers=self.layers,
                 execution=ACCELERATORS[self.device].execution,
+                search=self.way,
+                ngrams=self.ngrams,
             )
             for shape, batch, context, method, nodes in settings
         ]
         return list(dict.fromkeys(cases))
+
+    def programs(self) -> list[tuple[Case, Program]]:
+        """What to compile; only methods that search trees have a search."""
+        every = itertools.product(self.cases(), self.program)
+        return [(case, name) for case, name in every if name != "search" or case.config.searches]
 
 
 def run(config: CompileConfig, console: Console) -> list[Summary]:
@@ -132,7 +158,7 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
     allow_callbacks()
     accelerator = ACCELERATORS[config.device]
     summaries = []
-    for case, name in itertools.product(config.cases(), config.program):
+    for case, name in config.programs():
         title = f"{case.shape}, {case.method}, {name}"
         with console.status(f"compiling {title}"), tempfile.TemporaryDirectory() as dump:
             began = time.perf_counter()

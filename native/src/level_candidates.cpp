@@ -90,9 +90,9 @@ void LevelCandidates::weigh(const float* pairs, Choice* choices) {
   }
   for (float& x : exponential_) x = exponential(x - max);
   sums_ = exponential_;
-  const float sum = sum_in_halves(sums_);
+  const float share = size == 0 ? 0.0f : reciprocal(sum_in_halves(sums_));
   for (std::size_t i = 0; i < size; ++i) {
-    const float log_p = log_probability(exponential_[i] / sum, config_.eps);
+    const float log_p = log_probability(exponential_[i] * share, config_.eps);
     choices[i] = {static_cast<std::uint32_t>(i), log_p * logit_weight_};
   }
 }

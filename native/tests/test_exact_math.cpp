@@ -1,4 +1,4 @@
-// The search's logarithm and exponential: their errors, and the same bits on every platform.
+// The search's elementary functions: their errors, and the same bits on every platform.
 #include "dart/exact_math.h"
 
 #include <cmath>
@@ -39,11 +39,16 @@ void test_errors() {
     const float x = from_bits(bits);
     CHECK(error(dart::exponential(x), std::exp(double(x))) < 1);
   }
+  for (std::uint32_t bits = bits_of(0x1p-100f); bits <= bits_of(0x1p100f); bits += kStep) {
+    const float x = from_bits(bits);
+    CHECK(error(dart::reciprocal(x), 1 / double(x)) < 1.5);
+  }
 }
 
 void test_limits() {
   CHECK(dart::logarithm(1.0f) == 0.0f);
   CHECK(dart::exponential(0.0f) == 1.0f);
+  CHECK(dart::reciprocal(1.0f) == 1.0f);
   CHECK(dart::exponential(-87.3f) >= std::numeric_limits<float>::min());
   CHECK(dart::exponential(std::nextafter(-87.3f, -88.0f)) == 0.0f);
   CHECK(dart::exponential(1e30f) == dart::exponential(88.0f));
@@ -63,6 +68,12 @@ void test_known_bits() {
       {0xbf317218u, 0x3f000000u}, {0xbf800000u, 0x3ebc5ab2u}, {0xc1280000u, 0x37e6fe13u},
       {0xc2480000u, 0x1b692bebu}, {0xc2ae0000u, 0x00b33687u}};
   for (const auto& [x, y] : kExponentials) CHECK(bits_of(dart::exponential(from_bits(x))) == y);
+  constexpr std::uint32_t kReciprocals[][2] = {
+      {0x3f800000u, 0x3f800000u}, {0x40400000u, 0x3eaaaaabu},
+      {0x3dcccccdu, 0x41200000u}, {0x40e80000u, 0x3e0d3dcbu},
+      {0x41c7ffffu, 0x3d23d70bu}, {0x0dbebc21u, 0x712bcc76u},
+      {0x71034436u, 0x0df9a132u}, {0x3f800001u, 0x3f7ffffeu}};
+  for (const auto& [x, y] : kReciprocals) CHECK(bits_of(dart::reciprocal(from_bits(x))) == y);
 }
 
 }  // namespace

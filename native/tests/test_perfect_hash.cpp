@@ -53,10 +53,13 @@ void test_regular_keys() {
   check_keys(numbers, numbers);
 }
 
-void test_scaled_numbers_are_below_the_limit() {
-  for (const std::uint32_t n : {1u, 2u, 65535u, 65536u, 1000003u, (1u << 30) + 7u}) {
-    CHECK(dart::scale_hash(0, n) == 0);
-    CHECK(dart::scale_hash(0xffffffffu, n) < n);
+void test_scaled_numbers() {
+  std::mt19937 random(2);
+  for (const std::uint32_t n : {1u, 2u, 65535u, 65536u, 222223u, 1000003u, (1u << 30) + 7u}) {
+    for (int i = 0; i < 100000; ++i) {
+      const std::uint32_t h = i == 0 ? 0xffffffffu : std::uint32_t(random());
+      CHECK(dart::scale_hash(h, n) == std::uint64_t{h} * n >> 32);
+    }
   }
 }
 
@@ -69,7 +72,7 @@ void test_equal_keys_are_refused() {
 int main() {
   test_random_keys();
   test_regular_keys();
-  test_scaled_numbers_are_below_the_limit();
+  test_scaled_numbers();
   test_equal_keys_are_refused();
   return failures != 0;
 }

@@ -3,6 +3,7 @@
 import dataclasses
 from functools import cache
 
+import exact_math as literal
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.search import lookup
+from dart_jax.decoding.search import exact_math, lookup
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.pruner import Pruner
@@ -132,6 +134,26 @@ def check(setting, packed):
     expected = in_cpp(packed)
     np.testing.assert_array_equal(on_device(packed), expected)
     return np.count_nonzero(expected[:, 2])
+
+
+def test_elementary_functions_have_the_bits_of_the_core():
+    """Wherever compilers could fuse a product with a sum."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0x00800000, 0x7F800000, 10**6).astype(np.int32)
+    positive = bits.view(np.float32)
+    middle = np.exp2(rng.uniform(-100, 100, 10**6)).astype(np.float32)
+    exponents = rng.uniform(-100, 100, 10**6).astype(np.float32)
+    for name, x in (
+        ("logarithm", positive),
+        ("exponential", exponents),
+        ("reciprocal", middle),
+        ("sum_in_halves", exponents[:150].reshape(6, 25)),
+    ):
+        found = jax.jit(getattr(exact_math, name))(x)
+        like = getattr(literal, name)
+        expected = [*map(like, x)] if x.ndim > 1 else like(x)
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(_core.logarithm(positive), literal.logarithm(positive))
 
 
 @pytest.mark.long(keep=8)

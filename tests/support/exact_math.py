@@ -1,4 +1,4 @@
-"""The core's logarithm and exponential (native/include/dart/exact_math.h) in numpy."""
+"""The core's elementary functions (native/include/dart/exact_math.h) in numpy."""
 
 import numpy as np
 
@@ -47,6 +47,15 @@ def exponential(x):
     rest = (inside - n * _HIGH) + n * _LOW
     power = _polynomial(_EXPONENTIAL, rest) * (rest * rest) + rest + f32(1)
     return np.where(x < f32(-87.3), f32(0), power * (shifted.view(np.int32) << 23).view(f32))
+
+
+def reciprocal(x):
+    """1 / x for float32 numbers from 2^-100 to 2^100."""
+    x = np.asarray(x, f32)
+    y = (np.int32(0x7EF311C7) - x.view(np.int32)).view(f32)
+    for _ in range(4):
+        y = y + y * (f32(1) - x * y)
+    return y
 
 
 def sum_in_halves(x):

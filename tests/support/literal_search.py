@@ -43,7 +43,7 @@ def softmax(logits, ties):
         differences = np.array(logits, f32) - max(logits)
     if ties == "first":
         unnormalised = exact_math.exponential(differences)
-        return [*(unnormalised / exact_math.sum_in_halves(unnormalised))]
+        return [*(unnormalised * exact_math.reciprocal(exact_math.sum_in_halves(unnormalised)))]
     unnormalised = [expf(x) for x in differences]
     total = f32(0)
     for x in unnormalised:  # summed sequentially

@@ -12,6 +12,7 @@ from dart_jax.decoding.search.exact_math import (
     exponential,
     logarithm,
     product,
+    reciprocal,
     sum_in_halves,
 )
 from dart_jax.ngram.device_table import EPS
@@ -88,6 +89,6 @@ def _weighted(logits: jax.Array, weight: jax.Array) -> jax.Array:
     left_over = logits == -np.inf
     largest = jnp.max(logits, axis=-1, keepdims=True)
     unnormalised = jnp.where(left_over, np.float32(0), exponential(logits - largest))
-    p = unnormalised / sum_in_halves(unnormalised)[..., None]
+    p = product(unnormalised, reciprocal(sum_in_halves(unnormalised))[..., None])
     log_p = jnp.minimum(logarithm(p + EPS), np.float32(0))
     return jnp.where(left_over, -np.float32(np.inf), product(log_p, weight))

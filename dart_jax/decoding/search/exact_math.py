@@ -1,4 +1,4 @@
-"""The core's logarithm and exponential (native/include/dart/exact_math.h) in JAX, bit for bit.
+"""The core's elementary functions (native/include/dart/exact_math.h) in JAX, bit for bit.
 
 Compilers may fuse a product with the sum it enters, which rounds once instead of twice. A minimum
 with a bound that no product reaches keeps them apart; products that are exact need none.
@@ -63,6 +63,15 @@ def exponential(x: jax.Array) -> jax.Array:
         jax.lax.bitcast_convert_type(shifted, jnp.int32) << 23, jnp.float32
     )
     return jnp.where(x < np.float32(-87.3), np.float32(0), power * scale)
+
+
+def reciprocal(x: jax.Array) -> jax.Array:
+    """1 / x for float32 numbers from 2^-100 to 2^100. (The division of GPUs rounds differently.)"""
+    bits = np.int32(0x7EF311C7) - jax.lax.bitcast_convert_type(x, jnp.int32)
+    y = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    for _ in range(4):  # Newton's method
+        y = y + product(y, np.float32(1) - product(x, y))
+    return y
 
 
 def sum_in_halves(x: jax.Array) -> jax.Array:

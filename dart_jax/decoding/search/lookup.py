@@ -148,7 +148,7 @@ def _hash(first: jax.Array, second: jax.Array, seed: jax.Array) -> jax.Array:
 
 def _scaled(h: jax.Array, n: jax.Array) -> jax.Array:
     """`scale_hash` of the same file: a number below n, int32."""
-    high, low = h >> 16, h & np.uint32(0xFFFF)
-    n = n.astype(jnp.uint32)
-    scaled = high * (n >> 16) + (high * (n & np.uint32(0xFFFF)) >> 16) + (low * (n >> 16) >> 16)
-    return scaled.astype(jnp.int32)
+    mask, n = np.uint32(0xFFFF), n.astype(jnp.uint32)
+    middle = (h >> 16) * (n & mask) + ((h & mask) * (n & mask) >> 16)
+    other = (h & mask) * (n >> 16) + (middle & mask)
+    return ((h >> 16) * (n >> 16) + (middle >> 16) + (other >> 16)).astype(jnp.int32)

@@ -36,10 +36,12 @@ inline std::uint32_t pair_hash(std::uint32_t first, std::uint32_t second, std::u
   return x ^ x >> 15;
 }
 
-// About h * n / 2^32, without 64 bits.
+// h * n / 2^32, rounded down, without 64 bits.
 inline std::uint32_t scale_hash(std::uint32_t h, std::uint32_t n) {
-  const std::uint32_t high = h >> 16, low = h & 0xffffu;
-  return high * (n >> 16) + (high * (n & 0xffffu) >> 16) + (low * (n >> 16) >> 16);
+  constexpr std::uint32_t kLow = 0xffffu;
+  const std::uint32_t middle = (h >> 16) * (n & kLow) + ((h & kLow) * (n & kLow) >> 16);
+  const std::uint32_t other = (h & kLow) * (n >> 16) + (middle & kLow);
+  return (h >> 16) * (n >> 16) + (middle >> 16) + (other >> 16);
 }
 
 }  // namespace dart
