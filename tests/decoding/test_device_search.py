@@ -156,7 +156,6 @@ def test_elementary_functions_have_the_bits_of_the_core():
     np.testing.assert_array_equal(_core.logarithm(positive), literal.logarithm(positive))
 
 
-@pytest.mark.long(keep=8)
 @pytest.mark.parametrize("setting", SETTINGS, ids=range(len(SETTINGS)))
 def test_trees_are_those_of_the_search_in_cpp(setting):
     """10,000 rows and more in all."""

@@ -75,7 +75,8 @@ def read_candidates(
     if pairs is None:
         return Candidates(token, _weighted(logits, weight))
     pairs = jnp.pad(pairs, ((0, 0), (1, 0), (0, 0), (0, 0)))  # level 0 has none
-    pairs = jnp.take_along_axis(pairs, column.at[:, 1:].set(column[:, :-1])[..., None], axis=2)
+    above = jnp.concatenate([column[:, :1], column[:, :-1]], axis=1)
+    pairs = jnp.take_along_axis(pairs, above[..., None], axis=2)
     pairs = jnp.take_along_axis(pairs, column[..., None, :], axis=3)
     largest = np.finfo(np.float32).max
     summed = jnp.clip(logits[..., None, :] + pairs, -largest, largest)
