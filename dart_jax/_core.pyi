@@ -51,10 +51,10 @@ def write_levels(
 ) -> None:
     """Write an n-gram file (see `NgramBuilder.write`), without holding the GIL."""
 
-def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32]:
+def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32, _UInt8]:
     """A perfect hash of pairs of integers [n], all different (see
     native/include/dart/perfect_hash.h), made without holding the GIL: the size of the table, the
-    buckets' seeds, and the keys' places [n]."""
+    buckets' seeds, and the keys' places and prints [n]."""
 
 def logarithm(x: _Float32) -> _Float32:
     """The search's natural logarithm (native/include/dart/exact_math.h) of positive normal numbers

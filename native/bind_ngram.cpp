@@ -199,7 +199,7 @@ py::tuple feed(dart::ReferenceTrieParser& self, const py::array& bytes) {
   return py::make_tuple(node_columns(std::move(leaves)), node_columns(std::move(inner)));
 }
 
-// Returns the size of the table, the buckets' seeds and the keys' places.
+// Returns the size of the table, the buckets' seeds, and the keys' places and prints.
 py::tuple perfect_hash(const py::array& first, const py::array& second) {
   const auto firsts = vector_span<std::int32_t>(first, "first");
   const auto seconds = vector_span<std::int32_t>(second, "second");
@@ -209,7 +209,7 @@ py::tuple perfect_hash(const py::array& first, const py::array& second) {
     hash = dart::make_perfect_hash(firsts, seconds);
   }
   return py::make_tuple(hash.size, to_numpy(std::move(hash.seeds)),
-                        to_numpy(std::move(hash.place)));
+                        to_numpy(std::move(hash.place)), to_numpy(std::move(hash.print)));
 }
 
 py::array logarithms(const py::array& x) {

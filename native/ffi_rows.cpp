@@ -14,7 +14,8 @@ namespace {
 namespace ffi = xla::ffi;
 
 // See dart::largest: x [.., size] -> values and indices [.., count].
-ffi::Error largest(ffi::Buffer<ffi::F32> x, ffi::Result<ffi::Buffer<ffi::F32>> values,
+ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
+                   ffi::Result<ffi::Buffer<ffi::F32>> values,
                    ffi::Result<ffi::Buffer<ffi::S32>> indices) {
   const auto shape = x.dimensions(), found = values->dimensions();
   if (shape.size() == 0 || found.size() != shape.size() || found.back() > shape.back() ||
@@ -29,7 +30,7 @@ ffi::Error largest(ffi::Buffer<ffi::F32> x, ffi::Result<ffi::Buffer<ffi::F32>> v
     return ffi::Error::InvalidArgument("dart_largest: arguments of other shapes");
   }
   dart::largest(x.typed_data(), rows, size, count, values->typed_data(), indices->typed_data(),
-                dart::best_instructions());
+                dart::best_instructions(), static_cast<std::size_t>(pool.num_threads()));
   return ffi::Error::Success();
 }
 
@@ -101,6 +102,7 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_largest, largest,
                               ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>());

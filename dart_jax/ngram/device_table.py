@@ -20,7 +20,7 @@ EPS = np.float32(1e-10)  # added to probabilities; as in native/include/dart/tre
 
 NO_COUNT = np.float32(1)  # in place of a log-probability: only the beginning of longer n-grams
 
-_ENTRY_BYTES, _KEYS_A_BUCKET, _SEED_BYTES = 12, 4, 2
+_ENTRY_BYTES, _KEYS_A_BUCKET, _SEED_BYTES = 13, 4, 2
 _FOLLOWER_BYTES, _LIST_BYTES = 8, 8
 
 
@@ -31,6 +31,8 @@ class DeviceTable(NamedTuple):
       sections: int32 [order - 1, 4], for the n-grams of each length: the first of their buckets,
         how many these are, the first of their places, how many these are.
       seeds: uint16 [K], of the buckets.
+      prints: uint8 [S], by place: a part of the n-gram's hash, by which most n-grams that are not
+        there can be told without reading an entry.
       entries: int32 [S, 3], by place: the context, the last token, and the bits of the float32
         log(q + eps), where q is the n-gram's count divided by the context's; `NO_COUNT` if the
         n-gram was not counted. Unused places have context -1.
@@ -43,6 +45,7 @@ class DeviceTable(NamedTuple):
 
     sections: NDArray[np.int32]
     seeds: NDArray[np.uint16]
+    prints: NDArray[np.uint8]
     entries: NDArray[np.int32]
     vocab_size: NDArray[np.int32]
     lists: NDArray[np.int32]
@@ -141,7 +144,7 @@ class _Maker:
         self.levels = model.levels
 
     def table(self) -> DeviceTable:
-        sections, seeds, entries = [], [], []
+        sections, seeds, prints, entries = [], [], [], []
         # What identifies each n-gram of one level.
         context_of: NDArray[np.int32] = np.array(self.levels[0].token)
         lists = _Lists(self.model.vocab_size) if self.followers else None
@@ -150,16 +153,19 @@ class _Maker:
             parent = _parents(self.levels, n)[keep]
             above = self.levels[n - 2].count[parent]
             context, token, count = context_of[parent], level.token[keep], level.count[keep]
-            size, seed, place = _core.perfect_hash(context, token)
+            size, seed, place, found = _core.perfect_hash(context, token)
             part = np.full((size, 3), -1, np.int32)
             part[place, 0], part[place, 1] = context, token
             part[place, 2] = _log_q(count, above).view(np.int32)
+            print_ = np.zeros(size, np.uint8)
+            print_[place] = found
             if lists is not None:
                 lists.add(context + (0 if n == 2 else self.model.vocab_size), token, count, above)
             context_of = np.full(len(level.token), -1, np.int32)
             context_of[keep] = place + places
             sections.append((buckets, len(seed), places, size))
             seeds.append(seed)
+            prints.append(print_)
             entries.append(part)
             buckets, places = buckets + len(seed), places + size
         contexts = sections[-1][2] if sections else 0  # the longest n-grams are no contexts
@@ -168,6 +174,7 @@ class _Maker:
         return DeviceTable(
             np.array(sections, np.int32).reshape(-1, 4),
             np.concatenate([np.empty(0, np.uint16), *seeds]),
+            np.concatenate([np.empty(0, np.uint8), *prints]),
             np.concatenate([np.empty((0, 3), np.int32), *entries]),
             np.array(self.model.vocab_size, np.int32),
             *made,

@@ -195,10 +195,12 @@ def _on(sharding: Any, tree: Any) -> Any:
 
 def _table(ngrams: int) -> DeviceTable:
     """The shapes of a table with so many n-grams of two and three tokens."""
+    places = ngrams + ngrams // 9 + 1
     return DeviceTable(
         sections=_ints(2, 4),
         seeds=jax.ShapeDtypeStruct((ngrams // 4 + 1,), jnp.uint16),
-        entries=_ints(ngrams + ngrams // 9 + 1, 3),
+        prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
+        entries=_ints(places, 3),
         vocab_size=_ints(),
         lists=_ints(0, 2),
         followers=_ints(0, 2),

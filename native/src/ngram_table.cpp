@@ -35,27 +35,41 @@ class RowLookups {
         k_(lookups.candidates),
         at_(k_),
         asked_(k_),
+        likely_(k_),
+        print_(k_),
+        bigram_known_(lookups.contexts * k_),
         bigrams_(lookups.contexts * k_),
         bigram_log_q_(lookups.contexts * k_) {}
 
   void run(std::size_t row) {
     tokens_ = lookups_.tokens + row * k_;
+    std::fill(bigram_known_.begin(), bigram_known_.end(), char{0});
+    std::fill(bigrams_.begin(), bigrams_.end(), -1);
+    std::fill(bigram_log_q_.begin(), bigram_log_q_.end(), lookups_.unseen);
     const std::int32_t* known = lookups_.known + row * lookups_.contexts * table_.lengths;
     for (std::size_t w = 0; w < lookups_.contexts; ++w) {
+      const std::size_t context = row * lookups_.contexts + w;
+      wanted_ = lookups_.wanted + context * k_;
       // Contexts that end in the same token share the lookups of bigrams.
       std::size_t first = 0;
       while (known[first * table_.lengths] != known[w * table_.lengths]) ++first;
-      if (first == w) look_up_bigrams(w, known[w * table_.lengths]);
-      look_up_longer(row * lookups_.contexts + w, first, known + w * table_.lengths);
+      look_up_bigrams(first, known[w * table_.lengths]);
+      look_up_longer(context, first, known + w * table_.lengths);
     }
   }
 
  private:
-  void look_up_bigrams(std::size_t w, std::int32_t context) {
-    std::fill_n(&bigram_log_q_[w * k_], k_, lookups_.unseen);
-    std::fill_n(&bigrams_[w * k_], k_, -1);
-    for (std::size_t i = 0; i < k_; ++i) asked_[i] = static_cast<std::uint32_t>(i);
-    find(0, context, k_, &bigram_log_q_[w * k_], &bigrams_[w * k_]);
+  // Those that no other context wanted before.
+  void look_up_bigrams(std::size_t first, std::int32_t context) {
+    char* known = &bigram_known_[first * k_];
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < k_; ++i) {
+      asked_[count] = static_cast<std::uint32_t>(i);
+      const bool ask = wanted_[i] && !known[i];
+      known[i] |= char(ask);
+      count += ask;
+    }
+    find(0, context, count, &bigram_log_q_[first * k_], &bigrams_[first * k_]);
   }
 
   // A longer n-gram is only looked for where the shorter one that ends in the same tokens was seen.
@@ -71,7 +85,7 @@ class RowLookups {
       std::size_t count = 0;
       for (std::size_t i = 0; i < k_; ++i) {
         asked_[count] = static_cast<std::uint32_t>(i);
-        count += shorter[i] >= 0;
+        count += wanted_[i] && shorter[i] >= 0;
       }
       std::int32_t* places = nullptr;
       if (n + 1 < table_.lengths) {
@@ -100,9 +114,19 @@ class RowLookups {
       const std::uint32_t seed = table_.seeds[at_[i]] + 1u;
       const std::uint32_t hash = pair_hash(first, static_cast<std::uint32_t>(token(i)), seed);
       at_[i] = within(number(2) + scale_hash(hash, number(3)), table_.entry_count);
-      prefetch(table_.entries + 3 * at_[i]);
+      print_[i] = static_cast<std::uint8_t>(hash);
+      prefetch(table_.prints + at_[i]);
     }
+    // Prints are compared first: most n-grams were never seen, and prints fit into a cache.
+    std::size_t likely = 0;
     for (std::size_t i = 0; i < count; ++i) {
+      likely_[likely] = static_cast<std::uint32_t>(i);
+      if (table_.prints[at_[i]] != print_[i]) continue;
+      prefetch(table_.entries + 3 * at_[i]);
+      ++likely;
+    }
+    for (std::size_t j = 0; j < likely; ++j) {
+      const std::uint32_t i = likely_[j];
       const std::int32_t* entry = table_.entries + 3 * at_[i];
       if (entry[0] != context || entry[1] != token(i)) continue;
       float found;
@@ -116,10 +140,15 @@ class RowLookups {
   const TableLookups& lookups_;
   const std::size_t k_;
   const std::int32_t* tokens_ = nullptr;
+  const bool* wanted_ = nullptr;
   std::vector<std::size_t> at_;
   std::vector<std::uint32_t> asked_;    // places among the row's tokens
-  std::vector<std::int32_t> bigrams_;   // [W, k], of contexts that are the first with their token
-  std::vector<float> bigram_log_q_;     // [W, k]
+  std::vector<std::uint32_t> likely_;   // places in asked_
+  std::vector<std::uint8_t> print_;     // by place in asked_
+  // [W, k], by the first context with the same last token.
+  std::vector<char> bigram_known_;
+  std::vector<std::int32_t> bigrams_;
+  std::vector<float> bigram_log_q_;
 };
 
 }  // namespace

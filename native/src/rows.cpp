@@ -1,9 +1,17 @@
 #include "dart/rows.h"
 
+#include <algorithm>
+
 #include "dart/int8.h"
+#include "dart/shared_work.h"
 #include "kernels.h"
 
 namespace dart {
+namespace {
+
+constexpr std::size_t kOperations = 32;  // of an entry, to find the largest
+
+}  // namespace
 
 void normalize(const Norm& norm, const float* x, std::size_t rows, float* y,
                Instructions instructions) {
@@ -25,8 +33,16 @@ void rotate_heads(const Heads& heads, Instructions instructions) {
 }
 
 void largest(const float* x, std::size_t rows, std::size_t size, std::size_t count, float* values,
-             std::int32_t* indices, Instructions instructions) {
-  kernels(instructions)->largest(x, rows, size, count, values, indices);
+             std::int32_t* indices, Instructions instructions, std::size_t threads) {
+  const Kernels& kernels = *dart::kernels(instructions);
+  threads = std::min(threads, std::max<std::size_t>(
+                                  rows * size * kOperations / kOperationsPerThread, 1));
+  const std::size_t chunks = std::min(rows, threads == 1 ? 1 : 4 * threads);
+  share(chunks, threads, [&](std::size_t chunk) {
+    const std::size_t begin = chunk * rows / chunks, end = (chunk + 1) * rows / chunks;
+    kernels.largest(x + begin * size, end - begin, size, count, values + begin * count,
+                    indices + begin * count);
+  });
 }
 
 }  // namespace dart

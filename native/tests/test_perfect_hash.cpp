@@ -53,16 +53,6 @@ void test_regular_keys() {
   check_keys(numbers, numbers);
 }
 
-void test_scaled_numbers() {
-  std::mt19937 random(2);
-  for (const std::uint32_t n : {1u, 2u, 65535u, 65536u, 222223u, 1000003u, (1u << 30) + 7u}) {
-    for (int i = 0; i < 100000; ++i) {
-      const std::uint32_t h = i == 0 ? 0xffffffffu : std::uint32_t(random());
-      CHECK(dart::scale_hash(h, n) == std::uint64_t{h} * n >> 32);
-    }
-  }
-}
-
 void test_equal_keys_are_refused() {
   CHECK_THROWS(dart::make_perfect_hash(Keys{1, 2, 1}, Keys{5, 5, 5}), std::invalid_argument);
 }
@@ -72,7 +62,6 @@ void test_equal_keys_are_refused() {
 int main() {
   test_random_keys();
   test_regular_keys();
-  test_scaled_numbers();
   test_equal_keys_are_refused();
   return failures != 0;
 }

@@ -53,7 +53,7 @@ SETTINGS = [
     Setting(order=5, levels=8, candidates=3, nodes=16, eos=()),
     Setting(order=3, levels=8, candidates=25, nodes=60, eos=()),
     Setting(order=None, levels=8, candidates=25, nodes=512, eos=tuple(range(0, VOCAB, 2))),
-    Setting(order=4, levels=2, candidates=11, nodes=4000, eos=tuple(range(VOCAB))),
+    Setting(order=4, levels=2, candidates=11, nodes=600, eos=tuple(range(VOCAB))),
     Setting(order=3, levels=1, candidates=25, nodes=10),
     Setting(order=3, levels=4, candidates=1, nodes=6),
     Setting(order=3, levels=3, candidates=5, nodes=0),

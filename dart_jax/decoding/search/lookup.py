@@ -67,18 +67,19 @@ def _find(
     return jnp.where(seen, at, -1), log_q
 
 
-def look_up(table: DeviceTable, known: jax.Array, token: jax.Array) -> Lookups:
+def look_up(table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax.Array) -> Lookups:
     """Looks up tokens after contexts.
 
     Args:
       table: the n-grams.
       known: int32 [B, W, order - 1], see `read_context`.
       token: int32 [B, k].
+      wanted: bool [B, W, k]; what is found of others is undefined.
     """
     if known.shape[-1] == 0:
         shape = (*known.shape[:2], token.shape[-1])
         return Lookups(jnp.full(shape, LOG_UNSEEN), jnp.empty((0, *shape), jnp.int32))
-    arguments = table.sections, table.seeds, table.entries, known, token
+    arguments = *table[:4], known, token, wanted
     if not available():
         return Lookups(*_look_up(*arguments))
     native = partial(look_up_native, unseen=LOG_UNSEEN)
@@ -86,8 +87,15 @@ def look_up(table: DeviceTable, known: jax.Array, token: jax.Array) -> Lookups:
 
 
 def _look_up(
-    sections: jax.Array, seeds: jax.Array, entries: jax.Array, known: jax.Array, token: jax.Array
+    sections: jax.Array,
+    seeds: jax.Array,
+    prints: jax.Array,
+    entries: jax.Array,
+    known: jax.Array,
+    token: jax.Array,
+    wanted: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
+    del prints, wanted  # a device reads all at once
     log_q = jnp.full((*known.shape[:2], token.shape[-1]), LOG_UNSEEN)
     places = []
     for section, context in zip(sections, jnp.moveaxis(known, -1, 0), strict=True):

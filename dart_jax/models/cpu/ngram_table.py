@@ -10,9 +10,11 @@ import numpy as np
 def look_up_native(
     sections: jax.Array,
     seeds: jax.Array,
+    prints: jax.Array,
     entries: jax.Array,
     known: jax.Array,
     token: jax.Array,
+    wanted: jax.Array,
     *,
     unseen: np.float32,
 ) -> tuple[jax.Array, jax.Array]:
@@ -21,9 +23,11 @@ def look_up_native(
     Args:
       sections: int32 [order - 1, 4]; this and what follows as in `DeviceTable`.
       seeds: uint16 [K].
+      prints: uint8 [S].
       entries: int32 [S, 3].
       known: int32 [B, W, order - 1].
       token: int32 [B, k].
+      wanted: bool [B, W, k].
       unseen: log(0 + eps).
 
     Returns:
@@ -33,5 +37,5 @@ def look_up_native(
     log_q = jax.ShapeDtypeStruct(shape, jnp.float32)
     places = jax.ShapeDtypeStruct((known.shape[-1] - 1, *shape), jnp.int32)
     call = jax.ffi.ffi_call("dart_look_up", (log_q, places))
-    found, at = call(sections, seeds, entries, known, token, unseen=unseen)
+    found, at = call(sections, seeds, prints, entries, known, token, wanted, unseen=unseen)
     return found, at

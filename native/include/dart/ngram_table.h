@@ -12,6 +12,7 @@ struct NgramTable {
   std::size_t lengths;           // order - 1
   const std::uint16_t* seeds;    // [seed_count]
   std::size_t seed_count;
+  const std::uint8_t* prints;    // [entry_count]
   const std::int32_t* entries;   // [entry_count, 3]
   std::size_t entry_count;
 };
@@ -20,6 +21,7 @@ struct NgramTable {
 struct TableLookups {
   const std::int32_t* known;   // [B, W, lengths]: what identifies the last 1, 2, .. tokens, or -1
   const std::int32_t* tokens;  // [B, k]
+  const bool* wanted;          // [B, W, k]: what is found of others is undefined
   std::size_t rows;            // B
   std::size_t contexts;        // W
   std::size_t candidates;      // k

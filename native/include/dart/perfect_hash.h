@@ -15,6 +15,7 @@ struct PerfectHash {
   std::uint32_t size = 0;            // about a ninth more than there are keys
   std::vector<std::uint16_t> seeds;  // by the bucket that a key falls into
   std::vector<std::int32_t> place;   // by key
+  std::vector<std::uint8_t> print;   // by key: the last 8 bits of the hash that gives its place
 };
 
 // Hash and displace (Belazzougui, Botelho, Dietzfelbinger 2009): keys fall into small buckets, and
@@ -27,7 +28,7 @@ struct PerfectHash {
 // are 2^30 or more.
 PerfectHash make_perfect_hash(Span<std::int32_t> first, Span<std::int32_t> second);
 
-// Only sums, products and shifts of 32 bits, which any device has.
+// Sums, products and shifts of 32 bits, which any device has.
 inline std::uint32_t pair_hash(std::uint32_t first, std::uint32_t second, std::uint32_t seed) {
   std::uint32_t x = (first ^ seed * 0x9e3779b1u) * 0x85ebca6bu;
   x = (x ^ x >> 15) + second;
@@ -36,12 +37,9 @@ inline std::uint32_t pair_hash(std::uint32_t first, std::uint32_t second, std::u
   return x ^ x >> 15;
 }
 
-// h * n / 2^32, rounded down, without 64 bits.
+// A number below n. Devices compute it in parts of 32 bits.
 inline std::uint32_t scale_hash(std::uint32_t h, std::uint32_t n) {
-  constexpr std::uint32_t kLow = 0xffffu;
-  const std::uint32_t middle = (h >> 16) * (n & kLow) + ((h & kLow) * (n & kLow) >> 16);
-  const std::uint32_t other = (h & kLow) * (n >> 16) + (middle & kLow);
-  return (h >> 16) * (n >> 16) + (middle >> 16) + (other >> 16);
+  return static_cast<std::uint32_t>(std::uint64_t{h} * n >> 32);
 }
 
 }  // namespace dart

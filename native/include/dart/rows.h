@@ -56,7 +56,8 @@ void rotate_heads(const Heads& heads, Instructions instructions);
 
 // The `count` largest entries of each row of x [rows, size], largest first, and where they are; NaN
 // precedes all numbers, and of equal entries the first comes first. `count` is at most `size`.
+// Computed in this thread and in at most `threads - 1` others, fewer if there is little.
 void largest(const float* x, std::size_t rows, std::size_t size, std::size_t count, float* values,
-             std::int32_t* indices, Instructions instructions);
+             std::int32_t* indices, Instructions instructions, std::size_t threads = 1);
 
 }  // namespace dart
