@@ -22,6 +22,7 @@ from dart_jax.model import DEMO
 from dart_jax.ngram.bench.benchmark import bench
 from dart_jax.ngram.bench.build import BenchConfig
 from dart_jax.ngram.convert import ConvertConfig, convert
+from dart_jax.ngram.device_table import table_bytes
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel
 from dart_jax.programs.command_line import parse, program
@@ -78,6 +79,12 @@ def info(config: InfoConfig, console: Console) -> None:
     console.print(table)
     ratio = f", {size / sum(model.sizes):.2f} per n-gram" if any(model.sizes) else ""
     console.print(f"{size:,} bytes{ratio}; checksums match")
+    ngrams = sum(model.sizes[1:])
+    alone = table_bytes(ngrams, followers=True, vocab_size=model.vocab_size)
+    console.print(
+        f"on a device (--search device): {table_bytes(ngrams) / 1e6:,.1f} MB; "
+        f"{alone / 1e6:,.1f} MB where it drafts without a drafter"
+    )
     if config.check:
         try:
             model.check()

@@ -8,7 +8,7 @@ identified by the token, a longer one by its own place in the table, as an n-gra
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,14 @@ class DeviceTable(NamedTuple):
         context's counts; per context, the most frequent first, of equal ones the smallest token.
     """
 
-    sections: NDArray[np.int32]
-    seeds: NDArray[np.uint16]
-    prints: NDArray[np.uint8]
-    entries: NDArray[np.int32]
-    vocab_size: NDArray[np.int32]
-    lists: NDArray[np.int32]
-    followers: NDArray[np.int32]
+    # Arrays of numpy, of JAX, or abstract ones.
+    sections: Any
+    seeds: Any
+    prints: Any
+    entries: Any
+    vocab_size: Any
+    lists: Any
+    followers: Any
 
     @property
     def nbytes(self) -> int:
@@ -146,7 +147,7 @@ class _Maker:
     def table(self) -> DeviceTable:
         sections, seeds, prints, entries = [], [], [], []
         # What identifies each n-gram of one level.
-        context_of: NDArray[np.int32] = np.array(self.levels[0].token)
+        context_of = np.array(self.levels[0].token)
         lists = _Lists(self.model.vocab_size) if self.followers else None
         buckets = places = 0
         for n, (level, keep) in enumerate(zip(self.levels[1:], self.kept, strict=True), start=2):
@@ -211,7 +212,8 @@ class _Lists:
     ) -> None:
         """Adds what was counted after contexts of one length."""
         counted = (count > 0) & (above > 0)
-        context, token, count, above = (x[counted] for x in (context, token, count, above))
+        context, token = context[counted], token[counted]
+        count, above = count[counted], above[counted]
         order = np.lexsort((token, -count, context))
         shares = _core.logarithm(count.astype(np.float32)) - _core.logarithm(
             above.astype(np.float32)

@@ -64,7 +64,17 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
             90,
         ),
         Part("dense-8b", "the same speed-up without the kernels", f"{_8B} --attention dense", 75),
-        Part("fused-8b", "the same with the search as a callback", f"{_8B} --loop fused", 75),
+        Part(
+            "search",
+            "the ways of searching trees beside each other",
+            "search --prompts 1",
+            60,
+            ("json", "markdown"),
+        ),
+        Part(
+            "device-8b", "the same speed-up, searched on the device", f"{_8B} --search device", 75
+        ),
+        Part("callback-8b", "the same, searched through Python", f"{_8B} --search callback", 75),
         Part(
             "speedup-demo",
             "every method on the demo model",

@@ -33,7 +33,7 @@ from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.ngram.device_table import device_table
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.programs.outputs import check_outputs, write_json
+from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
 from eval.benchmarks.prompts import demo_prompts
 from eval.latency.report import Grid
@@ -66,6 +66,8 @@ class SearchBenchConfig(ModelChoice):
     """Seed of the order in which candidates are searched."""
     json: Path | None = None
     """Write the results to this file."""
+    markdown: Path | None = None
+    """Write the tables to this file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +104,7 @@ def run(config: SearchBenchConfig, console: Console) -> None:
     Raises:
       UserError: the model's drafter is not DART's, or the report cannot be written.
     """
-    check_outputs(config.json)
+    check_outputs(config.json, config.markdown)
     model = config.load()
     if not isinstance(model.drafter, DrafterConfig):
         raise UserError("the search needs a DART drafter; pass one with --drafter")
@@ -121,7 +123,8 @@ def run(config: SearchBenchConfig, console: Console) -> None:
             found[size] = measure_ways(
                 searches, packed, config.seconds, config.rounds, status.update
             )
-    console.print(ways_grid(found, config, len(rows)).table())
+    tables = [ways_grid(found, config, len(rows))]
+    console.print(tables[0].table())
     sizes: list[Size] = []
     if config.shares and model.ngram is not None:
         with console.status("tables") as status:
@@ -135,7 +138,10 @@ def run(config: SearchBenchConfig, console: Console) -> None:
                     status.update,
                 )
             )
-        console.print(sizes_grid(sizes, config, len(prompts)).table())
+        tables.append(sizes_grid(sizes, config, len(prompts)))
+        console.print(tables[1].table())
+    if config.markdown:
+        write_text(config.markdown, "\n".join(table.markdown() for table in tables))
     if config.json:
         content = {
             "environment": environment(),

@@ -1,6 +1,7 @@
 """`python -m dart_jax.ngram`: what a person types, and what is printed."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.ngram.__main__ import main
 from dart_jax.ngram.bench.workload import generate, make_drafts
+from dart_jax.ngram.device_table import device_table
 from dart_jax.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -47,6 +49,9 @@ def test_info_prints_the_header(run, tmp_path):
     model = NgramModel.count(documents, vocab_size=512)
     model.save(tmp_path / "exact.dng")
     text = run("info", tmp_path / "exact.dng", "--check")
+    table, _ = device_table(NgramModel.load(tmp_path / "exact.dng"))
+    [on_device] = re.findall(r"on a device \(--search device\): ([\d.]+) MB", text)
+    assert float(on_device) == pytest.approx(table.nbytes / 1e6, abs=0.06)
     assert f"counted from {documents.size:,} tokens of a vocabulary of 512" in text
     assert "counts: exact" in text
     assert all(f"{size:,}" in text for size in model.sizes)

@@ -28,8 +28,11 @@ class TreeSearch(Protocol):
     """
 
     nodes: int
-    seconds: float
 
+    @property
+    def seconds(self) -> float: ...
+    @seconds.setter
+    def seconds(self, value: float) -> None: ...
     @property
     def way(self) -> SearchWay: ...
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.search.candidates import read_candidates
+from dart_jax.decoding.search.candidates import Candidates, read_candidates
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.exact_math import product
 from dart_jax.decoding.search.lookup import Lookups, advance_found, look_up, read_context
@@ -97,17 +97,13 @@ def beam_search(
     Returns:
       int32 [B, 3, N + 1]: the nodes' tokens, parents and depths, by descending score.
     """
-    batch, depth, k = tokens.shape
+    batch, depth, _ = tokens.shape
     root = context[:, -1]
     if nodes == 0 or depth == 0:
         return _with_root(root, jnp.zeros((batch, 3, nodes), jnp.int32))
     weights = np.array([search.logit_decay**n for n in range(depth)], np.float32)
-    token, log_p = read_candidates(tokens, logits, pairs, weights)
-    ends = None if not eos else _places_of(token, eos)
-    weights = np.array([(n + 1.0) ** -search.level_decay for n in range(depth)], np.float32)
-    starts = np.maximum(k + search.beam * k * np.arange(-1, depth - 1), 0).astype(np.int32)
-    by_level = [None if x is None else jnp.swapaxes(x, 0, 1) for x in (token, log_p, ends)]
-    levels = _Level(*by_level, jnp.asarray(weights), jnp.asarray(starts))
+    candidates = read_candidates(tokens, logits, pairs, weights)
+    levels = _levels(candidates, eos, search)
 
     def extend(
         beam: _Beam, best: _Best, level: _Level, ngrams: bool = True
@@ -115,7 +111,7 @@ def beam_search(
         """Scores the children, and keeps the best nodes."""
         bound, wanted = _bound(beam, best, level)
         found = None
-        if table is not None:
+        if table is not None and beam.known is not None:
             found = look_up(table, beam.known, level.token, wanted)
         score = bound
         if found is not None and ngrams:
@@ -149,7 +145,22 @@ def beam_search(
         best, *_ = extend(beam, best, last)
         parents = jnp.concatenate([chosen[None], later])
         parents = jnp.swapaxes(parents, 0, 1).reshape(batch, -1)
-    return _with_root(root, _tree(root, token, best, parents, search.beam))
+    return _with_root(root, _tree(root, candidates.token, best, parents, search.beam))
+
+
+def _levels(candidates: Candidates, eos: tuple[int, ...], search: SearchConfig) -> _Level:
+    """All levels, along the first axis."""
+    _, depth, k = candidates.token.shape
+    weights = np.array([(n + 1.0) ** -search.level_decay for n in range(depth)], np.float32)
+    starts = np.maximum(k + search.beam * k * np.arange(-1, depth - 1), 0)
+    ends = jnp.swapaxes(_places_of(candidates.token, eos), 0, 1) if eos else None
+    return _Level(
+        jnp.swapaxes(candidates.token, 0, 1),
+        jnp.swapaxes(candidates.log_p, 0, 1),
+        ends,
+        jnp.asarray(weights),
+        jnp.asarray(starts, jnp.int32),
+    )
 
 
 def _places_of(token: jax.Array, eos: tuple[int, ...]) -> jax.Array:
@@ -236,7 +247,7 @@ def _next_beam(
     """The chosen children as a beam; those beyond the last one give places without a node."""
     batch, _, k = score.shape
 
-    def take(x: jax.Array, fill: float) -> jax.Array:
+    def take(x: jax.Array, fill: float | np.floating) -> jax.Array:
         return _take(x.reshape(batch, -1), chosen, fill)
 
     candidate = chosen % k
@@ -247,7 +258,7 @@ def _next_beam(
     return _Beam(take(score, _NEVER), candidate, known, count)
 
 
-def _take(x: jax.Array, at: jax.Array, fill: float) -> jax.Array:
+def _take(x: jax.Array, at: jax.Array, fill: float | np.floating) -> jax.Array:
     """The entries of each row of x [B, n] at int32 [B, m]; `fill` beyond the end."""
     return jnp.take_along_axis(x, at, axis=1, mode="fill", fill_value=fill)
 

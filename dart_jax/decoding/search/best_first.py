@@ -197,8 +197,8 @@ def _noise(draws: _Draws, level: jax.Array, token: jax.Array) -> jax.Array:
 
     row = jnp.arange(len(zero), dtype=jnp.uint32)
     key = fold(fold((zero, draws.seed), row), (draws.position + level).astype(jnp.uint32))
-    key = tuple(jnp.broadcast_to(half[:, None], token.shape) for half in key)
-    first, second = fold(key, token.astype(jnp.uint32))
+    high, low = (jnp.broadcast_to(half[:, None], token.shape) for half in key)
+    first, second = fold((high, low), token.astype(jnp.uint32))
     bits = (first ^ second) >> 9 | np.uint32(0x3F800000)  # from 1 to 2
     uniform = jax.lax.bitcast_convert_type(bits, jnp.float32) - np.float32(1)
     return -logarithm(-logarithm(jnp.where(uniform == 0, _TINY, uniform)))
