@@ -43,7 +43,8 @@ def measure_sizes(
     max_new_tokens: int,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Size]:
-    """Decodes prompts greedily with tables of the most frequent n-grams."""
+    """Decodes prompts greedily with tables of the most frequent n-grams; with none, DART searches
+    with only the drafter's scores."""
     assert model.ngram is not None
     length = max(map(len, prompts)) + max_new_tokens
     plain = model.with_drafter(None).decoder(nodes=0, max_length=length)
@@ -54,6 +55,8 @@ def measure_sizes(
         for share in shares:
             notify(f"{method}, {share:.0%} of the n-grams")
             alone = method != "dart"
+            if alone and share == 0:
+                continue
             ngrams = round(share * sum(model.ngram.sizes[1:]))
             vocab = model.ngram.vocab_size if alone else 0
             limit = table_bytes(ngrams, followers=alone, vocab_size=vocab)
@@ -61,7 +64,7 @@ def measure_sizes(
             search = DeviceSearch(
                 decoder.config.host_buffer,
                 nodes,
-                table=jax.tree.map(jnp.asarray, table),
+                table=jax.tree.map(jnp.asarray, table) if size.ngrams else None,
                 eos=model.eos,
                 search=default_search(drafting.drafter),
             )

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_model
@@ -21,6 +22,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search import choice
 from dart_jax.decoding.search.choice import Searching
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.pruner import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
@@ -175,6 +177,19 @@ def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     (_, first_misses), (hits, misses) = found
     assert first_misses > 3
     assert (hits > 3, misses) == (True, 0)
+
+
+def test_a_trial_finds_what_goes_wrong(monkeypatch):
+    assert choice.try_native() is None
+
+    def fails(self, handle, packed):
+        raise jax.errors.JaxRuntimeError("INTERNAL: no such symbol\nat some place")
+
+    monkeypatch.setattr(HostSearch, "__call__", fails)
+    assert choice.try_native() == "XLA failed to call the C++ search: INTERNAL: no such symbol"
+    zeros = jnp.zeros((1, 3, 4), jnp.int32)
+    monkeypatch.setattr(HostSearch, "__call__", lambda self, handle, packed: zeros)
+    assert "does not pass on its trees" in choice.try_native()
 
 
 def platform(monkeypatch, name, missing=None):

@@ -10,6 +10,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
@@ -151,24 +152,38 @@ def _why_not_on_device(
 def why_not_native() -> str | None:
     """Why XLA cannot call the C++ search here, in words; None if it can."""
     platform = jax.default_backend()
+    if platform not in ("cpu", "gpu"):
+        return f"XLA cannot call the C++ search on {platform}"
     if platform == "gpu":
         client = jax.local_devices()[0].client
         if "cuda" not in getattr(client, "platform_version", ""):
             return "this GPU is not NVIDIA's"
-        if "cuda" not in foreign_searches():
-            return "dart-jax was built without jaxlib's headers, or for another jaxlib"
-        path = find_cuda_runtime()
-        if path is None:
-            return "the CUDA runtime library was not found (pip install nvidia-cuda-runtime)"
-        try:
-            _core.load_cuda_runtime(path)
-        except (RuntimeError, ValueError) as error:
-            return str(error)
-        return None
-    if platform != "cpu":
-        return f"XLA cannot call it on {platform}"
-    if "cpu" not in foreign_searches():
+    if ("cpu" if platform == "cpu" else "cuda") not in foreign_searches():
         return "dart-jax was built without jaxlib's headers, or for another jaxlib"
+    if platform == "cpu":
+        return None
+    path = find_cuda_runtime()
+    if path is None:
+        return "the CUDA runtime library was not found (pip install nvidia-cuda-runtime)"
+    try:
+        _core.load_cuda_runtime(path)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return try_native()
+
+
+def try_native() -> str | None:
+    """Searches a tree in a program that calls the C++ search; says what went wrong, if anything."""
+    pruner = Pruner(HostBuffer(positions=2, candidates=2, path=1), 3)
+    logits = np.log(np.array([3, 1, 2, 1], np.float32)).view(np.int32)
+    packed = np.array([[0] * 6 + [9, 1, 2, 3, 4, *logits]], np.int32)
+    try:
+        trees = np.asarray(jax.jit(pruner.in_program)(pruner.argument, packed))
+        pruner.check()
+    except (RuntimeError, ValueError) as error:  # JAX's are RuntimeErrors
+        return "XLA failed to call the C++ search: " + str(error).partition("\n")[0]
+    if not np.array_equal(trees, pruner(packed)):
+        return "XLA calls the C++ search, but does not pass on its trees"
     return None
 
 
