@@ -232,6 +232,13 @@ def test_what_auto_chooses(ngram, monkeypatch, caplog):
     assert Searching().way(None, alone=False, search=compat) == "callback"
 
 
+def test_bad_choices():
+    with pytest.raises(UserError, match="one of auto, callback, native, device, got 'gpu'"):
+        Searching("gpu")
+    with pytest.raises(UserError, match="at least 0, got -1"):
+        Searching("device", -1)
+
+
 def test_a_table_that_does_not_fit_is_cut_and_told(models, prompts, plain, ngram, caplog):
     config = DecodeConfig(models.target, models.drafter, 8)
     half = Searching("device", memory=3000)

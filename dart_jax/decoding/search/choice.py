@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import weakref
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,13 @@ class Searching:
 
     choice: SearchChoice = "auto"
     memory: int = DEFAULT_MEMORY
+
+    def __post_init__(self) -> None:
+        if self.choice not in get_args(SearchChoice):
+            choices = ", ".join(get_args(SearchChoice))
+            raise UserError(f"search must be one of {choices}, got {self.choice!r}")
+        if self.memory < 0:
+            raise UserError(f"ngram_device_memory must be at least 0, got {self.memory}")
 
     def way(self, ngram: NgramModel | None, *, alone: bool, search: SearchConfig) -> SearchWay:
         """Returns the way to search here.
