@@ -42,6 +42,7 @@ PROGRAMS = (
             "memory",
             "peers",
             "products",
+            "search",
             "speedup",
             "startup",
         )

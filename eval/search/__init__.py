@@ -1,2 +1,5 @@
 """`python -m eval.search`: the ways of searching trees beside each other, and n-gram tables of
-several sizes."""
+several sizes.
+
+May import `dart_jax`, `eval.benchmarks` and `eval.latency.report`. Start with `program.py`.
+"""

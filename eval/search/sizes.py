@@ -59,7 +59,9 @@ def measure_sizes(
                 continue
             ngrams = round(share * sum(model.ngram.sizes[1:]))
             vocab = model.ngram.vocab_size if alone else 0
-            limit = table_bytes(ngrams, followers=alone, vocab_size=vocab)
+            limit = None
+            if share < 1:
+                limit = table_bytes(ngrams, followers=alone, vocab_size=vocab)
             table, size = device_table(model.ngram, limit, followers=alone)
             search = DeviceSearch(
                 decoder.config.host_buffer,

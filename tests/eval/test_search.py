@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dart_jax.decoding.host_buffer import HostBuffer
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.model import DEMO
@@ -59,7 +60,8 @@ def test_every_batch_has_rows_of_its_own():
 
 
 def test_different_trees_end_the_measurement():
-    searches = {"one": Pruner(LAYOUT, 6), "other": DeviceSearch(LAYOUT, 6, eos=tuple(range(25)))}
+    other = SearchConfig(level_decay=3.0, logit_decay=0.2)
+    searches = {"one": Pruner(LAYOUT, 6), "other": DeviceSearch(LAYOUT, 6, search=other)}
     data = np.asarray(jnp.asarray(packed(8))).reshape(2, 4, -1)
     with pytest.raises(RuntimeError, match="different trees"):
         measure_ways(searches, data, 0.01, 1)
