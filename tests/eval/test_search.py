@@ -48,7 +48,8 @@ def test_the_report(tmp_path, capsys, drafter):
     assert alone[0]["tau"] > 1
     assert all(size["identical"] == 4 for size in found["sizes"])
     assert "| batch |" in tables.read_text()
-    assert "device over native, 1 core" in printed
+    assert "n-gram tables on the device" in printed
+    assert "device over native, 1 core" in tables.read_text()
 
 
 def test_every_batch_has_rows_of_its_own():

@@ -152,7 +152,7 @@ CASES = {
     "search --shares 1.5": "--shares must be between 0 and 1",
     "search --batch-size 0": "--batch-size must be at least 1",
     "search --ngram-device-memory much": "memory must be written like 4GB or 800MB, got 'much'",
-    "compile --device v6e --search native": "--search native needs a GPU; choose callback or device",
+    "compile --device v6e --search native": "--search native needs a GPU",
     "quantization --weights stored": "--weights stored compares a model with itself; pass int8",
     "quantization --held-out 0": "--held-out must be at least 1",
     "peers --engine vllm": "no engine 'vllm'; pass some of plain, dart, ",
