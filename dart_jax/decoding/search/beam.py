@@ -29,8 +29,7 @@ class _Level(NamedTuple):
     Attributes:
       token: int32 [B, k], see `Candidates`.
       log_p: float32 [B, k]; with pair scores [B, k, k].
-      ends: int32 [B, E], places of those that end a sequence, ascending, k for one that is not
-        among them; None if nothing ends a sequence.
+      ends: bool [B, k], whether they end a sequence; None if nothing does.
       weight: float32 scalar, w.
       start: int32 scalar, the number of the first child of this level among all nodes.
     """
@@ -103,31 +102,31 @@ def beam_search(
         return _with_root(root, jnp.zeros((batch, 3, nodes), jnp.int32))
     weights = np.array([search.logit_decay**n for n in range(depth)], np.float32)
     candidates = read_candidates(tokens, logits, pairs, weights)
-    levels = _levels(candidates, eos, search)
+    levels = _levels(candidates, eos, search, nodes)
+
+    width = min(search.beam, nodes)
 
     def extend(
         beam: _Beam, best: _Best, level: _Level, ngrams: bool = True
-    ) -> tuple[_Best, jax.Array, Lookups | None]:
+    ) -> tuple[_Best, Lookups | None]:
         """Scores the children, and keeps the best nodes."""
-        bound, wanted = _bound(beam, best, level)
+        score, wanted = _bound(beam, best, level)
         found = None
         if table is not None and beam.known is not None:
             found = look_up(table, beam.known, level.token, wanted)
-        score = bound
-        if found is not None and ngrams:
-            score = _score(beam, level, found, search.ngram_weight)
-        score = jnp.where(wanted, score, _NEVER)
-        return _keep(best, score, level.start, nodes), score, found
+            if ngrams:
+                score = _score(beam, level, found, search.ngram_weight)
+        return _keep(best, jnp.where(wanted, score, _NEVER), level.start), found
 
     def follow(
         carry: tuple[_Beam, _Best], level: _Level, ngrams: bool = True
     ) -> tuple[tuple[_Beam, _Best], jax.Array]:
-        """Goes on from one level to the next; also returns what its beam is among all nodes."""
+        """Goes on from one level to the next; also returns the numbers of its beam's nodes."""
         beam, best = carry
-        best, score, found = extend(beam, best, level, ngrams)
-        chosen, count = _choose(score, beam, level, search.beam)
-        beam = _next_beam(table, score, level.token, found, chosen, count)
-        return (beam, best), chosen + level.start
+        best, found = extend(beam, best, level, ngrams)
+        place, count = _choose(best, beam, level, search.beam, width)
+        beam, number = _next_beam(table, best, level, found, place, count)
+        return (beam, best), number
 
     none = jnp.zeros((batch, 1), jnp.int32)
     known = None if table is None else read_context(table, context)[:, None]
@@ -145,15 +144,20 @@ def beam_search(
         best, *_ = extend(beam, best, last)
         parents = jnp.concatenate([chosen[None], later])
         parents = jnp.swapaxes(parents, 0, 1).reshape(batch, -1)
-    return _with_root(root, _tree(root, candidates.token, best, parents, search.beam))
+    return _with_root(root, _tree(root, candidates.token, best, parents, width))
 
 
-def _levels(candidates: Candidates, eos: tuple[int, ...], search: SearchConfig) -> _Level:
+def _levels(
+    candidates: Candidates, eos: tuple[int, ...], search: SearchConfig, nodes: int
+) -> _Level:
     """All levels, along the first axis."""
     _, depth, k = candidates.token.shape
     weights = np.array([(n + 1.0) ** -search.level_decay for n in range(depth)], np.float32)
-    starts = np.maximum(k + search.beam * k * np.arange(-1, depth - 1), 0)
-    ends = jnp.swapaxes(_places_of(candidates.token, eos), 0, 1) if eos else None
+    starts = np.maximum(k + min(search.beam, nodes) * k * np.arange(-1, depth - 1), 0)
+    ends = None
+    if eos:
+        ends = jnp.isin(candidates.token, jnp.array(eos, jnp.int32))
+        ends = jnp.swapaxes(ends, 0, 1)
     return _Level(
         jnp.swapaxes(candidates.token, 0, 1),
         jnp.swapaxes(candidates.log_p, 0, 1),
@@ -161,13 +165,6 @@ def _levels(candidates: Candidates, eos: tuple[int, ...], search: SearchConfig) 
         jnp.asarray(weights),
         jnp.asarray(starts, jnp.int32),
     )
-
-
-def _places_of(token: jax.Array, eos: tuple[int, ...]) -> jax.Array:
-    """Where tokens int32 [B, d, k], ascending, are EOS: int32 [B, d, E], ascending; k for none."""
-    is_end = token[..., None] == jnp.array(sorted(eos), jnp.int32)[None, None, None]
-    number = jax.lax.broadcasted_iota(jnp.int32, (1, 1, token.shape[2], 1), 2)
-    return jnp.min(jnp.where(is_end, number, token.shape[2]), axis=2)
 
 
 def _bound(beam: _Beam, best: _Best, level: _Level) -> tuple[jax.Array, jax.Array]:
@@ -192,9 +189,9 @@ def _increment(beam: _Beam, level: _Level) -> jax.Array:
     return jnp.take_along_axis(level.log_p, beam.candidate[..., None], axis=1)
 
 
-def _keep(best: _Best, score: jax.Array, start: jax.Array, nodes: int) -> _Best:
+def _keep(best: _Best, score: jax.Array, start: jax.Array) -> _Best:
     """The best N of those so far and the children, the first of which is number `start`."""
-    batch = len(score)
+    batch, nodes = best.number.shape
     every = jnp.concatenate([best.score, score.reshape(batch, -1)], axis=1)
     value, at = exact_top_k(every, nodes)
     before = jnp.take_along_axis(best.number, jnp.minimum(at, nodes - 1), axis=1)
@@ -202,60 +199,72 @@ def _keep(best: _Best, score: jax.Array, start: jax.Array, nodes: int) -> _Best:
 
 
 def _choose(
-    score: jax.Array, beam: _Beam, level: _Level, width: int
+    best: _Best, beam: _Beam, level: _Level, most: int, width: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Which children are extended, int32 [B, width], each a number of the W * k: those not ending
-    in EOS first, then by score, then by creation. And how many these are, int32 [B], with those
-    that can no longer be among the best nodes, which take up places too."""
-    batch, parents, k = score.shape
-    ends = level.ends
-    every = beam.count * jnp.sum(level.token >= 0, axis=-1, dtype=jnp.int32)
-    if ends is None:
-        return _best(score, width), jnp.minimum(every, width)
-    number = jax.lax.broadcasted_iota(jnp.int32, (1, 1, k), 2)
-    is_end = jnp.any(ends[..., None] == number, axis=1)
-    others = jnp.where(is_end[:, None], _NEVER, score)
-    count = beam.count * jnp.sum((level.token >= 0) & ~is_end, axis=-1, dtype=jnp.int32)
-    each = jnp.broadcast_to(jnp.minimum(ends, k - 1)[:, None], (batch, parents, ends.shape[1]))
-    score = jnp.where(ends[:, None] < k, jnp.take_along_axis(score, each, axis=2), _NEVER)
-    before = k * jax.lax.broadcasted_iota(jnp.int32, (1, parents, 1), 1)
-    number, nothing = (each + before).reshape(batch, -1), parents * k
-    place = jnp.arange(width, dtype=jnp.int32)[None] - count[:, None]
-    last = _take(_best(score, width), jnp.maximum(place, 0), nothing)
-    chosen = jnp.where(place < 0, _best(others, width), _take(number, last, nothing))
-    return chosen, jnp.minimum(every, width)
+    """Which of the best nodes are extended next.
 
+    Of the level's children no others can have descendants in the tree. Those not ending in EOS come
+    first, then those that do; each in the order of the best nodes.
 
-def _best(score: jax.Array, count: int) -> jax.Array:
-    """The numbers of the best children, int32 [B, count], by score and then by number; W * k beyond
-    the last one."""
-    score = score.reshape(len(score), -1)
-    nothing = score.shape[1]
-    score = jnp.pad(score, ((0, 0), (0, max(count - nothing, 0))), constant_values=_NEVER)
-    value, at = exact_top_k(score, count)
-    return jnp.where(value > _NEVER, at, nothing)
+    Args:
+      best: the best nodes.
+      beam: whose children were scored.
+      level: that of the children.
+      most: places of the beam.
+      width: how many of them nodes can take, W.
+
+    Returns:
+      Their places among the best nodes, int32 [B, W], N beyond the last; and the beam's places that
+      are taken, int32 [B], with those of children that are not among the best.
+    """
+    k, nodes = level.token.shape[1], best.number.shape[1]
+    usable = level.token >= 0
+    new = (best.number >= level.start) & (best.score > _NEVER)
+    every = jnp.sum(usable, axis=-1, dtype=jnp.int32) * beam.count
+    before = jnp.asarray(np.tri(nodes, k=-1, dtype=np.float32).T)  # [N, N]
+
+    def rank(among: jax.Array) -> jax.Array:
+        """How many are before each, as a product: sums over parts of rows are slow elsewhere."""
+        return jnp.dot(among.astype(jnp.float32), before).astype(jnp.int32)
+
+    if level.ends is None:
+        place = jnp.where(new, rank(new), width)
+    else:
+        ending = jnp.sum(usable & level.ends, axis=-1, dtype=jnp.int32) * beam.count
+        places = jnp.minimum(every - ending, most)
+        ends = jnp.take_along_axis(level.ends, (best.number - level.start) % k, axis=1)
+        others, last = new & ~ends, new & ends
+        taken = jnp.minimum(jnp.sum(others, axis=-1, dtype=jnp.int32), places)
+        at_last = rank(last)
+        fits = last & (at_last < jnp.minimum(most - places, ending)[:, None])
+        place = jnp.where(fits, taken[:, None] + at_last, width)
+        at_first = rank(others)
+        place = jnp.where(others & (at_first < places[:, None]), at_first, place)
+    wanted = jax.lax.broadcasted_iota(jnp.int32, (1, width, 1), 1)
+    number = jax.lax.broadcasted_iota(jnp.int32, (1, 1, nodes), 2)
+    chosen = jnp.min(jnp.where(place[:, None] == wanted, number, nodes), axis=-1)
+    return chosen, jnp.minimum(every, most)
 
 
 def _next_beam(
     table: DeviceTable | None,
-    score: jax.Array,
-    token: jax.Array,
+    best: _Best,
+    level: _Level,
     found: Lookups | None,
-    chosen: jax.Array,
+    place: jax.Array,
     count: jax.Array,
-) -> _Beam:
-    """The chosen children as a beam; those beyond the last one give places without a node."""
-    batch, _, k = score.shape
-
-    def take(x: jax.Array, fill: float | np.floating) -> jax.Array:
-        return _take(x.reshape(batch, -1), chosen, fill)
-
-    candidate = chosen % k
+) -> tuple[_Beam, jax.Array]:
+    """The nodes at places among the best as a beam, and their numbers, int32 [B, W]."""
+    batch, k = level.token.shape
+    number = _take(best.number, place, 0)
+    child = number - level.start
+    candidate = child % k
     known = None
     if table is not None and found is not None:
-        own = jnp.take_along_axis(token, candidate, axis=1)
-        known = advance_found(table, own, [take(place, -1) for place in found.places])
-    return _Beam(take(score, _NEVER), candidate, known, count)
+        own = jnp.take_along_axis(level.token, candidate, axis=1)
+        places = [_take(each.reshape(batch, -1), child, -1) for each in found.places]
+        known = advance_found(table, own, places)
+    return _Beam(_take(best.score, place, _NEVER), candidate, known, count), number
 
 
 def _take(x: jax.Array, at: jax.Array, fill: float | np.floating) -> jax.Array:
