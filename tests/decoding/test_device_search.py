@@ -28,6 +28,9 @@ from tests.decoding.test_tree_search import EOS, GOLDEN, VOCAB, draw_drafts, ngr
 
 ROWS = 64
 
+# As users compile; the other tests do without optimisation (conftest.py).
+OPTIMISED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -152,7 +155,7 @@ def test_elementary_functions_have_the_bits_of_the_core():
         ("reciprocal", middle),
         ("sum_in_halves", exponents[:150].reshape(6, 25)),
     ):
-        found = jax.jit(getattr(exact_math, name))(x)
+        found = jax.jit(getattr(exact_math, name), compiler_options=OPTIMISED)(x)
         like = getattr(literal, name)
         expected = [*map(like, x)] if x.ndim > 1 else like(x)
         np.testing.assert_array_equal(found, expected)
@@ -175,6 +178,17 @@ def test_trees_are_those_of_the_search_in_cpp(setting):
 def test_batches(rows):
     setting = Setting(order=4, levels=8, candidates=25, nodes=60)
     assert check(setting, random_drafts(setting, 1, rows)) > rows * 20
+
+
+@pytest.mark.parametrize("number", [7, 21])
+def test_optimised_programs(number):
+    """Products are not fused with sums there either."""
+    setting = SETTINGS[number]
+    in_cpp, on_device = searches(setting)
+    search = jax.jit(on_device.in_program, compiler_options=OPTIMISED)
+    for seed in range(4):
+        packed = random_drafts(setting, seed)
+        np.testing.assert_array_equal(search(on_device.argument, packed), in_cpp(packed))
 
 
 def test_lookups_by_xla(monkeypatch):

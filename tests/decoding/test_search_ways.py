@@ -31,7 +31,8 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.ngram import NgramModel
 
 GREEDY, SAMPLED = Sampling(), Sampling(0.9, top_k=30)
-WAYS = ("native", "callback", "device")
+NATIVE = choice.why_not_native() is None  # not for another jaxlib than it was built for
+WAYS = ("callback", "device", *(["native"] if NATIVE else []))
 EOS = (511,)
 
 
@@ -166,7 +167,7 @@ print(*(events.count(f"/jax/compilation_cache/cache_{kind}") for kind in ("hits"
 """
 
 
-@pytest.mark.parametrize("way", ["native", "device"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "callback"])
 def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     command = [sys.executable, "-c", CACHED, *map(str, (tiny.target, tiny.drafter, tiny.ngram))]
@@ -179,6 +180,7 @@ def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     assert (hits > 3, misses) == (True, 0)
 
 
+@pytest.mark.skipif(not NATIVE, reason="XLA cannot call the C++ search")
 def test_a_trial_finds_what_goes_wrong(monkeypatch):
     assert choice.try_native() is None
 
@@ -207,7 +209,8 @@ def test_what_auto_chooses(ngram, monkeypatch, caplog):
     def way(choice="auto", memory=10**9, **changes):
         return Searching(choice, memory).way(ngram, alone=False, search=search, **changes)
 
-    assert way() == "native"
+    assert way() == ("native" if NATIVE else "callback")
+    caplog.clear()
     platform(monkeypatch, "gpu")
     assert way() == "native"
     platform(monkeypatch, "tpu", "XLA cannot call it on tpu")

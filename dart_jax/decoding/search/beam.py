@@ -103,7 +103,6 @@ def beam_search(
     weights = np.array([search.logit_decay**n for n in range(depth)], np.float32)
     candidates = read_candidates(tokens, logits, pairs, weights)
     levels = _levels(candidates, eos, search, nodes)
-
     width = min(search.beam, nodes)
 
     def extend(
