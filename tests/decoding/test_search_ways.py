@@ -155,13 +155,11 @@ CACHED = """
 import sys
 import jax
 from dart_jax import DartModel
-from dart_jax.weights import user_cache
 
 target, drafter, ngram, way = sys.argv[1:]
 events = []
 jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
 model = DartModel.from_pretrained(target, drafter, ngram, search=way)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 text = model.generate("import", tree_nodes=6, max_new_tokens=8)
 print(*(events.count(f"/jax/compilation_cache/cache_{kind}") for kind in ("hits", "misses")))
 """
@@ -169,7 +167,9 @@ print(*(events.count(f"/jax/compilation_cache/cache_{kind}") for kind in ("hits"
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "callback"])
 def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # Not the cache of all tests, where another may have put the programs.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     command = [sys.executable, "-c", CACHED, *map(str, (tiny.target, tiny.drafter, tiny.ngram))]
     found = []
     for _ in range(2):
