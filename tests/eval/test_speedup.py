@@ -366,7 +366,7 @@ def test_sweep_choice_and_plot(measured, tmp_path, monkeypatch):
     dart = dataclasses.replace(METHODS["dart"], sizes=sizes)
     monkeypatch.setitem(METHODS, "dart", dart)
     plot = tmp_path / "new" / "plot.png"
-    text, content = measured(tree_nodes="auto", sweep=True, plot=plot, repeats=1)
+    text, content = measured(tree_nodes="fastest", sweep=True, plot=plot, repeats=1)
     check_report(content, prompts=1, repeats=1)
     chosen = content["settings"][0]["trees"]["dart"]
     choice = text.partition("trees on warm-up prompts")[2].partition("T = 0")[0]
