@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TypeVar
 
@@ -49,13 +50,19 @@ class HostBuffer:
     @property
     def width(self) -> int:
         """Number of columns."""
-        candidates = 2 * self.positions * self.candidates + math.prod(self.pairs_shape)
-        return self.first + candidates + (DRAWS if self.draws else 0)
+        return self._bounds[-1] + (DRAWS if self.draws else 0)
 
     @property
     def root(self) -> int:
         """Column of the newest token, the tree's root; -1 in a finished row."""
         return self.first - 1
+
+    @property
+    def _bounds(self) -> tuple[int, int, int, int]:
+        """The columns where ids, logits and pair scores begin, and where these end."""
+        size = self.positions * self.candidates
+        pairs = self.first + 2 * size
+        return self.first, self.first + size, pairs, pairs + math.prod(self.pairs_shape)
 
     @property
     def pairs_shape(self) -> tuple[int, int, int]:
@@ -133,19 +140,17 @@ class HostBuffer:
     def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Views of the context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k]."""
         shape = (len(packed), self.positions, self.candidates)
-        size = self.positions * self.candidates
-        middle, end = self.first + size, self.first + 2 * size
-        context = packed[:, self.first - CONTEXT : self.first]
-        ids = packed[:, self.first : middle].reshape(shape)
+        first, middle, end, _ = self._bounds
+        context = packed[:, first - CONTEXT : first]
+        ids = packed[:, first:middle].reshape(shape)
         logits = packed[:, middle:end].view(np.float32).reshape(shape)
         return context, ids, logits
 
     def pairs_of(self, packed: np.ndarray) -> np.ndarray:
         """A view of the pair scores, float32 [B, d - 1, k, k]; [B, 0, k, k] without any."""
         shape = self.pairs_shape
-        start = self.first + 2 * self.positions * self.candidates
-        columns = packed[:, start : start + math.prod(shape)]
-        return columns.view(np.float32).reshape(len(packed), *shape)
+        *_, start, end = self._bounds
+        return packed[:, start:end].view(np.float32).reshape(len(packed), *shape)
 
     def unpack(
         self, packed: jax.Array
@@ -154,9 +159,7 @@ class HostBuffer:
         pair scores float32 [B, d - 1, k, k], and how the target draws, int32 [B, 3]; None for the
         last two without these columns."""
         batch, shape = packed.shape[0], (self.positions, self.candidates)
-        size = self.positions * self.candidates
-        ends = np.cumsum([self.first, size, size, math.prod(self.pairs_shape)])
-        ids, logits, pairs = (packed[:, ends[i] : ends[i + 1]] for i in range(3))
+        ids, logits, pairs = (packed[:, a:b] for a, b in itertools.pairwise(self._bounds))
 
         def floats(bits: jax.Array, shape: tuple[int, ...]) -> jax.Array:
             return jax.lax.bitcast_convert_type(bits, jnp.float32).reshape(batch, *shape)

@@ -102,7 +102,7 @@ def device_table(
         each = table_bytes(10**6, followers=followers) / 10**6
         most = min(total, max(0, int((limit - fixed) / each)))
     kept = _most_frequent(levels, most)
-    table = _Maker(model, kept, followers).table()
+    table = _table(levels, kept, model.vocab_size, followers)
     counts = [level.count[keep] for level, keep in zip(levels[1:], kept, strict=True)]
     least = min((int(count.min()) for count in counts if len(count)), default=0)
     return table, TableSize(sum(map(len, counts)), total, table.nbytes, least)
@@ -137,49 +137,45 @@ def _most_frequent(levels: tuple[Level, ...], most: int) -> list[NDArray[np.bool
     return kept
 
 
-class _Maker:
+def _table(
+    levels: tuple[Level, ...], kept: list[NDArray[np.bool_]], vocab_size: int, followers: bool
+) -> DeviceTable:
     """Makes a table of the n-grams that are kept, length by length."""
-
-    def __init__(self, model: NgramModel, kept: list[NDArray[np.bool_]], followers: bool):
-        self.model, self.kept, self.followers = model, kept, followers
-        self.levels = model.levels
-
-    def table(self) -> DeviceTable:
-        sections, seeds, prints, entries = [], [], [], []
-        # What identifies each n-gram of one level.
-        context_of = np.array(self.levels[0].token)
-        lists = _Lists(self.model.vocab_size) if self.followers else None
-        buckets = places = 0
-        for n, (level, keep) in enumerate(zip(self.levels[1:], self.kept, strict=True), start=2):
-            parent = _parents(self.levels, n)[keep]
-            above = self.levels[n - 2].count[parent]
-            context, token, count = context_of[parent], level.token[keep], level.count[keep]
-            size, seed, place, found = _core.perfect_hash(context, token)
-            part = np.full((size, 3), -1, np.int32)
-            part[place, 0], part[place, 1] = context, token
-            part[place, 2] = _log_q(count, above).view(np.int32)
-            print_ = np.zeros(size, np.uint8)
-            print_[place] = found
-            if lists is not None:
-                lists.add(context + (0 if n == 2 else self.model.vocab_size), token, count, above)
-            context_of = np.full(len(level.token), -1, np.int32)
-            context_of[keep] = place + places
-            sections.append((buckets, len(seed), places, size))
-            seeds.append(seed)
-            prints.append(print_)
-            entries.append(part)
-            buckets, places = buckets + len(seed), places + size
-        contexts = sections[-1][2] if sections else 0  # the longest n-grams are no contexts
-        none = np.empty((0, 2), np.int32)
-        made = (none, none) if lists is None else lists.arrays(contexts)
-        return DeviceTable(
-            np.array(sections, np.int32).reshape(-1, 4),
-            np.concatenate([np.empty(0, np.uint16), *seeds]),
-            np.concatenate([np.empty(0, np.uint8), *prints]),
-            np.concatenate([np.empty((0, 3), np.int32), *entries]),
-            np.array(self.model.vocab_size, np.int32),
-            *made,
-        )
+    sections, seeds, prints, entries = [], [], [], []
+    # What identifies each n-gram of one level.
+    context_of = np.array(levels[0].token)
+    lists = _Lists(vocab_size) if followers else None
+    buckets = places = 0
+    for n, (level, keep) in enumerate(zip(levels[1:], kept, strict=True), start=2):
+        parent = _parents(levels, n)[keep]
+        above = levels[n - 2].count[parent]
+        context, token, count = context_of[parent], level.token[keep], level.count[keep]
+        size, seed, place, found = _core.perfect_hash(context, token)
+        part = np.full((size, 3), -1, np.int32)
+        part[place, 0], part[place, 1] = context, token
+        part[place, 2] = _log_q(count, above).view(np.int32)
+        print_ = np.zeros(size, np.uint8)
+        print_[place] = found
+        if lists is not None:
+            lists.add(context + (0 if n == 2 else vocab_size), token, count, above)
+        context_of = np.full(len(level.token), -1, np.int32)
+        context_of[keep] = place + places
+        sections.append((buckets, len(seed), places, size))
+        seeds.append(seed)
+        prints.append(print_)
+        entries.append(part)
+        buckets, places = buckets + len(seed), places + size
+    contexts = sections[-1][2] if sections else 0  # the longest n-grams are no contexts
+    none = np.empty((0, 2), np.int32)
+    made = (none, none) if lists is None else lists.arrays(contexts)
+    return DeviceTable(
+        np.array(sections, np.int32).reshape(-1, 4),
+        np.concatenate([np.empty(0, np.uint16), *seeds]),
+        np.concatenate([np.empty(0, np.uint8), *prints]),
+        np.concatenate([np.empty((0, 3), np.int32), *entries]),
+        np.array(vocab_size, np.int32),
+        *made,
+    )
 
 
 def _log_q(count: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -1,5 +1,6 @@
 """`python -m eval.search`: the ways of searching trees beside each other, and n-gram tables of
 several sizes.
 
-May import `dart_jax`, `eval.benchmarks` and `eval.latency.report`. Start with `program.py`.
+May import `dart_jax`, `eval.benchmarks`, and `clock` and `report` of
+`eval.latency`. Start with `program.py`.
 """

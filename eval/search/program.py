@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.search.base import TreeSearch
 from dart_jax.decoding.search.choice import why_not_native
 from dart_jax.decoding.search.device import DeviceSearch
@@ -36,10 +37,11 @@ from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
 from eval.benchmarks.prompts import demo_prompts
+from eval.latency.clock import Times
 from eval.latency.report import Grid
 from eval.search.drafts import batches, record
 from eval.search.sizes import Size, measure_sizes
-from eval.search.ways import Times, measure_ways
+from eval.search.ways import measure_ways
 
 _PROMPT_TOKENS = 128
 
@@ -82,9 +84,8 @@ class SearchBenchConfig(ModelChoice):
             raise UserError("--seconds must be above 0")
 
 
-def ways_of(model: DartModel, nodes: int) -> dict[str, TreeSearch]:
+def ways_of(model: DartModel, buffer: HostBuffer, nodes: int) -> dict[str, TreeSearch]:
     """The searches to compare, by name; the C++ search first on one core, which is the baseline."""
-    buffer = model.decoder(nodes=nodes, max_length=256).config.host_buffer
     options: dict[str, Any] = {"eos": model.eos, "search": default_search(model.drafter)}
     table = None
     if model.ngram is not None:
@@ -117,7 +118,7 @@ def run(config: SearchBenchConfig, console: Console) -> None:
     found: dict[int, dict[str, Times]] = {}
     with console.status("decoding prompts") as status:
         rows = record(decoder, prompts, config.max_new_tokens)
-        searches = ways_of(model, config.tree_nodes)
+        searches = ways_of(model, decoder.config.host_buffer, config.tree_nodes)
         for size in config.batch_size:
             packed = batches(rows, size, config.seed)
             found[size] = measure_ways(
@@ -148,7 +149,10 @@ def run(config: SearchBenchConfig, console: Console) -> None:
             "revision": revision(),
             "tree_nodes": config.tree_nodes,
             "ways": {
-                size: {name: times._asdict() for name, times in ways.items()}
+                size: {
+                    name: {"median": times.seconds, "spread": _spread(times)}
+                    for name, times in ways.items()
+                }
                 for size, ways in found.items()
             },
             "sizes": [
@@ -163,8 +167,8 @@ def ways_grid(found: dict[int, dict[str, Times]], config: SearchBenchConfig, row
     names = list(next(iter(found.values())))
     table = []
     for size, ways in found.items():
-        cells = [f"{1e6 * t.median:,.0f} ± {1e6 * t.spread:,.0f}" for t in ways.values()]
-        ratio = ways["device"].median / next(iter(ways.values())).median
+        cells = [f"{1e6 * t.seconds:,.0f} ± {1e6 * _spread(t):,.0f}" for t in ways.values()]
+        ratio = ways["device"].seconds / next(iter(ways.values())).seconds
         table.append([f"{size}", *cells, f"{ratio:.2f}"])
     device = jax.devices()[0].device_kind
     title = (
@@ -176,6 +180,12 @@ def ways_grid(found: dict[int, dict[str, Times]], config: SearchBenchConfig, row
         f"between the quartiles. Last: device over {names[0]}."
     )
     return Grid(title, ["batch", *names, "ratio"], table, caption)
+
+
+def _spread(times: Times) -> float:
+    """Half the distance between the quartiles."""
+    lower, upper = times.quartiles
+    return (upper - lower) / 2
 
 
 def sizes_grid(sizes: Sequence[Size], config: SearchBenchConfig, prompts: int) -> Grid:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.decoding.search.base import TreeSearch
-
-
-class Times(NamedTuple):
-    """Seconds that the search of one batch takes.
-
-    Attributes:
-      median: over the rounds.
-      spread: half the distance between the quartiles.
-    """
-
-    median: float
-    spread: float
+from eval.latency.clock import Times
 
 
 def measure_ways(
@@ -41,6 +29,9 @@ def measure_ways(
       seconds: about how long to measure each in a round.
       rounds: how often.
       notify: is told what is measured.
+
+    Returns:
+      Seconds that the search of one batch takes, one value per round.
 
     Raises:
       RuntimeError: two ways found other trees.
@@ -63,7 +54,7 @@ def measure_ways(
             loop(packed, repeats[name]).block_until_ready()
             took = time.perf_counter() - began
             times[name].append(took / (repeats[name] * len(batches)))
-    return {name: _times(found) for name, found in times.items()}
+    return {name: Times(found, [], repeats[name] * len(batches)) for name, found in times.items()}
 
 
 def _loop(search: TreeSearch) -> Callable[[jax.Array, int], jax.Array]:
@@ -83,10 +74,3 @@ def _loop(search: TreeSearch) -> Callable[[jax.Array, int], jax.Array]:
         return jax.lax.fori_loop(0, repeats * count, one, jnp.int32(0))
 
     return lambda batches, repeats: run(argument, batches, jnp.int32(repeats))
-
-
-def _times(seconds: list[float]) -> Times:
-    if len(seconds) == 1:
-        return Times(seconds[0], 0.0)
-    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Times(statistics.median(seconds), (high - low) / 2)

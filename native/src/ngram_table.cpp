@@ -155,15 +155,9 @@ class RowLookups {
 
 void look_up(const NgramTable& table, const TableLookups& lookups, std::size_t threads) {
   const std::size_t each = lookups.contexts * lookups.candidates * table.lengths * kOperations;
-  const std::size_t operations = lookups.rows * each;
-  threads = std::min(threads, std::max<std::size_t>(operations / kOperationsPerThread, 1));
-  // A few chunks a thread, so that one that comes late does not hold up the others.
-  const std::size_t chunks = std::min(lookups.rows, threads == 1 ? 1 : 4 * threads);
-  if (chunks == 0) return;
-  share(chunks, threads, [&](std::size_t chunk) {
+  share_rows(lookups.rows, lookups.rows * each, threads, [&](std::size_t row, std::size_t end) {
     RowLookups search(table, lookups);
-    const std::size_t end = (chunk + 1) * lookups.rows / chunks;
-    for (std::size_t row = chunk * lookups.rows / chunks; row < end; ++row) search.run(row);
+    for (; row < end; ++row) search.run(row);
   });
 }
 

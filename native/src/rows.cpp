@@ -1,7 +1,5 @@
 #include "dart/rows.h"
 
-#include <algorithm>
-
 #include "dart/int8.h"
 #include "dart/shared_work.h"
 #include "kernels.h"
@@ -35,11 +33,7 @@ void rotate_heads(const Heads& heads, Instructions instructions) {
 void largest(const float* x, std::size_t rows, std::size_t size, std::size_t count, float* values,
              std::int32_t* indices, Instructions instructions, std::size_t threads) {
   const Kernels& kernels = *dart::kernels(instructions);
-  threads = std::min(threads, std::max<std::size_t>(
-                                  rows * size * kOperations / kOperationsPerThread, 1));
-  const std::size_t chunks = std::min(rows, threads == 1 ? 1 : 4 * threads);
-  share(chunks, threads, [&](std::size_t chunk) {
-    const std::size_t begin = chunk * rows / chunks, end = (chunk + 1) * rows / chunks;
+  share_rows(rows, rows * size * kOperations, threads, [&](std::size_t begin, std::size_t end) {
     kernels.largest(x + begin * size, end - begin, size, count, values + begin * count,
                     indices + begin * count);
   });

@@ -32,4 +32,13 @@ void share(std::size_t chunks, std::size_t threads,
   });
 }
 
+void share_rows(std::size_t rows, std::size_t operations, std::size_t threads,
+                const std::function<void(std::size_t, std::size_t)>& compute) {
+  threads = std::min(threads, std::max<std::size_t>(operations / kOperationsPerThread, 1));
+  const std::size_t parts = std::min(rows, threads == 1 ? 1 : 4 * threads);
+  share(parts, threads, [&](std::size_t part) {
+    compute(part * rows / parts, (part + 1) * rows / parts);
+  });
+}
+
 }  // namespace dart

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "dart/cuda_search.h"
@@ -148,6 +150,16 @@ class DeviceBatch {
   std::size_t size_;
   void *handle_, *packed_, *trees_;
 };
+
+// What enqueueing reports; empty if nothing.
+inline std::string enqueue(void* stream, std::int64_t run, const DeviceBatch& batch) {
+  try {
+    dart::enqueue_search(stream, run, batch.search());
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
 
 // A stream for the lifetime of this object.
 class TestStream {

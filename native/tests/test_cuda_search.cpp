@@ -22,16 +22,6 @@ constexpr const char* kGone = "dart_search: the search no longer exists";
 constexpr const char* kOtherSize = "dart_search: trees of another size";
 constexpr const char* kTooLarge = "tree search: beam times candidates is too large";
 
-// What enqueueing reports; empty if nothing.
-std::string enqueue(void* stream, std::int64_t run, const DeviceBatch& batch) {
-  try {
-    dart::enqueue_search(stream, run, batch.search());
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 // A search and its handle.
 struct Searcher {
   explicit Searcher(const dart::TreeSearchConfig& config, const dart::NgramModel* ngram = nullptr)

@@ -34,15 +34,6 @@ struct Searcher {
 
 using Searchers = std::vector<std::unique_ptr<Searcher>>;
 
-std::string enqueue(void* stream, std::int64_t run, const DeviceBatch& batch) {
-  try {
-    dart::enqueue_search(stream, run, batch.search());
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 // Programs of several steps in the thread's own streams and in one that all threads share.
 void run_programs(const Searchers& searchers, void* shared, int thread) {
   std::mt19937 random(static_cast<unsigned>(thread));

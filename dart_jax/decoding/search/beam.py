@@ -102,8 +102,8 @@ def beam_search(
         return _with_root(root, jnp.zeros((batch, 3, nodes), jnp.int32))
     weights = np.array([search.logit_decay**n for n in range(depth)], np.float32)
     candidates = read_candidates(tokens, logits, pairs, weights)
-    levels = _levels(candidates, eos, search, nodes)
     width = min(search.beam, nodes)
+    levels = _levels(candidates, eos, search.level_decay, width)
 
     def extend(
         beam: _Beam, best: _Best, level: _Level, ngrams: bool = True
@@ -146,13 +146,11 @@ def beam_search(
     return _with_root(root, _tree(root, candidates.token, best, parents, width))
 
 
-def _levels(
-    candidates: Candidates, eos: tuple[int, ...], search: SearchConfig, nodes: int
-) -> _Level:
+def _levels(candidates: Candidates, eos: tuple[int, ...], level_decay: float, width: int) -> _Level:
     """All levels, along the first axis."""
     _, depth, k = candidates.token.shape
-    weights = np.array([(n + 1.0) ** -search.level_decay for n in range(depth)], np.float32)
-    starts = np.maximum(k + min(search.beam, nodes) * k * np.arange(-1, depth - 1), 0)
+    weights = np.array([(n + 1.0) ** -level_decay for n in range(depth)], np.float32)
+    starts = np.maximum(k + width * k * np.arange(-1, depth - 1), 0)
     ends = None
     if eos:
         ends = jnp.isin(candidates.token, jnp.array(eos, jnp.int32))

@@ -116,14 +116,14 @@ def best_first_search(
     def grow(place: jax.Array, found: _Found) -> _Found:
         """Adds the best follower of all lists as the node of a place."""
         found = extend(found, place - 1)
-        head = jnp.minimum(found.taken, nodes - 1)[..., None]
-        step = jnp.take_along_axis(found.steps, head, axis=2)[..., 0]
+        head = jnp.minimum(found.taken, nodes - 1)
+        step = jnp.take_along_axis(found.steps, head[..., None], axis=2)[..., 0]
         value = jnp.where(found.taken < nodes, found.score + step, _NEVER)
         # Of equal ones the first: of the first node, as its followers were created first.
         parent = jnp.argmax(value, axis=1)
         score = value[row, parent]
         alive = found.alive & (score > _NEVER)
-        token = found.tokens[row, parent, jnp.minimum(found.taken[row, parent], nodes - 1)]
+        token = found.tokens[row, parent, head[row, parent]]
         node = jnp.stack([token, parent.astype(jnp.int32), found.tree[row, 2, parent] + 1], axis=1)
         node = jnp.where(alive[:, None], node, 0)
         known = advance(table, found.known[row, parent], node[:, 0])

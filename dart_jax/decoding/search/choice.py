@@ -17,7 +17,7 @@ from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.search.base import SearchWay, TreeSearch
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.cuda_runtime import find_cuda_runtime
-from dart_jax.decoding.search.device import DeviceSearch
+from dart_jax.decoding.search.device import OTHER_TIES, DeviceSearch
 from dart_jax.decoding.search.pruner import Pruner, foreign_searches
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel
@@ -70,7 +70,7 @@ class Searching:
             return "native"
         if self.choice == "device":
             if search.ties != "first":
-                raise UserError("a search on the device needs SearchConfig(ties='first')")
+                raise UserError(OTHER_TIES)
             return "device"
         if self.choice == "callback":
             return "callback"
@@ -141,7 +141,7 @@ def _why_not_on_device(
 ) -> str | None:
     """Why the device cannot search with the whole n-gram model, in words; None if it can."""
     if search.ties != "first":
-        return "a search on the device needs SearchConfig(ties='first')"
+        return OTHER_TIES
     if ngram is None:
         return None
     vocab = ngram.vocab_size if alone else 0

@@ -16,6 +16,8 @@ from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.ngram.device_table import DeviceTable
 
+OTHER_TIES = "a search on the device needs SearchConfig(ties='first')"
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSearchProgram:
@@ -84,7 +86,7 @@ class DeviceSearch:
           ValueError: a parameter is out of range.
         """
         if search.ties != "first":
-            raise UserError("a search on the device needs SearchConfig(ties='first')")
+            raise UserError(OTHER_TIES)
         if search.beam < 1 or nodes < 0:
             raise ValueError("tree search: beam must be at least 1, and nodes not negative")
         self.table, self.nodes = table, nodes

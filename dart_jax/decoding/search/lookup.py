@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -50,18 +49,12 @@ def find(
       The n-grams' places in the table, int32, -1 for one that was never seen; and the
       log-probability there, float32 (see `DeviceTable.entries`).
     """
-    return _find(table.sections[length - 2], table.seeds, table.entries, context, token)
-
-
-def _find(
-    section: jax.Array, seeds: jax.Array, entries: jax.Array, context: jax.Array, token: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    bucket, buckets, place, places = section
+    bucket, buckets, place, places = table.sections[length - 2]
     first, second = context.astype(jnp.uint32), token.astype(jnp.uint32)
     at = bucket + _scaled(_hash(first, second, jnp.uint32(0)), buckets)
-    seed = seeds.at[at].get(mode="clip").astype(jnp.uint32) + 1
+    seed = table.seeds.at[at].get(mode="clip").astype(jnp.uint32) + 1
     at = place + _scaled(_hash(first, second, seed), places)
-    entry = entries.at[at].get(mode="clip")
+    entry = table.entries.at[at].get(mode="clip")
     seen = (entry[..., 0] == context) & (entry[..., 1] == token) & (context >= 0)
     log_q = jax.lax.bitcast_convert_type(entry[..., 2], jnp.float32)
     return jnp.where(seen, at, -1), log_q
@@ -79,32 +72,29 @@ def look_up(table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax.
     if known.shape[-1] == 0:
         shape = (*known.shape[:2], token.shape[-1])
         return Lookups(jnp.full(shape, LOG_UNSEEN), jnp.empty((0, *shape), jnp.int32))
-    arguments = *table[:4], known, token, wanted
+    arguments = table, known, token, wanted
     if not available():
-        return Lookups(*_look_up(*arguments))
-    native = partial(look_up_native, unseen=LOG_UNSEEN)
-    return Lookups(*jax.lax.platform_dependent(*arguments, cpu=native, default=_look_up))
+        return _look_up(*arguments)
+    return jax.lax.platform_dependent(*arguments, cpu=_look_up_natively, default=_look_up)
 
 
-def _look_up(
-    sections: jax.Array,
-    seeds: jax.Array,
-    prints: jax.Array,
-    entries: jax.Array,
-    known: jax.Array,
-    token: jax.Array,
-    wanted: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    del prints, wanted  # a device reads all at once
+def _look_up_natively(
+    table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax.Array
+) -> Lookups:
+    return Lookups(*look_up_native(*table[:4], known, token, wanted, unseen=LOG_UNSEEN))
+
+
+def _look_up(table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax.Array) -> Lookups:
+    del wanted  # a device reads all at once
     log_q = jnp.full((*known.shape[:2], token.shape[-1]), LOG_UNSEEN)
     places = []
-    for section, context in zip(sections, jnp.moveaxis(known, -1, 0), strict=True):
-        place, found = _find(section, seeds, entries, context[..., None], token[:, None])
+    for n in range(known.shape[-1]):
+        place, found = find(table, n + 2, known[..., n, None], token[:, None])
         if places:  # nothing follows a context that does not follow a shorter one
             place = jnp.where(places[-1] >= 0, place, -1)
         log_q = jnp.where((place >= 0) & (found != NO_COUNT), found, log_q)
         places.append(place)
-    return log_q, jnp.stack(places)[:-1]
+    return Lookups(log_q, jnp.stack(places)[:-1])
 
 
 def first_context(table: DeviceTable, token: jax.Array) -> jax.Array:

@@ -17,4 +17,10 @@ constexpr std::size_t kBytesPerThread = 128 * 1024;
 void share(std::size_t chunks, std::size_t threads,
            const std::function<void(std::size_t)>& compute);
 
+// Calls `compute` for parts of rows 0 to `rows`, with a part's first row and the one after its last.
+// Uses at most `threads` threads, fewer if all rows need few operations. There are some more parts
+// than threads, so that one that comes late does not hold up the others.
+void share_rows(std::size_t rows, std::size_t operations, std::size_t threads,
+                const std::function<void(std::size_t, std::size_t)>& compute);
+
 }  // namespace dart
