@@ -124,17 +124,19 @@ class Visitor:
         return self.page.locator(selector).locator("visible=true").evaluate(box)
 
     def in_window(self, selector: str) -> bool:
-        """Whether an element lies in the window and nothing covers its middle."""
-        return (
-            self.page.locator(selector)
-            .locator("visible=true")
-            .evaluate("""e => {
+        """Whether the visible element that a CSS selector finds lies in the window and nothing covers
+        its middle. Asked in one piece, since a page that grows replaces its elements."""
+        return self.page.evaluate(
+            """selector => {
+            const found = [...document.querySelectorAll(selector)];
+            const e = found.find(e => e.checkVisibility());
             const box = e.getBoundingClientRect();
             const [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
             const inside = box.top >= 0 && box.left >= 0
                 && box.bottom <= innerHeight && box.right <= innerWidth;
             return inside && e.contains(document.elementFromPoint(x, y));
-        }""")
+        }""",
+            selector,
         )
 
     def message(self) -> str:
