@@ -1,0 +1,124 @@
+"""What clients ask of the engine, and what they get."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.errors import UserError
+
+# Why a text ended: a stop id, or its budget or the target's last position.
+Finish = Literal["stop", "length"]
+
+# Ids that end a text, at most, and most likely tokens that can be reported for each token.
+MOST_STOP_IDS = 16
+MOST_LOGPROBS = 20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """A prompt and its options.
+
+    The text that follows depends on these alone: the same request gives the same tokens alone or
+    beside any others, drafted or not, and those of `DartModel.generate` with the same options.
+
+    Attributes:
+      tokens: int32 [n], the prompt.
+      max_new_tokens: maximum number of new tokens.
+      sampling: how tokens are drawn.
+      presence_penalty: subtracted from the logits of all tokens of the text so far, prompt
+        excluded.
+      frequency_penalty: the same, times the number of their occurrences.
+      logit_bias: added to the logits of tokens, by id.
+      seed: seed of sampling, in 0..2**32 - 1.
+      choice: which of several texts with the same seed; the row that `num_return_sequences` gives
+        it.
+      stop_ids: ids that end the text.
+      logprobs: report every token's log-probability, and this many of the most likely tokens; None
+        for none. They are the target's, before penalties, temperature and filters.
+
+    Raises:
+      UserError: an option is out of range.
+    """
+
+    tokens: np.ndarray
+    max_new_tokens: int
+    sampling: Sampling = Sampling()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+    choice: int = 0
+    stop_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) < 1:
+            raise UserError("a prompt is empty; give it at least one token")
+        if not 1 <= self.max_new_tokens < 2**31:
+            raise UserError(f"max_new_tokens must be in 1..{2**31 - 1}, got {self.max_new_tokens}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"the seed must be in 0..{2**32 - 1}, got {self.seed}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if not -2 <= value <= 2:
+                raise UserError(f"{name} must be between -2 and 2, got {value}")
+        if len(self.stop_ids) > MOST_STOP_IDS:
+            raise UserError(f"there can be at most {MOST_STOP_IDS} stop ids")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise UserError(f"logprobs must be in 0..{MOST_LOGPROBS}, got {self.logprobs}")
+        for token, bias in self.logit_bias.items():
+            if not -100 <= bias <= 100:
+                raise UserError(f"logit_bias of {token} must be between -100 and 100, got {bias}")
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits are changed before they are divided by the temperature."""
+        penalties = self.presence_penalty, self.frequency_penalty
+        return self.sampling.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias)
+
+
+class Logprobs(NamedTuple):
+    """Log-probabilities of n tokens; see `Request.logprobs`.
+
+    Attributes:
+      own: float32 [n], of the tokens themselves.
+      top_ids: int32 [n, k], the most likely tokens, in order.
+      top: float32 [n, k], theirs.
+    """
+
+    own: np.ndarray
+    top_ids: np.ndarray
+    top: np.ndarray
+
+
+class Update(NamedTuple):
+    """What a step adds to a text.
+
+    Attributes:
+      tokens: the new ids; the last one may be a stop id.
+      drafted: which of them were drafted, not drawn by the target's own step.
+      finish: why the text ended; None if more follows. The last update has it.
+      logprobs: of the tokens, if they were asked for.
+    """
+
+    tokens: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    finish: Finish | None = None
+    logprobs: Logprobs | None = None
+
+
+class QueueFull(UserError):
+    """No request can be accepted now.
+
+    Attributes:
+      retry_after: seconds after which there may be room.
+    """
+
+    def __init__(self, message: str, retry_after: float):
+        super().__init__(message)
+        self.retry_after = retry_after
