@@ -25,6 +25,7 @@ from dart_jax.decoding.sampling import (
     mark_seen,
     noise_at,
     penalize_repetition,
+    row_keys,
 )
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, emit, exact_products, noise_of_draft
@@ -201,7 +202,8 @@ def prefill(
         sequences = jnp.pad(known, ((0, 0), (0, capacity - t)), constant_values=-1)
         processors = config.logits.processors
         processed = process(processors, processed, sequences[:, None], length[:, None])
-    noise = noise_at(sampling, seed, length, 1, config.target.vocab_size)
+    keys = row_keys(seed, jnp.arange(b, dtype=jnp.int32))
+    noise = noise_at(sampling, keys, length, 1, config.target.vocab_size)
     first = draw(sampling, processed, noise, jnp.zeros_like(last))
     scores = token_scores(config.logits, sampling, logits, processed, first)
 
@@ -232,7 +234,7 @@ def prefill(
         context=context,
         remaining=max_new_tokens,
         stop=stop,
-        seed=seed,
+        keys=keys,
         sampling=sampling,
         seen=seen,
         tokens=sequences,

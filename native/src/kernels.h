@@ -37,12 +37,6 @@ struct AttentionRows {
 // Computes a product's outputs of tiles [first, last), without bias and residual.
 using MultiplyTiles = void (*)(const PackedProduct& product, std::size_t first, std::size_t last);
 
-// A key of JAX's random numbers.
-struct ThreefryKey {
-  std::uint32_t first;
-  std::uint32_t second;
-};
-
 struct Kernels {
   MultiplyTiles multiply;  // weights in float32 or bfloat16
   void (*normalize)(const Norm& norm, const float* x, std::size_t rows, float* y);

@@ -15,6 +15,7 @@ from dart_jax.decoding.drafting.base import (
     Proposal,
 )
 from dart_jax.decoding.drafting.coupling import coupled
+from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.drafter import Drafter
@@ -81,9 +82,8 @@ class Dart(DraftingMethod):
         candidates, index = self.top_candidates(draft_ids, logits)
         if self.pairs:
             pairs = self._drafter(inputs).pairs.tables(normed, index)
-            temperature = inputs.sampling.temperature
-            if noise is not None and temperature is not None:  # as `coupled` divides the logits
-                pairs = pairs / temperature
+            if noise is not None:  # as `coupled` divides the logits
+                pairs = divided(inputs.sampling, pairs)
             candidates = candidates._replace(pairs=pairs)
         cache = extend(draft_state, rows, wait_for(candidates.ids, inputs.start))
         return cache, Proposal(candidates=candidates)
