@@ -105,7 +105,7 @@ def empty_caches(
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
     none, token = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 1), jnp.int32)
-    read = partial(_read_rows, config, params, None, token, token, none, 0, capacity)
+    read = partial(read_rows, config, params, None, token, token, none, 0, capacity)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
 
 
@@ -137,7 +137,7 @@ def read_chunk(
     capacity = caches.target[0][0].shape[2]
     starts = jnp.broadcast_to(start, tokens.shape[:1])
     with jax.named_scope("prefill"):
-        return _read_rows(config, params, caches, own, following, starts, shape.filled, capacity)
+        return read_rows(config, params, caches, own, following, starts, shape.filled, capacity)
 
 
 @partial(jax.jit, static_argnames=("config", "shape", "capacity"), donate_argnames=("caches",))
@@ -269,7 +269,7 @@ def prefill(
     return state, packed
 
 
-def _read_rows(
+def read_rows(
     config: DecodeConfig,
     params: DecodeParams,
     caches: Caches | None,
