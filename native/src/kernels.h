@@ -30,6 +30,7 @@ struct AttentionRows {
   float* scores;        // [rows, stride]
   float* fresh;         // [rows, fresh_stride]: scores of new keys, seen or not
   float* keys;          // [h, kMostLanes]: keys, one a column
+  float* gathered;      // [kMostLanes, h]: keys of several pages
   std::size_t stride;
   std::size_t fresh_stride;
 };
