@@ -2,8 +2,8 @@
 
 A page holds the keys and values of as many tokens, in the target's pool and in the drafter's. A
 complete page of a text can serve every text that begins alike: it is found by a key that stands for
-all tokens up to its end, and the one after that, because the drafter's last row joins the feature of
-its own token with the next token.
+all tokens up to its end, and the one after that, because the drafter's last row joins the feature
+of its own token with the next token.
 """
 
 from __future__ import annotations

@@ -13,16 +13,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.prefill import Caches, ChunkShape, empty_caches, read_rows
-from dart_jax.decoding.sampling import mark_seen
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
-    AcceptedPath,
     accept_and_compact,
     draft,
     draft_input,
@@ -31,7 +28,7 @@ from dart_jax.decoding.step import (
     no_candidates,
     verify,
 )
-from dart_jax.models.cache import KVCache, PagedCache
+from dart_jax.models.cache import KVCache, PagedCache, capacity_of
 from dart_jax.serving.config import Level
 from dart_jax.serving.request import MOST_LOGPROBS
 from dart_jax.serving.rows import Rows, sampling_of, unpack
@@ -158,8 +155,7 @@ def read_chunk(
       shape: static.
     """
     caches = Caches(PagedCache(pools.target, pages), _paged(pools.draft, pages))
-    page = pools.target[0][0].shape[2]
-    capacity = pages.shape[1] * page
+    capacity = capacity_of(caches.target)
     with jax.named_scope("prefill"):
         read = read_rows(
             config,
@@ -252,9 +248,7 @@ def _read(program: StepProgram, state: DecodeState, inputs: DraftInput) -> Decod
     drafting = dataclasses.replace(program.config, nodes=1).drafting
     if drafting is None:
         return state
-    capacity = 0
-    if state.draft_state is not None:
-        capacity = state.draft_state.pages.shape[1] * state.draft_state.layers[0][0].shape[2]
+    capacity = capacity_of(state.target_cache)
     rows = PromptRows(
         inputs.target,
         inputs.params,

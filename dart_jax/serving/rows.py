@@ -5,6 +5,7 @@ A program call costs some microseconds for every array, so there are few.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -71,7 +72,7 @@ def unpack(numbers: jax.Array) -> Row:
 
 
 def sampling_of(level: Level, values: jax.Array) -> SamplingValues:
-    """The sampling options of rows, in the order of `SamplingValues`, as far as a level has them."""
+    """The sampling options of rows, in the order of `SamplingValues`, that a level has."""
     temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(values.shape[1]))
     sampling = SamplingValues()
     if level == "greedy":
@@ -154,7 +155,8 @@ class RowTable:
         row[LENGTH:_STOP] = 0
         self.values[slot] = (0, 0, np.inf, 0, 1, 0, 0)
 
-    def rows(self, slots: list[int], count: int) -> Rows:
-        """The rows of some slots, and of no request beyond them, `count` in all."""
-        at = slots + [len(self.numbers) - 1] * (count - len(slots))
-        return Rows(self.numbers[at], self.values[at])
+    def rows(self, slots: Sequence[int], count: int, pages: int) -> Rows:
+        """The rows of some slots, and of no request beyond them, `count` in all, with the first
+        `pages` columns of their tables."""
+        at = [*slots, *[len(self.numbers) - 1] * (count - len(slots))]
+        return Rows(self.numbers[at, : PAGES + pages], self.values[at])

@@ -1,8 +1,8 @@
 """Who runs, who waits, and who holds which pages.
 
-Requests are read and run in the order in which they came. When pages run out, the one that came last
-gives up its pages and its slot and waits at the front of the queue; what it has written is read again
-later. The first one can always go on, since the pool is large enough for the longest text.
+Requests are read and run in the order in which they came. When pages run out, the one that came
+last gives up its pages and its slot and waits at the front of the queue; what it has written is read
+again later. The first one can always go on, since the pool is large enough for the longest text.
 """
 
 from __future__ import annotations
@@ -79,27 +79,28 @@ class Scheduler:
             self.pool.know(sequence.pages[sequence.known], sequence.key)
             sequence.known += 1
 
-    def make_room(self, rows: int) -> list[Sequence]:
+    def make_room(self, rows: int) -> list[int]:
         """Gives every running sequence pages for so many more rows, the oldest first.
 
         Returns:
-          Sequences that had to give up theirs.
+          Slots of sequences that had to wait again.
         """
-        sent_away: list[Sequence] = []
+        freed: list[int] = []
         for sequence in list(self.running):
-            if sequence in sent_away:
-                break
+            if sequence.slot is None:
+                break  # as do all after it
             more = self._pages_for(sequence.read + rows) - len(sequence.pages)
             while more > 0 and (taken := self.pool.take(more)) is None:
                 youngest = self.active[-1]
+                assert youngest.slot is not None
+                freed.append(youngest.slot)
                 self._preempt(youngest)
-                sent_away.append(youngest)
                 if youngest is sequence:
                     break
             else:
                 if more > 0:
                     sequence.pages += taken
-        return sent_away
+        return freed
 
     def end(self, sequence: Sequence) -> None:
         """Removes a sequence wherever it is, with all it holds."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dart_jax.serving.config import Level
-from dart_jax.serving.pages import NO_TOKENS, PageKey
+from dart_jax.serving.pages import NO_TOKENS
 from dart_jax.serving.request import Request, Update
 from dart_jax.serving.rows import level_of
 
@@ -32,6 +32,8 @@ class Sequence:
       key: the key of the last known page.
       draft: its row in the result of the last step, if that has a draft for it.
       cancelled: whether nobody wants it any more.
+      ended: whether it is over and holds nothing.
+      begun: when it first got a slot; None before.
     """
 
     def __init__(self, request: Request, max_length: int, on_update: OnUpdate):
@@ -49,7 +51,8 @@ class Sequence:
         self.pages: list[int] = []
         self.known, self.key = 0, NO_TOKENS
         self.draft: int | None = None
-        self.cancelled = False
+        self.cancelled = self.ended = False
+        self.begun: float | None = None
 
     @property
     def tokens(self) -> np.ndarray:

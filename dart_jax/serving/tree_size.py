@@ -2,11 +2,13 @@
 
 A step's time is known for every number of rows and every size of trees, from the warm-up and from
 the steps since; how many tokens trees of each size are worth, from what was accepted lately (see
-`dart_jax.decoding.adaptive`). Where drafting does not pay, steps decode plainly and the drafter only
-reads what was written; now and then some steps draft, to see whether it would pay again.
+`dart_jax.decoding.adaptive`). Where drafting does not pay, steps decode plainly and the drafter
+only reads what was written; now and then some steps draft, to see whether it would pay again.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.decoding.adaptive.costs import StepCosts
@@ -69,6 +71,6 @@ class TreeSizes:
         """Adds the time of a step."""
         self._costs.setdefault((rows, level), StepCosts()).learn(size, seconds)
 
-    def learn_accepted(self, level: Level, size: int, ranks: object, trees: int) -> None:
+    def learn_accepted(self, level: Level, size: int, ranks: np.ndarray, trees: int) -> None:
         """Adds what was accepted of some trees: ranks int [n], as `AcceptanceRates.learn`."""
         self._rates[level == "greedy"].learn(ranks, trees, 1, size)
