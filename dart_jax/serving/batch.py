@@ -27,7 +27,7 @@ from dart_jax.serving.programs import (
     read_chunk,
     step,
 )
-from dart_jax.serving.request import Logprobs
+from dart_jax.serving.request import Logprobs, Request
 from dart_jax.serving.rows import AT_CONTEXT, LENGTH, PAGES, REMAINING, RowTable
 from dart_jax.serving.sequence import Sequence
 from dart_jax.serving.shapes import Shapes
@@ -267,8 +267,11 @@ class Batch:
                 drafts = _Drafts(program.host_buffer, packed, None)
                 self._search_trees(drafts, list(range(rows)), size)
 
-    def warm_history(self) -> None:
-        """Runs the program that sets a slot's history."""
+    def warm_slots(self) -> None:
+        """Runs the programs that prepare a slot."""
+        nobody = Request(np.zeros(1, np.int32), 1)
+        self._table.begin(0, nobody, self._model.target.vocab_size)
+        self._table.clear(0)
         vocab = self._model.target.vocab_size
         nothing = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
         self._history = begin_history(self._history, jnp.int32(0), *nothing)

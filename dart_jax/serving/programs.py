@@ -127,7 +127,8 @@ def begin_history(
     history: History, slot: jax.Array, seen: jax.Array, counts: jax.Array, bias: jax.Array
 ) -> History:
     """Sets a slot's history, each [V]."""
-    return History(*(old.at[slot].set(new) for old, new in zip(history, (seen, counts, bias))))
+    new = seen, counts, bias
+    return History(*(old.at[slot].set(x) for old, x in zip(history, new, strict=True)))
 
 
 @partial(jax.jit, static_argnames=("config", "shape"), donate_argnames=("pools",))

@@ -115,11 +115,8 @@ def values_of(request: Request, vocab_size: int) -> np.ndarray:
 
 def keys_of(request: Request) -> np.ndarray:
     """The key of a request's noise, int32 [2]."""
-    keys = _row_keys(np.uint32(request.seed), np.array([request.choice], np.int32))
+    keys = jax.jit(row_keys)(np.uint32(request.seed), np.array([request.choice], np.int32))
     return np.asarray(keys)[0].view(np.int32)
-
-
-_row_keys = jax.jit(row_keys)
 
 
 class RowTable:

@@ -1,8 +1,9 @@
 """Who runs, who waits, and who holds which pages.
 
 Requests are read and run in the order in which they came. When pages run out, the one that came
-last gives up its pages and its slot and waits at the front of the queue; what it has written is read
-again later. The first one can always go on, since the pool is large enough for the longest text.
+last gives up its pages and its slot and waits at the front of the queue; what it has written is
+read again later. The first one can always go on, since the pool is large enough for the longest
+text.
 """
 
 from __future__ import annotations
@@ -90,16 +91,13 @@ class Scheduler:
             if sequence.slot is None:
                 break  # as do all after it
             more = self._pages_for(sequence.read + rows) - len(sequence.pages)
-            while more > 0 and (taken := self.pool.take(more)) is None:
+            while sequence.slot is not None and more > self.pool.free:
                 youngest = self.active[-1]
                 assert youngest.slot is not None
                 freed.append(youngest.slot)
                 self._preempt(youngest)
-                if youngest is sequence:
-                    break
-            else:
-                if more > 0:
-                    sequence.pages += taken
+            if sequence.slot is not None:
+                sequence.pages += self.pool.take(max(more, 0)) or []
         return freed
 
     def end(self, sequence: Sequence) -> None:

@@ -69,12 +69,7 @@ class Shapes:
             raise UserError(f"--tree-nodes must be at most {MAX_NODES}, got {config.tree_nodes}")
         rows = _up_to(config.slots)
         fixed = config.tree_nodes is not None
-        if model.drafter is None:
-            sizes = dict.fromkeys(rows, (0,))
-        elif config.tree_nodes is not None:
-            sizes = {n: tuple(sorted({0, config.tree_nodes})) for n in rows}
-        else:
-            sizes = {n: _sizes(model.drafter, n) for n in rows}
+        sizes = {n: _sizes(model.drafter, n, config.tree_nodes) for n in rows}
         nodes, search = default_tree(model.drafter)
         if max(each[-1] for each in sizes.values()) > nodes:
             search = default_search(model.drafter)
@@ -144,8 +139,12 @@ def _up_to(most: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _sizes(drafter: AnyDrafter, rows: int) -> tuple[int, ...]:
-    """Tree sizes for steps of so many rows."""
+def _sizes(drafter: AnyDrafter | None, rows: int, fixed: int | None) -> tuple[int, ...]:
+    """Tree sizes for steps of so many rows; `fixed` if it is not None."""
+    if drafter is None or fixed == 0:
+        return (0,)
+    if fixed is not None:
+        return (0, fixed)
     budget = _MOST_ROWS.get(jax.default_backend(), _MOST_ROWS_ELSEWHERE)
     largest, _ = default_tree(drafter)
     most = min(largest, max(budget // rows - 1, 1))

@@ -44,8 +44,7 @@ def warm_up(
     if not config.levels:
         return
     batch.warm_reads()
-    if "full" in config.levels:
-        batch.warm_history()
+    batch.warm_slots()
     todo = list(_steps(batch, config.levels))
     for done, (rows, width, level, verified, drafted) in enumerate(todo):
         if cancelled():
