@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -176,7 +176,7 @@ class Batch:
         table = self._table
         for sequence in sequences:
             self._update(sequence)
-        slots = [sequence.slot for sequence in sequences]
+        slots = [cast(int, sequence.slot) for sequence in sequences]
         width = self.shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, rows, program)
         packed, made, scores = self._run(table.rows(slots, rows, width), program, trees)

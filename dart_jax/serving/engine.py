@@ -21,7 +21,7 @@ from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.serving.batch import Batch
-from dart_jax.serving.config import LEVELS, ServingConfig
+from dart_jax.serving.config import ServingConfig, highest
 from dart_jax.serving.pages import PagePool
 from dart_jax.serving.request import QueueFull, Request, Update
 from dart_jax.serving.scheduler import Scheduler
@@ -252,7 +252,7 @@ class Engine:
         if not scheduler.running:
             return
         rows = shapes.rows_for(len(scheduler.running))
-        level = max((s.level for s in scheduler.running), key=LEVELS.index)
+        level = highest(sequence.level for sequence in scheduler.running)
         size = self._sizes.choose(rows, level)
         drafted = size
         if not any(sequence.draft is not None for sequence in scheduler.running):

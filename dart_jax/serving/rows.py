@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.sampling import SamplingValues, row_keys
@@ -26,8 +27,8 @@ class Rows(NamedTuple):
       values: float32 [n, 7], see `sampling_of`.
     """
 
-    numbers: np.ndarray | jax.Array
-    values: np.ndarray | jax.Array
+    numbers: ArrayLike
+    values: ArrayLike
 
 
 class Row(NamedTuple):
@@ -58,8 +59,9 @@ _STOP = AT_CONTEXT + CONTEXT
 PAGES = _STOP + MOST_STOP_IDS
 
 
-def unpack(numbers: jax.Array) -> Row:
+def unpack(packed: ArrayLike) -> Row:
     """Splits the numbers of rows."""
+    numbers = jnp.asarray(packed)
     return Row(
         numbers[:, SLOT],
         numbers[:, LENGTH],
@@ -71,9 +73,10 @@ def unpack(numbers: jax.Array) -> Row:
     )
 
 
-def sampling_of(level: Level, values: jax.Array) -> SamplingValues:
+def sampling_of(level: Level, packed: ArrayLike) -> SamplingValues:
     """The sampling options of rows, in the order of `SamplingValues`, that a level has."""
-    temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(values.shape[1]))
+    values = jnp.asarray(packed)
+    temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(7))
     sampling = SamplingValues()
     if level == "greedy":
         return sampling
