@@ -29,7 +29,7 @@ from dart_jax.decoding.sampling import (
 )
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, emit, exact_products, noise_of_draft
-from dart_jax.models.cache import Cache, first_rows, keep_rows, wait_for
+from dart_jax.models.cache import Cache, capacity_of, first_rows, keep_rows, wait_for
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.target import Target, TargetOutput
