@@ -134,21 +134,19 @@ class RowTable:
         """Creates free slots, whose requests may have up to `pages` pages."""
         self.numbers = np.full((slots + 1, PAGES + pages), -1, np.int32)
         self.values = np.zeros((slots + 1, 7), np.float32)
-        self.values[:, 2] = np.inf
-        self.values[:, 4] = 1
-        for slot in range(slots + 1):
-            self.clear(slot)
+        self._clear(slots)
 
     def begin(self, slot: int, request: Request, vocab_size: int) -> None:
         """Writes what stays the same while a request runs."""
+        self._clear(slot)
         row = self.numbers[slot]
         row[SLOT] = slot
         row[KEYS:AT_CONTEXT] = keys_of(request)
         row[_STOP : _STOP + len(request.stop_ids)] = request.stop_ids
         self.values[slot] = values_of(request, vocab_size)
 
-    def clear(self, slot: int) -> None:
-        """Frees a slot."""
+    def _clear(self, slot: int) -> None:
+        """Leaves a slot without a request."""
         row = self.numbers[slot]
         row[:] = -1
         row[SLOT] = len(self.numbers) - 1
