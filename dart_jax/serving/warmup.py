@@ -66,7 +66,7 @@ def warm_up(
 def _sequences(batch: Batch, level: Level, rows: int, width: int) -> list[Sequence]:
     """Sequences in the first slots, which use as many columns of their tables as the width."""
     shapes, rng = batch.shapes, np.random.default_rng(0)
-    pages = width if shapes.bounded else -(-_LENGTH // shapes.page)
+    pages = width if shapes.bounded else min(-(-_LENGTH // shapes.page), width)
     length = min(pages * shapes.page, _LENGTH, shapes.max_length - 1)
     sampling, logprobs = _OPTIONS[level]
     sequences = []
