@@ -109,6 +109,11 @@ class Tokenizer:
         Raises:
           UserError: there is no template, it rejects the messages, or they are not messages.
         """
+        # The template already contains the special tokens.
+        return self._encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+        """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
         _check_messages(messages)
         if not self.chat_template:
             where = self.directory or f"a {FILE} by itself"
@@ -117,13 +122,11 @@ class Tokenizer:
             )
         options = {"add_generation_prompt": True} | template_kwargs | {"tokenize": False}
         try:
-            text = self.wrapped.apply_chat_template(list(map(dict, messages)), **options)
+            return str(self.wrapped.apply_chat_template(list(map(dict, messages)), **options))
         except Exception as error:  # a template may raise anything
             raise UserError(
                 f"the chat template of {self.directory} refuses the messages: {_line(error)}"
             ) from error
-        # The template already contains the special tokens.
-        return self._encode(str(text), add_special_tokens=False)
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:

@@ -1,0 +1,139 @@
+"""Serve a model to OpenAI's clients, many requests at once.
+
+    python -m dart_jax.serve
+
+Without --target it serves the demo model, which continues Python code. Only this machine can ask,
+unless --host says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+from rich.console import Console
+
+from dart_jax.errors import UserError
+from dart_jax.memory import parse_memory
+from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.serving.config import ServingConfig
+
+if TYPE_CHECKING:
+    from dart_jax.serve.process import Server
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeConfig(ModelChoice):
+    """Options of the server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 lets other machines ask."""
+    port: int = 8000
+    """Port to listen at; 0 picks a free one, which is printed."""
+    api_key: str | None = None
+    """Key that clients must send; by default the environment's DART_API_KEY, if it is set."""
+    served_model_name: tuple[str, ...] = ()
+    """Names by which clients may call the model; the first one is in the answers. By default what
+    --target says, or demo."""
+    max_body: str = "8MB"
+    """Maximum size of a request's body."""
+    timeout: float | None = None
+    """Maximum seconds for a request, from its beginning to the end of its answer."""
+    drain: float = 30.0
+    """Seconds that running answers have to finish after SIGTERM or Ctrl-C."""
+    metrics_names: Literal["dart", "vllm"] = "dart"
+    """What the names of metrics begin with; vllm is for tools that look for vLLM's."""
+    serving: tyro.conf.OmitArgPrefixes[ServingConfig] = ServingConfig()
+    """How requests are decoded together."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"--port must be in 0..65535, got {self.port}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise UserError(f"--timeout must be more than 0, got {self.timeout}")
+        if not 0 <= self.drain < float("inf"):
+            raise UserError(f"--drain must be 0 or a positive number, got {self.drain}")
+        if self.key is not None and not (self.key.isascii() and self.key.strip()):
+            raise UserError("--api-key must be visible ASCII characters")
+        parse_memory(self.max_body)
+
+    @property
+    def key(self) -> str | None:
+        """The key that clients must send, if any."""
+        return os.environ.get("DART_API_KEY") if self.api_key is None else self.api_key
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model; at least one."""
+        return self.served_model_name or (self.target or "demo",)
+
+
+def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]:
+    """Loads the model and compiles its programs.
+
+    Args:
+      config: the options.
+      console: is told how far this is, and the address in the end.
+
+    Raises:
+      UserError: a package is missing, the port is taken, or as `DartModel.from_pretrained` and
+        `Engine`.
+    """
+    for package in ("prometheus_client", "pydantic", "starlette", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"the server needs {package}: pip install 'dart-jax[serve]'")
+    from dart_jax.serve.process import Server, address_of, open_socket
+    from dart_jax.serve.service import Limits, Service
+    from dart_jax.serving.engine import Engine
+
+    listening = open_socket(config.host, config.port)
+    with console.status("loading the model") as status:
+
+        def progress(message: str) -> None:
+            status.update(message)
+            if not console.is_terminal:
+                console.print(message)
+
+        model = config.load()
+        # Whether there is one is known only to transformers, which takes a second to import.
+        template = threading.Thread(target=lambda: model.tokenizer.chat_template)
+        template.start()
+        engine = Engine(model, config.serving, progress)
+        template.join()
+    limits = Limits(parse_memory(config.max_body), config.timeout, config.key)
+    root = config.target or "demo"
+    service = Service(engine, config.names, root, limits, config.metrics_names)
+
+    def ready() -> None:
+        print(f"dart_jax serves {config.names[0]} at {address_of(listening)}", flush=True)
+
+    return Server(service, config.drain, ready), listening
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line: bad input ends in one line and exit status 2."""
+    with program():
+        config = parse(ServeConfig, args, __doc__)
+        # Ends at once while the model is loaded, even as the first process of a container.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        server, listening = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
+        try:
+            server.run([listening])
+        finally:
+            server.service.engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Log-probabilities in the forms of OpenAI's two endpoints, and single tokens as text."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dart_jax.text.tokenizer import Tokenizer
+
+# JSON has no infinity; OpenAI's API reports this for what is impossible.
+_IMPOSSIBLE = -9999.0
+
+
+class Score(NamedTuple):
+    """What is reported about a token.
+
+    Attributes:
+      token: its id.
+      logprob: its log-probability.
+      top: the most likely ids in its place, with theirs.
+      offset: characters of text before it.
+    """
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+    offset: int
+
+
+class TokenTexts:
+    """The bytes and the text of single tokens, which may be parts of characters."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        """Finds out how the tokenizer writes bytes."""
+        self._tokenizer = tokenizer
+        decoder = json.dumps(json.loads(tokenizer.backend.to_str()).get("decoder"))
+        self._byte_level = '"ByteLevel"' in decoder
+        self._added = tokenizer.backend.get_added_tokens_decoder()
+        # A token decoded by itself may lose its leading space; after this one it does not.
+        self._before = tokenizer.backend.encode("a", add_special_tokens=False).ids[-1:]
+        self._skipped = len(tokenizer.decode(self._before))
+        self.bytes_of = functools.lru_cache(maxsize=100_000)(self._bytes_of)
+
+    def text_of(self, token: int) -> str:
+        """A token as text; one that is part of a character as its bytes, as OpenAI's API has it."""
+        raw = self.bytes_of(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _bytes_of(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].content.encode()
+        name = self._tokenizer.backend.id_to_token(token)
+        if name is None:  # an embedding without a token
+            return b""
+        if self._byte_level and all(char in _BYTES for char in name):
+            return bytes(_BYTES[char] for char in name)
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes([int(name[3:5], 16)])
+        text = self._tokenizer.decode([*self._before, token], skip_special_tokens=False)
+        return text[self._skipped :].encode("utf-8", "replace")
+
+
+def _byte_characters() -> dict[str, int]:
+    """The characters by which byte-level tokenizers write bytes: printable ones stand for
+    themselves, the others for those from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    moved = {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | moved
+
+
+_BYTES = _byte_characters()
+
+
+def completion_form(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
+    """The form of /v1/completions."""
+    return {
+        "tokens": [texts.text_of(score.token) for score in scores],
+        "token_logprobs": [_finite(score.logprob) for score in scores],
+        "top_logprobs": [
+            {
+                texts.text_of(token): _finite(logprob)
+                for token, logprob in (*score.top, (score.token, score.logprob))
+            }
+            for score in scores
+        ],
+        "text_offset": [score.offset for score in scores],
+    }
+
+
+def chat_form(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
+    """The form of /v1/chat/completions."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        raw = list(texts.bytes_of(token))
+        return {"token": texts.text_of(token), "logprob": _finite(logprob), "bytes": raw}
+
+    content = [
+        one(score.token, score.logprob) | {"top_logprobs": [one(*each) for each in score.top]}
+        for score in scores
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _IMPOSSIBLE)

@@ -1,0 +1,169 @@
+"""Metrics for Prometheus, named and divided into buckets as vLLM's.
+
+Counts come from the engine whenever they are asked for; times are measured where answers are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dart_jax.serving.engine import Engine
+from dart_jax.serving.request import Finish
+from dart_jax.serving.statistics import Statistics
+
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
+_FIRST_TOKEN += (7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_STEP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_STEP += (20.0, 40.0, 80.0)
+_REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+_REQUEST += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+
+# Field of `Statistics` -> name, and what is said about it.
+_GAUGES = {
+    "running": ("num_requests_running", "Requests that are decoded."),
+    "waiting": ("num_requests_waiting", "Requests that wait for a slot."),
+}
+_COUNTERS = {
+    "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "preemptions": ("num_preemptions", "Running requests that had to wait again."),
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts."),
+    "generation_tokens": ("generation_tokens", "Tokens generated."),
+    "drafts": ("spec_decode_num_drafts", "Draft trees verified."),
+    "draft_tokens": ("spec_decode_num_draft_tokens", "Nodes of these trees."),
+    "accepted_tokens": ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."),
+    "compilations": ("compilations", "Programs compiled while requests waited."),
+}
+
+
+class Metrics:
+    """What has been measured since the start."""
+
+    def __init__(self, engine: Engine, model_name: str, prefix: str = "dart"):
+        """Starts at zero.
+
+        Args:
+          engine: its counts are reported as well.
+          model_name: value of the label.
+          prefix: what names begin with, before a colon.
+        """
+        self._registry = CollectorRegistry()
+        self._engine_counts = _EngineCounts(engine, model_name, prefix)
+        self._registry.register(self._engine_counts)
+
+        def histogram(name: str, buckets: Sequence[float], what: str) -> Histogram:
+            full = f"{prefix}:{name}"
+            made = Histogram(full, what, ["model_name"], buckets=buckets, registry=self._registry)
+            return made.labels(model_name)
+
+        lengths = _lengths(engine.max_length)
+        self._first_token = histogram(
+            "time_to_first_token_seconds", _FIRST_TOKEN, "From a request to its first token."
+        )
+        self._step = histogram(
+            "inter_token_latency_seconds", _STEP, "Between two steps of a text, of >= 1 tokens."
+        )
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds",
+            _STEP,
+            "Of a text, per token after those of the first step.",
+        )
+        self._seconds = histogram(
+            "e2e_request_latency_seconds", _REQUEST, "From a request to its last token."
+        )
+        self._prompt_tokens = histogram("request_prompt_tokens", lengths, "Tokens of a prompt.")
+        self._new_tokens = histogram("request_generation_tokens", lengths, "Tokens of a text.")
+
+    def first_token(self, seconds: float) -> None:
+        """A text begins, so long after it was asked for."""
+        self._first_token.observe(seconds)
+
+    def step(self, seconds: float) -> None:
+        """A step adds to a text, so long after the one before."""
+        self._step.observe(seconds)
+
+    def finished(
+        self,
+        finish: Finish,
+        *,
+        prompt_tokens: int,
+        new_tokens: int,
+        decoding: float,
+        seconds: float,
+    ) -> None:
+        """A text is complete.
+
+        Args:
+          finish: why it ended.
+          prompt_tokens: of its prompt.
+          new_tokens: of the text.
+          decoding: seconds between the first step's tokens and the last.
+          seconds: since it was asked for.
+        """
+        self._engine_counts.ended[finish] += 1
+        self._prompt_tokens.observe(prompt_tokens)
+        self._new_tokens.observe(new_tokens)
+        self._seconds.observe(seconds)
+        if new_tokens > 1:
+            self._per_token.observe(decoding / (new_tokens - 1))
+
+    def aborted(self) -> None:
+        """A text is not completed: its client has gone, or it failed."""
+        self._engine_counts.ended["abort"] += 1
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _EngineCounts(Collector):
+    """The engine's statistics, and how texts ended."""
+
+    def __init__(self, engine: Engine, model_name: str, prefix: str):
+        self._engine, self._model_name, self._prefix = engine, model_name, prefix
+        self.ended = {"stop": 0, "length": 0, "abort": 0}
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        statistics = self._engine.statistics()
+        for field, (name, what) in _GAUGES.items():
+            yield self._gauge(name, what, getattr(statistics, field))
+        used = statistics.pages_used / max(statistics.pages, 1)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1.", used)
+        for field, (name, what) in _COUNTERS.items():
+            yield self._counter(name, what, {"": getattr(statistics, field)})
+        yield self._per_position(statistics)
+        what = "Texts that ended, by reason."
+        yield self._counter("request_success", what, self.ended, "finished_reason")
+
+    def _per_position(self, statistics: Statistics) -> Metric:
+        counts = {str(n): count for n, count in enumerate(statistics.accepted_per_position)}
+        return self._counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were accepted, by their depth in the tree, from 0.",
+            counts,
+            "position",
+        )
+
+    def _gauge(self, name: str, what: str, value: float) -> Metric:
+        made = GaugeMetricFamily(f"{self._prefix}:{name}", what, labels=["model_name"])
+        made.add_metric([self._model_name], value)
+        return made
+
+    def _counter(self, name: str, what: str, values: dict[str, int], label: str = "") -> Metric:
+        """A counter for each value of a label, or without one."""
+        labels = ["model_name", label] if label else ["model_name"]
+        made = CounterMetricFamily(f"{self._prefix}:{name}", what, labels=labels)
+        for key, value in values.items():
+            made.add_metric([self._model_name, key][: len(labels)], value)
+        return made
+
+
+def _lengths(most: int) -> list[int]:
+    """1, 2, 5, 10, 20, ... up to `most`."""
+    values = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return [value for value in values if value <= most]

@@ -1,0 +1,113 @@
+"""The server's process: its socket, its signals, and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from dart_jax.errors import UserError
+from dart_jax.serve.app import make_app
+from dart_jax.serve.errors import unavailable
+from dart_jax.serve.service import Service
+
+# Seconds in which clients may still read what has been generated when the time is up.
+_GRACE = 2
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket with this address, so that nobody else takes it; it does not listen yet.
+
+    Args:
+      host: name or address of an interface.
+      port: 0 for any free one.
+
+    Raises:
+      UserError: the address does not exist or is in use.
+    """
+    try:
+        kind = socket.SOCK_STREAM
+        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
+        made = socket.socket(family, kind)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        raise UserError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
+    return made
+
+
+def address_of(listening: socket.socket) -> str:
+    """The URL of a socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Serves until SIGTERM or SIGINT, and then lets the running answers finish.
+
+    Until they have, it still answers: with status 503 to new requests and to /health, so that load
+    balancers turn away. A second signal ends everything at once.
+    """
+
+    def __init__(self, service: Service, drain: float, ready: Callable[[], None]):
+        """Serves nothing yet.
+
+        Args:
+          service: what is served.
+          drain: seconds that running answers have.
+          ready: called once requests are accepted.
+        """
+        # Faults are logged where they happen; the server's own messages add nothing.
+        config = uvicorn.Config(make_app(service), log_config=None, lifespan="off", ws="none")
+        config.server_header = False
+        super().__init__(config)
+        self.service, self._drain, self._ready = service, drain, ready
+        self._ending: asyncio.Task[None] | None = None
+        self._hurried = False  # by a second signal
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handles signals while it serves; unlike uvicorn's, does not raise them anew."""
+        loop = asyncio.get_running_loop()
+        signals = signal.SIGINT, signal.SIGTERM
+        for number in signals:
+            loop.add_signal_handler(number, self._end)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _end(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._finish())
+        else:
+            self._hurried = True
+            self._abort()
+
+    async def _finish(self) -> None:
+        """Waits for the running answers, and ends those that take too long."""
+        service, end = self.service, time.monotonic() + self._drain
+        service.draining = True
+        if await asyncio.to_thread(service.engine.drain, self._drain):
+            end = max(end, time.monotonic() + _GRACE)
+        # What has been generated must still be sent.
+        while service.running and time.monotonic() < end and not self._hurried:
+            await asyncio.sleep(0.02)
+        self._abort()
+        self.config.timeout_graceful_shutdown = _GRACE
+        self.should_exit = True
+
+    def _abort(self) -> None:
+        for texts in list(self.service.running):
+            texts.abort(unavailable("the server was stopped before the answer was complete"))

@@ -1,0 +1,317 @@
+"""/v1/completions and what tells about the server, with OpenAI's client and the demo model."""
+
+import concurrent.futures
+import json
+
+import numpy as np
+import openai
+import pytest
+from serve_process import QUICK, answer_of, post, server, wait_until
+
+from dart_jax import __version__
+from dart_jax.model import DartModel
+
+PROMPT = "def mean(values):\n"
+
+
+@pytest.fixture(scope="module")
+def served():
+    with server(*QUICK) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    return served.client()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return DartModel.demo()
+
+
+def complete(client, prompt=PROMPT, **options):
+    options = {"model": "demo", "max_tokens": 24, "temperature": 0} | options
+    return client.completions.create(prompt=prompt, **options)
+
+
+@pytest.fixture(scope="module")
+def greedy(model):
+    """The library's greedy completion."""
+
+    def generate(prompt=PROMPT, max_new_tokens=24):
+        return model.generate(prompt, max_new_tokens=max_new_tokens, logprobs=3, tree_nodes=0)
+
+    return generate
+
+
+def test_greedy_text_is_the_librarys(client, greedy):
+    answer, expected = complete(client), greedy()
+    [choice] = answer.choices
+    assert (choice.text, choice.finish_reason) == (expected.text, expected.finish)
+    assert (answer.object, answer.model) == ("text_completion", "demo")
+    assert answer.usage.prompt_tokens == expected.prompt_tokens
+    assert answer.usage.completion_tokens == len(expected.tokens)
+    assert answer.usage.total_tokens == expected.prompt_tokens + len(expected.tokens)
+
+
+def test_sampled_texts_are_the_librarys(client, model):
+    """Also of several texts, whose draws differ; without a seed, those of every answer."""
+    options = {"temperature": 0.8, "top_p": 0.95}
+    further = {"top_k": 40, "min_p": 0.01}
+    answer = complete(client, n=3, seed=5, extra_body=further, **options)
+    expected = model.generate(
+        PROMPT,
+        max_new_tokens=24,
+        num_return_sequences=3,
+        tree_nodes=0,
+        seed=5,
+        **options,
+        **further,
+    )
+    texts = [choice.text for choice in answer.choices]
+    assert texts == [one.text for one in expected]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert answer.usage.prompt_tokens == expected[0].prompt_tokens
+    unseeded = [complete(client, n=3, extra_body=further, **options).choices for _ in range(2)]
+    assert len({*texts, *(choice.text for choices in unseeded for choice in choices)}) == 9
+
+
+def test_prompts_of_tokens_and_several_prompts(client, model):
+    prompts = [PROMPT, "import os\n"]
+    tokens = [model.tokenizer.encode(prompt) for prompt in prompts]
+    texts = complete(client, prompts)
+    assert [choice.index for choice in texts.choices] == [0, 1]
+    assert texts.usage.prompt_tokens == sum(map(len, tokens))
+    assert complete(client, tokens).choices == texts.choices
+    assert complete(client, tokens[0]).choices == texts.choices[:1]
+
+
+def test_penalties_and_bias_change_the_text(client, model):
+    plain = complete(client).choices[0].text
+    assert complete(client, presence_penalty=2, frequency_penalty=2).choices[0].text != plain
+    [word] = model.tokenizer.encode("return")
+    biased = complete(client, logit_bias={str(word): 100}, max_tokens=4)
+    assert biased.choices[0].text == "return" * 4
+    assert complete(client, extra_body={"repetition_penalty": 2}).choices[0].text != plain
+
+
+def test_the_text_ends_before_a_stop_string(served, client, model):
+    whole = complete(client, max_tokens=200).choices[0].text
+    stop = whole[60:64]
+    [choice] = complete(client, max_tokens=200, stop=["never there", stop]).choices
+    assert choice.text == whole[: whole.index(stop)]
+    assert choice.finish_reason == "stop"
+    assert complete(client, max_tokens=200, stop=stop).choices[0].text == choice.text
+    wait_until(served.idle)
+
+
+def test_stop_tokens_and_the_end_of_the_text(client, model):
+    first, second = complete(client, max_tokens=2, logprobs=0).choices[0].logprobs.tokens
+    [token] = model.tokenizer.encode(first + second)[1:]
+    [choice] = complete(client, extra_body={"stop_token_ids": [token]}).choices
+    assert (choice.text, choice.finish_reason) == (first, "stop")
+    [end] = model.eos
+    ended = complete(client, logit_bias={str(end): 100}, max_tokens=4)
+    assert (ended.choices[0].text, ended.choices[0].finish_reason) == ("", "stop")
+    assert ended.usage.completion_tokens == 1
+    ignored = complete(
+        client, logit_bias={str(end): 100}, max_tokens=4, extra_body={"ignore_eos": True}
+    )
+    assert ignored.choices[0].finish_reason == "length"
+    assert ignored.usage.completion_tokens == 4
+
+
+def test_log_probabilities(client, model, greedy):
+    [choice] = complete(client, logprobs=3).choices
+    found, expected = choice.logprobs, greedy()
+    np.testing.assert_allclose(found.token_logprobs, expected.logprobs, atol=1e-4)
+    assert "".join(found.tokens) == choice.text
+    assert found.text_offset == [
+        len("".join(found.tokens[:place])) for place in range(len(found.tokens))
+    ]
+    for place, top in enumerate(found.top_logprobs):
+        names = [model.tokenizer.decode([id]) for id in expected.top_ids[place]]
+        assert list(top)[:3] == names
+        assert found.tokens[place] in top
+
+
+def test_echo(client, model):
+    plain = complete(client).choices[0].text
+    assert complete(client, echo=True).choices[0].text == PROMPT + plain
+    tokens = model.tokenizer.encode(PROMPT)
+    assert complete(client, tokens, echo=True).choices[0].text == PROMPT + plain
+    only = complete(client, echo=True, max_tokens=0)
+    assert (only.choices[0].text, only.usage.completion_tokens) == (PROMPT, 0)
+    pieces = [chunk.choices[0].text for chunk in complete(client, echo=True, stream=True)]
+    assert pieces[0].startswith(PROMPT)
+    assert "".join(pieces) == PROMPT + plain
+
+
+def test_streams(client):
+    whole = complete(client, n=2, logprobs=1, temperature=0.7, seed=1)
+    chunks = list(complete(client, n=2, logprobs=1, temperature=0.7, seed=1, stream=True))
+    for choice in whole.choices:
+        parts = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
+        assert len(parts) > 1
+        assert "".join(part.text for part in parts) == choice.text
+        assert [part.finish_reason for part in parts][:-1] == [None] * (len(parts) - 1)
+        assert parts[-1].finish_reason == choice.finish_reason
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            joined = [value for part in parts for value in getattr(part.logprobs, name)]
+            assert joined == getattr(choice.logprobs, name)
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert not [chunk for chunk in chunks if chunk.usage]
+
+
+def test_usage_at_the_end_of_a_stream(served, client):
+    *chunks, last = complete(client, stream=True, stream_options={"include_usage": True})
+    assert not last.choices
+    assert last.usage == complete(client).usage
+    assert {chunk.usage for chunk in chunks} == {None}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = complete(client, stream=True, stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == last.usage.completion_tokens
+
+
+def test_an_abandoned_stream_frees_its_slot(served, client):
+    complete(client, max_tokens=40)  # nothing is compiled below
+    stream = complete(client, max_tokens=450, stream=True, extra_body={"ignore_eos": True})
+    next(stream)
+    assert not served.idle()
+    before = served.metrics()["generation_tokens_total"]
+    stream.close()
+    wait_until(served.idle)
+    metrics = served.metrics()
+    assert metrics["generation_tokens_total"] - before < 300
+    assert metrics["request_success_total,abort"] >= 1
+
+
+def test_a_slow_reader_gets_everything_and_holds_up_nobody(served):
+    """The engine is done long before the client begins to read."""
+    many = {"prompt": "def f", "max_tokens": 400, "ignore_eos": True, "logprobs": 20}
+    with served.connect(post("/v1/completions", many | {"stream": True})) as connection:
+        wait_until(lambda: not served.idle())
+        wait_until(served.idle)
+        status, _, body = answer_of(connection)
+    assert status == 200
+    assert body.count(b'"finish_reason":"length"') == 1
+    assert b"data: [DONE]" in body
+
+
+def test_many_at_once(served, greedy):
+    """More than there are slots; each gets its own text."""
+    client = served.client()
+    prompts = [f"{PROMPT}    # {word}\n" for word in ["one", "two", "three", "four", "five", "six"]]
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda prompt: complete(client, prompt), prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.choices[0].text == greedy(prompt).text
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "param", "message"),
+    [
+        ({"model": "gpt-9"}, 404, "model", "there is no model 'gpt-9'; this server has demo"),
+        ({"n": 0}, 400, "n", "n should be greater than or equal to 1, got 0"),
+        ({"n": 1000}, 400, "n", "1000 texts were asked for at once; the most is 260"),
+        ({"temperature": "hot"}, 400, "temperature", "temperature should be a valid number"),
+        ({"temperature": -1}, 400, "temperature", "temperature must be 0 or a positive number"),
+        ({"top_p": 0}, 400, "top_p", "top_p must be above 0"),
+        ({"logprobs": 21}, 400, "logprobs", "logprobs should be less than or equal to 20"),
+        ({"stop": [""]}, 400, "stop", "a stop string must not be empty"),
+        ({"stop": 5}, 400, "stop", "stop should be a valid list, got 5"),
+        ({"logit_bias": {"x": 1}}, 400, "logit_bias", "logit_bias must map token ids"),
+        ({"prompt": [5000]}, 400, "prompt", "prompt has token ids outside of 0..4095"),
+        ({"prompt": ""}, 400, "prompt", "the prompt is empty"),
+        ({"prompt": "x " * 600}, 400, "prompt", "tokens and 24 new tokens were asked for"),
+        ({"max_tokens": 600}, 400, "prompt", "have at most 512"),
+        ({"echo": True, "logprobs": 1}, 400, "echo", "echo with logprobs is not supported"),
+        ({"suffix": "x"}, 400, "suffix", "suffix is not supported"),
+        ({"best_of": 2}, 400, "best_of", "best_of is not supported"),
+        ({"extra_body": {"guided_regex": "a"}}, 400, "guided_regex", "guided_regex is not"),
+    ],
+)
+def test_bad_requests(client, options, status, param, message):
+    with pytest.raises(openai.APIStatusError) as caught:
+        complete(client, **options)
+    error = caught.value
+    assert error.status_code == status
+    assert message in error.body["message"]
+    assert (error.param, error.type) == (param, "invalid_request_error")
+    if "x " * 600 in options.values():
+        assert error.code == "context_length_exceeded"
+
+
+def test_fields_that_make_no_difference_are_ignored(client):
+    extra = {"unheard_of": 1, "tools": None, "logprobs": None, "seed": None, "min_tokens": 0}
+    answer = complete(client, user="somebody", extra_body=extra)
+    assert answer.choices == complete(client).choices
+
+
+def test_a_base_model_cannot_chat(client):
+    with pytest.raises(openai.BadRequestError, match="no chat template; use /v1/completions"):
+        client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hi"}])
+
+
+def test_models(served, client):
+    [model] = client.models.list()
+    assert (model.id, model.root, model.max_model_len) == ("demo", "demo", 512)
+    assert client.models.retrieve("demo") == model
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.models.retrieve("other")
+
+
+def test_tokens_of_texts(served, model):
+    tokens = model.tokenizer.encode(PROMPT)
+    _, _, body = served.ask(post("/tokenize", {"prompt": PROMPT, "return_token_strs": True}))
+    found = json.loads(body)
+    assert (found["tokens"], found["count"]) == (tokens, len(tokens))
+    assert found["max_model_len"] == 512
+    assert len(found["token_strs"]) == len(tokens)
+    _, _, body = served.ask(post("/detokenize", {"tokens": tokens}))
+    assert json.loads(body) == {"prompt": PROMPT}
+    status, _, body = served.ask(post("/tokenize", {}))
+    assert (status, json.loads(body)["error"]["message"]) == (400, "pass either prompt or messages")
+
+
+def test_the_server_tells_about_itself(served):
+    assert served.read("/health") == ""
+    assert served.get("/version") == {"version": __version__}
+    information = served.get("/server_info")
+    assert 1 <= information["avg_spec_accept_length"] <= 3
+    [state] = information["internal_states"]
+    assert state["avg_spec_accept_length"] == information["avg_spec_accept_length"]
+
+
+def test_metrics_count(served, client):
+    complete(client)
+    before = served.metrics()
+    complete(client, n=2)
+    after = served.metrics()
+
+    def more(name):
+        return after[name] - before[name]
+
+    assert after["num_requests_running"] == after["num_requests_waiting"] == 0
+    assert more("generation_tokens_total") == 48
+    assert more("prompt_tokens_total") == more("request_prompt_tokens_sum") > 0
+    assert more("request_success_total,length") == 2
+    for name in ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token"):
+        assert more(f"{name}_seconds_count") == 2
+        assert more(f"{name}_seconds_sum") > 0
+    assert more("inter_token_latency_seconds_count") == pytest.approx(
+        more("spec_decode_num_drafts_total"), abs=2
+    )
+    drafted = more("spec_decode_num_draft_tokens_total")
+    assert 0 < more("spec_decode_num_accepted_tokens_total") <= drafted
+    by_position = [
+        more(f"spec_decode_num_accepted_tokens_per_pos_total,{place}") for place in range(2)
+    ]
+    assert sum(by_position) == more("spec_decode_num_accepted_tokens_total")
+    assert by_position[0] <= more("spec_decode_num_drafts_total")
+    assert 0 <= after["kv_cache_usage_perc"] <= 1
+    assert {"compilations_total", "num_preemptions_total", "prefix_cache_hits_total"} <= set(after)

@@ -1,0 +1,291 @@
+"""The server's parts, and what goes wrong inside: with an engine that gives what a test says."""
+
+import asyncio
+import contextlib
+import json
+
+import httpx
+import numpy as np
+import pytest
+from stub_engine import StubEngine
+from tokenizers_made import byte_fallback, byte_level
+
+from dart_jax.errors import UserError
+from dart_jax.serve.__main__ import ServeConfig
+from dart_jax.serve.app import make_app
+from dart_jax.serve.errors import ApiError, unavailable
+from dart_jax.serve.fields import ChatFields, CompletionFields, read_fields
+from dart_jax.serve.logprobs import Score, TokenTexts, chat_form, completion_form
+from dart_jax.serve.process import address_of, open_socket
+from dart_jax.serve.service import Limits, Service
+from dart_jax.serve.texts import Piece, Text
+from dart_jax.serving.request import Logprobs, Update
+from dart_jax.serving.statistics import Statistics
+from dart_jax.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def engine():
+    return StubEngine()
+
+
+def service_of(engine, **limits):
+    return Service(engine, ["stub"], "stub", Limits(**limits))
+
+
+@contextlib.asynccontextmanager
+async def client_of(service):
+    transport = httpx.ASGITransport(make_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+async def until(true):
+    while not true():
+        await asyncio.sleep(0.001)
+
+
+def asking(engine, act, *, stream=False, **limits):
+    """Asks for a text; once the engine has the request, `act` is called. Returns the response and
+    whether the request was cancelled."""
+
+    async def ask():
+        service = service_of(engine, **limits)
+        async with client_of(service) as client:
+            body = {"prompt": "Hello", "stream": stream, "max_tokens": 20}
+            answer = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await until(lambda: engine.accepted)
+            act(service)
+            response = await answer
+        assert not service.running
+        return response
+
+    return asyncio.run(ask()), engine.accepted[0][2].cancelled
+
+
+# What goes wrong inside.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_shows_nothing_of_its_inside(engine, stream, caplog):
+    def fail(_):
+        engine.give("wor")
+        engine.accepted[0][1](RuntimeError("secret"))
+
+    response, cancelled = asking(engine, fail, stream=stream)
+    assert cancelled
+    assert "secret" not in response.text
+    assert "secret" in caplog.text
+    if stream:
+        assert response.status_code == 200
+        *_, error, done, end = response.text.split("\n\n")
+        assert (done, end) == ("data: [DONE]", "")
+    else:
+        assert response.status_code == 500
+        error = response.text
+    content = json.loads(error.removeprefix("data: "))["error"]
+    assert (content["type"], content["code"]) == ("server_error", "internal_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_takes_too_long(engine, stream):
+    response, cancelled = asking(engine, lambda _: None, stream=stream, timeout=0.05)
+    assert cancelled
+    assert "the answer was not complete after 0.05 s" in response.text
+    assert response.status_code == (200 if stream else 504)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_when_the_server_must_end(engine, stream):
+    def stop(service):
+        engine.give("wor")
+        for texts in service.running:
+            texts.abort(unavailable("the server was stopped"))
+
+    response, cancelled = asking(engine, stop, stream=stream)
+    assert cancelled
+    assert "the server was stopped" in response.text
+    assert response.status_code == (200 if stream else 503)
+
+
+def test_a_body_that_comes_too_slowly(engine):
+    async def ask():
+        async def never():
+            yield b'{"prompt"'
+            await asyncio.sleep(60)
+
+        async with client_of(service_of(engine, timeout=0.05)) as client:
+            return await client.post("/v1/completions", content=never())
+
+    response = asyncio.run(ask())
+    assert (response.status_code, response.headers["connection"]) == (408, "close")
+    assert response.json()["error"]["type"] == "timeout_error"
+
+
+def test_a_mistake_in_a_route(engine, monkeypatch, caplog):
+    async def ask():
+        service = service_of(engine)
+        monkeypatch.setattr(service, "check_model", None)
+        async with client_of(service) as client:
+            return await client.post("/v1/completions", json={"prompt": "x"})
+
+    response = asyncio.run(ask())
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "TypeError" in caplog.text
+
+
+def test_health(engine):
+    async def ask(service):
+        async with client_of(service) as client:
+            health = await client.get("/health")
+            return health.status_code, (await client.post("/tokenize", json={"prompt": "a"})).json()
+
+    service = service_of(engine)
+    assert asyncio.run(ask(service))[0] == 200
+    engine.counts = Statistics(failed=True)
+    assert asyncio.run(ask(service))[0] == 503
+    engine.counts = Statistics()
+    service.draining = True
+    status, refused = asyncio.run(ask(service))
+    assert status == 503
+    assert refused["error"]["code"] == "unavailable"
+
+
+def test_an_engine_that_closes_between(engine):
+    async def ask():
+        engine.close_to_requests()
+        async with client_of(service_of(engine)) as client:
+            return await client.post("/v1/completions", json={"prompt": ["a", "b"]})
+
+    response = asyncio.run(ask())
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+
+
+def test_what_came_together_is_sent_together(engine):
+    """As for a client that reads slowly."""
+
+    def give(_):
+        for piece in ("one", " two", " three"):
+            engine.give(piece)
+        engine.give(" four", "length")
+
+    response, _ = asking(engine, give, stream=True)
+    event, done, end = response.text.split("\n\n")
+    [choice] = json.loads(event.removeprefix("data: "))["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("one two three four", "length")
+    assert (done, end) == ("data: [DONE]", "")
+
+
+def test_log_of_acceptance_without_drafts(engine):
+    async def ask():
+        async with client_of(service_of(engine)) as client:
+            return (await client.get("/get_server_info")).json()
+
+    assert asyncio.run(ask())["avg_spec_accept_length"] is None
+    engine.counts = Statistics(drafts=4, accepted_tokens=6)
+    assert asyncio.run(ask())["avg_spec_accept_length"] == 2.5
+
+
+# Parts.
+
+
+def test_a_text_ends_where_a_stop_string_is_complete():
+    tokenizer = Tokenizer(byte_level())
+    text = Text(tokenizer, ["wor"], [])
+    tokens = tuple(tokenizer.encode("Hello, world! It's"))
+    piece = text.push(Update(tokens, (True,) * len(tokens), "length"))
+    assert piece == Piece("Hello, ", text.tokens, (), "stop")
+    assert text.tokens < len(tokens)
+
+
+def test_pieces_never_split_a_character_and_scores_know_their_place():
+    tokenizer = Tokenizer(byte_level())
+    tokens = tokenizer.encode("é日本")
+    text = Text(tokenizer, [], [])
+    pieces = []
+    for token in tokens:
+        scores = Logprobs(np.zeros(1), np.array([[token]]), np.zeros((1, 1)))
+        pieces.append(text.push(Update((token,), (False,), None, scores)))
+    pieces.append(text.push(Update((), (), "length")))
+    assert "".join(piece.text for piece in pieces) == "é日本"
+    assert all("\ufffd" not in piece.text for piece in pieces)
+    offsets = [score.offset for piece in pieces for score in piece.scores]
+    assert offsets == sorted(offsets)
+    assert (offsets[0], offsets[-1]) == (0, 2)
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_the_bytes_of_tokens(make):
+    tokenizer = Tokenizer(make())
+    texts = TokenTexts(tokenizer)
+    for text in ("Hello, world!", "naïve 日本語 \x00", "  two  spaces"):
+        ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
+        joined = b"".join(map(texts.bytes_of, ids)).decode()
+        assert joined.removeprefix(" ") == text.removeprefix(" ")
+    assert texts.text_of(tokenizer.backend.token_to_id("</s>")) == "</s>"
+    partial = tokenizer.backend.encode("語", add_special_tokens=False).ids
+    assert texts.text_of(partial[-1]).startswith("bytes:\\x")
+
+
+def test_forms_of_log_probabilities():
+    tokenizer = Tokenizer(byte_level())
+    texts = TokenTexts(tokenizer)
+    [a, b] = tokenizer.encode("ab")
+    scores = [Score(a, -0.5, ((b, -0.1), (a, -0.5)), 0), Score(b, -float("inf"), (), 1)]
+    assert completion_form(scores, texts) == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-0.5, -9999.0],
+        "top_logprobs": [{"b": -0.1, "a": -0.5}, {"b": -9999.0}],
+        "text_offset": [0, 1],
+    }
+    first, second = chat_form(scores, texts)["content"]
+    assert (first["token"], first["bytes"]) == ("a", [97])
+    assert [top["token"] for top in first["top_logprobs"]] == ["b", "a"]
+    assert (second["logprob"], second["top_logprobs"]) == (-9999.0, [])
+
+
+def test_fields_of_vllm():
+    fields = read_fields(
+        CompletionFields,
+        {"prompt": [1, 2], "top_k": -1, "stop": "x", "seed": -1, "stream_options": {}},
+    )
+    assert (fields.prompt, fields.stop, fields.sampling.top_k) == ([[1, 2]], ["x"], 0)
+    nested = read_fields(
+        ChatFields, {"messages": [], "stream_options": {"include_usage": None}, "max_tokens": 5}
+    )
+    assert nested.stream_options.include_usage is False
+    assert nested.most_tokens == 5
+
+
+@pytest.mark.parametrize(
+    "prompt", [3, [], [[]], ["a", 3], [1.5], [True], {"a": 1}, [["a"]], [[1], [2.5]]]
+)
+def test_prompts_that_are_none(prompt):
+    with pytest.raises(ApiError, match="must be a text, token ids, or a list of"):
+        read_fields(CompletionFields, {"prompt": prompt})
+
+
+def test_options():
+    assert ServeConfig().names == ("demo",)
+    assert ServeConfig(target="a/b").names == ("a/b",)
+    for wrong in ({"port": 70000}, {"timeout": 0}, {"drain": -1}, {"max_body": "x"}):
+        with pytest.raises(UserError):
+            ServeConfig(**wrong)
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("DART_API_KEY", "sesame")
+    assert ServeConfig().key == "sesame"
+    assert ServeConfig(api_key="other").key == "other"
+
+
+def test_a_port_that_is_taken():
+    with open_socket("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert address_of(taken) == f"http://127.0.0.1:{port}"
+        with pytest.raises(UserError, match=f"cannot listen at 127.0.0.1, port {port}: Address"):
+            open_socket("127.0.0.1", port)
+    with pytest.raises(UserError, match="cannot listen at no.such.host"):
+        open_socket("no.such.host.invalid", 1)

@@ -1,0 +1,54 @@
+"""An engine that gives what a test says, for what a real one does not do on demand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from tokenizers_made import byte_level
+
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.engine import EngineClosed
+from dart_jax.serving.request import Update
+from dart_jax.serving.statistics import Statistics
+from dart_jax.text.tokenizer import Tokenizer
+
+
+class Ticket:
+    def __init__(self):
+        self.cancelled = False
+
+    def cancel(self):
+        self.cancelled = True
+
+
+class StubEngine:
+    """Keeps the requests; the test gives the updates.
+
+    Attributes:
+      accepted: (request, on_update, ticket) of each.
+      refuse: raised by the next `submit`, if it is not None.
+    """
+
+    def __init__(self):
+        tokenizer = Tokenizer(byte_level())
+        target = SimpleNamespace(vocab_size=tokenizer.vocab_size)
+        self.model = SimpleNamespace(tokenizer=tokenizer, target=target, eos=(0,))
+        self.config, self.max_length = ServingConfig(slots=2, queue=2), 100
+        self.accepted, self.refuse, self.counts = [], None, Statistics()
+
+    def submit(self, request, on_update):
+        if self.refuse is not None:
+            raise self.refuse
+        self.accepted.append((request, on_update, Ticket()))
+        return self.accepted[-1][2]
+
+    def statistics(self):
+        return self.counts
+
+    def close_to_requests(self):
+        self.refuse = EngineClosed("the server is shutting down; try again later")
+
+    def give(self, text, finish=None, index=-1):
+        """Passes the tokens of a text to a request."""
+        tokens = tuple(self.model.tokenizer.encode(text))
+        self.accepted[index][1](Update(tokens, (False,) * len(tokens), finish))
