@@ -29,7 +29,7 @@ from dart_jax.decoding.sampling import (
 )
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, emit, exact_products, noise_of_draft
-from dart_jax.models.cache import KVCache, first_rows, keep_rows, wait_for
+from dart_jax.models.cache import Cache, capacity_of, first_rows, keep_rows, wait_for
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.target import Target, TargetOutput
@@ -43,7 +43,7 @@ class Caches(NamedTuple):
       draft: state of the drafting method (see `DecodeState`).
     """
 
-    target: KVCache
+    target: Cache
     draft: Any
 
 
@@ -134,7 +134,7 @@ def read_chunk(
     own, following = (
         jax.lax.dynamic_slice_in_dim(tokens, at, shape.rows, axis=1) for at in (start, start + 1)
     )
-    capacity = caches.target[0][0].shape[2]
+    capacity = capacity_of(caches.target)
     starts = jnp.broadcast_to(start, tokens.shape[:1])
     with jax.named_scope("prefill"):
         return read_rows(config, params, caches, own, following, starts, shape.filled, capacity)
@@ -293,9 +293,7 @@ def read_rows(
     return Caches(keep_rows(cache, out.rows, start, capacity), draft_state)
 
 
-def _run(
-    target: Target, tokens: jax.Array, start: jax.Array, cache: KVCache | None
-) -> TargetOutput:
+def _run(target: Target, tokens: jax.Array, start: jax.Array, cache: Cache | None) -> TargetOutput:
     """Runs the target over tokens [B, T] that follow the first `start` [B] ones."""
     causal = jnp.tril(jnp.ones((1, tokens.shape[1], tokens.shape[1]), bool))
     return target(tokens, _positions(start, tokens), causal, cache, start)

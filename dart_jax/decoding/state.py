@@ -14,7 +14,7 @@ from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import SamplingValues
-from dart_jax.models.cache import KVCache
+from dart_jax.models.cache import Cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
 
@@ -165,7 +165,7 @@ class DecodeState:
         change.
     """
 
-    target_cache: KVCache
+    target_cache: Cache
     draft_state: Any
     length: jax.Array
     context: jax.Array

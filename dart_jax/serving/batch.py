@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from dart_jax.serving.programs import (
     read_chunk,
     step,
 )
-from dart_jax.serving.request import Logprobs, Request
+from dart_jax.serving.request import Logprobs
 from dart_jax.serving.rows import AT_CONTEXT, LENGTH, PAGES, REMAINING, RowTable
 from dart_jax.serving.sequence import Sequence
 from dart_jax.serving.shapes import Shapes
@@ -74,6 +74,7 @@ class Batch:
     Attributes:
       shapes: what programs are compiled for.
       page_count: pages of the pools.
+      vocab_size: V.
     """
 
     def __init__(self, model: DartModel, config: ServingConfig):
@@ -91,7 +92,7 @@ class Batch:
             max_length=self.shapes.max_length,
             search=self.shapes.search,
         )
-        self._model = model
+        self.vocab_size = model.target.vocab_size
         self._config = decoder.config
         self._params = model.params
         self._search = decoder.search
@@ -125,12 +126,12 @@ class Batch:
         """Prepares the slot of a sequence that will be read."""
         slot = sequence.slot
         assert slot is not None
-        self._table.begin(slot, sequence.request, self._model.target.vocab_size)
+        self._table.begin(slot, sequence.request, self.vocab_size)
         if sequence.level == "full":
             self._begin_history(slot, sequence)
 
     def _begin_history(self, slot: int, sequence: Sequence) -> None:
-        vocab = self._model.target.vocab_size
+        vocab = self.vocab_size
         seen, bias = np.zeros(vocab, bool), np.zeros(vocab, np.float32)
         seen[sequence.tokens] = True
         for token, value in sequence.request.logit_bias.items():
@@ -138,19 +139,19 @@ class Batch:
         counts = np.bincount(sequence.text, minlength=vocab).astype(np.int32)
         self._history = begin_history(self._history, jnp.int32(slot), seen, counts, bias)
 
-    def end(self, slot: int) -> None:
-        """Frees a slot."""
-        self._table.clear(slot)
-
     def read(self, sequence: Sequence) -> int:
         """Reads the next tokens of a sequence; returns how many places that took."""
         rows = self.shapes.chunk_for(sequence.unread)
         start = sequence.read
-        self._read(sequence.tokens[start : start + rows + 1], start, sequence.pages, rows)
+        self.read_tokens(sequence.tokens[start : start + rows + 1], start, sequence.pages, rows)
         sequence.read = min(start + rows, sequence.count - 1)
         return rows
 
-    def _read(self, tokens: np.ndarray, start: int, pages: SequenceOf[int], rows: int) -> None:
+    def read_tokens(
+        self, tokens: np.ndarray, start: int, pages: SequenceOf[int], rows: int
+    ) -> None:
+        """Reads tokens, int32 [n], at the positions from `start` on, and the one after them, in a
+        program for so many rows."""
         padded = np.zeros((1, rows + 1), np.int32)
         padded[0, : len(tokens)] = tokens
         table = np.full((1, self.shapes.pages_each), -1, np.int32)
@@ -176,7 +177,7 @@ class Batch:
         table = self._table
         for sequence in sequences:
             self._update(sequence)
-        slots = [sequence.slot for sequence in sequences]
+        slots = [cast(int, sequence.slot) for sequence in sequences]
         width = self.shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, rows, program)
         packed, made, scores = self._run(table.rows(slots, rows, width), program, trees)
@@ -247,31 +248,3 @@ class Batch:
         if result.scores is not None:
             scores = [np.asarray(x) for x in result.scores if x is not None]
         return packed, trees, scores
-
-    def warm_reads(self) -> None:
-        """Runs all programs that read prompts, without a sequence."""
-        for rows, start in self.shapes.reads:
-            self._read(np.zeros(0, np.int32), start, (), rows)
-        jax.block_until_ready(self._pools.target)
-
-    def warm_step(self, rows: int, width: int, program: StepProgram) -> None:
-        """Runs a step's program without a sequence."""
-        nodes = program.verified
-        trees = np.zeros((rows, 3, nodes + 1), np.int32) if nodes else None
-        self._run(self._table.rows([], rows, width), program, trees)
-        if program.drafted and self._search is not None:
-            # The search may be a program as well.
-            for size in self.shapes.sizes_after(program.drafted, rows):
-                packed = np.zeros((rows, program.host_buffer.width), np.int32)
-                packed[:, program.host_buffer.root] = -1
-                drafts = _Drafts(program.host_buffer, packed, None)
-                self._search_trees(drafts, list(range(rows)), size)
-
-    def warm_slots(self) -> None:
-        """Runs the programs that prepare a slot."""
-        nobody = Request(np.zeros(1, np.int32), 1)
-        self._table.begin(0, nobody, self._model.target.vocab_size)
-        self._table.clear(0)
-        vocab = self._model.target.vocab_size
-        nothing = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
-        self._history = begin_history(self._history, jnp.int32(0), *nothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Literal
 
 from dart_jax.errors import UserError
@@ -11,6 +12,11 @@ from dart_jax.errors import UserError
 # top-p and min-p, `full` penalties, logit bias and log-probabilities as well.
 Level = Literal["greedy", "sampled", "filtered", "full"]
 LEVELS: tuple[Level, ...] = ("greedy", "sampled", "filtered", "full")
+
+
+def highest(levels: Iterable[Level]) -> Level:
+    """The lowest level that serves the requests of all of these."""
+    return LEVELS[max(map(LEVELS.index, levels))]
 
 
 @dataclasses.dataclass(frozen=True)

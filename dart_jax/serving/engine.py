@@ -21,7 +21,7 @@ from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.serving.batch import Batch
-from dart_jax.serving.config import LEVELS, ServingConfig
+from dart_jax.serving.config import ServingConfig, highest
 from dart_jax.serving.pages import PagePool
 from dart_jax.serving.request import QueueFull, Request, Update
 from dart_jax.serving.scheduler import Scheduler
@@ -82,7 +82,7 @@ class Engine:
         pool = PagePool(self._batch.page_count, config.page, reuse=config.prefix_cache)
         self._scheduler = Scheduler(config.slots, pool, shapes.pages_each * config.page)
         self._sizes = TreeSizes(shapes.sizes, shapes.fixed)
-        warm_up(self._batch, config, self._sizes, progress, lambda: False)
+        warm_up(self._batch, config, self._sizes, progress)
         self._compiled = CompileTime()
         self._tallies = Tallies()
         self._changed = threading.Condition()
@@ -252,22 +252,18 @@ class Engine:
         if not scheduler.running:
             return
         rows = shapes.rows_for(len(scheduler.running))
-        level = max((s.level for s in scheduler.running), key=LEVELS.index)
+        level = highest(sequence.level for sequence in scheduler.running)
         size = self._sizes.choose(rows, level)
         drafted = size
         if not any(sequence.draft is not None for sequence in scheduler.running):
             # Nothing is drafted yet; the largest trees' drafts serve smaller ones, too.
             size, drafted = 0, size and shapes.sizes[rows][-1]
         program = self._batch.program(size, drafted, level)
-        for slot in scheduler.make_room(program.verifying.max_depth + 1):
-            self._batch.end(slot)
+        scheduler.make_room(program.verifying.max_depth + 1)
         running = list(scheduler.running)
         if not running:
             return
-        began, compiled = time.perf_counter(), self._compiled.programs
         emitted = self._batch.step(running, rows, program)
-        if size == drafted and self._compiled.programs == compiled:
-            self._sizes.learn_cost(rows, level, size, time.perf_counter() - began)
         if size:
             trees = sum(each.drafted > 0 for each in emitted)
             ranks = np.concatenate([each.ranks for each in emitted])
@@ -305,8 +301,6 @@ class Engine:
         if sequence.ended:
             return
         sequence.ended = True
-        if sequence.slot is not None:
-            self._batch.end(sequence.slot)
         self._scheduler.end(sequence)
         self._tallies.end(sequence)
         with self._changed:

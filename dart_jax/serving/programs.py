@@ -28,7 +28,7 @@ from dart_jax.decoding.step import (
     no_candidates,
     verify,
 )
-from dart_jax.models.cache import KVCache, PagedCache, capacity_of
+from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
 from dart_jax.serving.config import Level
 from dart_jax.serving.request import MOST_LOGPROBS
 from dart_jax.serving.rows import Rows, sampling_of, unpack
@@ -168,7 +168,7 @@ def read_chunk(
             min(shape.filled, capacity),
             capacity,
         )
-    return Pools(read.target.layers, None if read.draft is None else read.draft.layers)
+    return _pools(read.target, read.draft)
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("pools", "history"))
@@ -211,11 +211,11 @@ def step(
     )
     if history is not None:
         new = (state.seen, state.counts)
-        kept = (old.at[slot].set(x, mode="drop") for old, x in zip(history[:2], new, strict=True))
-        history = History(*kept, history.bias)
-    draft_pool = None if state.draft_state is None else state.draft_state.layers
+        old = history.seen, history.counts
+        seen, counts = (x.at[slot].set(y, mode="drop") for x, y in zip(old, new, strict=True))
+        history = History(seen, counts, history.bias)
     result = StepResult(packed, state.trees, state.scores)
-    return Pools(state.target_cache.layers, draft_pool), history, result
+    return _pools(state.target_cache, state.draft_state), history, result
 
 
 def _begin(
@@ -263,6 +263,11 @@ def _read(program: StepProgram, state: DecodeState, inputs: DraftInput) -> Decod
     )
     with jax.named_scope("draft"):
         return dataclasses.replace(state, draft_state=drafting.read(state.draft_state, rows))
+
+
+def _pools(target: Cache, draft: Cache | None) -> Pools:
+    """The pools of caches."""
+    return Pools(parts(target)[0], None if draft is None else parts(draft)[0])
 
 
 def _paged(pool: KVCache | None, pages: jax.Array) -> PagedCache | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.sampling import SamplingValues, row_keys
@@ -26,8 +27,8 @@ class Rows(NamedTuple):
       values: float32 [n, 7], see `sampling_of`.
     """
 
-    numbers: np.ndarray | jax.Array
-    values: np.ndarray | jax.Array
+    numbers: ArrayLike
+    values: ArrayLike
 
 
 class Row(NamedTuple):
@@ -58,8 +59,9 @@ _STOP = AT_CONTEXT + CONTEXT
 PAGES = _STOP + MOST_STOP_IDS
 
 
-def unpack(numbers: jax.Array) -> Row:
+def unpack(packed: ArrayLike) -> Row:
     """Splits the numbers of rows."""
+    numbers = jnp.asarray(packed)
     return Row(
         numbers[:, SLOT],
         numbers[:, LENGTH],
@@ -71,9 +73,10 @@ def unpack(numbers: jax.Array) -> Row:
     )
 
 
-def sampling_of(level: Level, values: jax.Array) -> SamplingValues:
+def sampling_of(level: Level, packed: ArrayLike) -> SamplingValues:
     """The sampling options of rows, in the order of `SamplingValues`, that a level has."""
-    temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(values.shape[1]))
+    values = jnp.asarray(packed)
+    temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(7))
     sampling = SamplingValues()
     if level == "greedy":
         return sampling
@@ -131,21 +134,19 @@ class RowTable:
         """Creates free slots, whose requests may have up to `pages` pages."""
         self.numbers = np.full((slots + 1, PAGES + pages), -1, np.int32)
         self.values = np.zeros((slots + 1, 7), np.float32)
-        self.values[:, 2] = np.inf
-        self.values[:, 4] = 1
-        for slot in range(slots + 1):
-            self.clear(slot)
+        self._clear(slots)
 
     def begin(self, slot: int, request: Request, vocab_size: int) -> None:
         """Writes what stays the same while a request runs."""
+        self._clear(slot)
         row = self.numbers[slot]
         row[SLOT] = slot
         row[KEYS:AT_CONTEXT] = keys_of(request)
         row[_STOP : _STOP + len(request.stop_ids)] = request.stop_ids
         self.values[slot] = values_of(request, vocab_size)
 
-    def clear(self, slot: int) -> None:
-        """Frees a slot."""
+    def _clear(self, slot: int) -> None:
+        """Leaves a slot without a request."""
         row = self.numbers[slot]
         row[:] = -1
         row[SLOT] = len(self.numbers) - 1

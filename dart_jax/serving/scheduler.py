@@ -80,25 +80,17 @@ class Scheduler:
             self.pool.know(sequence.pages[sequence.known], sequence.key)
             sequence.known += 1
 
-    def make_room(self, rows: int) -> list[int]:
-        """Gives every running sequence pages for so many more rows, the oldest first.
-
-        Returns:
-          Slots of sequences that had to wait again.
-        """
-        freed: list[int] = []
+    def make_room(self, rows: int) -> None:
+        """Gives every running sequence pages for so many more rows, the oldest first; some may
+        have to wait again."""
         for sequence in list(self.running):
             if sequence.slot is None:
                 break  # as do all after it
             more = self._pages_for(sequence.read + rows) - len(sequence.pages)
             while sequence.slot is not None and more > self.pool.free:
-                youngest = self.active[-1]
-                assert youngest.slot is not None
-                freed.append(youngest.slot)
-                self._preempt(youngest)
+                self._preempt(self.active[-1])
             if sequence.slot is not None:
                 sequence.pages += self.pool.take(max(more, 0)) or []
-        return freed
 
     def end(self, sequence: Sequence) -> None:
         """Removes a sequence wherever it is, with all it holds."""

@@ -117,6 +117,15 @@ class Shapes:
         pages = -(-start // self.page)
         return self.page * (self.width(pages) if pages else 0 if self.bounded else self.pages_each)
 
+    def kinds(self, rows: int) -> list[tuple[int, int]]:
+        """The tree sizes of steps of so many rows: nodes verified, and nodes drafted."""
+        none, *others = self.sizes[rows]
+        if not others:
+            return [(none, none)]
+        # The first step of a text, and those of all sizes.
+        kinds = [(none, others[-1]), *((size, size) for size in others)]
+        return kinds if self.fixed else [*kinds, (none, none)]
+
     @property
     def reads(self) -> Iterator[tuple[int, int]]:
         """Chunks and their starts, such that all programs that read are run once."""
@@ -124,11 +133,6 @@ class Shapes:
         for rows in self.chunks:
             for start in starts:
                 yield rows, start
-
-    def sizes_after(self, drafted: int, rows: int) -> tuple[int, ...]:
-        """Sizes of trees that may be searched after a step of `rows` rows that drafted."""
-        del drafted
-        return self.sizes[rows][1:]
 
 
 def _up_to(most: int) -> tuple[int, ...]:

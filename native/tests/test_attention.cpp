@@ -1,4 +1,5 @@
-// Attention against sums in float64; and the same bits however a row comes to see its keys.
+// Attention against sums in float64; and the same bits however a row comes to see its keys, and
+// wherever they are.
 #include "dart/attention.h"
 
 #include <algorithm>
@@ -71,11 +72,65 @@ struct Problem {
     return out;
   }
 
+  // Gives all sequences the keys and values of the first, and none to tokens [begin, end).
+  void share_and_clear(std::size_t begin, std::size_t end) {
+    for (std::vector<float>* array : {&k, &v}) {
+      const std::size_t all = kv_heads * tokens * size;
+      for (std::size_t head = 0; head < kv_heads; ++head) {
+        const auto first = array->begin() + head * tokens * size;
+        std::fill(first + begin * size, first + end * size, 0.0f);
+      }
+      for (std::size_t b = 1; b < sequences; ++b) {
+        std::copy(array->begin(), array->begin() + all, array->begin() + b * all);
+      }
+    }
+  }
+
+  // Cached tokens in pages.
+  struct Pool {
+    std::vector<std::int32_t> table;
+    std::vector<float> keys, values;
+  };
+
+  // Tokens 0 to `count` in pages of `rows` rows, in another order; what nobody fills is NaN. A page
+  // has a place only if some key in it is not 0; two of each sequence are beyond the last token.
+  Pool pool(std::size_t count, std::size_t rows, bool shared) const {
+    const std::size_t each = (count + rows - 1) / rows + 2, pages = sequences * each + 1;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    Pool out;
+    out.table.assign(sequences * each, -1);
+    for (auto* array : {&out.keys, &out.values}) {
+      array->assign(1 + pages * kv_heads * rows * size, nan);
+    }
+    for (std::size_t b = 0; b < sequences; ++b) {
+      for (std::size_t page = 0; page < each; ++page) {
+        const std::size_t end = std::min(count, (page + 1) * rows);
+        bool any = false;
+        for (std::size_t t = page * rows; t < end; ++t) any |= at(k, kv_heads, b, 0, t, 0) != 0;
+        if (!any) continue;
+        const std::size_t place = pages - 1 - (shared ? page : b * each + page);
+        out.table[b * each + page] = static_cast<std::int32_t>(place);
+        for (std::size_t head = 0; head < kv_heads; ++head) {
+          for (std::size_t t = page * rows; t < end; ++t) {
+            for (std::size_t i = 0; i < size; ++i) {
+              const std::size_t to =
+                  1 + ((place * kv_heads + head) * rows + t % rows) * size + i;
+              out.keys[to] = at(k, kv_heads, b, head, t, i);
+              out.values[to] = at(v, kv_heads, b, head, t, i);
+            }
+          }
+        }
+      }
+    }
+    return out;
+  }
+
   // The results [B, rows, heads * h] of new rows `begin` to `begin + rows`, with the rows before
   // them cached, in a cache of some capacity. Strangers stand among the new rows, whom nobody sees.
+  // If there are pages, the cache is in them.
   std::vector<float> attend(std::size_t begin, std::size_t rows, std::size_t capacity,
                             std::size_t window, std::size_t strangers, Instructions instructions,
-                            std::size_t threads) const {
+                            std::size_t threads, std::size_t page = 0, bool shared = false) const {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const std::size_t step = strangers + 1, all = rows * step;
     const auto place = [&](const std::vector<float>& array, std::size_t count, std::size_t from,
@@ -127,6 +182,14 @@ struct Problem {
     attention.kv_heads = kv_heads;
     attention.rows = rows;
     attention.pages = {nullptr, sequences, capacity, 1};
+    Pool pages;
+    if (page != 0) {
+      pages = pool(begin, page, shared);
+      attention.k = pages.keys.data() + 1;
+      attention.v = pages.values.data() + 1;
+      const std::size_t count = (pages.keys.size() - 1) / (kv_heads * page * size);
+      attention.pages = {pages.table.data(), count, page, pages.table.size() / sequences};
+    }
     attention.new_rows = all;
     attention.head_size = size;
     attention.scale = scale;
@@ -158,6 +221,10 @@ void check(const Problem& problem, std::size_t window) {
         for (std::size_t threads : {1, 3}) {
           const std::vector<float> tree =
               problem.attend(begin, rows, begin + 5, window, strangers, instructions, threads);
+          for (std::size_t page : {1, 16, 24, 64}) {
+            CHECK(tree == problem.attend(begin, rows, begin + 5, window, strangers, instructions,
+                                         threads, page));
+          }
           for (std::size_t b = 0; b < problem.sequences; ++b) {
             for (std::size_t t = 0; t < rows; ++t) {
               CHECK(std::equal(tree.begin() + (b * rows + t) * width,
@@ -167,6 +234,19 @@ void check(const Problem& problem, std::size_t window) {
           }
         }
       }
+    }
+  }
+}
+
+// Pages that sequences share, and missing pages, whose rows are zeros.
+void check_shared(Problem problem, std::size_t window) {
+  const std::size_t last = problem.tokens, rows = 5, begin = last - rows;
+  problem.share_and_clear(begin / 4, begin / 2);
+  for (Instructions instructions : supported()) {
+    const auto expected = problem.attend(begin, rows, begin, window, 0, instructions, 1);
+    for (float value : expected) CHECK(std::isfinite(value));
+    for (std::size_t page : {1, 4, 16, 64}) {
+      CHECK(expected == problem.attend(begin, rows, begin, window, 0, instructions, 1, page, true));
     }
   }
 }
@@ -189,6 +269,7 @@ int main() {
         problem.cap = cap;
         problem.fill(++seed);
         check(problem, window);
+        check_shared(problem, window);
       }
     }
   }
@@ -200,6 +281,7 @@ int main() {
   for (Instructions instructions : supported()) {
     const auto one = large.attend(280, 20, 300, 1000, 0, instructions, 1);
     CHECK(one == large.attend(280, 20, 300, 1000, 0, instructions, 4));
+    CHECK(one == large.attend(280, 20, 300, 1000, 0, instructions, 4, 16));
   }
   return failures == 0 ? 0 : 1;
 }

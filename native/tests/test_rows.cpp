@@ -181,12 +181,69 @@ void test_largest() {
   }
 }
 
+// Kept rows of 3 bytes, in one piece and in pages, against what they should be byte by byte.
+void test_append(std::size_t size, std::size_t kept) {
+  constexpr std::size_t kSequences = 3, kHeads = 2, kRows = 5, kBytes = 3, kEach = 4;
+  const std::size_t capacity = kEach * size, count = kSequences * kEach + 1;
+  const std::vector<std::int32_t> length = {0, static_cast<std::int32_t>(capacity) - 2, 3};
+  std::vector<std::int32_t> index, table;
+  for (std::size_t i = 0; i < kSequences * kept; ++i) {
+    index.push_back(static_cast<std::int32_t>(i * 7 % (kRows + 2)) - 1);  // some beyond the ends
+  }
+  for (std::size_t i = 0; i < kSequences * kEach; ++i) {
+    table.push_back(static_cast<std::int32_t>(count - 1 - i));
+  }
+  table[2 * kEach] = -1;
+  table[kEach - 1] = static_cast<std::int32_t>(count);  // no page, either
+  std::vector<char> rows(kSequences * kHeads * kRows * kBytes);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<char>(i % 100 + 1);
+  for (bool paged : {false, true}) {
+    const std::size_t pages = paged ? count : kSequences, each = paged ? size : capacity;
+    std::vector<char> cache(pages * kHeads * each * kBytes, 0), expected = cache;
+    for (std::size_t b = 0; b < kSequences; ++b) {
+      std::int64_t begin = length[b];
+      const auto most = static_cast<std::int64_t>(capacity) - static_cast<std::int64_t>(kept);
+      if (!paged) begin = std::max<std::int64_t>(0, std::min(begin, most));
+      for (std::size_t p = 0; p < kept; ++p) {
+        const std::size_t at = static_cast<std::size_t>(begin) + p;
+        if (at >= capacity) continue;
+        const std::int32_t page =
+            paged ? table[b * kEach + at / size] : static_cast<std::int32_t>(b);
+        if (page < 0 || static_cast<std::size_t>(page) >= pages) continue;
+        const int row = std::min(std::max(index[b * kept + p], 0), static_cast<int>(kRows) - 1);
+        for (std::size_t head = 0; head < kHeads; ++head) {
+          for (std::size_t i = 0; i < kBytes; ++i) {
+            expected[((page * kHeads + head) * each + at % each) * kBytes + i] =
+                rows[((b * kHeads + head) * kRows + row) * kBytes + i];
+          }
+        }
+      }
+    }
+    dart::KeptRows written;
+    written.rows = rows.data();
+    written.cache = cache.data();
+    written.index = index.data();
+    written.length = length.data();
+    written.pages = {paged ? table.data() : nullptr, pages, each, paged ? kEach : 1};
+    written.sequences = kSequences;
+    written.kv_heads = kHeads;
+    written.new_rows = kRows;
+    written.kept = kept;
+    written.bytes = kBytes;
+    dart::append(written);
+    CHECK(cache == expected);
+  }
+}
+
 }  // namespace
 
 int main() {
   test_norms();
   test_gates();
   test_largest();
+  for (std::size_t size : {1, 16, 64}) {
+    for (std::size_t kept : {1, 3, 4}) test_append(size, kept);
+  }
   for (int norms : {0, 1, 2}) {
     test_heads(2, 2, norms);
     test_heads(16, 0, norms);

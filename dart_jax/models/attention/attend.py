@@ -39,8 +39,6 @@ def attend(
     if prefix is None:
         return attend_dense(segments, scoring)
     q = segments[0].q
-    if prefix.pages is not None and kernel != "native":
-        prefix = prefix.in_one_piece()
     if kernel in ("triton", "interpret") and flash.fits(q, prefix):
         interpret = kernel == "interpret"
         return flash.attend_flash(_joined(segments), prefix, scoring, interpret=interpret)

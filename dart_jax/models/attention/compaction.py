@@ -40,45 +40,58 @@ def append(
         return append_rows(cache, rows, index, length)
     layers, pages = parts(cache)
     keys, _ = layers[0]
-    if (
-        pages is not None
-        or kernel not in ("triton", "interpret")
-        or not fits_kernels(keys.shape[3])
-    ):
+    if kernel not in ("triton", "interpret") or not fits_kernels(keys.shape[3]):
         return append_plainly(cache, rows, index, length)
     if keys.size >= 2**31:  # the kernel counts in 32 bits
         return append_plainly(cache, rows, index, length)
     groups = [slice(at, at + _LAYERS) for at in range(0, len(layers), _LAYERS)]
-    written = (_append(layers[g], rows[g], index, length, kernel == "interpret") for g in groups)
+    interpret = kernel == "interpret"
+    written = (_append(layers[g], pages, rows[g], index, length, interpret) for g in groups)
     return with_layers(cache, tuple(layer for group in written for layer in group))
 
 
 def _append(
-    cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array, interpret: bool
+    cache: KVCache,
+    pages: jax.Array | None,
+    rows: KVCache,
+    index: jax.Array,
+    length: jax.Array,
+    interpret: bool,
 ) -> KVCache:
     from jax.experimental.pallas import triton
 
     old, structure = jax.tree.flatten(cache)
     new = jax.tree.leaves(rows)
-    b, kv_heads, _, h = old[0].shape
-    kept, layers = index.shape[1], len(cache)
+    _, kv_heads, page_rows, h = old[0].shape
+    (b, kept), layers = index.shape, len(cache)
     size = pl.next_power_of_2(kept)
+    numbers = [length, index] if pages is None else [length, index, pages]
 
     def kernel(length_ref: Any, index_ref: Any, *refs: Any) -> None:
+        pages_ref, refs = (None, refs) if pages is None else (refs[0], refs[1:])
         new_refs, out_refs = refs[: 2 * layers], refs[4 * layers :]
         sequence, head = pl.program_id(0), pl.program_id(1)
         at = jnp.arange(size, dtype=jnp.int32)
         inside = at < kept
         # By indices, as JAX refuses a slice that is too long for some of its numbers to be masked.
         chosen = load(index_ref.at[jnp.full((size,), sequence, jnp.int32), at], inside)
-        # Indices for every number: Pallas has no mixture of arrays and slices.
-        numbers = (
-            jnp.full((size, h), sequence, jnp.int32),
-            jnp.full((size, h), head, jnp.int32),
-            jnp.broadcast_to(chosen[:, None], (size, h)),
-            jnp.broadcast_to(jnp.arange(h, dtype=jnp.int32)[None], (size, h)),
-        )
-        place = sequence, head, pl.ds(length_ref[sequence], size), slice(None)
+
+        def places(outer: jax.Array, row: jax.Array) -> tuple[jax.Array, ...]:
+            """Indices for every number: Pallas has no mixture of arrays and slices."""
+            element = jnp.arange(h, dtype=jnp.int32)[None]
+            every = outer, jnp.full((1, 1), head, jnp.int32), row[:, None], element
+            return tuple(jnp.broadcast_to(x, (size, h)) for x in every)
+
+        taken = places(jnp.full((1, 1), sequence, jnp.int32), chosen)
+        there: Any = (sequence, head, pl.ds(length_ref[sequence], size), slice(None))
+        written = inside
+        if pages_ref is not None:
+            row = length_ref[sequence] + at
+            within = inside & (row < pages_ref.shape[1] * page_rows)
+            columns = jnp.full((size,), sequence, jnp.int32), row // page_rows
+            page = load(pages_ref.at[columns], within, -1)
+            there = places(jnp.maximum(page, 0)[:, None], row % page_rows)
+            written = page >= 0
         for layer in range(layers):
 
             @pl.when(pl.program_id(2) == layer)
@@ -88,15 +101,15 @@ def _append(
                     out_refs[2 * layer : 2 * layer + 2],
                     strict=True,
                 ):
-                    store(out.at[place], load(ref.at[numbers], inside[:, None]), inside[:, None])
+                    store(out.at[there], load(ref.at[taken], inside[:, None]), written[:, None])
 
     out = pl.pallas_call(
         kernel,
         grid=(b, kv_heads, layers),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
-        input_output_aliases={2 + len(new) + i: i for i in range(len(old))},
+        input_output_aliases={len(numbers) + len(new) + i: i for i in range(len(old))},
         compiler_params=triton.CompilerParams(num_warps=2, num_stages=1),
         interpret=interpret,
         name="append_rows",
-    )(length, index, *new, *old)
+    )(*numbers, *new, *old)
     return jax.tree.unflatten(structure, out)

@@ -3,7 +3,9 @@
 Written in Pallas for its Triton backend. It keeps scores and softmax on the chip (Dao et al., arXiv
 2205.14135), and reads no more of the cache than is filled. A block of queries holds the rows of all
 heads that share a key head. With few sequences the keys are split among several blocks, which makes
-use of the whole GPU (Dao et al., Flash-Decoding, 2023); another kernel joins their parts.
+use of the whole GPU (Dao et al., Flash-Decoding, 2023); another kernel joins their parts. For a
+cache in pages it looks up the page of an iteration's keys, or of each key where they may be in
+several.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ _BLOCKS = 264  # that fill a GPU of 132 multiprocessors
 _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differences are not NaN
 
 Parts = tuple[jax.Array, jax.Array, jax.Array]
+Place = tuple[Any, Any, Any, Any]  # of rows: page or sequence, key head, row, element
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
@@ -57,7 +60,7 @@ def attend_flash(
     kv_heads = prefix.k.shape[1]
     groups = heads // kv_heads
     size = h * new.q.dtype.itemsize
-    grid = _Grid.of(b * kv_heads, groups * t, prefix.k.shape[2], size)
+    grid = _Grid.of(b * kv_heads, groups * t, prefix.capacity, size)
 
     def rows(x: jax.Array) -> jax.Array:
         """[B, T, ..] -> [B, R, ..]: the rows of a group's heads, one head after another."""
@@ -66,21 +69,23 @@ def attend_flash(
     q = new.q.reshape(b, kv_heads, groups * t, h)
     mask = rows(jnp.broadcast_to(new.mask, (b, t, new.k.shape[2]))).astype(jnp.int8)
     arguments = _Arguments(
-        prefix.length,
-        None if prefix.first is None else rows(prefix.first),
-        q,
-        prefix.k,
-        prefix.v,
-        new.k,
-        new.v,
-        mask,
+        length=prefix.length,
+        first=None if prefix.first is None else rows(prefix.first),
+        pages=prefix.pages,
+        q=q,
+        k=prefix.k,
+        v=prefix.v,
+        new_k=new.k,
+        new_v=new.v,
+        mask=mask,
     )
+    given = {name: x for name, x in arguments._asdict().items() if x is not None}
     result = jax.ShapeDtypeStruct((b, t, heads, h), q.dtype)
     results = [result]
     if grid.splits > 1:
         shape = (grid.splits, *q.shape)
         results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
-    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap, prefix.first is not None)
+    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap, tuple(given))
     parts = pl.pallas_call(
         kernel.run,
         grid=(grid.row_blocks, b * kv_heads, grid.splits),
@@ -88,7 +93,7 @@ def attend_flash(
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="attention",
-    )(*(x for x in arguments if x is not None))
+    )(*given.values())
     out = parts[0] if grid.splits == 1 else _join(parts, result, interpret)
     return out.reshape(b, t, heads * h)
 
@@ -147,9 +152,10 @@ class _Arguments(NamedTuple):
     Attributes:
       length: int32 [B].
       first: int32 [B, R]; None without a window.
+      pages: int32 [B, n]; None for a cache in one piece.
       q: [B, K, R, h].
-      k: [B, K, S, h].
-      v: [B, K, S, h].
+      k: [B, K, S, h], or pages.
+      v: as `k`.
       new_k: [B, K, T', h].
       new_v: [B, K, T', h].
       mask: int8 [B, R, T'].
@@ -157,6 +163,7 @@ class _Arguments(NamedTuple):
 
     length: Any
     first: Any
+    pages: Any
     q: Any
     k: Any
     v: Any
@@ -205,7 +212,7 @@ class _Kernel:
       new_rows: T.
       scale: factor on the products.
       cap: see `Scoring`.
-      windowed: whether there is an argument `first`.
+      given: names of the arguments that there are.
     """
 
     grid: _Grid
@@ -213,15 +220,14 @@ class _Kernel:
     new_rows: int
     scale: float
     cap: float | None
-    windowed: bool
+    given: tuple[str, ...]
 
     def run(self, *refs: Any) -> None:
         """Computes one block; refs: the arguments, then the results."""
-        count = len(_Arguments._fields) - (not self.windowed)
-        given, (out_ref, *parts) = list(refs[:count]), refs[count:]
-        if not self.windowed:
-            given.insert(1, None)
-        args = _Arguments(*given)
+        count = len(self.given)
+        given = dict(zip(self.given, refs[:count], strict=True))
+        args = _Arguments(*map(given.get, _Arguments._fields))
+        out_ref, *parts = refs[count:]
         block = _Block(self, args)
         split = pl.program_id(2)
 
@@ -264,6 +270,9 @@ class _Block:
         self.rows = pl.ds(self.start, kernel.grid.rows)
         self.inside = self.start + jnp.arange(kernel.grid.rows, dtype=jnp.int32) < args.q.shape[2]
         self.length = args.length[self.sequence]
+        if args.pages is not None:
+            # Nothing is looked up beyond the table.
+            self.length = jnp.minimum(self.length, args.pages.shape[1] * args.k.shape[2])
         self.q = load(args.q.at[self.sequence, self.head, self.rows, :], self.inside[:, None])
         self.first = None
         if args.first is not None:
@@ -280,10 +289,14 @@ class _Block:
     def add_prefix(self, index: jax.Array, carry: Parts) -> Parts:
         """Adds a block of the prefix's keys."""
         at = index * self.keys + jnp.arange(self.keys, dtype=jnp.int32)
-        seen = (at < self.length)[None]
+        valid = at < self.length
+        seen = valid[None]
         if self.first is not None:
             seen = seen & (at[None] >= self.first[:, None])
-        return self._add(index, at < self.length, seen, self.args.k, self.args.v, carry)
+        place, there = self._rows(index), valid
+        if self.args.pages is not None:
+            place, there = self._rows_in_pages(index, at, valid)
+        return self._add(place, there, seen, self.args.k, self.args.v, carry)
 
     def add_new(self, index: jax.Array, carry: Parts) -> Parts:
         """Adds a block of the new rows' keys."""
@@ -291,22 +304,47 @@ class _Block:
         valid = at < self.args.new_k.shape[2]
         mask = self.args.mask.at[self.sequence, self.rows, pl.ds(index * self.keys, self.keys)]
         seen = load(mask, self.inside[:, None] & valid[None]) != 0
-        return self._add(index, valid, seen, self.args.new_k, self.args.new_v, carry)
+        return self._add(self._rows(index), valid, seen, self.args.new_k, self.args.new_v, carry)
+
+    def _rows(self, index: jax.Array) -> Place:
+        """Where a block of keys is in one piece."""
+        return self.sequence, self.head, pl.ds(index * self.keys, self.keys), slice(None)
+
+    def _rows_in_pages(
+        self, index: jax.Array, at: jax.Array, valid: jax.Array
+    ) -> tuple[Place, jax.Array]:
+        """Where a block of keys is in pages, and which of them are in pages that exist."""
+        pages, (_, _, size, h) = self.args.pages, self.args.k.shape
+        if size % self.keys == 0:  # one page has them all
+            start = index * self.keys
+            page = pages[self.sequence, start // size]
+            place = jnp.maximum(page, 0), self.head, pl.ds(start % size, self.keys), slice(None)
+            return place, valid & (page >= 0)
+        page = load(pages.at[jnp.full_like(at, self.sequence), at // size], valid, -1)
+        # Indices for every number: Pallas has no mixture of arrays and slices.
+        shape = self.keys, h
+        place = (
+            jnp.broadcast_to(jnp.maximum(page, 0)[:, None], shape),
+            jnp.full(shape, self.head, jnp.int32),
+            jnp.broadcast_to((at % size)[:, None], shape),
+            jnp.broadcast_to(jnp.arange(h, dtype=jnp.int32)[None], shape),
+        )
+        return place, page >= 0
 
     def _add(
         self,
-        index: jax.Array,
-        valid: jax.Array,
+        at: Place,
+        there: jax.Array,
         seen: jax.Array,
         k_ref: Any,
         v_ref: Any,
         carry: Parts,
     ) -> Parts:
-        """Adds keys to the weighted sum [rows, h], the largest scores and the sums of weights."""
+        """Adds keys to the weighted sum [rows, h], the largest scores and the sums of weights;
+        those that are not there are zeros."""
         out, top, total = carry
-        at = (self.sequence, self.head, pl.ds(index * self.keys, self.keys), slice(None))
-        k = load(k_ref.at[at], valid[:, None])
-        v = load(v_ref.at[at], valid[:, None])
+        k = load(k_ref.at[at], there[:, None])
+        v = load(v_ref.at[at], there[:, None])
         score = dot(self.q, k, 1) * self.kernel.scale
         if self.kernel.cap is not None:
             score = softcap(score, self.kernel.cap)

@@ -1,0 +1,395 @@
+"""The engine gives every request the text of `generate`, whatever else it serves."""
+
+import asyncio
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine_requests import Answer, ask, closed_loop, tokens_of
+
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.errors import UserError
+from dart_jax.model import DEMO, DartModel
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.engine import Engine, EngineClosed
+from dart_jax.serving.request import QueueFull, Request
+
+TEXT = (DEMO.parent / "errors.py").read_text() + (DEMO.parent / "checkpoint.py").read_text()
+SMALL = {"slots": 4, "page": 16, "max_length": 320, "warmup": "none", "tree_nodes": 4}
+
+# One of each level, and each of their options.
+OPTIONS = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    {"temperature": 0.9, "min_p": 0.05},
+    {"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.2},
+    {"repetition_penalty": 1.3},
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return DartModel.from_pretrained(DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng")
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    engine = Engine(model, ServingConfig(**SMALL))
+    yield engine
+    engine.close()
+
+
+def case(n):
+    """A prompt of the text, its options, a seed and a budget: all different."""
+    rng = np.random.default_rng(n)
+    begin, size = int(rng.integers(0, 900)), int(rng.choice([1, 30, 200, 600]))
+    return TEXT[begin : begin + size], OPTIONS[n % len(OPTIONS)], 100 + n, int(rng.integers(3, 50))
+
+
+def request_of(model, n, **others):
+    text, options, seed, budget = case(n)
+    return Request(
+        tokens_of(model, text), budget, Sampling(**options), seed=seed, stop_ids=model.eos, **others
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """The tokens of `generate`, by case, alone and without drafting."""
+    found = {}
+
+    def of(n):
+        if n not in found:
+            text, options, seed, budget = case(n)
+            generated = model.generate(
+                text, max_new_tokens=budget, seed=seed, tree_nodes=0, **options
+            )
+            found[n] = generated.tokens.tolist()
+        return found[n]
+
+    return of
+
+
+def test_every_text_is_that_of_generate(model, engine, expected):
+    """Among neighbours of all kinds, in any slot, drafted; and once more, with the kept pages."""
+    for _ in range(2):
+        answers = ask(engine, *(request_of(model, n) for n in range(12)))
+        assert [answer.tokens for answer in answers] == [expected(n) for n in range(12)]
+    seen = engine.statistics()
+    assert (seen.running, seen.waiting, seen.pages_used) == (0, 0, 0)
+    assert seen.prefix_hits > 0
+    assert seen.accepted_tokens == sum(seen.accepted_per_position) > 0
+    assert seen.generation_tokens == 2 * sum(len(expected(n)) for n in range(12))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["plain", "ngram", pytest.param("eagle3", marks=pytest.mark.long), "draft_model"],
+)
+def test_every_method(model, expected, kind):
+    drafter = {"plain": None, "ngram": NgramConfig()}.get(kind, DEMO / kind)
+    others = {"tree_nodes": None} if kind == "plain" else {}
+    engine = Engine(model.with_drafter(drafter), ServingConfig(**SMALL | others))
+    answers = ask(engine, *(request_of(model, n) for n in (0, 1, 4)))
+    engine.close()
+    assert [answer.tokens for answer in answers] == [expected(n) for n in (0, 1, 4)]
+    drafts = engine.statistics().accepted_tokens
+    assert drafts == 0 if kind == "plain" else drafts > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "how", [{"attention": "dense"}, {"search": "device"}, {"search": "callback"}], ids=str
+)
+def test_every_way_to_compute(expected, how):
+    parts = DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng"
+    model = DartModel.from_pretrained(*parts, **how)
+    engine = Engine(model, ServingConfig(**SMALL))
+    answers = ask(engine, *(request_of(model, n) for n in range(6)))
+    engine.close()
+    assert [answer.tokens for answer in answers] == [expected(n) for n in range(6)]
+
+
+@pytest.mark.long
+def test_trees_of_all_sizes(model, expected):
+    """Sizes that change from step to step, as drafting pays more or less, change no text."""
+    engine = Engine(model, ServingConfig(**SMALL | {"tree_nodes": None}))
+    rng = np.random.default_rng(0)
+    choose = engine._sizes.choose
+    engine._sizes.choose = lambda rows, level: int(rng.choice([choose(rows, level), 0, 1, 2, 8]))
+    engine._batch.shapes.sizes.update(dict.fromkeys(engine._batch.shapes.rows, (0, 1, 2, 8)))
+    for _ in range(2):
+        answers = closed_loop(engine, [request_of(model, n) for n in range(12)], 5)
+        assert [answer.tokens for answer in answers] == [expected(n) for n in range(12)]
+    engine.close()
+
+
+def test_when_pages_run_out(model, expected):
+    """The youngest waits and is read again; its text is the same."""
+    config = SMALL | {"kv_memory": "2.2MB", "prefix_cache": False}
+    engine = Engine(model, ServingConfig(**config))
+    pages = engine.statistics().pages
+    assert pages < 2 * 320 / 16
+    text = case(1)[0]
+    options = {"max_new_tokens": 240, "temperature": 1.0, "eos_token_id": ()}
+    wanted = [
+        model.generate(text, seed=n, tree_nodes=0, **options).tokens.tolist() for n in range(3)
+    ]
+    requests = [Request(tokens_of(model, text), 240, Sampling(1.0), seed=n) for n in range(3)]
+    assert [answer.tokens for answer in ask(engine, *requests)] == wanted
+    seen = engine.statistics()
+    engine.close()
+    assert seen.preemptions > 0
+    assert seen.pages_used == 0
+    assert seen.prompt_tokens == 3 * len(requests[0].tokens)
+
+
+def test_no_program_is_compiled_after_the_warm_up(model):
+    config = ServingConfig(slots=2, page=16, max_length=128, tree_nodes=2, chunk=32)
+    told = []
+    engine = Engine(model, config, told.append)
+    assert told[-1] == "compiled 16 of 16 programs"
+    requests = [
+        Request(
+            tokens_of(model, TEXT[: 40 * n + 1]),
+            9,
+            Sampling(**options),
+            seed=n,
+            logprobs=n % 3 or None,
+            logit_bias={n: 1.0} if n == 2 else {},
+        )
+        for n, options in enumerate(OPTIONS)
+    ]
+    for clients in (1, 2, 4):
+        closed_loop(engine, requests, clients)
+    assert engine.statistics().compilations == 0
+    engine.close()
+
+
+def test_log_probabilities(model, engine):
+    text = case(2)[0]
+    options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    wanted = model.generate(text, logprobs=4, tree_nodes=4, eos_token_id=(), **options)
+    request = Request(tokens_of(model, text), 12, Sampling(1.0), seed=3, logprobs=4)
+    alone, beside = ask(engine, request, Request(tokens_of(model, text), 12))
+    found = [update.logprobs for update in alone.updates]
+    assert alone.tokens == wanted.tokens.tolist()
+    assert np.concatenate([each.top_ids for each in found]).tolist() == wanted.top_ids.tolist()
+    for ours, theirs in (("own", "logprobs"), ("top", "top_logprobs")):
+        ours = np.concatenate([getattr(each, ours) for each in found])
+        np.testing.assert_allclose(ours, getattr(wanted, theirs), atol=1e-4)
+    assert all(update.logprobs is None for update in beside.updates)
+
+
+def test_penalties_and_bias_of_logits(model, engine):
+    """As functions of `generate` compute them, which know nothing of drafts."""
+    text = case(3)[0]
+    prompt = tokens_of(model, text)
+    bias = {int(prompt[0]): 4.0, 17: -3.0, 99: 2.5}
+    biased = np.zeros(model.target.vocab_size, np.float32)
+    biased[[*bias]] = [*bias.values()]
+
+    def penalize(tokens, logits, length):
+        at = jnp.arange(len(tokens), dtype=jnp.int32)
+        new = jnp.where((at >= len(prompt)) & (at < length), tokens, len(logits))
+        counts = jnp.zeros(len(logits), jnp.int32).at[new].add(1, mode="drop")
+        return logits + biased - 0.6 * counts.astype(jnp.float32) - jnp.where(counts > 0, 1.1, 0.0)
+
+    for temperature in (0.0, 0.9):
+        options = {"max_new_tokens": 40, "temperature": temperature, "seed": 8}
+        wanted = model.generate(
+            text, logits_processor=[penalize], tree_nodes=0, eos_token_id=(), **options
+        )
+        request = Request(
+            prompt,
+            40,
+            Sampling(temperature),
+            seed=8,
+            frequency_penalty=0.6,
+            presence_penalty=1.1,
+            logit_bias=bias,
+        )
+        (answer, _) = ask(engine, request, request_of(model, 0))
+        assert answer.tokens == wanted.tokens.tolist()
+
+
+def test_choices_are_the_sequences_of_a_prompt(model, engine):
+    text = case(1)[0]
+    wanted = model.generate(
+        text, max_new_tokens=20, temperature=1.0, seed=5, num_return_sequences=3, tree_nodes=0
+    )
+    tokens = tokens_of(model, text)
+    answers = ask(
+        engine,
+        *(
+            Request(tokens, 20, Sampling(1.0), seed=5, choice=n, stop_ids=model.eos)
+            for n in range(3)
+        ),
+    )
+    assert [answer.tokens for answer in answers] == [each.tokens.tolist() for each in wanted]
+
+
+def test_ends(model, engine, expected):
+    """At a stop id, at the budget, and at the longest length."""
+    text, _, _, _ = case(0)
+    tokens, whole = tokens_of(model, text), expected(0)
+    stop = whole[len(whole) // 2]
+    stopped, budget, longest = ask(
+        engine,
+        Request(tokens, 50, stop_ids=(stop, 4000)),
+        Request(tokens, 1),
+        Request(np.resize(tokens, 310), 50),
+    )
+    assert (stopped.finish, stopped.tokens) == ("stop", whole[: whole.index(stop) + 1])
+    assert (budget.finish, budget.tokens) == ("length", whole[:1])
+    assert (longest.finish, len(longest.tokens)) == ("length", 10)
+    # The tree is cut where the text ends, so the last token is seldom a draft that counts.
+    assert len(stopped.drafted) == len(stopped.tokens)
+
+
+def test_what_does_not_fit_is_refused(model, engine):
+    for tokens, others, message in [
+        (np.zeros(320, np.int32), {}, "leaves no room in a context of 320"),
+        (np.array([4096], np.int32), {}, "must be in 0..4095"),
+        (np.zeros(1, np.int32), {"logit_bias": {4096: 1.0}}, "must be in 0..4095"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            engine.submit(Request(tokens, 5, **others), Answer())
+    for options, message in [
+        ({"max_new_tokens": 0}, "max_new_tokens must be in"),
+        ({"seed": -1}, "the seed must be in"),
+        ({"presence_penalty": 3.0}, "presence_penalty must be between"),
+        ({"logprobs": 21}, "logprobs must be in"),
+        ({"stop_ids": tuple(range(17))}, "at most 16 stop ids"),
+        ({"logit_bias": {1: 101.0}}, "logit_bias of 1 must be between"),
+        ({"tokens": np.zeros(0, np.int32)}, "a prompt is empty"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            Request(**{"tokens": np.zeros(1, np.int32), "max_new_tokens": 1, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_memory": "1MB"}, "is too little for one request of 320 tokens, which takes"),
+        ({"max_length": 4096}, "beyond the target's 2048 positions"),
+        ({"slots": 0}, "--slots must be at least 1"),
+        ({"tree_nodes": 999}, "--tree-nodes must be at most"),
+    ],
+)
+def test_options_that_do_not_fit(model, options, message):
+    with pytest.raises(UserError, match=message):
+        Engine(model, ServingConfig(**SMALL | options))
+
+
+def test_prompt_lookup_is_refused(model):
+    with pytest.raises(UserError, match="prompt lookup cannot be served"):
+        Engine(model.with_drafter(PromptLookupConfig()), ServingConfig(**SMALL))
+
+
+def test_cancel_frees_the_slot(model, engine):
+    answer = Answer()
+    ticket = engine.submit(Request(np.zeros(1, np.int32), 300), answer)
+    assert answer.started.wait(60)
+    ticket.cancel()
+    ticket.cancel()
+    assert wait_until(lambda: engine.statistics().running == 0)
+    count = len(answer.updates)
+    assert engine.statistics().pages_used == 0
+    time.sleep(0.1)
+    assert len(answer.updates) <= count + 1
+    assert not answer.ended.is_set()
+
+
+def test_a_full_queue(model):
+    engine = Engine(model, ServingConfig(**SMALL | {"slots": 1, "queue": 1}))
+    held, gate = Answer(), threading.Event()
+
+    def hold(update):
+        held(update)
+        gate.wait(60)
+
+    engine.submit(Request(np.zeros(1, np.int32), 2), hold)
+    second = Answer()
+    engine.submit(Request(np.zeros(1, np.int32), 2), second)
+    with pytest.raises(QueueFull, match="1 requests are waiting") as full:
+        engine.submit(Request(np.zeros(1, np.int32), 2), Answer())
+    assert full.value.retry_after >= 1
+    gate.set()
+    assert len(second.wait().tokens) == 2
+    assert engine.drain(60)
+    with pytest.raises(EngineClosed):
+        engine.submit(Request(np.zeros(1, np.int32), 2), Answer())
+    engine.close()
+
+
+def test_a_failing_listener_harms_nobody(model, engine, expected):
+    def fail(update):
+        raise RuntimeError("no")
+
+    engine.submit(request_of(model, 0), fail)
+    (answer,) = ask(engine, request_of(model, 0))
+    assert answer.tokens == expected(0)
+    assert wait_until(lambda: engine.statistics().running == 0)
+
+
+def test_numbers_that_are_none(model, engine, expected):
+    """A request whose logits are NaN fails by name, and its neighbours do not."""
+    broken = request_of(model, 5)
+    object.__setattr__(broken, "logit_bias", {0: float("nan")})
+    failed = Answer()
+    engine.submit(broken, failed)
+    (answer,) = ask(engine, request_of(model, 5))
+    assert answer.tokens == expected(5)
+    with pytest.raises(UserError, match="NaN at new token 1"):
+        failed.wait()
+
+
+def test_a_failure_of_the_device_ends_all(model):
+    engine = Engine(model, ServingConfig(**SMALL))
+
+    def fail(*_):
+        raise MemoryError("out of memory")
+
+    engine._batch.step = fail
+    answers = [Answer(), Answer()]
+    for answer in answers:
+        engine.submit(Request(np.zeros(1, np.int32), 5), answer)
+        with pytest.raises(UserError, match="the engine failed: MemoryError"):
+            answer.wait()
+        break
+    assert wait_until(lambda: engine.statistics().failed)
+    with pytest.raises(EngineClosed):
+        engine.submit(Request(np.zeros(1, np.int32), 5), answers[1])
+    engine.close()
+
+
+def test_streams_for_asyncio(model, engine, expected):
+    async def whole(n):
+        updates = engine.stream(request_of(model, n))
+        return [token async for update in updates for token in update.tokens]
+
+    async def cut(n):
+        updates = engine.stream(request_of(model, n))
+        first = await anext(updates)
+        await updates.aclose()
+        return first.tokens
+
+    async def together():
+        return await asyncio.gather(whole(0), cut(1), whole(2))
+
+    first, begun, last = asyncio.run(together())
+    assert (first, last) == (expected(0), expected(2))
+    assert list(begun) == expected(1)[: len(begun)]
+    assert wait_until(lambda: engine.statistics().running == 0)
+
+
+def wait_until(holds, seconds=60):
+    end = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return held

@@ -1,0 +1,100 @@
+"""Pages are held by those who took them, found by their tokens, and never lost."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart_jax.serving.pages import NO_TOKENS, PagePool, page_key
+
+PAGE = 4
+
+
+def written(pool, tokens):
+    """Takes and writes the pages of a text, lets them be found, and returns them."""
+    found, key = pool.find(tokens)
+    pages = found + pool.take(-(-len(tokens) // PAGE) - len(found))
+    for n in range(len(found), (len(tokens) - 1) // PAGE):
+        key = page_key(key, tokens[n * PAGE : (n + 1) * PAGE + 1])
+        pool.know(pages[n], key)
+    return pages
+
+
+def text(*tokens):
+    return np.array(tokens, np.int32)
+
+
+def test_a_page_is_found_with_the_token_after_it():
+    pool = PagePool(8, PAGE)
+    pages = written(pool, text(1, 2, 3, 4, 5, 6))
+    found, _ = pool.find(text(1, 2, 3, 4, 5, 9, 9, 9, 9))
+    assert found == pages[:1]
+    # The drafter's row of 4 has seen that 5 follows.
+    for other in (text(1, 2, 3, 4, 6), text(1, 2, 3, 4), text(0, 2, 3, 4, 5)):
+        assert pool.find(other) == ([], NO_TOKENS)
+
+
+def test_what_nobody_holds_is_kept_until_it_is_needed():
+    pool = PagePool(3, PAGE)
+    first = written(pool, text(*range(9)))
+    pool.release(first)
+    assert (pool.used, pool.free) == (0, 3)
+    found, _ = pool.find(text(*range(9)))
+    assert found == first[:2]
+    pool.release(found)
+    # The end of a text goes first: without its beginning it would be of no use.
+    taken = pool.take(2)
+    assert first[0] not in taken
+    assert pool.find(text(*range(9)))[0] == first[:1]
+
+
+def test_too_few_pages_are_none():
+    pool = PagePool(3, PAGE)
+    assert pool.take(4) is None
+    assert pool.free == 3
+    assert len(pool.take(3)) == 3
+    assert pool.take(1) is None
+    assert pool.take(0) == []
+
+
+def test_without_reuse_nothing_is_found():
+    pool = PagePool(4, PAGE, reuse=False)
+    pool.release(written(pool, text(*range(9))))
+    assert pool.find(text(*range(9))) == ([], NO_TOKENS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_history(data):
+    """Whatever is taken and released: a page has the tokens it is found by, is not given to two
+    texts unless it was found, and all come back."""
+    pool, contents, holders = PagePool(12, PAGE), {}, []
+    for _ in range(data.draw(st.integers(1, 40))):
+        if holders and data.draw(st.booleans()):
+            pool.release(holders.pop(data.draw(st.integers(0, len(holders) - 1))))
+            continue
+        # Few tokens, so that texts begin alike.
+        tokens = text(*data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=20)))
+        found, _ = pool.find(tokens)
+        for n, page in enumerate(found):
+            assert contents[page] == tokens[: (n + 1) * PAGE + 1].tolist()
+        pool.release(found)
+        if -(-len(tokens) // PAGE) > pool.free:
+            continue
+        pages = written(pool, tokens)
+        new = set(pages) - set(found)
+        assert not new & {page for held in holders for page in held}
+        for n, page in enumerate(pages):
+            contents[page] = tokens[: (n + 1) * PAGE + 1].tolist()
+        holders.append(pages)
+        assert pool.used == len({page for held in holders for page in held})
+    for held in holders:
+        pool.release(held)
+    assert (pool.used, pool.free) == (0, 12)
+    assert sorted(pool.take(12)) == list(range(12))
+
+
+@pytest.mark.parametrize("tokens", [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (0, 2, 3, 4, 5)])
+def test_keys_stand_for_all_tokens_before(tokens):
+    assert page_key(NO_TOKENS, text(*tokens)) == page_key(NO_TOKENS, text(*tokens))
+    assert page_key(NO_TOKENS, text(*tokens)) != page_key(b"x", text(*tokens))

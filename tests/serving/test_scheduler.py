@@ -1,0 +1,118 @@
+"""Who runs and who waits: in order, the youngest gives way, and everybody ends."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart_jax.serving.pages import PagePool
+from dart_jax.serving.request import Request
+from dart_jax.serving.scheduler import Scheduler
+from dart_jax.serving.sequence import Sequence
+
+PAGE, LONGEST = 4, 40
+
+
+def made(slots=3, pages=30):
+    return Scheduler(slots, PagePool(pages, PAGE), LONGEST)
+
+
+def sequence(prompt, new, tag=0):
+    tokens = np.full(prompt, tag, np.int32)
+    return Sequence(Request(tokens, new), LONGEST, lambda _: None)
+
+
+def read_next(scheduler):
+    begun = scheduler.begin_next()
+    if begun is not None:
+        begun.read = begun.count - 1
+        scheduler.know_pages(begun)
+        scheduler.end_reading()
+    return begun
+
+
+def test_slots_are_given_in_order():
+    scheduler, all_of_them = made(slots=2), [sequence(5, 9) for _ in range(3)]
+    scheduler.waiting.extend(all_of_them)
+    assert read_next(scheduler) is all_of_them[0]
+    assert read_next(scheduler) is all_of_them[1]
+    assert scheduler.begin_next() is None
+    scheduler.end(all_of_them[0])
+    assert scheduler.begin_next() is all_of_them[2]
+    assert {s.slot for s in scheduler.active} == {0, 1}
+
+
+def test_the_youngest_gives_way_and_is_the_next():
+    scheduler = made(pages=12)
+    old, young, waits = (sequence(14, 20, tag) for tag in range(3))
+    scheduler.waiting.extend([old, young, waits])
+    assert [read_next(scheduler), read_next(scheduler)] == [old, young]
+    assert read_next(scheduler) is None  # no page would be left for the others
+    for s in (old, young):
+        s.append(np.zeros(10, np.int32))
+    scheduler.make_room(9)
+    assert scheduler.running == [old]
+    assert list(scheduler.waiting) == [young, waits]
+    assert (young.slot, young.read, young.pages, young.count) == (None, 0, [], 24)
+    assert scheduler.preemptions == 1
+    scheduler.end(old)
+    assert read_next(scheduler) is young
+
+
+def test_one_that_waits_or_is_read_can_end():
+    scheduler = made()
+    first, second = sequence(9, 4), sequence(9, 4)
+    scheduler.waiting.extend([first, second])
+    scheduler.end(second)
+    assert scheduler.begin_next() is first
+    scheduler.end(first)
+    assert scheduler.active == []
+    assert not scheduler.waiting
+    assert scheduler.pool.used == 0
+
+
+def test_texts_that_begin_alike_share_pages():
+    scheduler = made()
+    scheduler.waiting.extend([sequence(10, 4), sequence(10, 4), sequence(10, 4, tag=1)])
+    first, second, other = (read_next(scheduler) for _ in range(3))
+    assert second.pages[:2] == first.pages[:2]
+    assert second.pages[2] != first.pages[2]
+    assert not set(other.pages) & set(first.pages)
+    assert (scheduler.queries, scheduler.hits) == (30, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 25), st.integers(0, 2)), max_size=12),
+    st.integers(10, 30),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_all_end(requests, pages, slots, random):
+    """However few pages there are, as long as one text fits: every request ends, a waiting one is
+    overtaken by no later one, and nothing is held at the end."""
+    scheduler = made(slots, pages)
+    sequences = [sequence(*request) for request in requests]
+    scheduler.waiting.extend(sequences)
+    begun = []
+    for _ in range(2000):
+        if not (scheduler.waiting or scheduler.active):
+            break
+        while (one := read_next(scheduler)) is not None:
+            if one not in begun:
+                begun.append(one)
+        scheduler.make_room(5)
+        assert scheduler.running
+        assert scheduler.running[0] is min(scheduler.running, key=sequences.index)
+        for one in list(scheduler.running):
+            assert len(one.pages) * PAGE >= min(one.read + 5, LONGEST)
+            one.append(np.zeros(min(random.randint(1, 5), one.remaining), np.int32))
+            if one.remaining == 0 or random.random() < 0.02:
+                scheduler.end(one)
+            else:
+                scheduler.know_pages(one)
+        held = {page for one in scheduler.running for page in one.pages}
+        assert scheduler.pool.used == len(held)
+    assert not scheduler.waiting
+    assert scheduler.active == []
+    assert begun == sequences
+    assert scheduler.pool.used == 0

@@ -1,0 +1,83 @@
+"""Requests to an engine, and the texts that come of them."""
+
+import queue
+import threading
+
+import numpy as np
+
+from dart_jax.serving.engine import Engine
+from dart_jax.serving.request import Request
+
+PATIENCE = 120  # seconds
+
+
+class Answer:
+    """Collects the updates of one request."""
+
+    def __init__(self) -> None:
+        self.updates: list = []
+        self.error: BaseException | None = None
+        self.started, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, update) -> None:
+        if isinstance(update, BaseException):
+            self.error = update
+        else:
+            self.updates.append(update)
+            self.started.set()
+        if self.error is not None or update.finish is not None:
+            self.ended.set()
+
+    def wait(self) -> "Answer":
+        assert self.ended.wait(PATIENCE), "no answer"
+        if self.error is not None:
+            raise self.error
+        return self
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for update in self.updates for token in update.tokens]
+
+    @property
+    def drafted(self) -> list[bool]:
+        return [drafted for update in self.updates for drafted in update.drafted]
+
+    @property
+    def finish(self) -> str:
+        return self.updates[-1].finish
+
+
+def ask(engine: Engine, *requests: Request) -> list[Answer]:
+    """Submits requests together and waits for their ends."""
+    answers = [Answer() for _ in requests]
+    for request, answer in zip(requests, answers, strict=True):
+        engine.submit(request, answer)
+    return [answer.wait() for answer in answers]
+
+
+def closed_loop(engine: Engine, requests: list[Request], clients: int) -> list[Answer]:
+    """Each client sends its next request when its last one has ended."""
+    answers, left = [Answer() for _ in requests], queue.SimpleQueue()
+    for pair in zip(requests, answers, strict=True):
+        left.put(pair)
+
+    def client() -> None:
+        while True:
+            try:
+                request, answer = left.get_nowait()
+            except queue.Empty:
+                return
+            engine.submit(request, answer)
+            answer.ended.wait(PATIENCE)
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [answer.wait() for answer in answers]
+
+
+def tokens_of(model, text: str) -> np.ndarray:
+    """The tokens of a prompt, int32 [n]."""
+    return np.array(model.tokenizer.encode(text), np.int32)
