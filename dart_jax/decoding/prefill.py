@@ -18,15 +18,10 @@ import jax.numpy as jnp
 from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import process, token_scores
+from dart_jax.decoding.noise import noise_at, row_keys
+from dart_jax.decoding.penalties import mark_seen, penalize_repetition
 from dart_jax.decoding.prompts import Prompts
-from dart_jax.decoding.sampling import (
-    SamplingValues,
-    draw,
-    mark_seen,
-    noise_at,
-    penalize_repetition,
-    row_keys,
-)
+from dart_jax.decoding.sampling import SamplingValues, draw
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, emit, exact_products, noise_of_draft
 from dart_jax.models.cache import Cache, capacity_of, first_rows, keep_rows, wait_for

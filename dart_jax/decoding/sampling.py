@@ -1,14 +1,8 @@
-"""Samples tokens with noise that depends only on (key of the row, absolute position).
-
-A row's key depends on a seed and a number (`row_keys`). The same key therefore gives the same token
-whether a position is reached by plain decoding or as a node of a draft tree, and whatever the other
-rows are.
-"""
+"""Draws tokens from logits: temperature, top-k, top-p, min-p, and the noise of `noise.py`."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import NamedTuple
 
 import chex
@@ -18,13 +12,11 @@ import jax.numpy as jnp
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
-from dart_jax.models.cpu.noise import add_noise_native, gumbel_noise_native
+from dart_jax.models.cpu.noise import add_noise_native
 from dart_jax.models.cpu.rows import largest
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 _LARGEST = 128
-
-_RANDOM = "threefry2x32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,57 +145,6 @@ def draw(
     if sampling.top_p is None:
         return _argmax(noisy)
     return _draw_from_nucleus(probability, noisy, sampling.top_p)
-
-
-def penalize_repetition(penalty: jax.Array, logits: jax.Array, seen: jax.Array) -> jax.Array:
-    """Lowers the logits of the tokens set in `seen`, bool [B, ..., V] like the logits."""
-    penalty = per_row(penalty, logits.ndim)
-    lowered = jnp.where(logits < 0, logits * penalty, logits / penalty)
-    return jnp.where(seen, lowered, logits)
-
-
-def penalize(
-    sampling: SamplingValues,
-    logits: jax.Array,
-    seen: jax.Array | None = None,
-    counts: jax.Array | None = None,
-    bias: jax.Array | None = None,
-) -> jax.Array:
-    """Applies all that changes logits before they are divided by the temperature.
-
-    Args:
-      sampling: the penalties.
-      logits: float32 [B, ..., V].
-      seen: bool, as the logits: tokens of the sequence so far; needed for a repetition penalty.
-      counts: int32, as the logits: occurrences in the new text; needed for the other penalties.
-      bias: float32, broadcastable to the logits; added first.
-    """
-    if bias is not None:
-        logits = logits + bias
-    if seen is not None and sampling.repetition_penalty is not None:
-        logits = penalize_repetition(sampling.repetition_penalty, logits, seen)
-    if counts is not None and sampling.frequency_penalty is not None:
-        number = counts.astype(jnp.float32)
-        logits = logits - per_row(sampling.frequency_penalty, logits.ndim) * number
-    if counts is not None and sampling.presence_penalty is not None:
-        penalty = per_row(sampling.presence_penalty, logits.ndim)
-        logits = logits - jnp.where(counts > 0, penalty, 0)
-    return logits
-
-
-def count_tokens(counts: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Adds `tokens`, int32 [..., n], to `counts`, int32 [..., V]; -1 is ignored."""
-    if counts.ndim > 1:
-        return jax.vmap(count_tokens)(counts, tokens)
-    return counts.at[jnp.where(tokens < 0, counts.shape[0], tokens)].add(1, mode="drop")
-
-
-def mark_seen(seen: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Sets `tokens`, int32 [..., n], in `seen`, bool [..., V]; -1 is ignored."""
-    if seen.ndim > 1:
-        return jax.vmap(mark_seen)(seen, tokens)
-    # Indices beyond the end are dropped; -1 would index the last token.
-    return seen.at[jnp.where(tokens < 0, seen.shape[0], tokens)].set(True, mode="drop")
 
 
 def scale_and_filter(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
@@ -421,51 +362,3 @@ def add_noise(
     return jax.lax.platform_dependent(
         logits, sampling.temperature, noise, levels, ids, cpu=on_cpu, default=plainly
     )
-
-
-def noise_at(
-    sampling: SamplingValues, keys: jax.Array, first: jax.Array, count: int, vocab: int
-) -> jax.Array | None:
-    """`gumbel_noise` of `count` positions from `first`, int32 [B], on; None in greedy decoding."""
-    if sampling.temperature is None:
-        return None
-    return gumbel_noise(keys, first[:, None] + jnp.arange(count, dtype=jnp.int32)[None], vocab)
-
-
-def row_keys(seed: jax.Array, row: jax.Array) -> jax.Array:
-    """The keys of rows' noise, uint32 [B, 2], from a seed, uint32 scalar or [B], and their numbers,
-    int32 [B].
-
-    Threefry whatever JAX's default is: "rbg" gives other numbers to the same key in a batch of
-    another size, so plain decoding and a draft tree would not draw alike.
-    """
-
-    def key(seed: jax.Array, row: jax.Array) -> jax.Array:
-        made = jax.random.fold_in(jax.random.key(seed, impl=_RANDOM), row)
-        return jax.random.key_data(made)
-
-    return jax.vmap(key)(jnp.broadcast_to(seed, row.shape), row)
-
-
-def gumbel_noise(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """Gumbel noise float32 [B, P, V]; row b's depends only on (keys[b], position).
-
-    Args:
-      keys: uint32 [B, 2], see `row_keys`.
-      position: int32 [B, P].
-      vocab: V.
-    """
-    plain = partial(_gumbel_noise, vocab=vocab)
-    on_cpu = partial(gumbel_noise_native, vocab=vocab) if available() else plain
-    return jax.lax.platform_dependent(keys, position, cpu=on_cpu, default=plain)
-
-
-def _gumbel_noise(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """By JAX alone."""
-
-    def row(data, positions):
-        key = jax.random.wrap_key_data(data, impl=_RANDOM)
-        keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(positions)
-        return jax.vmap(lambda k: jax.random.gumbel(k, (vocab,), jnp.float32))(keys)
-
-    return jax.vmap(row)(keys, position)

@@ -22,7 +22,9 @@ from dart_jax.decoding.accept import accept, impose_tau
 from dart_jax.decoding.drafting import Candidates, DraftInput
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
-from dart_jax.decoding.sampling import count_tokens, draw, mark_seen, noise_at, penalize
+from dart_jax.decoding.noise import noise_at
+from dart_jax.decoding.penalties import count_tokens, mark_seen, penalize
+from dart_jax.decoding.sampling import draw
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,

@@ -55,20 +55,6 @@ def capacity_of(cache: Cache) -> int:
     return rows if pages is None else pages.shape[1] * rows
 
 
-def pages_of_rows(pages: jax.Array, rows: jax.Array, size: int) -> jax.Array:
-    """The pages in which rows of each sequence are.
-
-    Args:
-      pages: int32 [B, n], see `PagedCache`.
-      rows: int32 [B, T], at least 0.
-      size: rows of a page.
-
-    Returns:
-      int32 [B, T]; -1 for those of missing pages and beyond the table.
-    """
-    return jnp.take_along_axis(pages, rows // size, axis=1, mode="fill", fill_value=-1)
-
-
 def init_cache(
     layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: DTypeLike
 ) -> KVCache:
@@ -129,7 +115,7 @@ def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.
     count, size = pool.shape[0], pool.shape[2]
     chex.assert_equal_shape_prefix([length, pages, new], 1)
     at = length[:, None] + jnp.arange(new.shape[2], dtype=jnp.int32)[None]
-    page = pages_of_rows(pages, at, size)
+    page = jnp.take_along_axis(pages, at // size, axis=1, mode="fill", fill_value=-1)
     page = jnp.where(page < 0, count, page)  # beyond the pool, as -1 would be its last page
 
     def write(old: jax.Array, new: jax.Array) -> jax.Array:

@@ -96,6 +96,7 @@ class Batch:
         self._config = decoder.config
         self._params = model.params
         self._search = decoder.search
+        self._programs: dict[tuple[int, int, Level], StepProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self.page_count = self._count_pages(config)
         self._pools: Pools = empty_pools(self._config, self._params, self.page_count, config.page)
@@ -168,7 +169,10 @@ class Batch:
 
     def program(self, verified: int, drafted: int, level: Level) -> StepProgram:
         """A step's program; see `StepProgram`."""
-        return StepProgram(self._config, verified, drafted, level)
+        kind = verified, drafted, level
+        if kind not in self._programs:
+            self._programs[kind] = StepProgram(self._config, *kind)
+        return self._programs[kind]
 
     def step(
         self, sequences: SequenceOf[Sequence], rows: int, program: StepProgram

@@ -77,13 +77,13 @@ class StepProgram:
     drafted: int
     level: Level
 
-    @property
+    @functools.cached_property
     def verifying(self) -> DecodeConfig:
         """The config with which trees are verified."""
         logits = LogitsConfig(logprobs=MOST_LOGPROBS if self.level == "full" else None)
         return dataclasses.replace(self.config, nodes=self.verified, logits=logits)
 
-    @property
+    @functools.cached_property
     def drafting(self) -> DecodeConfig:
         """The config with which trees are drafted."""
         return dataclasses.replace(self.config, nodes=self.drafted)

@@ -14,7 +14,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dart_jax.decoding.host_buffer import CONTEXT
-from dart_jax.decoding.sampling import SamplingValues, row_keys
+from dart_jax.decoding.noise import row_keys
+from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.serving.config import Level
 from dart_jax.serving.request import MOST_STOP_IDS, Request
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.loop import start
+from dart_jax.decoding.noise import row_keys
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.sampling import Sampling, row_keys
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.model import DEMO

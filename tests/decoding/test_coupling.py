@@ -10,14 +10,9 @@ from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.decoding.drafting.base import DraftInput
 from dart_jax.decoding.drafting.coupling import coupled
-from dart_jax.decoding.sampling import (
-    Sampling,
-    add_noise,
-    gumbel_noise,
-    mark_seen,
-    penalize_repetition,
-    scale_and_filter,
-)
+from dart_jax.decoding.noise import _gumbel_noise, gumbel_noise
+from dart_jax.decoding.penalties import mark_seen, penalize_repetition
+from dart_jax.decoding.sampling import Sampling, add_noise, scale_and_filter
 from dart_jax.model import DEMO, DartModel
 from eval.benchmarks.prompts import demo_prompts
 from tests.support.draws import keys_of, noise_of
@@ -32,7 +27,7 @@ POSITIONS = jnp.asarray([[0, 1, 5], [7, 100_000, 3]], jnp.int32)
 def test_the_cores_noise_is_jaxs(seed, vocab):
     keys = keys_of(seed, 2)
     got = jax.jit(gumbel_noise, static_argnums=2)(keys, POSITIONS, vocab)
-    expected = sampling_module._gumbel_noise(keys, POSITIONS, vocab)
+    expected = _gumbel_noise(keys, POSITIONS, vocab)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
     alone = gumbel_noise(keys[:1], POSITIONS[:1, 1:2], vocab)
     np.testing.assert_array_equal(alone[0, 0], got[0, 1])

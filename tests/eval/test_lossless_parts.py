@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.loop import Generation
+from dart_jax.decoding.penalties import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from eval.lossless.distribution import Samples, chi2_tail, chi_square
 from eval.lossless.divergence import ENDED, examine
@@ -48,9 +48,7 @@ def test_filters_are_the_samplers(cut, seed):
 def test_the_penalty_is_the_samplers():
     logits, context = logits_of(0), np.array([3, 5, 5, 7])
     repeated = np.isin(np.arange(40), context)
-    theirs = sampling_module.penalize_repetition(
-        jnp.float32(1.3), jnp.asarray(logits), jnp.asarray(repeated)
-    )
+    theirs = penalize_repetition(jnp.float32(1.3), jnp.asarray(logits), jnp.asarray(repeated))
     ours = scale(logits, Sampling(0.5, repetition_penalty=1.3), context)
     np.testing.assert_allclose(ours, np.asarray(theirs) / 0.5, rtol=1e-6)
 

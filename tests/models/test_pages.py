@@ -21,11 +21,20 @@ from dart_jax.models.attention import native
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.compaction import append as append_by
 from dart_jax.models.attention.segments import Scoring
-from dart_jax.models.cache import PagedCache, append, capacity_of, extend, first_rows, keep_rows
+from dart_jax.models.cache import (
+    PagedCache,
+    append,
+    capacity_of,
+    extend,
+    first_rows,
+    init_cache,
+    keep_rows,
+)
 from dart_jax.models.cpu.foreign import available
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.pure import bind
 from tests.support.attention_inputs import AttentionShape, paged_arrays
-from tests.support.tiny_configs import copied
+from tests.support.tiny_configs import TARGET, VOCABULARY, copied, random_params
 
 NATIVE = pytest.param(
     "native",
@@ -38,7 +47,7 @@ KERNELS = pytest.mark.parametrize("kernel", ["dense", NATIVE, "interpret", "inte
 SHAPES = [
     (AttentionShape(2, 4, 2, 5, 200), 64),
     (AttentionShape(3, 4, 2, 3, 40, 16), 1),
-    (AttentionShape(1, 6, 2, 9, 150, 32, cap=20.0), 24),  # blocks of keys in several pages
+    (AttentionShape(1, 6, 2, 9, 150, cap=20.0), 24),  # blocks of keys in several pages
     (AttentionShape(2, 2, 1, 4, 170, window=50), 16),
     (AttentionShape(1, 2, 1, 128, 96, 16, window=20), 8),  # a prompt's chunk
     (AttentionShape(1, 8, 2, 5, 640), 128),  # several splits
@@ -63,6 +72,7 @@ def test_attention_to_pages(kernel, shape, size):
     compare(kernel, shape, size, 0)
 
 
+@pytest.mark.long(keep=2)
 @KERNELS
 @settings(max_examples=5, deadline=None)
 @given(
@@ -180,9 +190,45 @@ def test_first_rows_are_those_of_the_first_pages():
         )
 
 
-@pytest.mark.long(keep=2)
-@pytest.mark.parametrize("kernel", ["dense", NATIVE])
-@pytest.mark.parametrize("method", ["plain", "dart", "eagle3", "sps"])
+def copies_no_pool(compiled, *caches):
+    text = compiled.as_text()
+    for leaf in jax.tree.leaves([cache.layers for cache in caches]):
+        shape = re.escape(f"f32[{','.join(map(str, leaf.shape))}]")
+        assert re.search(shape, text)
+        assert not re.findall(rf"= {shape}\S* copy\(.*", text)
+
+
+@pytest.mark.parametrize("kernel", [NATIVE, "dense"])
+def test_a_chunk_of_a_prompt_in_pages(kernel):
+    """Has the same bits as in one piece, whichever pages come first; no pool is copied."""
+    execution = dataclasses.replace(Execution(), attention=kernel)
+    target = bind(TARGET, random_params(TARGET, 0), execution)
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, VOCABULARY, (1, 64)), jnp.int32)
+
+    @partial(jax.jit, donate_argnums=0, static_argnums=2)
+    def read(cache, start, filled):
+        own = jax.lax.dynamic_slice_in_dim(tokens, start[0], 32, axis=1)
+        at = start[:, None] + jnp.arange(32, dtype=jnp.int32)[None]
+        causal = jnp.tril(jnp.ones((1, 32, 32), bool))
+        out = target(own, at, causal, first_rows(cache, filled), start)
+        features = out.features[:, -1]  # of earlier layers, as in a prefill
+        return keep_rows(cache, out.rows, start, 64), features
+
+    whole = init_cache(TARGET.num_hidden_layers, 1, 1, 64, TARGET.head_dim, jnp.float32)
+    paged = in_pages(whole, 16, 0)
+    for begin in (0, 32):
+        start = jnp.full(1, begin, jnp.int32)
+        compiled = read.lower(paged, start, begin).compile()
+        copies_no_pool(compiled, paged)
+        (whole, expected), (paged, got) = read(whole, start, begin), compiled(paged, start)
+        np.testing.assert_array_equal(got, expected)
+        jax.tree.map(np.testing.assert_array_equal, rows_of(paged), whole)
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("method", ["dart", "plain", "eagle3", "sps"])
+@pytest.mark.parametrize("kernel", [NATIVE, "dense"])
 def test_a_step_with_pages(models, prompts, method, kernel):
     """The same bits as in one piece, for every cache; no pool is copied."""
     params, drafter = models.params, {"dart": models.drafter, "plain": None}.get(method)
@@ -205,12 +251,7 @@ def test_a_step_with_pages(models, prompts, method, kernel):
         draft_state=None if state.draft_state is None else in_pages(state.draft_state, 16, 1),
     )
     compiled = step.lower(config, params, paged, trees).compile()
-    text = compiled.as_text()
-    for leaf in jax.tree.leaves((paged.target_cache, paged.draft_state)):
-        if leaf.ndim == 4:
-            shape = re.escape(f"f32[{','.join(map(str, leaf.shape))}]")
-            assert re.search(shape, text)
-            assert not re.findall(rf"= {shape}\S* copy\(.*", text)
+    copies_no_pool(compiled, *filter(None, (paged.target_cache, paged.draft_state)))
     paged, packed = compiled(params, paged, trees)
     state, expected = step(config, params, state, trees)
     np.testing.assert_array_equal(packed, expected)

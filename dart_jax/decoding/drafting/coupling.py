@@ -13,13 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftInput
-from dart_jax.decoding.sampling import (
-    add_noise,
-    filters,
-    is_greedy,
-    penalize_repetition,
-    scale_and_filter,
-)
+from dart_jax.decoding.penalties import penalize_repetition
+from dart_jax.decoding.sampling import add_noise, filters, is_greedy, scale_and_filter
 
 
 def coupled(
