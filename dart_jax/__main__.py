@@ -31,6 +31,7 @@ class Program(NamedTuple):
 PROGRAMS = {
     "generate": Program("dart_jax.generate", "continue a prompt in the terminal"),
     "app": Program("dart_jax.app", "the same in a browser"),
+    "serve": Program("dart_jax.serve", "the same for OpenAI's clients, many at once"),
     "ngram": Program("dart_jax.ngram", "inspect, convert and measure n-gram files"),
     "speedup": Program(
         "eval.speedup", "compare the speed of plain decoding, DART and other methods"

@@ -29,6 +29,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PROGRAMS = (
     "dart_jax.app",
     "dart_jax.generate",
+    "dart_jax.serve",
     *(f"dart_jax.ngram {name}" for name in ("info", "query", "convert", "bench")),
     *(
         f"eval.{name}"
