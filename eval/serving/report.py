@@ -15,17 +15,19 @@ from eval.serving.config import ServingConfig
 from eval.serving.summary import PERCENTILES, Load, Slo, Summary
 
 _THROUGHPUT = (
-    "req/s, tok/s: requests and new tokens a second; good/s: requests a second whose first token "
-    "came within {ttft:g} ms and whose others took at most {tpot:g} ms each; medians of {rounds} "
-    "rounds. ratio: the first server's tok/s to this one's, TPOT: this one's median TPOT to the "
-    "first server's, both round by round, ± half the range. tau: tokens per verification, bonus "
-    "token included; tok/chunk: tokens of a chunk; same: texts of the first server's"
+    "medians of {rounds} rounds. good/s: requests a second whose first token came within {ttft:g} "
+    "ms and whose others took at most {tpot:g} ms each. tau: tokens per verification, bonus token "
+    "included; chunk: tokens in a chunk; reused: prompt tokens that the prefix cache had"
+)
+_RATIOS = (
+    "ratios round by round, median ± half the range; above 1 the {first} server is better. TTFT, "
+    "TPOT: of the rounds' medians. same: answers with the same text"
 )
 _LATENCY = (
-    "in ms, 50th, 90th and 99th percentile of the requests of all rounds. TTFT: to the first "
-    "token. TPOT: from the first to the last token, for each token after the first. ITL: between "
-    "chunks, which hold several tokens where drafts are accepted: compare TPOT, not ITL. total: "
-    "to the last token"
+    "50th, 90th and 99th percentile of the requests of all rounds. TTFT: to the first token. "
+    "TPOT: from the first to the last token, for each token after the first. ITL: between chunks, "
+    "which hold several tokens where drafts are accepted: compare TPOT, not ITL. total: to the "
+    "last token"
 )
 
 
@@ -52,6 +54,11 @@ class Report:
         """The times that goodput counts."""
         return Slo(self.config.slo_ttft, self.config.slo_tpot)
 
+    @property
+    def name(self) -> str:
+        """The first server's name, with which the others are compared."""
+        return self.summaries[0].way
+
     def first(self, load: Load) -> Summary:
         """The first server's summary of a load."""
         return next(each for each in self.summaries if each.load == load)
@@ -59,50 +66,61 @@ class Report:
     @property
     def grids(self) -> list[Grid]:
         """The tables."""
-        return [self._throughput(), self._latency()]
+        return [self._throughput(), *self._ratios(), self._latency()]
+
+    @property
+    def _kind(self) -> str:
+        return "rate" if self.config.rate else "clients"
 
     def _throughput(self) -> Grid:
-        kind = "rate" if self.config.rate else "clients"
-        columns = [kind, "server", "req/s", "tok/s", "good/s", "ratio", "TPOT"]
-        columns += ["tau", "tok/chunk", "reused", "same", "errors"]
-        rows = [self._throughput_cells(each) for each in self.summaries]
+        columns = [self._kind, "server", "req/s", "tok/s", "good/s", "tau", "chunk", "reused"]
         caption = _THROUGHPUT.format(
             ttft=1e3 * self.slo.ttft, tpot=1e3 * self.slo.tpot, rounds=self.config.rounds
         )
-        return Grid(self.workload, columns, rows, caption)
+        rows = [self._throughput_cells(each) for each in self.summaries]
+        return Grid(self.workload, [*columns, "failed"], rows, caption)
 
     def _throughput_cells(self, each: Summary) -> list[str]:
-        first, counters = self.first(each.load), each.counters
-
-        def median(values: Sequence[float], form: str = ",.1f") -> str:
-            return f"{statistics.median(values):{form}}"
-
-        def ratio(values: Sequence[float]) -> str:
-            return spread(values, ".2f", "x") if values and each is not first else ""
-
+        counters, rounds = each.counters, each.rounds
+        requests = statistics.median(one.request_rate for one in rounds)
+        tokens = statistics.median(one.token_rate for one in rounds)
+        good = statistics.median(one.goodput(self.slo) for one in rounds)
         return [
             str(each.load),
             each.way,
-            median([one.request_rate for one in each.rounds]),
-            median([one.token_rate for one in each.rounds], ",.0f"),
-            median([one.goodput(self.slo) for one in each.rounds]),
-            ratio(first.token_ratios(each)),
-            ratio(first.tpot_ratios(each)),
+            f"{requests:,.1f}",
+            f"{tokens:,.0f}",
+            f"{good:,.1f}",
             "-" if counters.tau is None else f"{counters.tau:.2f}",
             "-" if each.chunk_tokens is None else f"{each.chunk_tokens:.2f}",
             "-" if counters.reused is None else f"{counters.reused:.0%}",
-            "" if each.same is None else f"{each.same[0]}/{each.same[1]}",
             str(len(each.errors)),
         ]
 
+    def _ratios(self) -> list[Grid]:
+        """The first server beside each other one; nothing if there is only one."""
+        rows = [self._ratio_cells(each) for each in self.summaries if each.way != self.name]
+        if not rows:
+            return []
+        columns = [self._kind, "over", "tok/s", "TPOT", "TTFT", "same"]
+        title = f"{self.name[0].upper()}{self.name[1:]} over the others"
+        return [Grid(title, columns, rows, _RATIOS.format(first=self.name))]
+
+    def _ratio_cells(self, each: Summary) -> list[str]:
+        first = self.first(each.load)
+        ratios = (first.token_ratios(each), first.ratios(each, "tpot"), first.ratios(each, "ttft"))
+        same = "-" if each.same is None else f"{each.same[0]}/{each.same[1]}"
+        shown = [spread(values, ".2f", "x") if values else "-" for values in ratios]
+        return [str(each.load), each.way, *shown, same]
+
     def _latency(self) -> Grid:
-        kind = "rate" if self.config.rate else "clients"
-        columns = [kind, "server", "TTFT", "TPOT", "ITL", "total"]
+        columns = [self._kind, "server", "TTFT", "TPOT", "ITL", "total"]
         rows = [
             [str(each.load), each.way, *(_three(values) for values in each.times.values())]
             for each in self.summaries
         ]
-        return Grid(f"Latency, p{', p'.join(map(str, PERCENTILES))}", columns, rows, _LATENCY)
+        title = f"Milliseconds: p{', p'.join(map(str, PERCENTILES))}"
+        return Grid(title, columns, rows, _LATENCY)
 
     @property
     def remarks(self) -> list[str]:

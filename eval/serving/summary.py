@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -80,6 +80,12 @@ class Round:
         known = [tpot for answer in self.complete if (tpot := answer.tpot) is not None]
         return statistics.median(known) if known and self.streamed else None
 
+    @property
+    def ttft(self) -> float | None:
+        """Median seconds to the first token; None if no answer tells it."""
+        known = [answer.ttft for answer in self.complete]
+        return statistics.median(known) if known and self.streamed else None
+
 
 def percentiles(values: Sequence[float]) -> list[float] | None:
     """The `PERCENTILES`, interpolated linearly; None without values."""
@@ -150,10 +156,11 @@ class Summary:
         pairs = zip(self.rounds, other.rounds, strict=True)
         return [one.token_rate / two.token_rate for one, two in pairs if two.token_rate]
 
-    def tpot_ratios(self, other: Summary) -> list[float]:
-        """Another server's median TPOT over this one's, round by round."""
-        pairs = [(a.tpot, b.tpot) for a, b in zip(self.rounds, other.rounds, strict=True)]
-        return [two / one for one, two in pairs if one and two]
+    def ratios(self, other: Summary, time: Literal["tpot", "ttft"]) -> list[float]:
+        """Another server's median time over this one's, round by round."""
+        pairs = zip(self.rounds, other.rounds, strict=True)
+        times = [(getattr(one, time), getattr(two, time)) for one, two in pairs]
+        return [two / one for one, two in times if one and two]
 
     def as_json(self, slo: Slo, first: Summary) -> dict[str, Any]:
         """Everything, with ratios of the first server's figures to this one's."""
@@ -174,7 +181,8 @@ class Summary:
             "same": self.same,
             "late": self.late,
             "token_ratios": first.token_ratios(self),
-            "tpot_ratios": first.tpot_ratios(self),
+            "tpot_ratios": first.ratios(self, "tpot"),
+            "ttft_ratios": first.ratios(self, "ttft"),
             "rounds": [
                 {
                     "seconds": each.seconds,
@@ -182,6 +190,7 @@ class Summary:
                     "request_rate": each.request_rate,
                     "goodput": each.goodput(slo),
                     "tpot": each.tpot,
+                    "ttft": each.ttft,
                     "client_cpu": each.client_cpu,
                     "tau": each.counters.tau,
                 }
