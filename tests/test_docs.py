@@ -43,6 +43,7 @@ PROGRAMS = (
             "peers",
             "products",
             "search",
+            "serving",
             "speedup",
             "startup",
         )

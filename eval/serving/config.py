@@ -17,7 +17,7 @@ MADE = ("demo", "shared-prefix", "chat", "code")
 
 
 @dataclasses.dataclass(frozen=True)
-class ServingConfig(ModelChoice):
+class ServingBenchConfig(ModelChoice):
     """The servers, what is asked of them, and how."""
 
     url: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class ServingConfig(ModelChoice):
         self._check_servers()
 
     def _check_servers(self) -> None:
-        _ = self.addresses
+        _ = self.addresses, self.server_words(None)
         if len(self.url) > 2:
             raise UserError("--url takes one server, or two to compare")
         if self.url and (self.tree_nodes is not None or self.slots or self.serve_options):
@@ -132,7 +132,10 @@ class ServingConfig(ModelChoice):
         return [Address.parse(url) for url in self.url]
 
     def server_words(self, tree_nodes: int | None) -> list[str]:
-        """The options of a server to start, for the model and what else was chosen."""
+        """The options of a server to start, for the model and what else was chosen.
+
+        It compiles before the first request what the workload needs and, for a soak, everything.
+        """
         words = []
         for field in dataclasses.fields(ModelChoice):
             value = getattr(self, field.name)
@@ -144,6 +147,8 @@ class ServingConfig(ModelChoice):
             words += ["--tree-nodes", str(tree_nodes)]
         if self.slots is not None:
             words += ["--slots", str(self.slots)]
+        if self.soak is None and "--warmup" not in self.serve_options:
+            words += ["--warmup", "filtered" if self.temperature else "greedy"]
         try:
             return words + shlex.split(self.serve_options)
         except ValueError as error:

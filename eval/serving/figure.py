@@ -100,9 +100,8 @@ def _first_tokens(axes: Any, report: Report, colours: dict[str, str]) -> None:
         for rank, style in ((0, "o-"), (2, "o:")):
             ys = [1e3 * taken[rank] for _, taken in some]
             axes.plot(places, ys, style, color=colour, markersize=4)
-    axes.set_ylim(bottom=0)
     _loads(axes, report)
-    axes.set(ylabel="ms", title="Time to first token: p50, and p99 dotted")
+    axes.set(yscale="log", ylabel="ms", title="Time to first token: p50, and p99 dotted")
 
 
 def _ratios(axes: Any, report: Report, colours: dict[str, str]) -> None:
@@ -120,7 +119,9 @@ def _ratios(axes: Any, report: Report, colours: dict[str, str]) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_ylim(bottom=0)
     _loads(axes, report)
-    axes.set(ylabel="ratio of new tokens / s", title=f"{first} over the others")
+    axes.set(
+        ylabel="ratio of new tokens / s", title=f"{first[0].upper()}{first[1:]} over the others"
+    )
 
 
 def _loads(axes: Any, report: Report) -> None:

@@ -27,11 +27,12 @@ from dart_jax.programs.provenance import environment, revision
 from eval.serving import figure
 from eval.serving.client.completion import Request, Server
 from eval.serving.comparison import Measure, compare, measure_server
-from eval.serving.config import ServingConfig
+from eval.serving.config import ServingBenchConfig
 from eval.serving.first_token import check_first_tokens
 from eval.serving.fixed import measure_fixed
 from eval.serving.report import Report
 from eval.serving.server import (
+    ANSWERING,
     Process,
     find_server,
     scrape,
@@ -49,7 +50,7 @@ Servers = dict[str, tuple[Server, Process | None]]
 _SHORT_PROMPTS = 100
 
 
-def run(config: ServingConfig, console: Console) -> None:
+def run(config: ServingBenchConfig, console: Console) -> None:
     """Measures, prints and writes the reports.
 
     Raises:
@@ -103,7 +104,7 @@ def _measure(server: Server, timeout: float, requests: Sequence[Request], load: 
     return measure_server(server, requests, load, timeout)
 
 
-def _fixed(config: ServingConfig) -> Measure:
+def _fixed(config: ServingBenchConfig) -> Measure:
     model, most = config.load(), config.fixed_batch
 
     def measure(requests: Sequence[Request], load: Load) -> Round:
@@ -122,7 +123,7 @@ def _difference(after: float | None, before: float | None) -> float | None:
     return None if after is None or before is None else after - before
 
 
-def run_check(config: ServingConfig, console: Console) -> bool:
+def run_check(config: ServingBenchConfig, console: Console) -> bool:
     """Tries one server, prints what it found and writes the report.
 
     Returns:
@@ -156,7 +157,7 @@ def run_check(config: ServingConfig, console: Console) -> bool:
 
 @contextlib.contextmanager
 def _servers(
-    config: ServingConfig,
+    config: ServingBenchConfig,
     options: Mapping[str, Sequence[str]],
     notify: Callable[[str], None],
 ) -> Iterator[Servers]:
@@ -172,14 +173,16 @@ def _servers(
         }
         return
     with start_servers(options, environ, notify) as processes:
-        yield {name: (find_server(each.address), each) for name, each in processes.items()}
+        yield {
+            name: (find_server(each.address, ANSWERING), each) for name, each in processes.items()
+        }
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 1: --soak or --ttft-check found something wrong; 2: bad input,
     reported in one line."""
     with program():
-        config = parse(ServingConfig, args, __doc__)
+        config = parse(ServingBenchConfig, args, __doc__)
         check_outputs(config.json, config.markdown, drawing=config.plot)
         if config.soak is None and not config.ttft_check:
             run(config, Console())

@@ -11,7 +11,7 @@ from typing import Any
 from dart_jax.programs.provenance import environment, revision
 from dart_jax.programs.spread import spread
 from eval.latency.report import Grid
-from eval.serving.config import ServingConfig
+from eval.serving.config import ServingBenchConfig
 from eval.serving.summary import PERCENTILES, Load, Slo, Summary
 
 _THROUGHPUT = (
@@ -43,7 +43,7 @@ class Report:
       compilations: programs that each server compiled after its warm-up; None if it does not tell.
     """
 
-    config: ServingConfig
+    config: ServingBenchConfig
     workload: str
     servers: dict[str, str]
     summaries: Sequence[Summary]
@@ -114,7 +114,8 @@ class Report:
         return [str(each.load), each.way, *shown, same]
 
     def _latency(self) -> Grid:
-        columns = [self._kind, "server", "TTFT", "TPOT", "ITL", "total"]
+        # Just 80 columns, with these names and times below 10 seconds.
+        columns = ["load", "server", "TTFT", "TPOT", "ITL", "total"]
         rows = [
             [str(each.load), each.way, *(_three(values) for values in each.times.values())]
             for each in self.summaries
@@ -176,4 +177,4 @@ def _three(values: Sequence[float] | None) -> str:
 
 def _ms(seconds: float) -> str:
     ms = 1e3 * seconds
-    return f"{ms:,.0f}" if ms >= 99.95 else f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}"
+    return f"{ms:.0f}" if ms >= 99.95 else f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}"

@@ -23,7 +23,7 @@ from eval.serving.client.metrics import Counters
 
 _ADDRESS = re.compile(r"https?://[\w.\-\[\]:]+:\d+")
 # Seconds that a server may take to compile everything, to answer then, and to end.
-_STARTING, _ANSWERING, _ENDING = 1800.0, 10.0, 5.0
+_STARTING, ANSWERING, _ENDING = 1800.0, 10.0, 5.0
 
 
 class Process:
@@ -145,13 +145,17 @@ def start_servers(
         yield started
 
 
-def find_server(address: Address) -> Server:
+def find_server(address: Address, patience: float = 0.0) -> Server:
     """Asks a server for its model.
+
+    Args:
+      address: the server's.
+      patience: seconds for which it may not listen yet.
 
     Raises:
       UserError: it does not answer as an OpenAI-compatible server does.
     """
-    end = time.monotonic() + _ANSWERING
+    end = time.monotonic() + patience
     while True:
         try:
             status, body = asyncio.run(fetch(address, "/v1/models"))

@@ -34,7 +34,7 @@ from eval.benchmarks.prompts import demo_prompts
 from eval.benchmarks.questions import prompt_tokens
 from eval.benchmarks.registry import find, load
 from eval.serving.client.completion import Request
-from eval.serving.config import ServingConfig
+from eval.serving.config import ServingBenchConfig
 
 # Longest prompt of the demo benchmark.
 _DEMO_TOKENS = 128
@@ -73,13 +73,13 @@ class Workload:
         return [self.request(number) for number in range(start, start + count)]
 
 
-def load_tokenizer(config: ServingConfig) -> Tokenizer:
+def load_tokenizer(config: ServingBenchConfig) -> Tokenizer:
     """The target's tokenizer; raises UserError if there is none."""
     target = config.target or DEMO / "target"
     return Tokenizer.load(hub.resolve(target, revision=config.revision, patterns=hub.TARGET))
 
 
-def make_workload(config: ServingConfig, tokenizer: Tokenizer) -> Workload:
+def make_workload(config: ServingBenchConfig, tokenizer: Tokenizer) -> Workload:
     """Makes the workload that the options name.
 
     Raises:
@@ -124,13 +124,13 @@ def library_tokens(tokenizer: Tokenizer) -> np.ndarray:
     return np.concatenate([tokenizer.encode(read(path)) for path in files]).astype(np.int32)
 
 
-def _listed(config: ServingConfig, prompts: Sequence[np.ndarray], number: int) -> Request:
+def _listed(config: ServingBenchConfig, prompts: Sequence[np.ndarray], number: int) -> Request:
     """The prompts in turn, again and again."""
     prompt = prompts[number % len(prompts)]
     return _request(config, prompt, config.max_new_tokens, number, config.ignore_eos)
 
 
-def _mixed(config: ServingConfig, mix: Mix, text: np.ndarray, number: int) -> Request:
+def _mixed(config: ServingBenchConfig, mix: Mix, text: np.ndarray, number: int) -> Request:
     """A window of the text; lengths that do not fit are drawn again."""
     rng = np.random.default_rng([config.seed, number])
     while True:
@@ -145,7 +145,7 @@ def _mixed(config: ServingConfig, mix: Mix, text: np.ndarray, number: int) -> Re
 
 
 def _request(
-    config: ServingConfig, prompt: np.ndarray, tokens: int, number: int, ignore_eos: bool
+    config: ServingBenchConfig, prompt: np.ndarray, tokens: int, number: int, ignore_eos: bool
 ) -> Request:
     seed = (config.seed + number) % 2**32
     ids = tuple(map(int, prompt))

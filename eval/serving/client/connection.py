@@ -141,9 +141,11 @@ class Connection:
         except asyncio.IncompleteReadError:
             raise BrokenResponse("the server closed the connection within its response") from None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the connection at once, whatever the server is doing."""
         self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
 
 @contextlib.asynccontextmanager
@@ -176,7 +178,7 @@ async def connection(address: Address, slow: bool = False) -> AsyncIterator[Conn
     try:
         yield opened
     finally:
-        opened.close()
+        await opened.close()
 
 
 async def fetch(address: Address, path: str, seconds: float = 30.0) -> tuple[int, bytes]:

@@ -14,7 +14,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from eval.serving.client.completion import Answer, Reading, Request, Server, ask
 from eval.serving.client.connection import fetch
 from eval.serving.comparison import wait_until_quiet
-from eval.serving.config import ServingConfig
+from eval.serving.config import ServingBenchConfig
 from eval.serving.server import Process, resident_memory
 from eval.serving.soak import checks
 from eval.serving.soak.checks import Check
@@ -58,7 +58,7 @@ class Soak:
 
 
 def run_soak(
-    config: ServingConfig,
+    config: ServingBenchConfig,
     server: Server,
     process: Process | None,
     tokenizer: Tokenizer,
@@ -79,7 +79,7 @@ def run_soak(
 
 
 async def _soak(
-    config: ServingConfig,
+    config: ServingBenchConfig,
     server: Server,
     process: Process | None,
     pool: Sequence[Request],
@@ -137,7 +137,7 @@ async def _alive(server: Server, process: Process | None) -> Check:
 
 
 def _check_generated(
-    config: ServingConfig,
+    config: ServingBenchConfig,
     pool: Sequence[Request],
     numbers: Sequence[int],
     references: dict[int, Answer],
