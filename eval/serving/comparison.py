@@ -119,9 +119,9 @@ async def _round(server: Server, requests: Sequence[Request], load: Load, timeou
     return Round(answers, seconds, counters, cpu / seconds)
 
 
-async def wait_until_quiet(server: Server, seconds: float = _QUIET) -> Counters | None:
+async def wait_until_quiet(server: Server) -> Counters | None:
     """Waits until nothing runs or waits any more; returns the last counters, if there are any."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + _QUIET
     while True:
         counters = await scrape(server)
         if counters is None or not (counters.running or counters.waiting):
