@@ -179,7 +179,7 @@ class TreeSearch:
           pairs: [B, d - 1, k, k] scores of pairs of candidates: [l - 1, a, b] is that of candidate
             a of level l - 1 and candidate b of level l; those that are not finite count as 0. None
             if the drafter has none.
-          draws: [B, 3] how the target draws, for drafting with only the n-gram model (see
+          draws: [B, 4] how the target draws, for drafting with only the n-gram model (see
             `DraftBatch` in native/include/dart/tree_search.h); None for greedy decoding.
         """
 

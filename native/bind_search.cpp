@@ -89,7 +89,7 @@ dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& co
     batch.pairs = data<float>(*pairs);
   }
   if (draws) {
-    batch.draws_stride = row_stride<std::int32_t>(*draws, "draws", {rows, 3});
+    batch.draws_stride = row_stride<std::int32_t>(*draws, "draws", {rows, dart::kDraws});
     batch.draws = data<std::int32_t>(*draws);
   }
   return batch;

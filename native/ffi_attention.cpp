@@ -63,15 +63,19 @@ ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos,
   return ffi::Error::Success();
 }
 
-// See dart::Attention. `first` has no elements where every row sees all cached rows.
+// See dart::Attention. `first` has no elements where every row sees all cached rows, and `pages` is
+// one-dimensional where sequences have no pages.
 ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_k, Array new_v,
                      ffi::BufferR1<ffi::S32> length, ffi::Buffer<ffi::S32> first,
-                     ffi::BufferR3<ffi::PRED> mask, ffi::Result<ffi::BufferR3<ffi::F32>> out,
+                     ffi::BufferR3<ffi::PRED> mask, ffi::Buffer<ffi::S32> pages, ffi::Result<ffi::BufferR3<ffi::F32>> out,
                      float scale, float cap) {
   const auto queries = q.dimensions(), keys = k.dimensions(), rows = new_k.dimensions();
   const std::int64_t b = queries[0], heads = queries[1], t = queries[2], h = queries[3];
   const std::int64_t kv_heads = keys[1], n = rows[2];
-  if (!is(keys, b, kv_heads, keys[2], h) || !is(v.dimensions(), b, kv_heads, keys[2], h) ||
+  const bool paged = pages.dimensions().size() == 2;
+  if (!is(keys, paged ? keys[0] : b, kv_heads, keys[2], h) ||
+      !is(v.dimensions(), keys[0], kv_heads, keys[2], h) ||
+      (paged && !is(pages.dimensions(), b)) ||
       !is(rows, b, kv_heads, n, h) || !is(new_v.dimensions(), b, kv_heads, n, h) ||
       !is(length.dimensions(), b) || !is(mask.dimensions(), b, t, n) ||
       !is(out->dimensions(), b, t, heads * h) || kv_heads < 1 || heads % kv_heads != 0 ||
@@ -92,7 +96,8 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_
   attention.heads = size(heads);
   attention.kv_heads = size(kv_heads);
   attention.rows = size(t);
-  attention.capacity = size(keys[2]);
+  attention.pages = {paged ? pages.typed_data() : nullptr, size(keys[0]), size(keys[2]),
+                     paged ? size(pages.dimensions()[1]) : 1};
   attention.new_rows = size(n);
   attention.head_size = size(h);
   attention.scale = scale;
@@ -131,6 +136,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_attention, attention,
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::BufferR3<ffi::F32>>()
                                   .Attr<float>("scale")
                                   .Attr<float>("cap"));

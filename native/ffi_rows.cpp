@@ -54,14 +54,20 @@ ffi::Error take(ffi::AnyBuffer table, ffi::Buffer<ffi::S32> ids, ffi::Result<ffi
   return ffi::Error::Success();
 }
 
-// Writes chosen rows after those that caches hold, in place. The arguments that remain are caches
-// [B, K, S, h] and then, in the same order, new rows [B, K, T, h]; the results are the caches.
+// See dart::KeptRows. The arguments that remain are caches [B, K, S, h], or in pages [P, K, R, h],
+// and then, in the same order, new rows [B, K, T, h]; the results are the caches, written in place.
+// `pages` is one-dimensional where sequences have no pages.
 ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
-                  ffi::RemainingArgs arrays, ffi::RemainingRets caches) {
+                  ffi::Buffer<ffi::S32> pages, ffi::RemainingArgs arrays,
+                  ffi::RemainingRets caches) {
   const std::int64_t b = index.dimensions()[0], kept = index.dimensions()[1];
-  if (arrays.size() != 2 * caches.size() || length.dimensions()[0] != b) {
+  const auto table = pages.dimensions();
+  const bool paged = table.size() == 2;
+  if (arrays.size() != 2 * caches.size() || length.dimensions()[0] != b ||
+      (paged && table[0] != b)) {
     return ffi::Error::InvalidArgument("dart_append: caches and rows of different numbers");
   }
+  const auto size = [](std::int64_t dimension) { return static_cast<std::size_t>(dimension); };
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const auto old = arrays.get<ffi::AnyBuffer>(i);
     const auto rows = arrays.get<ffi::AnyBuffer>(caches.size() + i);
@@ -71,29 +77,25 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
     if (old->untyped_data() != (*cache)->untyped_data()) {
       return ffi::Error::InvalidArgument("dart_append: a cache that is not written in place");
     }
-    if (there.size() != 4 || here.size() != 4 || there[0] != b || here[0] != b ||
-        here[1] != there[1] || here[3] != there[3] || kept > there[2] || here[2] < 1) {
+    if (there.size() != 4 || here.size() != 4 || here[0] != b || here[1] != there[1] ||
+        here[3] != there[3] || here[2] < 1 ||
+        (!paged && (there[0] != b || kept > there[2]))) {
       return ffi::Error::InvalidArgument("dart_append: caches and rows of different shapes");
     }
-    const auto capacity = static_cast<std::size_t>(there[2]), t = static_cast<std::size_t>(here[2]);
-    const auto heads = static_cast<std::size_t>(b * there[1]);
-    if (heads == 0) continue;
-    const std::size_t bytes = rows->size_bytes() / (heads * t);
-    for (std::size_t head = 0; head < heads; ++head) {
-      const std::int64_t sequence = static_cast<std::int64_t>(head) / there[1];
-      // As XLA does, so that all of them fit.
-      const std::int64_t end = length.typed_data()[sequence], most = there[2] - kept;
-      const auto begin = static_cast<std::size_t>(end < 0 ? 0 : end < most ? end : most);
-      const char* const from = static_cast<const char*>(rows->untyped_data()) + head * t * bytes;
-      char* const to =
-          static_cast<char*>((*cache)->untyped_data()) + (head * capacity + begin) * bytes;
-      for (std::int64_t p = 0; p < kept; ++p) {
-        const std::int64_t chosen = index.typed_data()[sequence * kept + p];
-        const std::int64_t row = chosen < 0 ? 0 : chosen < here[2] ? chosen : here[2] - 1;
-        std::memcpy(to + static_cast<std::size_t>(p) * bytes,
-                    from + static_cast<std::size_t>(row) * bytes, bytes);
-      }
-    }
+    if (rows->element_count() == 0) continue;
+    dart::KeptRows written;
+    written.rows = static_cast<const char*>(rows->untyped_data());
+    written.cache = static_cast<char*>((*cache)->untyped_data());
+    written.index = index.typed_data();
+    written.length = length.typed_data();
+    written.pages = {paged ? pages.typed_data() : nullptr, size(there[0]), size(there[2]),
+                     paged ? size(table[1]) : 1};
+    written.sequences = size(b);
+    written.kv_heads = size(there[1]);
+    written.new_rows = size(here[2]);
+    written.kept = size(kept);
+    written.bytes = rows->size_bytes() / (written.sequences * written.kv_heads * written.new_rows);
+    dart::append(written);
   }
   return ffi::Error::Success();
 }
@@ -117,6 +119,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_append, append,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .RemainingArgs()
                                   .RemainingRets());
 

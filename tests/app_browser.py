@@ -124,8 +124,8 @@ class Visitor:
         return self.page.locator(selector).locator("visible=true").evaluate(box)
 
     def in_window(self, selector: str) -> bool:
-        """Whether the visible element that a CSS selector finds lies in the window and nothing covers
-        its middle. Asked in one piece, since a page that grows replaces its elements."""
+        """Whether the visible element of a CSS selector lies in the window and nothing covers its
+        middle. Asked in one piece, since a page that grows replaces its elements."""
         return self.page.evaluate(
             """selector => {
             const found = [...document.querySelectorAll(selector)];

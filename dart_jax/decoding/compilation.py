@@ -13,14 +13,20 @@ import jax
 # Names of JAX's events begin with this: tracing, lowering and compiling a program, or reading it
 # from the persistent cache.
 _EVENTS = "/jax/core/compile/"
+_PROGRAM = _EVENTS + "backend_compile_duration"
 
 _local = threading.local()
 
 
 class CompileTime:
-    """Time that the current thread spent compiling inside `measure_compilation`."""
+    """Time that the current thread spent compiling inside `measure_compilation`.
+
+    Attributes:
+      programs: programs that were compiled, or read from the persistent cache.
+    """
 
     def __init__(self) -> None:
+        self.programs = 0
         self._spans: list[tuple[float, float]] = []
 
     @property
@@ -46,6 +52,7 @@ def measure_compilation() -> Iterator[CompileTime]:
     finally:
         _local.measured = outer
         if outer is not None:
+            outer.programs += measured.programs
             for span in measured._spans:
                 outer._add(*span)
 
@@ -61,3 +68,4 @@ def _compiled(event: str, duration_secs: float, **_: str | int) -> None:
     if measured is not None and event.startswith(_EVENTS):
         now = time.perf_counter()
         measured._add(now - duration_secs, now)
+        measured.programs += event == _PROGRAM

@@ -15,7 +15,7 @@ Array = TypeVar("Array", np.ndarray, jax.Array)
 
 # Tokens of n-gram context: enough for the highest order, 5.
 CONTEXT = 4
-DRAWS = 3  # columns that say how the target draws
+DRAWS = 4  # columns that say how the target draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +25,8 @@ class HostBuffer:
     Its columns: number of tokens the step emitted, the tokens (P), which nodes drafted them (P; see
     `step.AcceptedPath.ranks`), the context (4), the candidates' ids (d * k), the bits of their
     logits (d * k), with `pairs` the bits of their pair scores ((d - 1) * k * k) and, with `draws`,
-    how the target draws (3): the seed of its noise, the position of the first draw after the root,
-    and the bits of 1 / temperature, 0 in greedy decoding.
+    how the target draws (4): the key of its noise (2), the position of the first draw after the
+    root, and the bits of 1 / temperature, 0 in greedy decoding.
 
     Attributes:
       positions: drafted positions, d; 0 if the host does not search.
@@ -93,7 +93,7 @@ class HostBuffer:
           ids: int32 [B, d, k].
           logits: float32 [B, d, k].
           pairs: float32 [B, d - 1, k, k], if the buffer has these columns.
-          draws: int32 [B, 3], if the buffer has these columns.
+          draws: int32 [B, 4], if the buffer has these columns.
 
         Returns:
           int32 [B, width].
@@ -156,7 +156,7 @@ class HostBuffer:
         self, packed: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
         """On the device: the context int32 [B, 4], ids int32 [B, d, k], logits float32 [B, d, k],
-        pair scores float32 [B, d - 1, k, k], and how the target draws, int32 [B, 3]; None for the
+        pair scores float32 [B, d - 1, k, k], and how the target draws, int32 [B, 4]; None for the
         last two without these columns."""
         batch, shape = packed.shape[0], (self.positions, self.candidates)
         ids, logits, pairs = (packed[:, a:b] for a, b in itertools.pairwise(self._bounds))
@@ -173,5 +173,5 @@ class HostBuffer:
         )
 
     def draws_of(self, packed: np.ndarray) -> np.ndarray | None:
-        """How the target draws, int32 [B, 3]; None without these columns."""
+        """How the target draws, int32 [B, 4]; None without these columns."""
         return packed[:, -DRAWS:] if self.draws else None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.sampling import SamplingValues, scale_and_filter
+from dart_jax.decoding.sampling import SamplingValues, divided, scale_and_filter
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.decoding.tree import DraftTree
 from dart_jax.errors import UserError
@@ -146,7 +146,7 @@ def token_scores(
         scores = processed
         if sampling.temperature is not None:
             largest = jnp.finfo(jnp.float32).max
-            scaled = jnp.clip(processed / sampling.temperature, -largest, largest)
+            scaled = jnp.clip(divided(sampling, processed), -largest, largest)
             kept = scale_and_filter(sampling, processed) > -jnp.inf
             scores = jnp.where(kept, scaled, -jnp.inf)
         found = found._replace(scores=scores)

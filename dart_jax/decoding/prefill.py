@@ -25,6 +25,7 @@ from dart_jax.decoding.sampling import (
     mark_seen,
     noise_at,
     penalize_repetition,
+    row_keys,
 )
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, emit, exact_products, noise_of_draft
@@ -104,7 +105,7 @@ def empty_caches(
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
     none, token = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 1), jnp.int32)
-    read = partial(_read_rows, config, params, None, token, token, none, 0, capacity)
+    read = partial(read_rows, config, params, None, token, token, none, 0, capacity)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
 
 
@@ -136,7 +137,7 @@ def read_chunk(
     capacity = caches.target[0][0].shape[2]
     starts = jnp.broadcast_to(start, tokens.shape[:1])
     with jax.named_scope("prefill"):
-        return _read_rows(config, params, caches, own, following, starts, shape.filled, capacity)
+        return read_rows(config, params, caches, own, following, starts, shape.filled, capacity)
 
 
 @partial(jax.jit, static_argnames=("config", "shape", "capacity"), donate_argnames=("caches",))
@@ -201,7 +202,8 @@ def prefill(
         sequences = jnp.pad(known, ((0, 0), (0, capacity - t)), constant_values=-1)
         processors = config.logits.processors
         processed = process(processors, processed, sequences[:, None], length[:, None])
-    noise = noise_at(sampling, seed, length, 1, config.target.vocab_size)
+    keys = row_keys(seed, jnp.arange(b, dtype=jnp.int32))
+    noise = noise_at(sampling, keys, length, 1, config.target.vocab_size)
     first = draw(sampling, processed, noise, jnp.zeros_like(last))
     scores = token_scores(config.logits, sampling, logits, processed, first)
 
@@ -232,7 +234,7 @@ def prefill(
         context=context,
         remaining=max_new_tokens,
         stop=stop,
-        seed=seed,
+        keys=keys,
         sampling=sampling,
         seen=seen,
         tokens=sequences,
@@ -267,7 +269,7 @@ def prefill(
     return state, packed
 
 
-def _read_rows(
+def read_rows(
     config: DecodeConfig,
     params: DecodeParams,
     caches: Caches | None,

@@ -1,7 +1,8 @@
-"""Samples tokens with noise that depends only on (seed, row, absolute position).
+"""Samples tokens with noise that depends only on (key of the row, absolute position).
 
-The same seed therefore gives the same token whether a position is reached by plain decoding or as a
-node of a draft tree.
+A row's key depends on a seed and a number (`row_keys`). The same key therefore gives the same token
+whether a position is reached by plain decoding or as a node of a draft tree, and whatever the other
+rows are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dart_jax.models.cpu.rows import largest
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 _LARGEST = 128
+
+_RANDOM = "threefry2x32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +85,17 @@ class Sampling:
 
 
 class SamplingValues(NamedTuple):
-    """`Sampling` as arguments of a compiled program: scalars, or None for steps that are skipped.
+    """`Sampling` as arguments of a compiled program: scalars, or a value per row, [B]; None for
+    steps that are skipped.
 
     Which fields are None is compiled in, the values are not: another temperature or k does not
-    recompile. Without a temperature decoding is greedy.
+    recompile. Without a temperature decoding is greedy; so are rows with temperature 0, to which
+    values per row may say so. Values that change nothing are a top-k of 0, an infinite top-p, a
+    min-p of 0, a repetition penalty of 1 and other penalties of 0.
+
+    Attributes:
+      presence_penalty: subtracted from the logits of tokens that the new text has.
+      frequency_penalty: the same, times how often it has them.
     """
 
     temperature: jax.Array | None = None
@@ -93,6 +103,14 @@ class SamplingValues(NamedTuple):
     top_p: jax.Array | None = None
     min_p: jax.Array | None = None
     repetition_penalty: jax.Array | None = None
+    presence_penalty: jax.Array | None = None
+    frequency_penalty: jax.Array | None = None
+
+
+def per_row(value: jax.Array, dims: int) -> jax.Array:
+    """A scalar or values [B] such that they apply to the rows of an array [B, ...] of `dims`
+    dimensions."""
+    return value.reshape(value.shape + (1,) * (dims - value.ndim))
 
 
 def greedy(sampling: SamplingValues) -> SamplingValues:
@@ -120,21 +138,64 @@ def draw(
     if sampling.temperature is None:
         return _argmax(logits)
     assert noise is not None
+    noisy = add_noise(sampling, logits, noise, levels)
     if not filters(sampling):
-        return _argmax(add_noise(sampling, logits, noise, levels))
+        return _argmax(noisy)
     logits = _scale(sampling, logits)
-    noise = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
-    # Min-p takes its probabilities from what top-p leaves, so then the threshold is needed.
-    if sampling.top_p is not None and sampling.min_p is None:
-        logits = filter_logits(sampling._replace(top_p=None), logits)
-        return _draw_from_nucleus(logits, noise, sampling.top_p)
-    return _argmax(filter_logits(sampling, logits) + noise)
+    if sampling.top_k is not None:
+        kept = _top_k_mask(logits, sampling.top_k)
+        logits, noisy = (jnp.where(kept, x, -jnp.inf) for x in (logits, noisy))
+    probability = jax.nn.softmax(logits, axis=-1)
+    if sampling.min_p is not None:
+        # What top-p leaves has the same ratios.
+        kept = ~(probability < _least(probability, sampling.min_p))  # keeps NaN
+        noisy = jnp.where(kept, noisy, -jnp.inf)
+    if sampling.top_p is None:
+        return _argmax(noisy)
+    return _draw_from_nucleus(probability, noisy, sampling.top_p)
 
 
 def penalize_repetition(penalty: jax.Array, logits: jax.Array, seen: jax.Array) -> jax.Array:
-    """Lowers the logits of the tokens set in `seen`, bool [..., V] like the logits."""
+    """Lowers the logits of the tokens set in `seen`, bool [B, ..., V] like the logits."""
+    penalty = per_row(penalty, logits.ndim)
     lowered = jnp.where(logits < 0, logits * penalty, logits / penalty)
     return jnp.where(seen, lowered, logits)
+
+
+def penalize(
+    sampling: SamplingValues,
+    logits: jax.Array,
+    seen: jax.Array | None = None,
+    counts: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Applies all that changes logits before they are divided by the temperature.
+
+    Args:
+      sampling: the penalties.
+      logits: float32 [B, ..., V].
+      seen: bool, as the logits: tokens of the sequence so far; needed for a repetition penalty.
+      counts: int32, as the logits: occurrences in the new text; needed for the other penalties.
+      bias: float32, broadcastable to the logits; added first.
+    """
+    if bias is not None:
+        logits = logits + bias
+    if seen is not None and sampling.repetition_penalty is not None:
+        logits = penalize_repetition(sampling.repetition_penalty, logits, seen)
+    if counts is not None and sampling.frequency_penalty is not None:
+        number = counts.astype(jnp.float32)
+        logits = logits - per_row(sampling.frequency_penalty, logits.ndim) * number
+    if counts is not None and sampling.presence_penalty is not None:
+        penalty = per_row(sampling.presence_penalty, logits.ndim)
+        logits = logits - jnp.where(counts > 0, penalty, 0)
+    return logits
+
+
+def count_tokens(counts: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Adds `tokens`, int32 [..., n], to `counts`, int32 [..., V]; -1 is ignored."""
+    if counts.ndim > 1:
+        return jax.vmap(count_tokens)(counts, tokens)
+    return counts.at[jnp.where(tokens < 0, counts.shape[0], tokens)].add(1, mode="drop")
 
 
 def mark_seen(seen: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -161,9 +222,28 @@ def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
         logits = jnp.where(probability < threshold, -jnp.inf, logits)  # keeps NaN
     if sampling.min_p is not None:
         probability = jax.nn.softmax(logits, axis=-1)
-        threshold = sampling.min_p * jnp.max(probability, axis=-1, keepdims=True)
-        logits = jnp.where(probability < threshold, -jnp.inf, logits)
+        least = _least(probability, sampling.min_p)
+        logits = jnp.where(probability < least, -jnp.inf, logits)
     return logits
+
+
+def _least(probability: jax.Array, min_p: jax.Array) -> jax.Array:
+    """The least probability that min-p keeps, [..., 1]."""
+    most = jnp.max(probability, axis=-1, keepdims=True)
+    return per_row(min_p, probability.ndim) * most
+
+
+def is_greedy(sampling: SamplingValues, dims: int) -> jax.Array:
+    """Which rows are decoded greedily, bool, as `per_row`, where there is a temperature."""
+    assert sampling.temperature is not None
+    return per_row(sampling.temperature, dims) == 0
+
+
+def divided(sampling: SamplingValues, x: jax.Array) -> jax.Array:
+    """Divides [B, ...] by the temperature, where there is one."""
+    assert sampling.temperature is not None
+    temperature = per_row(sampling.temperature, x.ndim)
+    return x / jnp.where(is_greedy(sampling, x.ndim), 1, temperature)
 
 
 def _scale(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
@@ -171,12 +251,11 @@ def _scale(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
 
     The largest is subtracted first: divided by a very small temperature, all would overflow.
     """
-    assert sampling.temperature is not None
-    return (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
+    return divided(sampling, logits - jnp.max(logits, axis=-1, keepdims=True))
 
 
-def _draw_from_nucleus(logits: jax.Array, noise: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Returns `_argmax` of the logits kept by top-p plus the noise, without finding the threshold.
+def _draw_from_nucleus(probability: jax.Array, noisy: jax.Array, top_p: jax.Array) -> jax.Array:
+    """Returns `_argmax` of the noisy logits that top-p keeps, without finding the threshold.
 
     The largest sum over all tokens is the answer if its token is kept, which it is unless the
     likelier ones reach `top_p`. Otherwise neither it nor any token less likely is kept, and the
@@ -184,17 +263,16 @@ def _draw_from_nucleus(logits: jax.Array, noise: jax.Array, top_p: jax.Array) ->
     about one row in 1 / (1 - p) needs a second try. Such rows are tried again a few at a time.
 
     Args:
-      logits: float32 [B, T, V], the largest of each row is 0.
-      noise: float32 [B, T, V].
-      top_p: float32 scalar.
+      probability: float32 [B, T, V].
+      noisy: float32 [B, T, V], logits plus noise; -inf for what other filters leave out.
+      top_p: float32 scalar or [B].
 
     Returns:
       int32 [B, T].
     """
-    *shape, vocab = logits.shape
-    weight = jnp.exp(logits)
-    probability = weight / jnp.sum(weight, axis=-1, keepdims=True)
-    probability, noisy = (x.reshape(-1, vocab) for x in (probability, logits + noise))
+    *shape, vocab = probability.shape
+    top_p = jnp.broadcast_to(per_row(top_p, 2), shape).ravel()
+    probability, noisy = (x.reshape(-1, vocab) for x in (probability, noisy))
     tried = max(1, len(noisy) // 16)
 
     def likelier(probability: jax.Array, token: jax.Array) -> jax.Array:
@@ -202,21 +280,21 @@ def _draw_from_nucleus(logits: jax.Array, noise: jax.Array, top_p: jax.Array) ->
             probability, jnp.maximum(token, 0)[:, None], axis=1
         )
 
-    def cut(probability: jax.Array, token: jax.Array) -> jax.Array:
+    def cut(probability: jax.Array, token: jax.Array, top_p: jax.Array) -> jax.Array:
         more = likelier(probability, token)
         return (jnp.sum(jnp.where(more, probability, 0.0), axis=1) >= top_p) & (token >= 0)
 
     def try_again(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         token, rejected = state
         (rows,) = jnp.nonzero(rejected, size=tried, fill_value=len(rejected))
-        own = jnp.take(probability, rows, axis=0, mode="clip")
+        own, mass = (jnp.take(x, rows, axis=0, mode="clip") for x in (probability, top_p))
         above = likelier(own, jnp.take(token, rows, mode="clip"))
         again = _argmax(jnp.where(above, jnp.take(noisy, rows, axis=0, mode="clip"), -jnp.inf))
         token = token.at[rows].set(again, mode="drop")
-        return token, rejected.at[rows].set(cut(own, again), mode="drop")
+        return token, rejected.at[rows].set(cut(own, again, mass), mode="drop")
 
     first = _argmax(noisy)
-    state = first, cut(probability, first)
+    state = first, cut(probability, first, top_p)
     token, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), try_again, state)
     return token.reshape(shape)
 
@@ -249,16 +327,18 @@ def _argmax_in_one(x: jax.Array) -> jax.Array:
 
 
 def _top_k_mask(logits: jax.Array, k: jax.Array) -> jax.Array:
-    """Which logits are at least the k-th largest: bool, same shape."""
+    """Which logits are at least the k-th largest: bool, same shape; all of them if k is 0."""
     largest = min(_LARGEST, logits.shape[-1])
+    k = jnp.broadcast_to(per_row(k, logits.ndim), (*logits.shape[:-1], 1))
 
     def read() -> jax.Array:
         top, _ = exact_top_k(logits, largest)
-        return jnp.take(_ordered(top), jnp.minimum(k, largest) - 1, axis=-1)[..., None]
+        return jnp.take_along_axis(_ordered(top), jnp.clip(k, 1, largest) - 1, axis=-1)
 
-    # Which way is taken depends on k only, never on the rows.
-    threshold = jax.lax.cond(k <= largest, read, lambda: _search_threshold(_ordered(logits), k))
-    return _ordered(logits) >= threshold
+    # Which way is taken depends on k only, never on the rows; both find the same.
+    few = jnp.all(k <= largest)
+    threshold = jax.lax.cond(few, read, lambda: _search_threshold(_ordered(logits), k))
+    return (k == 0) | (_ordered(logits) >= threshold)
 
 
 def _ordered(x: jax.Array) -> jax.Array:
@@ -290,6 +370,7 @@ def _nucleus_threshold(probability: jax.Array, top_p: jax.Array) -> jax.Array:
     Bisects over the bits of a float32, which have the same order as the non-negative numbers they
     represent: 30 masked sums cost less than sorting the vocabulary.
     """
+    top_p = per_row(top_p, probability.ndim)
     low = jnp.zeros((*probability.shape[:-1], 1), jnp.int32)
     high = jnp.full_like(low, jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32) + 1)
 
@@ -333,7 +414,8 @@ def add_noise(
     def plainly(logits, temperature, noise, levels, ids):
         rows = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
         rows = rows if ids is None else jnp.take(rows, ids, axis=-1)
-        return _scale(sampling._replace(temperature=temperature), logits) + rows
+        scaling = sampling._replace(temperature=temperature)
+        return _scale(scaling, logits) + jnp.where(is_greedy(scaling, 3), 0, rows)
 
     on_cpu = add_noise_native if available() else plainly
     return jax.lax.platform_dependent(
@@ -342,37 +424,48 @@ def add_noise(
 
 
 def noise_at(
-    sampling: SamplingValues, seed: jax.Array, first: jax.Array, count: int, vocab: int
+    sampling: SamplingValues, keys: jax.Array, first: jax.Array, count: int, vocab: int
 ) -> jax.Array | None:
     """`gumbel_noise` of `count` positions from `first`, int32 [B], on; None in greedy decoding."""
     if sampling.temperature is None:
         return None
-    return gumbel_noise(seed, first[:, None] + jnp.arange(count, dtype=jnp.int32)[None], vocab)
+    return gumbel_noise(keys, first[:, None] + jnp.arange(count, dtype=jnp.int32)[None], vocab)
 
 
-def gumbel_noise(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """Gumbel noise float32 [B, P, V]; row b's depends only on (seed, b, position).
-
-    Args:
-      seed: uint32 scalar.
-      position: int32 [B, P].
-      vocab: V.
-    """
-    plain = partial(_gumbel_noise, vocab=vocab)
-    on_cpu = partial(gumbel_noise_native, vocab=vocab) if available() else plain
-    return jax.lax.platform_dependent(seed, position, cpu=on_cpu, default=plain)
-
-
-def _gumbel_noise(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """By JAX alone.
+def row_keys(seed: jax.Array, row: jax.Array) -> jax.Array:
+    """The keys of rows' noise, uint32 [B, 2], from a seed, uint32 scalar or [B], and their numbers,
+    int32 [B].
 
     Threefry whatever JAX's default is: "rbg" gives other numbers to the same key in a batch of
     another size, so plain decoding and a draft tree would not draw alike.
     """
 
-    def row(index, positions):
-        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), index)
+    def key(seed: jax.Array, row: jax.Array) -> jax.Array:
+        made = jax.random.fold_in(jax.random.key(seed, impl=_RANDOM), row)
+        return jax.random.key_data(made)
+
+    return jax.vmap(key)(jnp.broadcast_to(seed, row.shape), row)
+
+
+def gumbel_noise(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
+    """Gumbel noise float32 [B, P, V]; row b's depends only on (keys[b], position).
+
+    Args:
+      keys: uint32 [B, 2], see `row_keys`.
+      position: int32 [B, P].
+      vocab: V.
+    """
+    plain = partial(_gumbel_noise, vocab=vocab)
+    on_cpu = partial(gumbel_noise_native, vocab=vocab) if available() else plain
+    return jax.lax.platform_dependent(keys, position, cpu=on_cpu, default=plain)
+
+
+def _gumbel_noise(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
+    """By JAX alone."""
+
+    def row(data, positions):
+        key = jax.random.wrap_key_data(data, impl=_RANDOM)
         keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(positions)
         return jax.vmap(lambda k: jax.random.gumbel(k, (vocab,), jnp.float32))(keys)
 
-    return jax.vmap(row)(jnp.arange(position.shape[0], dtype=jnp.int32), position)
+    return jax.vmap(row)(keys, position)

@@ -125,9 +125,11 @@ class DecodeConfig:
         "context",
         "remaining",
         "stop",
-        "seed",
+        "keys",
         "sampling",
         "seen",
+        "counts",
+        "bias",
         "tokens",
         "scores",
         "trees",
@@ -148,10 +150,12 @@ class DecodeState:
       context: int32 [B, 4], the last tokens of each sequence, ending with the root; -1 where there
         are fewer.
       remaining: int32 [B], tokens still to be emitted; 0 for a finished row.
-      stop: int32 [n], ids that end a sequence; -1 is padding.
-      seed: uint32 scalar.
+      stop: int32 [n], ids that end a sequence, or [B, n]; -1 is padding.
+      keys: uint32 [B, 2], of the rows' noise (see `sampling.row_keys`).
       sampling: how the target samples.
       seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
+      counts: int32 [B, V], how often the new text has each token; None without penalties for that.
+      bias: float32 [B, V], added to the logits; None for none.
       tokens: int32 [B, S], the sequences up to the root, then -1; None without logits processors.
       scores: what is reported about the tokens that the last step emitted; None if nothing is.
       trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
@@ -167,9 +171,11 @@ class DecodeState:
     context: jax.Array
     remaining: jax.Array
     stop: jax.Array
-    seed: jax.Array
+    keys: jax.Array
     sampling: SamplingValues
     seen: jax.Array | None = None
+    counts: jax.Array | None = None
+    bias: jax.Array | None = None
     tokens: jax.Array | None = None
     scores: TokenScores | None = None
     trees: jax.Array | None = None

@@ -22,7 +22,7 @@ from dart_jax.decoding.accept import accept, impose_tau
 from dart_jax.decoding.drafting import Candidates, DraftInput
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
-from dart_jax.decoding.sampling import draw, mark_seen, noise_at, penalize_repetition
+from dart_jax.decoding.sampling import count_tokens, draw, mark_seen, noise_at, penalize
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,
@@ -139,16 +139,14 @@ def accept_and_compact(
     positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
     logits = verified.logits
     with jax.named_scope("accept"):
-        if state.seen is not None and state.sampling.repetition_penalty is not None:
-            seen = _seen_at_nodes(state.seen, tree, mask)
-            logits = penalize_repetition(state.sampling.repetition_penalty, logits, seen)
+        logits = penalize_at_nodes(state, tree, mask, logits)
         if state.tokens is not None:
             sequences = sequences_at_nodes(state.tokens, start, tree, mask)
             logits = process(config.logits.processors, logits, *sequences)
         noise = state.noise
         if noise is None:
             vocab = logits.shape[-1]
-            noise = noise_at(state.sampling, state.seed, start + 1, depth + 1, vocab)
+            noise = noise_at(state.sampling, state.keys, start + 1, depth + 1, vocab)
         drawn = draw(state.sampling, logits, noise, tree.depth)
         if config.imposed_tau is None:
             accepted = accept(tree, mask, drawn, depth)
@@ -205,7 +203,7 @@ def noise_of_draft(config: DecodeConfig, state: DecodeState) -> jax.Array | None
         return None
     rows, vocab = config.max_depth + 1, config.target.vocab_size
     with jax.named_scope("noise"):
-        return noise_at(state.sampling, state.seed, state.length + 1, rows, vocab)
+        return noise_at(state.sampling, state.keys, state.length + 1, rows, vocab)
 
 
 def pack(
@@ -224,12 +222,14 @@ def pack(
 
 
 def draws_of(state: DecodeState) -> jax.Array:
-    """How the target draws after the root, int32 [B, 3]; see `HostBuffer`."""
+    """How the target draws after the root, int32 [B, 4]; see `HostBuffer`."""
     temperature = state.sampling.temperature
-    scale = jnp.float32(0) if temperature is None else 1 / temperature
-    bits = (jax.lax.bitcast_convert_type(x, jnp.int32) for x in (state.seed, scale))
-    seed, scale = (jnp.broadcast_to(x, state.length.shape) for x in bits)
-    return jnp.stack([seed, state.length + 1, scale], axis=1)
+    scale = jnp.float32(0)
+    if temperature is not None:
+        scale = jnp.where(temperature == 0, 0, 1 / jnp.where(temperature == 0, 1, temperature))
+    key, scale = (jax.lax.bitcast_convert_type(x, jnp.int32) for x in (state.keys, scale))
+    scale = jnp.broadcast_to(scale, state.length.shape)
+    return jnp.concatenate([key, state.length[:, None] + 1, scale[:, None]], axis=1)
 
 
 def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> DraftTree:
@@ -258,19 +258,20 @@ def emit(
       at: int32 [B], position of the first one.
 
     Returns:
-      The state with new `context`, `seen`, `tokens` and `remaining`, and the number of tokens that
-      each row emits.
+      The state with new `context`, `seen`, `counts`, `tokens` and `remaining`, and the number of
+      tokens that each row emits.
     """
     count = jnp.minimum(count, state.remaining)
     place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    stop = (jnp.isin(tokens, state.stop) | (tokens < 0)) & (place < count[:, None])
+    stops = jnp.any(tokens[:, :, None] == jnp.atleast_2d(state.stop)[:, None], axis=2)
+    stop = (stops | (tokens < 0)) & (place < count[:, None])
     ended = jnp.any(stop, axis=1)
     count = jnp.where(ended, jnp.argmax(stop, axis=1).astype(jnp.int32) + 1, count)
     extended = jnp.concatenate([state.context, tokens], axis=1)
     latest = count[:, None] + jnp.arange(CONTEXT, dtype=jnp.int32)[None]
-    seen = state.seen
-    if seen is not None:
-        seen = mark_seen(seen, jnp.where(place < count[:, None], tokens, -1))
+    emitted = jnp.where(place < count[:, None], tokens, -1)
+    seen = None if state.seen is None else mark_seen(state.seen, emitted)
+    counts = None if state.counts is None else count_tokens(state.counts, emitted)
     sequences = state.tokens
     if sequences is not None:
         sequences = append_tokens(sequences, tokens, count, at)
@@ -279,6 +280,7 @@ def emit(
         context=jnp.take_along_axis(extended, latest, axis=1),
         remaining=jnp.where(ended, 0, state.remaining - count),
         seen=seen,
+        counts=counts,
         tokens=sequences,
     )
     return state, count
@@ -316,8 +318,22 @@ def no_candidates(config: DecodeConfig, batch: int) -> Candidates:
     return Candidates(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), pairs)
 
 
-def _seen_at_nodes(seen: jax.Array, tree: DraftTree, mask: jax.Array) -> jax.Array:
-    """Tokens in the sequence up to each node, including the node's own: bool [B, N + 1, V]."""
+def penalize_at_nodes(
+    state: DecodeState, tree: DraftTree, mask: jax.Array, logits: jax.Array
+) -> jax.Array:
+    """Applies bias and penalties to the logits of a tree's nodes, float32 [B, N + 1, V], each with
+    the tokens of the sequence up to it."""
     b, nodes = tree.tokens.shape
-    paths = jnp.where(mask, tree.tokens[:, None], -1)
-    return mark_seen(jnp.broadcast_to(seen[:, None], (b, nodes, seen.shape[1])), paths)
+
+    def of_nodes(counted: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(counted[:, None], (b, nodes, counted.shape[1]))
+
+    seen, counts = state.seen, state.counts
+    if seen is not None:
+        seen = mark_seen(of_nodes(seen), jnp.where(mask, tree.tokens[:, None], -1))
+    if counts is not None:
+        # The root is counted already.
+        drafted = mask & tree.real[:, None]
+        counts = count_tokens(of_nodes(counts), jnp.where(drafted, tree.tokens[:, None], -1))
+    bias = None if state.bias is None else state.bias[:, None]
+    return penalize(state.sampling, logits, seen, counts, bias)

@@ -1,10 +1,12 @@
-"""KV caches of fixed capacity, with a separate length per sequence.
+"""KV caches of fixed capacity, with a separate length per sequence; in one piece or in pages.
 
 Rows beyond a sequence's length hold garbage; readers mask them and writers overwrite them.
 Rejecting drafted tokens is therefore free: only accepted rows are counted in the length.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple, TypeVar, cast
 
 import chex
 import jax
@@ -15,6 +17,58 @@ from jax.typing import DTypeLike
 KVCache = tuple[tuple[jax.Array, jax.Array], ...]
 
 
+class PagedCache(NamedTuple):
+    """A cache whose sequences share pools of pages.
+
+    Row s of sequence b is row s % R of page `pages[b, s // R]`, where R is the rows of a page. Rows
+    of missing pages read as zeros, and what is written to them, or beyond the table, is dropped.
+    Sequences may share pages that are only read.
+
+    Attributes:
+      layers: pools of pages: per layer, keys and values, each [P, K, R, h].
+      pages: int32 [B, n], the pages of each sequence, in order; -1 where there is none.
+    """
+
+    layers: KVCache
+    pages: jax.Array
+
+
+Cache = KVCache | PagedCache
+AnyCache = TypeVar("AnyCache", bound=Cache)
+
+
+def parts(cache: Cache) -> tuple[KVCache, jax.Array | None]:
+    """A cache's layers and its table of pages, None if it is in one piece."""
+    return cache if isinstance(cache, PagedCache) else (cache, None)
+
+
+def with_layers(cache: AnyCache, layers: KVCache) -> AnyCache:
+    """The cache with other layers."""
+    new = cache._replace(layers=layers) if isinstance(cache, PagedCache) else layers
+    return cast(AnyCache, new)
+
+
+def capacity_of(cache: Cache) -> int:
+    """Rows that a sequence may have."""
+    layers, pages = parts(cache)
+    rows = layers[0][0].shape[2]
+    return rows if pages is None else pages.shape[1] * rows
+
+
+def pages_of_rows(pages: jax.Array, rows: jax.Array, size: int) -> jax.Array:
+    """The pages in which rows of each sequence are.
+
+    Args:
+      pages: int32 [B, n], see `PagedCache`.
+      rows: int32 [B, T], at least 0.
+      size: rows of a page.
+
+    Returns:
+      int32 [B, T]; -1 for those of missing pages and beyond the table.
+    """
+    return jnp.take_along_axis(pages, rows // size, axis=1, mode="fill", fill_value=-1)
+
+
 def init_cache(
     layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: DTypeLike
 ) -> KVCache:
@@ -23,12 +77,11 @@ def init_cache(
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers))
 
 
-def append(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -> KVCache:
+def append(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) -> AnyCache:
     """Writes selected new rows after each sequence: the compaction after a verification.
 
     Args:
-      cache: donated by callers; its capacity must be at least `length + P`, since
-        `dynamic_update_slice` would otherwise shift the write.
+      cache: donated by callers; see `extend`.
       rows: keys and values of the T rows just computed, [B, K, T, h] per layer.
       index: int32 [B, P], which of the T rows to keep, in order. A sequence that keeps fewer than
         P repeats any valid row: the surplus is written beyond its new length.
@@ -49,31 +102,57 @@ def cache_from(rows: KVCache, capacity: int) -> KVCache:
     return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
 
 
-def extend(cache: KVCache, rows: KVCache, length: jax.Array) -> KVCache:
+def extend(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
     """Writes all new rows after each sequence.
 
     Args:
-      cache: donated by callers; its capacity must be at least `length + T`, since
+      cache: donated by callers. In one piece, its capacity must be at least `length + T`, since
         `dynamic_update_slice` would otherwise shift the write.
       rows: keys and values of T new rows, [B, K, T, h] per layer.
       length: int32 [B], rows already in the cache.
     """
-    chex.assert_equal_shape_prefix(jax.tree.leaves((cache, rows)), 2)
+    layers, pages = parts(cache)
+    if pages is not None:
+        return with_layers(cache, _extend_pages(layers, pages, rows, length))
+    chex.assert_equal_shape_prefix(jax.tree.leaves((layers, rows)), 2)
 
     def write(old: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(old, new, (0, length, 0))
 
-    return jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), cache, rows)
+    written = jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), layers, rows)
+    return with_layers(cache, written)
 
 
-def first_rows(cache: KVCache | None, count: int) -> KVCache | None:
-    """Returns a cache's first rows, to attend to; None for no rows or no cache."""
+def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.Array) -> KVCache:
+    new, _ = rows[0]
+    pool, _ = layers[0]
+    count, size = pool.shape[0], pool.shape[2]
+    chex.assert_equal_shape_prefix([length, pages, new], 1)
+    at = length[:, None] + jnp.arange(new.shape[2], dtype=jnp.int32)[None]
+    page = pages_of_rows(pages, at, size)
+    page = jnp.where(page < 0, count, page)  # beyond the pool, as -1 would be its last page
+
+    def write(old: jax.Array, new: jax.Array) -> jax.Array:
+        place = old.at[page, :, at % size]
+        return place.set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
+
+    return jax.tree.map(write, layers, rows)
+
+
+def first_rows(cache: AnyCache | None, count: int) -> AnyCache | None:
+    """Returns a cache's first rows, to attend to; None for no rows or no cache. Of a cache in pages
+    these are the pages that have them."""
     if cache is None or count == 0:
         return None
+    if isinstance(cache, PagedCache):
+        columns = -(-count // cache.layers[0][0].shape[2])
+        return cast(AnyCache, cache._replace(pages=cache.pages[:, :columns]))
     return jax.tree.map(lambda rows: rows[:, :, :count], cache)
 
 
-def keep_rows(cache: KVCache | None, rows: KVCache, length: jax.Array, capacity: int) -> KVCache:
+def keep_rows(
+    cache: AnyCache | None, rows: KVCache, length: jax.Array, capacity: int
+) -> AnyCache | KVCache:
     """Writes the rows of a prompt after those before them; None for a cache starts a new one.
 
     Args:
@@ -81,7 +160,7 @@ def keep_rows(cache: KVCache | None, rows: KVCache, length: jax.Array, capacity:
         layer reads its cache too, let `length` wait for its result.
       rows: keys and values of T rows, [B, K, T, h] per layer.
       length: int32 [B], rows already in the cache.
-      capacity: rows of a new cache, at least `length + T`.
+      capacity: rows of a new cache, at least `length + T`, which is in one piece.
     """
     if cache is None:
         return cache_from(rows, capacity)

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Segment
-from dart_jax.models.cache import KVCache
+from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.layers import INIT, Linear
@@ -60,7 +60,7 @@ class Drafter(DraftLayer):
         embeds: jax.Array,
         positions: jax.Array,
         last: jax.Array,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         length: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
         """Drafts the d positions after the last real row.
@@ -85,7 +85,7 @@ class Drafter(DraftLayer):
         embeds: jax.Array,
         positions: jax.Array,
         last: jax.Array,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         length: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
         """As `__call__`, but returns what the head reads, [B, d, D], in place of the logits."""
@@ -121,7 +121,7 @@ class Drafter(DraftLayer):
             q = rotate(q, q_positions, self.config.rope)
             prefix = None
             if cache is not None and length is not None:
-                prefix = Prefix(*cache[i], length)
+                prefix = Prefix.of(cache, i, length)
             x = _repeat_from(x, real, masks, axis=1)
             x = layer.finish(x, [Segment(q, k, v, q_seen)], prefix)
             if not final:

@@ -27,7 +27,7 @@ from dart_jax.models.attention.segments import (
     softcap,
     split_heads,
 )
-from dart_jax.models.cache import KVCache
+from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu.rows import take_rows
 from dart_jax.models.cpu.tiles import WeightsDtype, packing
@@ -246,7 +246,7 @@ class Target(nnx.Module):
         tokens: jax.Array,
         positions: jax.Array,
         mask: jax.Array,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         length: jax.Array | None = None,
     ) -> TargetOutput:
         """Runs T new rows after a cached prefix, without writing to the cache.
@@ -256,7 +256,7 @@ class Target(nnx.Module):
           positions: int32 [B, T], of the tokens in their sequences: for RoPE and sliding windows.
           mask: bool, broadcastable to [B, T, T]; row t sees new row s where [b, t, s] is set.
             Each row must see itself.
-          cache: all layers' keys and values, capacity S; None for no prefix.
+          cache: all layers' keys and values, capacity S, in pages or not; None for no prefix.
           length: int32 [B], valid rows of the cache, which are the tokens at positions 0 to
             length - 1. Every new row sees all of them, and a sliding window only shrinks what a row
             sees.
@@ -271,7 +271,7 @@ class Target(nnx.Module):
             prefix = None
             if cache is not None and length is not None:
                 first = None if window is None else jnp.maximum(positions - window + 1, 0)
-                prefix = Prefix(*cache[i], length, first)
+                prefix = Prefix.of(cache, i, length, first)
             seen = mask if window is None else mask & _within(window, positions)
             with jax.named_scope(f"layer_{i}"):
                 x, row = layer(x, positions, seen, prefix)

@@ -14,7 +14,7 @@ import numpy as np
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.loop import start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.sampling import Sampling, row_keys
 from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.model import DEMO
@@ -326,7 +326,7 @@ def random_state(
         context=jnp.asarray(last),
         remaining=jnp.full((batch,), _UNLIMITED, jnp.int32),
         stop=jnp.asarray(_NO_STOP, jnp.int32),
-        seed=jnp.uint32(_SEED),
+        keys=row_keys(jnp.uint32(_SEED), jnp.arange(batch, dtype=jnp.int32)),
         sampling=Sampling().values(),
     )
     shape = (batch, config.host_buffer.positions, config.host_buffer.candidates)

@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.sampling import Sampling, gumbel_noise
+from dart_jax.decoding.sampling import Sampling, gumbel_noise, row_keys
 from eval.lossless.literal_sampling import kept, may_win, scale, scale_rounding
 from eval.lossless.rounding import Prober
 from eval.methods.measure import first_difference
@@ -111,5 +111,6 @@ def examine(
 
 def noise_at(seed: int, row: int, position: int, vocab: int) -> np.ndarray:
     """Returns the noise that `sampling.draw` adds at one position, float64 [V]."""
-    positions = jnp.full((row + 1, 1), position, jnp.int32)
-    return np.asarray(gumbel_noise(jnp.uint32(seed), positions, vocab)[row, 0], np.float64)
+    keys = row_keys(jnp.uint32(seed), jnp.full((1,), row, jnp.int32))
+    positions = jnp.full((1, 1), position, jnp.int32)
+    return np.asarray(gumbel_noise(keys, positions, vocab)[0, 0], np.float64)

@@ -21,17 +21,18 @@ void attend_rows(const Attention& attention, const Kernels& kernels, std::size_t
   rows.attention = &attention;
   rows.sequence = sequence;
   rows.kv_head = kv_head;
-  rows.used = std::min(length, attention.capacity);
+  rows.used = std::min(length, attention.pages.each * attention.pages.size);
   rows.stride = in_vectors(rows.used) + in_vectors(attention.new_rows) + kMostLanes;
   rows.fresh_stride = in_vectors(attention.new_rows);
   const std::size_t most = std::max(kLeastRows, kMostScores / rows.stride);
   const std::size_t count = std::min(most, end - begin);
   const std::size_t scores = count * rows.stride, fresh = count * rows.fresh_stride;
   const std::size_t keys = attention.head_size * kMostLanes;
-  const std::unique_ptr<float[]> room(new float[scores + fresh + keys]);
+  const std::unique_ptr<float[]> room(new float[scores + fresh + 2 * keys]);
   rows.scores = room.get();
   rows.fresh = rows.scores + scores;
   rows.keys = rows.fresh + fresh;
+  rows.gathered = rows.keys + keys;
   for (rows.row = begin; rows.row < end; rows.row += rows.rows) {
     rows.rows = std::min(count, end - rows.row);
     kernels.attend(rows);

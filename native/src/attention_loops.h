@@ -190,6 +190,40 @@ inline float softmax(float* scores, std::size_t first, std::size_t end, float sc
   return sum_of(parts);
 }
 
+// Cached rows of a sequence that follow each other in a page, up to its end.
+struct CachedRows {
+  const float* k;  // null: of a missing page
+  const float* v;
+  std::size_t count;
+};
+
+inline CachedRows cached_rows(const AttentionRows& rows, std::size_t row) {
+  const Attention& all = *rows.attention;
+  const std::size_t page = page_of(all.pages, rows.sequence, row), at = row % all.pages.size;
+  const std::size_t count = all.pages.size - at;
+  if (page == kNoPage) return {nullptr, nullptr, count};
+  const std::size_t offset =
+      ((page * all.kv_heads + rows.kv_head) * all.pages.size + at) * all.head_size;
+  return {all.k + offset, all.v + offset, count};
+}
+
+// The keys [count, h] of cached rows from `row` on, at most kMostLanes: where they are, or gathered
+// from several pages.
+inline const float* cached_keys(const AttentionRows& rows, std::size_t row, std::size_t count) {
+  const std::size_t h = rows.attention->head_size;
+  CachedRows next = cached_rows(rows, row);
+  if (next.k != nullptr && next.count >= count) return next.k;
+  for (std::size_t i = 0; i < count;) {
+    const std::size_t end = i + next.count < count ? i + next.count : count;
+    const std::size_t numbers = (end - i) * h;
+    float* const to = rows.gathered + i * h;
+    for (std::size_t c = 0; c < numbers; ++c) to[c] = next.k == nullptr ? 0.0f : next.k[c];
+    i = end;
+    if (i < count) next = cached_rows(rows, row + i);
+  }
+  return rows.gathered;
+}
+
 // Computes `rows`; see AttentionRows.
 template <class Lanes>
 void attend_rows(const AttentionRows& rows) {
@@ -199,8 +233,6 @@ void attend_rows(const AttentionRows& rows) {
   const std::size_t b = rows.sequence, head = b * all.kv_heads + rows.kv_head;
   const std::size_t used = rows.used;
   const float* const q = all.q + (head * group * t + rows.row) * h;
-  const float* const k = all.k + head * all.capacity * h;
-  const float* const v = all.v + head * all.capacity * h;
   const float* const new_k = all.new_k + head * all.new_rows * h;
   const float* const new_v = all.new_v + head * all.new_rows * h;
 
@@ -215,7 +247,7 @@ void attend_rows(const AttentionRows& rows) {
 
   for (std::size_t j = begin; j < used; j += kMostLanes) {
     const std::size_t count = used - j < kMostLanes ? used - j : kMostLanes;
-    transpose<Lanes>(k + j * h, count, h, rows.keys);
+    transpose<Lanes>(cached_keys(rows, j, count), count, h, rows.keys);
     score_rows<Lanes, kRows>(rows.rows, q, h, rows.keys, rows.scores + j - begin, rows.stride);
   }
   for (std::size_t j = 0; j < all.new_rows; j += kMostLanes) {
@@ -251,7 +283,15 @@ void attend_rows(const AttentionRows& rows) {
       for (std::size_t i = 0; i < h; ++i) out[r][i] = 0;
     }
     const float* const weights = rows.scores + r0 * rows.stride;
-    add_value_rows<Lanes, kRows>(count, weights, rows.stride, used - begin, v + begin * h, h, out);
+    for (std::size_t j = begin; j < used;) {
+      const CachedRows next = cached_rows(rows, j);
+      const std::size_t some = next.count < used - j ? next.count : used - j;
+      if (next.v != nullptr) {
+        const float* const weight = weights + (j - begin);
+        add_value_rows<Lanes, kRows>(count, weight, rows.stride, some, next.v, h, out);
+      }
+      j += some;
+    }
     for (std::size_t r = 0; r < count; ++r) {
       const bool* const seen = all.mask + (b * t + (rows.row + r0 + r) % t) * all.new_rows;
       const float* weight = weights + r * rows.stride + starts[r];

@@ -30,18 +30,13 @@ struct AttentionRows {
   float* scores;        // [rows, stride]
   float* fresh;         // [rows, fresh_stride]: scores of new keys, seen or not
   float* keys;          // [h, kMostLanes]: keys, one a column
+  float* gathered;      // [kMostLanes, h]: keys of several pages
   std::size_t stride;
   std::size_t fresh_stride;
 };
 
 // Computes a product's outputs of tiles [first, last), without bias and residual.
 using MultiplyTiles = void (*)(const PackedProduct& product, std::size_t first, std::size_t last);
-
-// A key of JAX's random numbers.
-struct ThreefryKey {
-  std::uint32_t first;
-  std::uint32_t second;
-};
 
 struct Kernels {
   MultiplyTiles multiply;  // weights in float32 or bfloat16

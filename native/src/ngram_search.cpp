@@ -101,10 +101,9 @@ class NgramSearch final : public RowSearch {
   void read_draws(const DraftRow& row) {
     scale_ = 0;
     if (row.draws == nullptr) return;
-    seed_ = static_cast<std::uint32_t>(row.draws[0]);
-    position_ = row.draws[1];
-    std::memcpy(&scale_, row.draws + 2, sizeof scale_);
-    number_ = row.number;
+    key_ = {static_cast<std::uint32_t>(row.draws[0]), static_cast<std::uint32_t>(row.draws[1])};
+    position_ = row.draws[2];
+    std::memcpy(&scale_, row.draws + 3, sizeof scale_);
   }
 
   // Replaces the log-probabilities of followers, the likeliest first, by those with noise.
@@ -113,7 +112,7 @@ class NgramSearch final : public RowSearch {
     tokens_.resize(count);
     noise_.resize(count);
     for (std::size_t i = 0; i < count; ++i) tokens_[i] = seen.token[order_[i]];
-    noise_of_tokens(seed_, number_, position_ + depth, tokens_.data(), count, noise_.data(),
+    noise_of_tokens(key_, position_ + depth, tokens_.data(), count, noise_.data(),
                     best_instructions());
     const float first = steps_[0];
     float largest = -std::numeric_limits<float>::infinity();
@@ -153,9 +152,8 @@ class NgramSearch final : public RowSearch {
   std::vector<float> noise_;
   std::vector<float> sums_;
   float scale_ = 0;  // 1 / temperature; 0 without noise
-  std::uint32_t seed_ = 0;
+  ThreefryKey key_{};
   std::int32_t position_ = 0;
-  std::size_t number_ = 0;
 };
 
 }  // namespace

@@ -92,7 +92,12 @@ void add_noise_to_rows(const NoisyLogits& logits) {
     }
     for (std::size_t c = 1; c < kParts; ++c) most = parts[c] > most ? parts[c] : most;
     if (nan) most = __builtin_nanf("");
-    const float scale = logits.scale;
+    const float temperature = logits.temperature[row / logits.rows];
+    if (temperature == 0) {
+      for (std::size_t v = 0; v < size; ++v) y[v] = x[v] - most;
+      continue;
+    }
+    const float scale = 1.0f / temperature;
     if (logits.ids == nullptr) {
       for (std::size_t v = 0; v < size; ++v) y[v] = (x[v] - most) * scale + noise[v];
     } else {

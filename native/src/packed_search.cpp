@@ -10,7 +10,7 @@ namespace dart {
 bool PackedLayout::valid() const {
   return rows >= 0 && levels >= 0 && candidates >= 0 && context >= 1 && first >= context &&
          (pairs == 0 || pairs == (levels - 1) * candidates * candidates) &&
-         (draws == 0 || draws == 3) && width == first + 2 * levels * candidates + pairs + draws;
+         (draws == 0 || draws == kDraws) && width == first + 2 * levels * candidates + pairs + draws;
 }
 
 DraftBatch PackedLayout::batch(const std::int32_t* packed) const {

@@ -20,7 +20,6 @@ struct DraftRow {
   const float* logits;
   const float* pairs;         // see DraftBatch; null for none
   const std::int32_t* draws;  // see DraftBatch; null for none
-  std::size_t number;         // of the row
 };
 
 // Searches one row at a time, with buffers that are reused across rows.

@@ -96,8 +96,7 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out, float* score
                          batch.tokens + i * batch.tokens_stride,
                          batch.logits + i * batch.logits_stride,
                          batch.pairs == nullptr ? nullptr : batch.pairs + i * batch.pairs_stride,
-                         batch.draws == nullptr ? nullptr : batch.draws + i * batch.draws_stride,
-                         i};
+                         batch.draws == nullptr ? nullptr : batch.draws + i * batch.draws_stride};
       if (row.context[batch.context - 1] < 0) continue;
       search->run(row, out + i * row_size, scores == nullptr ? nullptr : scores + i * places);
     }

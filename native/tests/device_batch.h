@@ -41,7 +41,7 @@ class Batch {
     if (size.pairs && size.levels > 0) {
       layout.pairs = (size.levels - 1) * size.candidates * size.candidates;
     }
-    if (size.draws) layout.draws = 3;
+    if (size.draws) layout.draws = std::int64_t(dart::kDraws);
     layout.width = layout.first + 2 * candidates + layout.pairs + layout.draws;
     for (std::int64_t row = 0; row < size.rows; ++row) {
       packed.insert(packed.end(), layout.first - layout.context, kUnwritten);
@@ -50,7 +50,7 @@ class Batch {
       add(&logits_, candidates, [&] { return bits(float(below(100)) / 10); });
       add(&pairs_, layout.pairs, [&] { return bits(float(below(100)) / 10); });
       add(&draws_, layout.draws, [&, column = 0]() mutable {
-        return column++ == 2 ? bits(float(below(3)) / 2) : below(1000);
+        return column++ == 3 ? bits(float(below(3)) / 2) : below(1000);
       });
     }
   }

@@ -126,7 +126,7 @@ struct Problem {
     attention.heads = heads;
     attention.kv_heads = kv_heads;
     attention.rows = rows;
-    attention.capacity = capacity;
+    attention.pages = {nullptr, sequences, capacity, 1};
     attention.new_rows = all;
     attention.head_size = size;
     attention.scale = scale;

@@ -15,11 +15,16 @@ namespace {
 
 using dart::Instructions;
 
+// Rows of a batch with this seed.
 std::vector<float> noise_of(std::uint32_t seed, const std::vector<std::int32_t>& positions,
                             std::size_t sequences, std::size_t vocabulary,
                             Instructions instructions, std::size_t threads) {
   std::vector<float> out(positions.size() * vocabulary);
-  const dart::Noise noise{seed, positions.data(), sequences, positions.size() / sequences,
+  std::vector<dart::ThreefryKey> keys;
+  for (std::size_t row = 0; row < sequences; ++row) {
+    keys.push_back(dart::kernels(instructions)->fold({0, seed}, std::uint32_t(row)));
+  }
+  const dart::Noise noise{keys.data(), positions.data(), sequences, positions.size() / sequences,
                           vocabulary, out.data()};
   dart::make_noise(noise, instructions, threads);
   return out;
@@ -62,7 +67,7 @@ void test_distribution() {
   CHECK(std::fabs(deviation - 1.28255) < 0.02);  // pi / sqrt(6)
 }
 
-void test_noisy_logits() {
+void test_noisy_logits(bool greedy) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr std::size_t kSize = 37, kVocabulary = 50;
   std::vector<float> x(6 * kSize), noise(2 * 2 * kVocabulary);
@@ -74,8 +79,9 @@ void test_noisy_logits() {
   for (std::size_t i = 0; i < kSize; ++i) ids[i] = static_cast<std::int32_t>(i * 7 % kVocabulary);
   for (Instructions instructions : supported()) {
     std::vector<float> y(x.size());
-    dart::add_noise({x.data(), noise.data(), levels.data(), ids.data(), y.data(), 2.0f, 2, 3, 2,
-                     kVocabulary, kSize},
+    const float temperature[] = {0.5f, greedy ? 0.0f : 4.0f};
+    dart::add_noise({x.data(), noise.data(), levels.data(), ids.data(), y.data(), temperature, 2, 3,
+                     2, kVocabulary, kSize},
                     instructions);
     for (std::size_t row = 0; row < 6; ++row) {
       float most = x[row * kSize];
@@ -83,7 +89,9 @@ void test_noisy_logits() {
       const std::size_t level = levels[row] < 0 ? 0 : levels[row] > 1 ? 1 : std::size_t(levels[row]);
       for (std::size_t i = 0; i < kSize; ++i) {
         const float added = noise[(row / 3 * 2 + level) * kVocabulary + std::size_t(ids[i])];
-        const float expected = (x[row * kSize + i] - most) * 2.0f + added;
+        const float scaled = x[row * kSize + i] - most;
+        const float warm = row < 3 ? scaled * 2.0f + added : scaled * 0.25f + added;
+        const float expected = greedy && row >= 3 ? scaled : warm;
         const float found = y[row * kSize + i];
         CHECK(row == 4 ? std::isnan(found) : found == expected);
       }
@@ -97,6 +105,6 @@ int main() {
   test_known_numbers();
   test_same_bits();
   test_distribution();
-  test_noisy_logits();
+  for (bool greedy : {false, true}) test_noisy_logits(greedy);
   return failures == 0 ? 0 : 1;
 }

@@ -20,6 +20,7 @@ from dart_jax.decoding.sampling import (
 )
 from dart_jax.model import DEMO, DartModel
 from eval.benchmarks.prompts import demo_prompts
+from tests.support.draws import keys_of, noise_of
 
 native = pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="built without jaxlib's headers")
 POSITIONS = jnp.asarray([[0, 1, 5], [7, 100_000, 3]], jnp.int32)
@@ -29,11 +30,11 @@ POSITIONS = jnp.asarray([[0, 1, 5], [7, 100_000, 3]], jnp.int32)
 @pytest.mark.parametrize("vocab", [1, 15, 16, 4097])
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
 def test_the_cores_noise_is_jaxs(seed, vocab):
-    seed = jnp.uint32(seed)
-    got = jax.jit(gumbel_noise, static_argnums=2)(seed, POSITIONS, vocab)
-    expected = sampling_module._gumbel_noise(seed, POSITIONS, vocab)
+    keys = keys_of(seed, 2)
+    got = jax.jit(gumbel_noise, static_argnums=2)(keys, POSITIONS, vocab)
+    expected = sampling_module._gumbel_noise(keys, POSITIONS, vocab)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
-    alone = gumbel_noise(seed, POSITIONS[:1, 1:2], vocab)
+    alone = gumbel_noise(keys[:1], POSITIONS[:1, 1:2], vocab)
     np.testing.assert_array_equal(alone[0, 0], got[0, 1])
 
 
@@ -46,7 +47,7 @@ def test_the_core_adds_noise_as_jax_does(temperature, some, monkeypatch):
     ids = jnp.asarray(rng.permutation(vocab)[:size], jnp.int32) if some else None
     logits = jnp.asarray(10 * rng.normal(size=(2, 4, size)), jnp.float32)
     logits = logits.at[0, 1, 3].set(-jnp.inf).at[1, 2, 5].set(jnp.nan)
-    noise = gumbel_noise(jnp.uint32(5), POSITIONS, vocab)
+    noise = noise_of(5, POSITIONS, vocab)
     levels = jnp.asarray([[0, 1, 1, 2], [2, 0, 0, 1]], jnp.int32)
     sampling = Sampling(temperature).values()
 
@@ -78,7 +79,7 @@ def test_a_draft_of_the_targets_own_logits_is_its_draw(penalty, options, columns
     logits = jnp.asarray(3 * rng.normal(size=(2, 3, 10)), jnp.float32)
     # To all others the target gives no chance.
     full = jnp.full((2, 3, vocab), -jnp.inf).at[:, :, ids].set(logits)
-    noise = gumbel_noise(jnp.uint32(2), POSITIONS[:, :columns], vocab)
+    noise = noise_of(2, POSITIONS[:, :columns], vocab)
     inputs = inputs_with(sampling, seen, noise)
     drafted = ids[jnp.argmax(coupled(inputs, logits, ids, noise), axis=-1)]
     if penalty != 1:

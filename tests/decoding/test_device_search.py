@@ -252,7 +252,7 @@ def test_drafting_with_only_ngrams(order, depth, nodes, eos, draws):
             scale = np.where(rng.random(ROWS) < 0.2, 0, 1 / rng.choice([0.3, 1.0, 2.0], ROWS))
             how = np.stack(
                 [
-                    rng.integers(-(2**31), 2**31, ROWS).astype(np.int32),
+                    *rng.integers(-(2**31), 2**31, (2, ROWS)).astype(np.int32),
                     rng.integers(0, 1000, ROWS).astype(np.int32),
                     scale.astype(np.float32).view(np.int32),
                 ],

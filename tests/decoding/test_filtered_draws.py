@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dart_jax.decoding import sampling as sampling_module
-from dart_jax.decoding.sampling import Sampling, SamplingValues, gumbel_noise
-from tests.support.draws import draw_at
+from dart_jax.decoding.sampling import Sampling, SamplingValues
+from tests.support.draws import draw_at, noise_of
 
 NODES = 6
 
@@ -71,7 +71,7 @@ def rows(vocab: int) -> dict[str, np.ndarray]:
 def test_draws_and_filters_are_those_of_bisection(vocab, temperature):
     position = jnp.arange(4, dtype=jnp.int32)[None] + jnp.asarray([[5], [90]], jnp.int32)
     levels = jnp.asarray([[0, 1, 1, 2, 3, 3]] * 2, jnp.int32)
-    noise = gumbel_noise(jnp.uint32(3), position, vocab)
+    noise = noise_of(3, position, vocab)
     noise = np.take_along_axis(np.asarray(noise), np.asarray(levels)[:, :, None], axis=1)
     filters = [(k, 1.0) for k in (1, 7, 128, 129, 300, 2 * vocab)]
     filters += [(0, p) for p in (1e-6, 0.3, 0.9, 0.9999999)] + [(50, 0.9), (200, 0.5)]

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.sampling import Sampling, penalize_repetition
 from dart_jax.errors import UserError
-from tests.support.draws import draw_at
+from tests.support.draws import draw_at, noise_of
 
 VOCAB = 40
 
@@ -155,16 +155,16 @@ def test_nan_draws_no_token(sampling):
 
 def test_noise_is_the_same_under_every_generator():
     """And in trees of any size, which another generator's numbers would depend on."""
-    noise = {name: noise_of(name) for name in ("threefry2x32", "rbg", "unsafe_rbg")}
+    noise = {name: noise_by(name) for name in ("threefry2x32", "rbg", "unsafe_rbg")}
     for other in noise.values():
         np.testing.assert_array_equal(other, noise["threefry2x32"])
 
 
-def noise_of(generator):
+def noise_by(generator):
     with jax.default_prng_impl(generator):
         position = jnp.asarray([[3, 4, 5], [7, 3, 1]], jnp.int32)
-        noise = sampling_module.gumbel_noise(jnp.uint32(9), position, VOCAB)
-        single = sampling_module.gumbel_noise(jnp.uint32(9), position[:1, 1:2], VOCAB)
+        noise = noise_of(9, position, VOCAB)
+        single = noise_of(9, position[:1, 1:2], VOCAB)
     np.testing.assert_array_equal(single[0, 0], noise[0, 1])
     return noise
 

@@ -260,9 +260,9 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
     def hotter(sampling, logits, noise, levels):
         return draw(sampling, logits * 1.25, noise, levels)
 
-    def repeated(sampling, seed, first, count, vocab):
+    def repeated(sampling, keys, first, count, vocab):
         position = first[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-        return gumbel_noise(seed, position // 2 * 2, vocab)
+        return gumbel_noise(keys, position // 2 * 2, vocab)
 
     broken(*(("draw", hotter) if mistake == "temperature" else ("noise_at", repeated)))
     settings = {"temperature": (1.5,), "tree_nodes": (8,), "loop": ("fused",), "top_k": 0}

@@ -8,7 +8,7 @@ import scipy.stats
 
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.loop import Generation
-from dart_jax.decoding.sampling import Sampling, filter_logits, gumbel_noise
+from dart_jax.decoding.sampling import Sampling, filter_logits
 from eval.lossless.distribution import Samples, chi2_tail, chi_square
 from eval.lossless.divergence import ENDED, examine
 from eval.lossless.literal_sampling import (
@@ -22,6 +22,7 @@ from eval.lossless.literal_sampling import (
 )
 from eval.lossless.rounding import Probe
 from eval.methods.measure import first_difference
+from tests.support.draws import noise_of
 
 CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}]
 
@@ -181,7 +182,7 @@ def test_greedy_verdicts(prober, dart, verdict):
 
 def test_sampled_verdicts():
     """Scores include the noise of the draw: the logits are chosen to tie with it."""
-    noise = np.asarray(gumbel_noise(jnp.uint32(5), jnp.full((3, 1), 2, jnp.int32), 3)[2, 0])
+    noise = np.asarray(noise_of(5, jnp.full((3, 1), 2, jnp.int32), 3)[2, 0])
     texts = {"text": np.array([7]), "plain": np.array([4, 0]), "dart": np.array([4, 1])}
     for margin, tie in ((0.0, True), (0.03, True), (0.05, False)):
         logits = 0.5 * (np.array([margin, 0.0, -9.0]) - noise)
@@ -192,7 +193,7 @@ def test_sampled_verdicts():
 
 
 def test_a_tie_at_the_cut():
-    noise = np.asarray(gumbel_noise(jnp.uint32(0), jnp.full((1, 1), 1, jnp.int32), 4)[0, 0])
+    noise = np.asarray(noise_of(0, jnp.full((1, 1), 1, jnp.int32), 4)[0, 0])
     winner = int(np.argmax(noise))
     logits = np.where(np.arange(4) == winner, 0.999, 1.0).astype(np.float32)
     second = int(np.argsort(noise)[-2])

@@ -50,3 +50,37 @@ def attention_arrays(shape, seed, length=None):
     prefix = Prefix(k, v, length, first)
     undefined = (jnp.where(empty, jnp.nan, x) for x in (k, v))
     return new, prefix, Prefix(*undefined, length, first)
+
+
+def paged_arrays(shape, size, seed):
+    """As `attention_arrays`, with the prefix in pages of `size` rows and the same in one piece.
+
+    Pages are anywhere in the pool and shared between sequences. Some are missing where no row is
+    filled, or where it is: in one piece these rows are 0. What nobody fills is NaN.
+    """
+    rng = np.random.default_rng(seed)
+    new, whole, _ = attention_arrays(shape, seed)
+    each = -(-shape.capacity // size)
+    count = shape.batch * each + 2
+    pages = rng.integers(0, count, (shape.batch, each))
+    pages[rng.random(pages.shape) < 0.1] = -1
+    length = np.asarray(whole.length)
+    at = np.arange(each * size)
+    filled = at < length[:, None]
+    ends = -(-length[:, None] // size)
+    pages = np.where((np.arange(each) >= ends) & (rng.random(pages.shape) < 0.7), -1, pages)
+    used = np.zeros((count + 1, size), bool)
+    np.logical_or.at(used, (pages[:, at // size], at % size), filled)
+    k, v = (rng.standard_normal((count, shape.kv_heads, size, shape.head_dim)) for _ in range(2))
+
+    def one_piece(pool):
+        rows = pool[pages[:, at // size], :, at % size].swapaxes(1, 2)
+        seen = filled & (pages[:, at // size] >= 0)
+        return jnp.asarray(np.where(seen[:, None, :, None], rows, 0), shape.dtype)
+
+    def undefined(pool):
+        return jnp.asarray(np.where(used[:-1, None, :, None], pool, np.nan), shape.dtype)
+
+    table = jnp.asarray(pages, jnp.int32)
+    paged = Prefix(undefined(k), undefined(v), whole.length, whole.first, table)
+    return new, paged, Prefix(one_piece(k), one_piece(v), whole.length, whole.first)

@@ -1,9 +1,21 @@
 """Draws with the noise of a seed and positions, as the decode step makes them."""
 
-from dart_jax.decoding.sampling import draw, gumbel_noise
+import jax.numpy as jnp
+
+from dart_jax.decoding.sampling import draw, gumbel_noise, row_keys
+
+
+def keys_of(seed, rows):
+    """The keys of a batch's rows, as `generate` numbers them."""
+    return row_keys(jnp.uint32(seed), jnp.arange(rows, dtype=jnp.int32))
+
+
+def noise_of(seed, position, vocab):
+    """`gumbel_noise` of such a batch, position int32 [B, P]."""
+    return gumbel_noise(keys_of(seed, len(position)), position, vocab)
 
 
 def draw_at(sampling, logits, seed, position, levels):
     """As `draw`, with the noise of `position`, int32 [B, P]."""
-    noise = gumbel_noise(seed, position, logits.shape[-1])
+    noise = noise_of(seed, position, logits.shape[-1])
     return draw(sampling, logits, noise, levels)

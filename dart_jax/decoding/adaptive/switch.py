@@ -21,6 +21,7 @@ from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.search.base import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, exact_products, noise_of_draft
+from dart_jax.models.cache import capacity_of
 from dart_jax.models.pure import bind
 
 
@@ -162,7 +163,7 @@ def _without_trees(state: DecodeState) -> DecodeState:
 
 def _rows(state: DecodeState) -> int:
     """Rows of the caches."""
-    return state.target_cache[0][0].shape[2]
+    return capacity_of(state.target_cache)
 
 
 @partial(jax.jit, static_argnames=("config", "capacity"), donate_argnames=("draft_state",))

@@ -1,9 +1,10 @@
 """Coupled drafting: candidates are ranked with the noise that the target's draws will have.
 
-The target draws the argmax of log p / T + g, and the Gumbel noise g of a position depends on (seed,
-row, position) alone, so it is known before anything is drafted. A drafter that predicts q therefore
-proposes the largest log q / T + g: where q is near p, mostly the very token that will be drawn. A
-draft is accepted if it equals the draw, so the output cannot change (docs/method.md, section 5).
+The target draws the argmax of log p / T + g, and the Gumbel noise g of a position depends on (key
+of the row, position) alone, so it is known before anything is drafted. A drafter that predicts q
+therefore proposes the largest log q / T + g: where q is near p, mostly the very token that will be
+drawn. A draft is accepted if it equals the draw, so the output cannot change (docs/method.md,
+section 5).
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftInput
-from dart_jax.decoding.sampling import add_noise, filters, penalize_repetition, scale_and_filter
+from dart_jax.decoding.sampling import (
+    add_noise,
+    filters,
+    is_greedy,
+    penalize_repetition,
+    scale_and_filter,
+)
 
 
 def coupled(
@@ -38,7 +45,8 @@ def coupled(
         logits = penalize_repetition(penalty, logits, seen[:, None])
     if filters(inputs.sampling):
         filtered = scale_and_filter(inputs.sampling, logits)
-        return filtered + jnp.take(noise, draft_ids, axis=-1)
+        rows = jnp.take(noise, draft_ids, axis=-1)
+        return filtered + jnp.where(is_greedy(inputs.sampling, logits.ndim), 0, rows)
     levels = jnp.minimum(jnp.arange(logits.shape[1], dtype=jnp.int32), noise.shape[1] - 1)
     levels = jnp.broadcast_to(levels, logits.shape[:2])
     return add_noise(inputs.sampling, logits, noise, levels, draft_ids)

@@ -15,8 +15,9 @@ from dart_jax.decoding.drafting.base import (
     Proposal,
 )
 from dart_jax.decoding.drafting.coupling import coupled
+from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.top_k import exact_top_k
-from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
+from dart_jax.models.cache import Cache, KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import bind
@@ -62,7 +63,7 @@ class Dart(DraftingMethod):
         """Whether the drafter has pair scores, and trees have pairs."""
         return self.config.pair_rank > 0 and self.depth > 1
 
-    def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
+    def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config.shortened(1), rows.params["drafter"], rows.target.execution)
         last = jnp.full_like(rows.start, rows.tokens.shape[1] - 1)
@@ -72,7 +73,7 @@ class Dart(DraftingMethod):
         _, read = drafter(rows.features, embeds, rows.positions, last, before, rows.start)
         return keep_rows(draft_state, read, rows.start, rows.capacity)
 
-    def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
+    def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
         logits, normed, rows = self.forward(draft_state, inputs)
         draft_ids, noise = inputs.params["draft_ids"], inputs.noise
@@ -81,14 +82,13 @@ class Dart(DraftingMethod):
         candidates, index = self.top_candidates(draft_ids, logits)
         if self.pairs:
             pairs = self._drafter(inputs).pairs.tables(normed, index)
-            temperature = inputs.sampling.temperature
-            if noise is not None and temperature is not None:  # as `coupled` divides the logits
-                pairs = pairs / temperature
+            if noise is not None:  # as `coupled` divides the logits
+                pairs = divided(inputs.sampling, pairs)
             candidates = candidates._replace(pairs=pairs)
         cache = extend(draft_state, rows, wait_for(candidates.ids, inputs.start))
         return cache, Proposal(candidates=candidates)
 
-    def forward(self, cache: KVCache, inputs: DraftInput) -> tuple[jax.Array, jax.Array, KVCache]:
+    def forward(self, cache: Cache, inputs: DraftInput) -> tuple[jax.Array, jax.Array, KVCache]:
         """Runs the drafter.
 
         If the tree is too small to use all drafted positions, only the first ones are computed.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.sampling import draw, greedy, mark_seen, penalize_repetition
 from dart_jax.decoding.tree import chain
-from dart_jax.models.cache import KVCache, extend, first_rows, keep_rows, wait_for
+from dart_jax.models.cache import Cache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import bind
 
@@ -40,7 +40,7 @@ class DraftModel(DraftingMethod):
         """True: it samples with the noise."""
         return True
 
-    def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
+    def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
         model = bind(self.config, rows.params["drafter"], rows.target.execution)
         count = rows.tokens.shape[1]
@@ -49,7 +49,7 @@ class DraftModel(DraftingMethod):
         out = model(rows.tokens, rows.positions, causal, before, rows.start)
         return keep_rows(draft_state, out.rows, rows.start, rows.capacity)
 
-    def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
+    def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
         model = bind(self.config, inputs.params["drafter"], inputs.target.execution)
         # The rows of accepted tokens are in the cache since they were drafted, except for the last
@@ -81,7 +81,7 @@ class DraftModel(DraftingMethod):
         draft_state = extend(draft_state, out.rows, wait_for(first, place[:, 0]))
 
         def grow(
-            carry: tuple[KVCache, jax.Array, jax.Array, jax.Array | None], noise: jax.Array | None
+            carry: tuple[Cache, jax.Array, jax.Array, jax.Array | None], noise: jax.Array | None
         ):
             cache, token, at, seen = carry
             seen = None if seen is None else mark_seen(seen, token)

@@ -9,7 +9,7 @@ import jax
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
-from dart_jax.models.cache import KVCache, extend, keep_rows, wait_for
+from dart_jax.models.cache import Cache, extend, keep_rows, wait_for
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.pure import bind
 
@@ -38,7 +38,7 @@ class Eagle3(DraftingMethod):
         """True: nodes are ranked with the noise."""
         return True
 
-    def read(self, draft_state: KVCache | None, rows: PromptRows) -> KVCache:
+    def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config, rows.params["drafter"], rows.target.execution)
         embeds = rows.target.embed(rows.next_tokens)
@@ -46,7 +46,7 @@ class Eagle3(DraftingMethod):
         read = (drafter.keys_at(inputs, rows.positions),)
         return keep_rows(draft_state, read, rows.start, rows.capacity)
 
-    def __call__(self, draft_state: KVCache, inputs: DraftInput) -> tuple[KVCache, Proposal]:
+    def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
 
         def couple(log_probs: jax.Array, level: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ import numpy as np
 from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.errors import UserError
 from dart_jax.models.attention.segments import Prefix
-from dart_jax.models.cache import KVCache
+from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.eagle3 import Eagle3Drafter
 
@@ -107,7 +107,7 @@ def draft_tree(
     positions: jax.Array,
     last: jax.Array,
     nodes: int,
-    cache: KVCache | None = None,
+    cache: Cache | None = None,
     length: jax.Array | None = None,
     couple: Couple = _as_they_are,
     best_first: bool = False,
@@ -156,7 +156,7 @@ def draft_tree(
     newest = (k, v, real[:, None])
     prefix = None
     if cache is not None and length is not None:
-        prefix = Prefix(*cache[0], length)
+        prefix = Prefix.of(cache, 0, length)
     start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, next_tokens))
     hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, [newest], prefix)
     root_score = jnp.zeros((b, 1), jnp.float32)

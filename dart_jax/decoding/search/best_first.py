@@ -27,12 +27,12 @@ class _Draws(NamedTuple):
     """How the target draws in each row: see `HostBuffer`.
 
     Attributes:
-      seed: uint32 [B].
+      key: uint32 [B, 2], of its noise.
       position: int32 [B], of the first draw after the root.
       scale: float32 [B], 1 / temperature; 0 in greedy decoding.
     """
 
-    seed: jax.Array
+    key: jax.Array
     position: jax.Array
     scale: jax.Array
 
@@ -74,7 +74,7 @@ def best_first_search(
       table: the n-grams, with lists of followers.
       context: int32 [B, C], the newest tokens. The last one is the root; a negative one gives a row
         of zeros.
-      draws: int32 [B, 3], see `HostBuffer`; None drafts without noise.
+      draws: int32 [B, 4], see `HostBuffer`; None drafts without noise.
       nodes: N; static, like all that follows.
       depth: the largest depth of a node.
       eos: tokens after which nothing is drafted.
@@ -85,8 +85,8 @@ def best_first_search(
     batch, places = context.shape[0], nodes + 1
     how = None
     if draws is not None:
-        scale = jax.lax.bitcast_convert_type(draws[:, 2], jnp.float32)
-        how = _Draws(draws[:, 0].astype(jnp.uint32), draws[:, 1], scale)
+        scale = jax.lax.bitcast_convert_type(draws[:, 3], jnp.float32)
+        how = _Draws(draws[:, :2].astype(jnp.uint32), draws[:, 2], scale)
     root = context[:, -1]
     known = read_context(table, context)
     found = _Found(
@@ -190,13 +190,12 @@ def _with_noise(draws: _Draws, level: jax.Array, token: jax.Array, step: jax.Arr
 
 def _noise(draws: _Draws, level: jax.Array, token: jax.Array) -> jax.Array:
     """The Gumbel noise of tokens, float32 [B, M], with the bits of native/src/noise.cpp."""
-    zero = jnp.zeros_like(draws.seed)
 
     def fold(key: tuple[jax.Array, jax.Array], data: jax.Array) -> tuple[jax.Array, jax.Array]:
         return threefry2x32_p.bind(*key, jnp.zeros_like(data), data)
 
-    row = jnp.arange(len(zero), dtype=jnp.uint32)
-    key = fold(fold((zero, draws.seed), row), (draws.position + level).astype(jnp.uint32))
+    row = draws.key[:, 0], draws.key[:, 1]
+    key = fold(row, (draws.position + level).astype(jnp.uint32))
     high, low = (jnp.broadcast_to(half[:, None], token.shape) for half in key)
     first, second = fold((high, low), token.astype(jnp.uint32))
     bits = (first ^ second) >> 9 | np.uint32(0x3F800000)  # from 1 to 2

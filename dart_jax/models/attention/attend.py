@@ -39,6 +39,8 @@ def attend(
     if prefix is None:
         return attend_dense(segments, scoring)
     q = segments[0].q
+    if prefix.pages is not None and kernel != "native":
+        prefix = prefix.in_one_piece()
     if kernel in ("triton", "interpret") and flash.fits(q, prefix):
         interpret = kernel == "interpret"
         return flash.attend_flash(_joined(segments), prefix, scoring, interpret=interpret)
@@ -47,7 +49,8 @@ def attend(
     if kernel in ("mosaic", "interpret-mosaic") and mosaic.fits(q, prefix):
         interpret = kernel == "interpret-mosaic"
         return mosaic.attend_mosaic(_joined(segments), prefix, scoring, interpret=interpret)
-    return attend_dense([Segment(q, prefix.k, prefix.v, prefix.mask), *segments], scoring)
+    plain = prefix.in_one_piece()
+    return attend_dense([Segment(q, plain.k, plain.v, plain.mask), *segments], scoring)
 
 
 def _joined(segments: Sequence[Segment]) -> Segment:

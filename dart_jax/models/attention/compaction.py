@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.attention.segments import fits_kernels
-from dart_jax.models.cache import KVCache
+from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
 from dart_jax.models.cache import append as append_plainly
 from dart_jax.models.cpu.rows import append_rows
 from dart_jax.models.platform.pallas import load, store
@@ -23,8 +23,8 @@ _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 
 
 def append(
-    cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array, kernel: AttentionKernel
-) -> KVCache:
+    cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array, kernel: AttentionKernel
+) -> AnyCache:
     """Does what `cache.append` says.
 
     Args:
@@ -38,14 +38,19 @@ def append(
     """
     if kernel == "native":
         return append_rows(cache, rows, index, length)
-    keys, _ = cache[0]
-    if kernel not in ("triton", "interpret") or not fits_kernels(keys.shape[3]):
+    layers, pages = parts(cache)
+    keys, _ = layers[0]
+    if (
+        pages is not None
+        or kernel not in ("triton", "interpret")
+        or not fits_kernels(keys.shape[3])
+    ):
         return append_plainly(cache, rows, index, length)
     if keys.size >= 2**31:  # the kernel counts in 32 bits
         return append_plainly(cache, rows, index, length)
-    groups = [slice(at, at + _LAYERS) for at in range(0, len(cache), _LAYERS)]
-    written = (_append(cache[g], rows[g], index, length, kernel == "interpret") for g in groups)
-    return tuple(layer for group in written for layer in group)
+    groups = [slice(at, at + _LAYERS) for at in range(0, len(layers), _LAYERS)]
+    written = (_append(layers[g], rows[g], index, length, kernel == "interpret") for g in groups)
+    return with_layers(cache, tuple(layer for group in written for layer in group))
 
 
 def _append(

@@ -1,8 +1,9 @@
 """Attention of a few rows to a cached prefix and to each other by the C++ core, for CPUs; and what
 makes its heads.
 
-It reads only the rows of the cache that are used. A row's result is the same, bit for bit, whether
-the tokens before it are cached or are its ancestors among the new rows.
+It reads only the rows of the cache that are used, through the table if they are in pages. A row's
+result is the same, bit for bit, wherever rows are cached, and whether the tokens before it are
+cached or are its ancestors among the new rows.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
         prefix.length.astype(jnp.int32),
         or_nothing(prefix.first, jnp.int32),
         jnp.broadcast_to(new.mask, (b, t, new.k.shape[2])),
+        or_nothing(prefix.pages, jnp.int32),
         scale=np.float32(scoring.factor(h)),
         cap=np.float32(scoring.cap or 0),
     )

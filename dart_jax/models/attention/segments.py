@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.cache import length_mask
+from dart_jax.models.cache import Cache, length_mask, parts
 
 
 class Segment(NamedTuple):
@@ -34,26 +34,61 @@ class Prefix(NamedTuple):
     """Cached rows that come before all new rows; row s is at position s.
 
     Attributes:
-      k: keys [B, K, S, h].
-      v: values [B, K, S, h].
+      k: keys [B, K, S, h]; in pages, [P, K, R, h].
+      v: values, as `k`.
       length: int32 [B], valid rows; every new row sees those from its `first` on.
       first: int32 [B, T], the first row that each new row sees, with a sliding window; None if
         they see all.
+      pages: int32 [B, n], where rows are in pools of pages (see `PagedCache`): S = n * R; None if
+        they are in one piece.
     """
 
     k: jax.Array
     v: jax.Array
     length: jax.Array
     first: jax.Array | None = None
+    pages: jax.Array | None = None
+
+    @classmethod
+    def of(
+        cls, cache: Cache, layer: int, length: jax.Array, first: jax.Array | None = None
+    ) -> Prefix:
+        """The rows of a cache's layer."""
+        layers, pages = parts(cache)
+        return cls(*layers[layer], length, first, pages)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that a sequence may have, S."""
+        rows = self.k.shape[2]
+        return rows if self.pages is None else self.pages.shape[1] * rows
 
     @property
     def mask(self) -> jax.Array:
         """Bool [B, 1 or T, S]: which rows are seen."""
-        valid = length_mask(self.k.shape[2], self.length)
+        valid = length_mask(self.capacity, self.length)
         if self.first is None:
             return valid
-        at = jnp.arange(self.k.shape[2], dtype=jnp.int32)[None, None]
+        at = jnp.arange(self.capacity, dtype=jnp.int32)[None, None]
         return valid & (at >= self.first[:, :, None])
+
+    def in_one_piece(self) -> Prefix:
+        """The same rows without pages, [B, K, S, h]: what the table names is copied, and what is
+        not filled is 0."""
+        if self.pages is None:
+            return self
+        count, kv_heads, size, h = self.k.shape
+        b, n = self.pages.shape
+        page = jnp.where(self.pages < 0, count, self.pages)  # beyond the pool, which reads as 0
+        # A page may hold what another sequence has left, even NaN.
+        filled = length_mask(n * size, self.length).reshape(b, n, 1, size, 1)
+
+        def rows(pool: jax.Array) -> jax.Array:
+            taken = jnp.take(pool, page, axis=0, mode="fill", fill_value=0)
+            taken = jnp.where(filled, taken, 0)
+            return taken.swapaxes(1, 2).reshape(b, kv_heads, n * size, h)
+
+        return Prefix(rows(self.k), rows(self.v), self.length, self.first)
 
 
 class Scoring(NamedTuple):

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 
-def gumbel_noise_native(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
+def gumbel_noise_native(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
     """Computes what `decoding.sampling.gumbel_noise` says, up to rounding.
 
     Args:
-      seed: uint32 scalar.
+      keys: uint32 [B, 2].
       position: int32 [B, P].
       vocab: V.
 
@@ -18,7 +18,7 @@ def gumbel_noise_native(seed: jax.Array, position: jax.Array, vocab: int) -> jax
       float32 [B, P, V].
     """
     out = jax.ShapeDtypeStruct((*position.shape, vocab), jnp.float32)
-    return jax.ffi.ffi_call("dart_noise", out, vmap_method="sequential")(seed, position)
+    return jax.ffi.ffi_call("dart_noise", out, vmap_method="sequential")(keys, position)
 
 
 def add_noise_native(
@@ -29,6 +29,7 @@ def add_noise_native(
     ids: jax.Array | None,
 ) -> jax.Array:
     """Computes what `decoding.sampling.add_noise` says, up to rounding."""
+    temperature = jnp.broadcast_to(temperature, logits.shape[:1])
     ids = jnp.zeros((0,), jnp.int32) if ids is None else ids
     out = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
     call = jax.ffi.ffi_call("dart_noisy", out, vmap_method="sequential")

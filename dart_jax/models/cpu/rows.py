@@ -8,7 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.cache import KVCache
+from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
+from dart_jax.models.cpu.foreign import or_nothing
 
 
 def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -42,12 +43,19 @@ def take_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
     return jax.ffi.ffi_call("dart_take", out)(table, ids.astype(jnp.int32))
 
 
-def append_rows(cache: KVCache, rows: KVCache, index: jax.Array, length: jax.Array) -> KVCache:
+def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) -> AnyCache:
     """Does what `cache.append` says, for all layers at once."""
-    old, structure = jax.tree.flatten(cache)
+    layers, pages = parts(cache)
+    old, structure = jax.tree.flatten(layers)
     written = jax.ffi.ffi_call(
         "dart_append",
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
-        input_output_aliases={2 + i: i for i in range(len(old))},
-    )(index.astype(jnp.int32), length.astype(jnp.int32), *old, *jax.tree.leaves(rows))
-    return jax.tree.unflatten(structure, written)
+        input_output_aliases={3 + i: i for i in range(len(old))},
+    )(
+        index.astype(jnp.int32),
+        length.astype(jnp.int32),
+        or_nothing(pages, jnp.int32),
+        *old,
+        *jax.tree.leaves(rows),
+    )
+    return with_layers(cache, jax.tree.unflatten(structure, written))

@@ -9,14 +9,15 @@
 #include <cstdint>
 
 #include "dart/instructions.h"
+#include "dart/pages.h"
 
 namespace dart {
 
 // Arrays need only their elements' natural alignment and must not overlap.
 struct Attention {
   const float* q;      // [B, H, T, h]
-  const float* k;      // [B, K, S, h]: cached rows
-  const float* v;      // [B, K, S, h]
+  const float* k;      // [P, K, R, h]: cached rows, in pages; those of missing pages are zeros
+  const float* v;      // [P, K, R, h]
   const float* new_k;  // [B, K, N, h]: new rows
   const float* new_v;  // [B, K, N, h]
   const std::int32_t* length;  // [B]: cached rows that exist; others may hold anything
@@ -27,7 +28,7 @@ struct Attention {
   std::size_t heads;           // H, a multiple of K
   std::size_t kv_heads;        // K
   std::size_t rows;            // T
-  std::size_t capacity;        // S
+  Pages pages;
   std::size_t new_rows;        // N
   std::size_t head_size;       // h, a multiple of 16
   float scale;                 // factor on the products of queries and keys

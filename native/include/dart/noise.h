@@ -8,10 +8,16 @@
 
 namespace dart {
 
+// A key of JAX's "threefry2x32" random numbers.
+struct ThreefryKey {
+  std::uint32_t first;
+  std::uint32_t second;
+};
+
 // Noise of B x P rows of V numbers: that of row b and column p is what jax.random.gumbel gives, up
-// to rounding, with the key fold_in(fold_in(key(seed, impl="threefry2x32"), b), position).
+// to rounding, with the key fold_in(keys[b], position).
 struct Noise {
-  std::uint32_t seed;
+  const ThreefryKey* keys;        // [B]
   const std::int32_t* positions;  // [B, P]
   std::size_t sequences;          // B
   std::size_t columns;            // P
@@ -22,23 +28,22 @@ struct Noise {
 // Computes noise in this thread and in at most `threads - 1` others, fewer if there is little.
 void make_noise(const Noise& noise, Instructions instructions, std::size_t threads);
 
-// The noise of some tokens, out [count], in row `row` of the batch.
-void noise_of_tokens(std::uint32_t seed, std::size_t row, std::int32_t position,
-                     const std::int32_t* tokens, std::size_t count, float* out,
-                     Instructions instructions);
+// The noise of some tokens at a position, out [count].
+void noise_of_tokens(const ThreefryKey& key, std::int32_t position, const std::int32_t* tokens,
+                     std::size_t count, float* out, Instructions instructions);
 
 // Logits of rows of B sequences, divided by a temperature up to a constant, plus noise:
 //
-//   y[b, t, i] = (x[b, t, i] - max(x[b, t])) * scale + noise[b, levels[b, t], ids[i]]
+//   y[b, t, i] = (x[b, t, i] - max(x[b, t])) / temperature[b] + noise[b, levels[b, t], ids[i]]
 //
-// A row that holds NaN becomes NaN. Levels and ids beyond the ends are those of the ends.
+// With temperature 0, of greedy decoding, nothing is divided or added. A row that holds NaN becomes NaN. Levels and ids beyond the ends are those of the ends.
 struct NoisyLogits {
   const float* x;               // [B, T, size]
   const float* noise;           // [B, P, V]
   const std::int32_t* levels;   // [B, T]
   const std::int32_t* ids;      // [size]; null for the numbers from 0, then size is V
   float* y;                     // [B, T, size]
-  float scale;
+  const float* temperature;     // [B]
   std::size_t sequences;        // B
   std::size_t rows;             // T
   std::size_t columns;          // P

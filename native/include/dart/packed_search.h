@@ -18,7 +18,7 @@ struct PackedLayout {
   std::int64_t levels = 0;      // d
   std::int64_t candidates = 0;  // k
   std::int64_t pairs = 0;       // pair scores, (d - 1) * k * k or 0
-  std::int64_t draws = 0;       // 3 if the last columns say how the target draws, otherwise 0
+  std::int64_t draws = 0;       // kDraws if the last columns say how the target draws, otherwise 0
 
   // Whether the numbers fit together.
   bool valid() const;

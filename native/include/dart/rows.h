@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "dart/instructions.h"
+#include "dart/pages.h"
 
 namespace dart {
 
@@ -59,5 +60,23 @@ void rotate_heads(const Heads& heads, Instructions instructions);
 // Computed in this thread and in at most `threads - 1` others, fewer if there is little.
 void largest(const float* x, std::size_t rows, std::size_t size, std::size_t count, float* values,
              std::int32_t* indices, Instructions instructions, std::size_t threads = 1);
+
+// Chosen rows of new ones, to be kept after those that a cache has; each of `bytes` bytes.
+struct KeptRows {
+  const char* rows;            // [B, K, T, bytes]
+  char* cache;                 // [P, K, R, bytes]
+  const std::int32_t* index;   // [B, kept]; those beyond the ends are those of the ends
+  const std::int32_t* length;  // [B], rows in the cache
+  Pages pages;
+  std::size_t sequences;  // B
+  std::size_t kv_heads;   // K
+  std::size_t new_rows;   // T, at least 1
+  std::size_t kept;
+  std::size_t bytes;
+};
+
+// Writes them in place. Rows of missing pages and beyond the table are dropped; without a table, all
+// of a sequence's are written that much earlier that they fit, as XLA does.
+void append(const KeptRows& rows);
 
 }  // namespace dart

@@ -56,6 +56,8 @@ struct TreeSearchConfig {
   int threads = 1;  // rows searched at the same time
 };
 
+constexpr std::int64_t kDraws = 4;  // numbers that say how the target draws in a row
+
 // The drafts of a batch of sequences. Inner axes are contiguous; rows are `stride` values apart, so
 // that a packed batch can be read in place.
 struct DraftBatch {
@@ -80,8 +82,8 @@ struct DraftBatch {
   // duplicates with equal logits the first one counts.
   const float* pairs = nullptr;
   std::size_t pairs_stride = 0;
-  // [B, 3], or null: how the target draws, for drafting with only the n-gram model. The seed of its
-  // noise (dart/noise.h), the position of the first draw after the root, and the bits of the
+  // [B, 4], or null: how the target draws, for drafting with only the n-gram model. The key of its
+  // noise (2 numbers; dart/noise.h), the position of the first draw after the root, and the bits of the
   // float32 1 / temperature, 0 for greedy decoding.
   const std::int32_t* draws = nullptr;
   std::size_t draws_stride = 0;

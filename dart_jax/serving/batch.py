@@ -1,0 +1,277 @@
+"""The device's side of the engine: models, pools and programs, called with sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.decoding.drafting import PromptLookupConfig
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.prefill import ChunkShape, empty_caches
+from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.errors import UserError
+from dart_jax.memory import parse_memory
+from dart_jax.model import DartModel
+from dart_jax.serving.config import Level, ServingConfig
+from dart_jax.serving.programs import (
+    History,
+    Pools,
+    StepProgram,
+    begin_history,
+    empty_history,
+    empty_pools,
+    read_chunk,
+    step,
+)
+from dart_jax.serving.request import Logprobs, Request
+from dart_jax.serving.rows import AT_CONTEXT, LENGTH, PAGES, REMAINING, RowTable
+from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.shapes import Shapes
+
+# Memory of the pools, at most, unless it is set.
+_MOST_MEMORY = 8 * 10**9
+
+
+class Emitted(NamedTuple):
+    """What a step gave one sequence.
+
+    Attributes:
+      tokens: int32 [n], at least one.
+      ranks: int32 [n], which nodes drafted them; 0 for the target's own.
+      ended: whether no more tokens follow.
+      drafted: nodes of the tree that was verified, the root not counted.
+      logprobs: of the tokens, if they were asked for.
+    """
+
+    tokens: np.ndarray
+    ranks: np.ndarray
+    ended: bool
+    drafted: int
+    logprobs: Logprobs | None
+
+
+class _Drafts(NamedTuple):
+    """What the last step drafted, by row.
+
+    Attributes:
+      host_buffer: the layout of `packed`.
+      packed: int32 [n, width], with candidates for the search.
+      trees: int32 [n, 3, N + 1], if they were built on the device.
+    """
+
+    host_buffer: HostBuffer
+    packed: np.ndarray
+    trees: np.ndarray | None
+
+
+class Batch:
+    """The models, and the keys and values of all requests.
+
+    Attributes:
+      shapes: what programs are compiled for.
+      page_count: pages of the pools.
+    """
+
+    def __init__(self, model: DartModel, config: ServingConfig):
+        """Allocates the pools.
+
+        Raises:
+          UserError: the memory is too small for one request, or the drafting method cannot be
+            served.
+        """
+        if isinstance(model.drafter, PromptLookupConfig):
+            raise UserError("prompt lookup cannot be served; choose another drafting method")
+        self.shapes = Shapes.of(model, config)
+        decoder = model.decoder(
+            nodes=self.shapes.most_nodes,
+            max_length=self.shapes.max_length,
+            search=self.shapes.search,
+        )
+        self._model = model
+        self._config = decoder.config
+        self._params = model.params
+        self._search = decoder.search
+        self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
+        self.page_count = self._count_pages(config)
+        self._pools: Pools = empty_pools(self._config, self._params, self.page_count, config.page)
+        self._history: History = empty_history(config.slots, model.target.vocab_size)
+        self._table = RowTable(config.slots, self.shapes.pages_each)
+        self._drafts: _Drafts | None = None
+
+    def _count_pages(self, config: ServingConfig) -> int:
+        """How many pages the memory holds."""
+        caches = jax.eval_shape(
+            lambda: empty_caches(self._config.reading, self._params, batch=1, capacity=config.page)
+        )
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
+        wanted = config.slots * self.shapes.pages_each
+        if config.kv_memory is None:
+            return max(min(wanted, _MOST_MEMORY // size), self.shapes.pages_each)
+        count = parse_memory(config.kv_memory) // size
+        if count < self.shapes.pages_each:
+            least = self.shapes.pages_each * size / 1e6
+            raise UserError(
+                f"--kv-memory {config.kv_memory} is too little for one request of "
+                f"{self.shapes.max_length} tokens, which takes {least:,.0f} MB; raise it or lower "
+                "--max-length"
+            )
+        return count
+
+    def begin(self, sequence: Sequence) -> None:
+        """Prepares the slot of a sequence that will be read."""
+        slot = sequence.slot
+        assert slot is not None
+        self._table.begin(slot, sequence.request, self._model.target.vocab_size)
+        if sequence.level == "full":
+            self._begin_history(slot, sequence)
+
+    def _begin_history(self, slot: int, sequence: Sequence) -> None:
+        vocab = self._model.target.vocab_size
+        seen, bias = np.zeros(vocab, bool), np.zeros(vocab, np.float32)
+        seen[sequence.tokens] = True
+        for token, value in sequence.request.logit_bias.items():
+            bias[token] = value
+        counts = np.bincount(sequence.text, minlength=vocab).astype(np.int32)
+        self._history = begin_history(self._history, jnp.int32(slot), seen, counts, bias)
+
+    def end(self, slot: int) -> None:
+        """Frees a slot."""
+        self._table.clear(slot)
+
+    def read(self, sequence: Sequence) -> int:
+        """Reads the next tokens of a sequence; returns how many places that took."""
+        rows = self.shapes.chunk_for(sequence.unread)
+        start = sequence.read
+        self._read(sequence.tokens[start : start + rows + 1], start, sequence.pages, rows)
+        sequence.read = min(start + rows, sequence.count - 1)
+        return rows
+
+    def _read(self, tokens: np.ndarray, start: int, pages: SequenceOf[int], rows: int) -> None:
+        padded = np.zeros((1, rows + 1), np.int32)
+        padded[0, : len(tokens)] = tokens
+        table = np.full((1, self.shapes.pages_each), -1, np.int32)
+        table[0, : len(pages)] = pages
+        self._pools = read_chunk(
+            self._config.reading,
+            self._params,
+            self._pools,
+            padded,
+            np.array([start], np.int32),
+            table,
+            shape=ChunkShape(rows, self.shapes.filled(start)),
+        )
+
+    def program(self, verified: int, drafted: int, level: Level) -> StepProgram:
+        """A step's program; see `StepProgram`."""
+        return StepProgram(self._config, verified, drafted, level)
+
+    def step(
+        self, sequences: SequenceOf[Sequence], rows: int, program: StepProgram
+    ) -> list[Emitted]:
+        """Takes a step of sequences that have been read, in a program of so many rows."""
+        table = self._table
+        for sequence in sequences:
+            self._update(sequence)
+        slots = [sequence.slot for sequence in sequences]
+        width = self.shapes.width(max((len(s.pages) for s in sequences), default=0))
+        trees = self._trees(sequences, rows, program)
+        packed, made, scores = self._run(table.rows(slots, rows, width), program, trees)
+        buffer = program.host_buffer
+        self._drafts = _Drafts(buffer, packed, made) if program.drafted else None
+        emitted = []
+        for i, sequence in enumerate(sequences):
+            count = int(packed[i, 0])
+            ended = bool(packed[i, buffer.root] < 0)
+            sequence.draft = i if program.drafted and not ended else None
+            logprobs = None
+            if scores is not None and sequence.request.logprobs is not None:
+                most = sequence.request.logprobs
+                own, ids, top = (x[i, :count] for x in scores)
+                logprobs = Logprobs(own, ids[:, :most], top[:, :most])
+            drafted = 0 if trees is None else int(np.count_nonzero(trees[i, 2]))
+            tokens, ranks = buffer.tokens(packed)[i, :count], buffer.ranks(packed)[i, :count]
+            emitted.append(Emitted(tokens, ranks, ended, drafted, logprobs))
+        return emitted
+
+    def _update(self, sequence: Sequence) -> None:
+        """Writes what has changed since a sequence's last step."""
+        row = self._table.numbers[sequence.slot]
+        row[LENGTH], row[REMAINING] = sequence.read, sequence.remaining
+        newest = sequence.tokens[-CONTEXT:]
+        row[AT_CONTEXT : AT_CONTEXT + CONTEXT] = -1
+        row[AT_CONTEXT + CONTEXT - len(newest) : AT_CONTEXT + CONTEXT] = newest
+        row[PAGES : PAGES + len(sequence.pages)] = sequence.pages
+
+    def _trees(
+        self, sequences: SequenceOf[Sequence], rows: int, program: StepProgram
+    ) -> np.ndarray | None:
+        """The trees to verify, int32 [rows, 3, N + 1]; None for only the roots."""
+        nodes = program.verified
+        if not nodes:
+            return None
+        trees = np.zeros((rows, 3, nodes + 1), np.int32)
+        places = [i for i, s in enumerate(sequences) if s.draft is not None]
+        if self._drafts is not None and places:
+            made = self._search_trees(self._drafts, [sequences[i].draft for i in places], nodes)
+            trees[places, :, : made.shape[2]] = made[:, :, : nodes + 1]
+        for i, sequence in enumerate(sequences):
+            trees[i, 0, 0] = sequence.tokens[-1]
+        return trees
+
+    def _search_trees(self, drafts: _Drafts, rows: list[Any], nodes: int) -> np.ndarray:
+        """The trees of rows of the last step, int32 [n, 3, ...]."""
+        if drafts.trees is not None:
+            return drafts.trees[rows]
+        assert self._search is not None
+        key = drafts.host_buffer, nodes
+        if key not in self._searches:
+            self._searches[key] = self._search.resized(*key)
+        return np.asarray(self._searches[key](drafts.packed[rows]))
+
+    def _run(
+        self, rows: Any, program: StepProgram, trees: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None, Any]:
+        history = self._history if program.level == "full" else None
+        self._pools, history, result = step(
+            program, self._params, self._pools, history, rows, trees
+        )
+        if history is not None:
+            self._history = history
+        packed = np.asarray(result.packed)
+        trees = None if result.trees is None else np.asarray(result.trees)
+        scores = None
+        if result.scores is not None:
+            scores = [np.asarray(x) for x in result.scores if x is not None]
+        return packed, trees, scores
+
+    def warm_reads(self) -> None:
+        """Runs all programs that read prompts, without a sequence."""
+        for rows, start in self.shapes.reads:
+            self._read(np.zeros(0, np.int32), start, (), rows)
+        jax.block_until_ready(self._pools.target)
+
+    def warm_step(self, rows: int, width: int, program: StepProgram) -> None:
+        """Runs a step's program without a sequence."""
+        nodes = program.verified
+        trees = np.zeros((rows, 3, nodes + 1), np.int32) if nodes else None
+        self._run(self._table.rows([], rows, width), program, trees)
+        if program.drafted and self._search is not None:
+            # The search may be a program as well.
+            for size in self.shapes.sizes_after(program.drafted, rows):
+                packed = np.zeros((rows, program.host_buffer.width), np.int32)
+                packed[:, program.host_buffer.root] = -1
+                drafts = _Drafts(program.host_buffer, packed, None)
+                self._search_trees(drafts, list(range(rows)), size)
+
+    def warm_slots(self) -> None:
+        """Runs the programs that prepare a slot."""
+        nobody = Request(np.zeros(1, np.int32), 1)
+        self._table.begin(0, nobody, self._model.target.vocab_size)
+        self._table.clear(0)
+        vocab = self._model.target.vocab_size
+        nothing = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
+        self._history = begin_history(self._history, jnp.int32(0), *nothing)

@@ -1,0 +1,60 @@
+"""The options of the serving engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from dart_jax.errors import UserError
+
+# How a step samples; each of them serves the requests of those before it. `filtered` has top-k,
+# top-p and min-p, `full` penalties, logit bias and log-probabilities as well.
+Level = Literal["greedy", "sampled", "filtered", "full"]
+LEVELS: tuple[Level, ...] = ("greedy", "sampled", "filtered", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingConfig:
+    """How requests are decoded together."""
+
+    slots: int = 16
+    """Requests that are decoded together, at most."""
+    max_length: int | None = None
+    """Maximum length of a prompt and its new tokens together; by default the target's positions, at
+    most 8,192."""
+    kv_memory: str | None = None
+    """Memory for the keys and values of all requests, such as 4GB; by default as much as all slots
+    need at the maximum length, and at most 8GB."""
+    page: int = 64
+    """Tokens in a page, in which this memory is given to requests."""
+    chunk: int | None = None
+    """Tokens of prompts that are read between two steps; by default 128 on CPUs, otherwise 512."""
+    queue: int = 256
+    """Requests that may wait for a slot."""
+    tree_nodes: int | None = None
+    """Nodes of the draft tree, beside the root; 0 for plain decoding. By default as many as pay at
+    the present load, down to plain decoding."""
+    prefix_cache: bool = True
+    """Keep the keys and values of past texts for requests that begin with the same tokens."""
+    warmup: Literal["greedy", "filtered", "all", "none"] = "all"
+    """What is compiled before the first request: for greedy decoding only; for sampling with
+    filters, too; or for all options. What is not is compiled during a request."""
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "page"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        if self.queue < 0:
+            raise UserError(f"--queue must not be negative, got {self.queue}")
+        if self.chunk is not None and self.chunk < 1:
+            raise UserError(f"--chunk must be at least 1, got {self.chunk}")
+        if self.max_length is not None and self.max_length < 2:
+            raise UserError(f"--max-length must be at least 2, got {self.max_length}")
+        if self.tree_nodes is not None and self.tree_nodes < 0:
+            raise UserError(f"--tree-nodes must not be negative, got {self.tree_nodes}")
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What is compiled before the first request."""
+        count = {"none": 0, "greedy": 1, "filtered": 3, "all": 4}[self.warmup]
+        return LEVELS[:count]

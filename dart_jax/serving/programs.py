@@ -1,0 +1,269 @@
+"""The engine's jitted programs: a chunk of a prompt is read, and a step of the running requests.
+
+Both work on pools of pages that all requests share. Everything else that a step needs to know about
+its requests is small and comes from the host each time, so any of them can take part in any row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.decoding.drafting import DraftInput, PromptRows
+from dart_jax.decoding.host_buffer import HostBuffer
+from dart_jax.decoding.logits import LogitsConfig, TokenScores
+from dart_jax.decoding.prefill import Caches, ChunkShape, empty_caches, read_rows
+from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.step import (
+    accept_and_compact,
+    draft,
+    draft_input,
+    draws_of,
+    exact_products,
+    no_candidates,
+    verify,
+)
+from dart_jax.models.cache import KVCache, PagedCache, capacity_of
+from dart_jax.serving.config import Level
+from dart_jax.serving.request import MOST_LOGPROBS
+from dart_jax.serving.rows import Rows, sampling_of, unpack
+
+
+class Pools(NamedTuple):
+    """The pages of all requests.
+
+    Attributes:
+      target: the target's keys and values, [P, K, page, h] per layer.
+      draft: the drafter's; None if it has none.
+    """
+
+    target: KVCache
+    draft: KVCache | None
+
+
+class History(NamedTuple):
+    """What penalties and bias depend on, per slot.
+
+    Attributes:
+      seen: bool [slots, V], tokens of prompt and text.
+      counts: int32 [slots, V], occurrences in the text.
+      bias: float32 [slots, V].
+    """
+
+    seen: jax.Array
+    counts: jax.Array
+    bias: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgram:
+    """What a step is compiled for, beside the number of its rows.
+
+    Attributes:
+      config: the models, with trees of any size.
+      verified: nodes of the trees that it verifies; 0 for plain decoding.
+      drafted: nodes of the trees that it drafts for; 0 if the drafter, if any, only reads what was
+        written.
+      level: how it samples.
+    """
+
+    config: DecodeConfig
+    verified: int
+    drafted: int
+    level: Level
+
+    @property
+    def verifying(self) -> DecodeConfig:
+        """The config with which trees are verified."""
+        logits = LogitsConfig(logprobs=MOST_LOGPROBS if self.level == "full" else None)
+        return dataclasses.replace(self.config, nodes=self.verified, logits=logits)
+
+    @property
+    def drafting(self) -> DecodeConfig:
+        """The config with which trees are drafted."""
+        return dataclasses.replace(self.config, nodes=self.drafted)
+
+    @functools.cached_property
+    def host_buffer(self) -> HostBuffer:
+        """The layout of what it returns."""
+        return dataclasses.replace(self.drafting.host_buffer, path=self.verifying.max_depth + 1)
+
+
+class StepResult(NamedTuple):
+    """What a step returns to the host.
+
+    Attributes:
+      packed: the host buffer, int32 [n, width].
+      trees: int32 [n, 3, N + 1], the next trees if they are built on the device.
+      scores: of the emitted tokens; None unless the level is `full`.
+    """
+
+    packed: jax.Array
+    trees: jax.Array | None
+    scores: TokenScores | None
+
+
+def empty_pools(config: DecodeConfig, params: DecodeParams, pages: int, page: int) -> Pools:
+    """Pools of `pages` pages of `page` rows."""
+    caches = empty_caches(config.reading, params, batch=pages, capacity=page)
+    return Pools(caches.target, caches.draft)
+
+
+def empty_history(slots: int, vocab_size: int) -> History:
+    """The history of free slots."""
+    shape = (slots, vocab_size)
+    return History(
+        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+    )
+
+
+@partial(jax.jit, donate_argnames=("history",))
+def begin_history(
+    history: History, slot: jax.Array, seen: jax.Array, counts: jax.Array, bias: jax.Array
+) -> History:
+    """Sets a slot's history, each [V]."""
+    new = seen, counts, bias
+    return History(*(old.at[slot].set(x) for old, x in zip(history, new, strict=True)))
+
+
+@partial(jax.jit, static_argnames=("config", "shape"), donate_argnames=("pools",))
+@exact_products
+def read_chunk(
+    config: DecodeConfig,
+    params: DecodeParams,
+    pools: Pools,
+    tokens: jax.Array,
+    start: jax.Array,
+    pages: jax.Array,
+    *,
+    shape: ChunkShape,
+) -> Pools:
+    """Reads tokens of one prompt.
+
+    Args:
+      config: static; `DecodeConfig.reading`.
+      params: see `DecodeParams`.
+      pools: donated.
+      tokens: int32 [1, shape.rows + 1]: the tokens, and the one after the last. What is written of
+        rows beyond the prompt's end is overwritten later, or has no page.
+      start: int32 [1], the first one's position.
+      pages: int32 [1, m], the request's.
+      shape: static.
+    """
+    caches = Caches(PagedCache(pools.target, pages), _paged(pools.draft, pages))
+    capacity = capacity_of(caches.target)
+    with jax.named_scope("prefill"):
+        read = read_rows(
+            config,
+            params,
+            caches,
+            tokens[:, :-1],
+            tokens[:, 1:],
+            start,
+            min(shape.filled, capacity),
+            capacity,
+        )
+    return Pools(read.target.layers, None if read.draft is None else read.draft.layers)
+
+
+@partial(jax.jit, static_argnames=("program",), donate_argnames=("pools", "history"))
+@exact_products
+def step(
+    program: StepProgram,
+    params: DecodeParams,
+    pools: Pools,
+    history: History | None,
+    rows: Rows,
+    trees: jax.Array | None,
+) -> tuple[Pools, History | None, StepResult]:
+    """Verifies a tree of each of n requests, and drafts their next ones.
+
+    Args:
+      program: static.
+      params: see `DecodeParams`.
+      pools: donated.
+      history: donated; None unless the level is `full`.
+      rows: the requests.
+      trees: int32 [n, 3, N + 1]; None if the program verifies only the roots.
+    """
+    state, slot = _begin(program, pools, history, rows)
+    verified = verify(program.verifying, params, state, trees)
+    state, path = accept_and_compact(program.verifying, state, trees, verified)
+    inputs = draft_input(program.drafting, params, state, path)
+    if program.drafted:
+        state, candidates = draft(program.drafting, state, inputs)
+    else:
+        state = _read(program, state, inputs)
+        candidates = no_candidates(program.drafting, slot.shape[0])
+    packed = program.host_buffer.pack(
+        state.context,
+        path.count,
+        path.ranks,
+        state.active,
+        path.next_tokens,
+        *candidates,
+        draws_of(state),
+    )
+    if history is not None:
+        new = (state.seen, state.counts)
+        kept = (old.at[slot].set(x, mode="drop") for old, x in zip(history[:2], new, strict=True))
+        history = History(*kept, history.bias)
+    draft_pool = None if state.draft_state is None else state.draft_state.layers
+    result = StepResult(packed, state.trees, state.scores)
+    return Pools(state.target_cache.layers, draft_pool), history, result
+
+
+def _begin(
+    program: StepProgram, pools: Pools, history: History | None, rows: Rows
+) -> tuple[DecodeState, jax.Array]:
+    """The state before a step, and the slots, int32 [n]."""
+    row = unpack(rows.numbers)
+    of_slots = {}
+    if history is not None:
+        of_slots = {
+            name: array.at[row.slot].get(mode="fill", fill_value=0)
+            for name, array in history._asdict().items()
+        }
+    state = DecodeState(
+        target_cache=PagedCache(pools.target, row.pages),
+        draft_state=_paged(pools.draft, row.pages),
+        length=row.length,
+        context=row.context,
+        remaining=row.remaining,
+        stop=row.stop,
+        keys=row.keys,
+        sampling=sampling_of(program.level, rows.values),
+        scores=TokenScores() if program.level == "full" else None,
+        **of_slots,
+    )
+    return state, row.slot
+
+
+def _read(program: StepProgram, state: DecodeState, inputs: DraftInput) -> DecodeState:
+    """Lets the drafter, if there is one, read the rows that were just accepted."""
+    drafting = dataclasses.replace(program.config, nodes=1).drafting
+    if drafting is None:
+        return state
+    capacity = capacity_of(state.target_cache)
+    rows = PromptRows(
+        inputs.target,
+        inputs.params,
+        inputs.tokens,
+        inputs.next_tokens,
+        inputs.features,
+        inputs.positions,
+        inputs.start,
+        capacity,
+        capacity,
+    )
+    with jax.named_scope("draft"):
+        return dataclasses.replace(state, draft_state=drafting.read(state.draft_state, rows))
+
+
+def _paged(pool: KVCache | None, pages: jax.Array) -> PagedCache | None:
+    return None if pool is None else PagedCache(pool, pages)

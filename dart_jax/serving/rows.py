@@ -1,0 +1,159 @@
+"""What a step is told about its requests: small numbers, packed into two arrays.
+
+A program call costs some microseconds for every array, so there are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.decoding.host_buffer import CONTEXT
+from dart_jax.decoding.sampling import SamplingValues, row_keys
+from dart_jax.serving.config import Level
+from dart_jax.serving.request import MOST_STOP_IDS, Request
+
+
+class Rows(NamedTuple):
+    """The n requests of a step.
+
+    Attributes:
+      numbers: int32 [n, w], see `Row`.
+      values: float32 [n, 7], see `sampling_of`.
+    """
+
+    numbers: np.ndarray | jax.Array
+    values: np.ndarray | jax.Array
+
+
+class Row(NamedTuple):
+    """The parts of `Rows.numbers`.
+
+    Attributes:
+      slot: int32 [n]; beyond the last slot for a row without a request.
+      length: int32 [n], see `DecodeState`, as are those that follow.
+      remaining: int32 [n].
+      keys: uint32 [n, 2].
+      context: int32 [n, 4].
+      stop: int32 [n, 16].
+      pages: int32 [n, m], of the request; -1 where there is none.
+    """
+
+    slot: jax.Array
+    length: jax.Array
+    remaining: jax.Array
+    keys: jax.Array
+    context: jax.Array
+    stop: jax.Array
+    pages: jax.Array
+
+
+# Where the parts begin.
+SLOT, LENGTH, REMAINING, KEYS, AT_CONTEXT = 0, 1, 2, 3, 5
+_STOP = AT_CONTEXT + CONTEXT
+PAGES = _STOP + MOST_STOP_IDS
+
+
+def unpack(numbers: jax.Array) -> Row:
+    """Splits the numbers of rows."""
+    return Row(
+        numbers[:, SLOT],
+        numbers[:, LENGTH],
+        numbers[:, REMAINING],
+        jax.lax.bitcast_convert_type(numbers[:, KEYS:AT_CONTEXT], jnp.uint32),
+        numbers[:, AT_CONTEXT:_STOP],
+        numbers[:, _STOP:PAGES],
+        numbers[:, PAGES:],
+    )
+
+
+def sampling_of(level: Level, values: jax.Array) -> SamplingValues:
+    """The sampling options of rows, in the order of `SamplingValues`, that a level has."""
+    temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(values.shape[1]))
+    sampling = SamplingValues()
+    if level == "greedy":
+        return sampling
+    sampling = SamplingValues(temperature)
+    if level == "sampled":
+        return sampling
+    sampling = SamplingValues(temperature, top_k.astype(jnp.int32), top_p, min_p)
+    return sampling if level == "filtered" else SamplingValues(*sampling[:4], *penalties)
+
+
+def level_of(request: Request) -> Level:
+    """The lowest level that serves a request."""
+    sampling = request.sampling
+    if request.penalizes or request.logprobs is not None:
+        return "full"
+    if sampling.temperature == 0:
+        return "greedy"
+    filters = sampling.top_k or sampling.top_p < 1 or sampling.min_p
+    return "filtered" if filters else "sampled"
+
+
+def values_of(request: Request, vocab_size: int) -> np.ndarray:
+    """A request's row of `Rows.values`."""
+    sampling = request.sampling
+    return np.array(
+        [
+            # As `Sampling.values`: smaller ones would be flushed to 0.
+            sampling.temperature and max(sampling.temperature, np.finfo(np.float32).tiny),
+            min(sampling.top_k, vocab_size),
+            sampling.top_p if sampling.top_p < 1 else np.inf,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            request.presence_penalty,
+            request.frequency_penalty,
+        ],
+        np.float32,
+    )
+
+
+def keys_of(request: Request) -> np.ndarray:
+    """The key of a request's noise, int32 [2]."""
+    keys = jax.jit(row_keys)(np.uint32(request.seed), np.array([request.choice], np.int32))
+    return np.asarray(keys)[0].view(np.int32)
+
+
+class RowTable:
+    """The rows of all slots, and one after them without a request.
+
+    Attributes:
+      numbers: int32 [slots + 1, w], see `Row`.
+      values: float32 [slots + 1, 7].
+    """
+
+    def __init__(self, slots: int, pages: int):
+        """Creates free slots, whose requests may have up to `pages` pages."""
+        self.numbers = np.full((slots + 1, PAGES + pages), -1, np.int32)
+        self.values = np.zeros((slots + 1, 7), np.float32)
+        self.values[:, 2] = np.inf
+        self.values[:, 4] = 1
+        for slot in range(slots + 1):
+            self.clear(slot)
+
+    def begin(self, slot: int, request: Request, vocab_size: int) -> None:
+        """Writes what stays the same while a request runs."""
+        row = self.numbers[slot]
+        row[SLOT] = slot
+        row[KEYS:AT_CONTEXT] = keys_of(request)
+        row[_STOP : _STOP + len(request.stop_ids)] = request.stop_ids
+        self.values[slot] = values_of(request, vocab_size)
+
+    def clear(self, slot: int) -> None:
+        """Frees a slot."""
+        row = self.numbers[slot]
+        row[:] = -1
+        row[SLOT] = len(self.numbers) - 1
+        row[LENGTH:_STOP] = 0
+        self.values[slot] = (0, 0, np.inf, 0, 1, 0, 0)
+
+    def rows(self, slots: Sequence[int], count: int, pages: int) -> Rows:
+        """The rows of some slots, and of no request beyond them, `count` in all, with the first
+        `pages` columns of their tables."""
+        at = [*slots, *[len(self.numbers) - 1] * (count - len(slots))]
+        return Rows(self.numbers[at, : PAGES + pages], self.values[at])

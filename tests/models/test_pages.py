@@ -1,0 +1,221 @@
+"""Caches in pages hold, and attention to them gives, what caches in one piece do."""
+
+import dataclasses
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import SEED
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dart_jax import _core
+from dart_jax.decoding.loop import start
+from dart_jax.decoding.prompts import Options
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import step
+from dart_jax.models.attention import native
+from dart_jax.models.attention.attend import attend
+from dart_jax.models.attention.compaction import append as append_by
+from dart_jax.models.attention.segments import Scoring
+from dart_jax.models.cache import PagedCache, append, capacity_of, extend, first_rows, keep_rows
+from dart_jax.models.cpu.foreign import available
+from dart_jax.models.platform.execution import Execution
+from tests.support.attention_inputs import AttentionShape, paged_arrays
+from tests.support.tiny_configs import copied
+
+NATIVE = pytest.param(
+    "native",
+    marks=pytest.mark.skipif(
+        not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
+    ),
+)
+KERNELS = pytest.mark.parametrize("kernel", ["dense", NATIVE, "interpret", "interpret-mosaic"])
+
+SHAPES = [
+    (AttentionShape(2, 4, 2, 5, 200), 64),
+    (AttentionShape(3, 4, 2, 3, 40, 16), 1),
+    (AttentionShape(1, 6, 2, 9, 150, 32, cap=20.0), 24),  # blocks of keys in several pages
+    (AttentionShape(2, 2, 1, 4, 170, window=50), 16),
+    (AttentionShape(1, 2, 1, 128, 96, 16, window=20), 8),  # a prompt's chunk
+    (AttentionShape(1, 8, 2, 5, 640), 128),  # several splits
+]
+
+
+def compare(kernel, shape, size, seed):
+    new, paged, whole = paged_arrays(shape, size, seed)
+    scoring = Scoring(cap=shape.cap)
+    expected = attend([new], whole, scoring, "native" if kernel == "native" else "dense")
+    got = attend([new], paged, scoring, kernel)
+    if kernel in ("dense", "native"):
+        np.testing.assert_array_equal(got, expected)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
+
+
+@KERNELS
+@pytest.mark.parametrize(("shape", "size"), SHAPES, ids=str)
+def test_attention_to_pages(kernel, shape, size):
+    """Neither missing pages nor rows that nobody filled matter, wherever the others are."""
+    compare(kernel, shape, size, 0)
+
+
+@KERNELS
+@settings(max_examples=5, deadline=None)
+@given(
+    st.integers(1, 20),
+    st.integers(1, 90),
+    st.sampled_from([1, 2, 16, 24, 64]),
+    st.integers(1, 40) | st.none(),
+    st.integers(0, 2**32 - 1),
+)
+def test_attention_to_any_pages(kernel, rows, capacity, size, window, seed):
+    compare(kernel, AttentionShape(2, 2, 1, rows, capacity, 16, window), size, seed)
+
+
+def test_a_chunk_of_a_prompt_is_read_by_the_core():
+    new, paged, _ = paged_arrays(*SHAPES[4], 0)
+    assert native.fits(new.q, paged)
+
+
+def in_pages(cache, size, seed, spare=2):
+    """The same cache in pages that are anywhere in pools."""
+    rng = np.random.default_rng(seed)
+    b, _, rows, _ = cache[0][0].shape
+    each = -(-rows // size)
+    pages = rng.permutation(b * each + spare)[: b * each].reshape(b, each)
+
+    def pool(x):
+        x = np.pad(x, ((0, 0), (0, 0), (0, each * size - rows), (0, 0)))
+        x = x.reshape(b, x.shape[1], each, size, x.shape[3]).swapaxes(1, 2)
+        out = np.zeros((b * each + spare, *x.shape[2:]), x.dtype)
+        out[pages] = x
+        return jnp.asarray(out)
+
+    return PagedCache(jax.tree.map(pool, cache), jnp.asarray(pages, jnp.int32))
+
+
+def rows_of(paged):
+    """A cache's rows in one piece; those of missing pages are 0."""
+    pages = np.asarray(paged.pages)
+
+    def whole(pool):
+        taken = np.where(pages[..., None, None, None] < 0, 0, np.asarray(pool)[pages])
+        b, n, kv_heads, size, h = taken.shape
+        return taken.swapaxes(1, 2).reshape(b, kv_heads, n * size, h)
+
+    return jax.tree.map(whole, paged.layers)
+
+
+def random_layers(rng, *shape):
+    return tuple(
+        tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2)) for _ in range(2)
+    )
+
+
+WAYS = pytest.mark.parametrize("way", ["dense", NATIVE, "interpret"])
+
+
+@WAYS
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 9), st.sampled_from([1, 2, 16, 64]), st.integers(0, 2**32 - 1))
+def test_rows_are_kept_in_pages(way, kept, size, seed):
+    """Those of missing pages and beyond the table are dropped; nothing else changes."""
+    rng = np.random.default_rng(seed)
+    b, each, new_rows = 3, -(-40 // size), 9
+    cache, rows = random_layers(rng, b, 2, each * size, 16), random_layers(rng, b, 2, new_rows, 16)
+    paged = in_pages(cache, size, seed)
+    missing = rng.random(paged.pages.shape) < 0.2
+    paged = paged._replace(pages=jnp.where(missing, -1, paged.pages))
+    index = jnp.asarray(rng.integers(0, new_rows, (b, kept)), jnp.int32)
+    length = jnp.asarray(rng.integers(0, each * size + 1, b), jnp.int32)
+    expected = jax.tree.map(np.array, rows_of(paged))
+    for old, new in zip(jax.tree.leaves(expected), jax.tree.leaves(rows), strict=True):
+        for s in range(b):
+            for p in range(kept):
+                at = int(length[s]) + p
+                if at < each * size and not missing[s, at // size]:
+                    old[s, :, at] = new[s, :, index[s, p]]
+    got = jax.jit(partial(append_by, kernel=way))(paged, rows, index, length)
+    assert isinstance(got, PagedCache)
+    jax.tree.map(np.testing.assert_array_equal, rows_of(got), expected)
+    named = np.setdiff1d(np.asarray(paged.pages), [-1])
+    others = np.setdiff1d(np.arange(paged.layers[0][0].shape[0]), named)
+    jax.tree.map(
+        lambda new, old: np.testing.assert_array_equal(new[others], old[others]),
+        got.layers,
+        paged.layers,
+    )
+
+
+def test_all_rows_are_kept_in_pages():
+    rng = np.random.default_rng(0)
+    cache, rows = random_layers(rng, 2, 2, 48, 16), random_layers(rng, 2, 2, 20, 16)
+    length = jnp.asarray([3, 28], jnp.int32)
+    expected = extend(cache, rows, length)
+    paged = in_pages(cache, 16, 0)
+    for got in (extend(paged, rows, length), keep_rows(paged, rows, length, 48)):
+        jax.tree.map(np.testing.assert_array_equal, rows_of(got), expected)
+    index = jnp.tile(jnp.arange(20, dtype=jnp.int32), (2, 1))
+    jax.tree.map(
+        np.testing.assert_array_equal, rows_of(append(paged, rows, index, length)), expected
+    )
+
+
+def test_first_rows_are_those_of_the_first_pages():
+    paged = in_pages(random_layers(np.random.default_rng(0), 2, 1, 48, 16), 16, 0)
+    assert capacity_of(paged) == 48
+    assert first_rows(paged, 0) is None
+    for count, capacity in [(1, 16), (16, 16), (17, 32), (48, 48), (99, 48)]:
+        first = first_rows(paged, count)
+        assert capacity_of(first) == capacity
+        jax.tree.map(
+            lambda ours, theirs: np.testing.assert_array_equal(ours, theirs[:, :, : ours.shape[2]]),
+            rows_of(first),
+            rows_of(paged),
+        )
+
+
+@pytest.mark.long(keep=2)
+@pytest.mark.parametrize("kernel", ["dense", NATIVE])
+@pytest.mark.parametrize("method", ["plain", "dart", "eagle3", "sps"])
+def test_a_step_with_pages(models, prompts, method, kernel):
+    """The same bits as in one piece, for every cache; no pool is copied."""
+    params, drafter = models.params, {"dart": models.drafter, "plain": None}.get(method)
+    if method == "eagle3":
+        params, drafter = models.eagle_params, models.eagle
+    elif method == "sps":
+        params, drafter = {**params, "drafter": params["target"]}, models.target
+    execution = Execution() if kernel == "dense" else Execution.of_cpu()
+    params = {
+        name: execution.prepare(copied(value)) if isinstance(value, dict) else value
+        for name, value in params.items()
+    }
+    nodes = 0 if method == "plain" else 4
+    config = DecodeConfig(models.target, drafter, nodes=nodes, execution=execution)
+    state, _ = start(config, params, prompts, Options(seed=SEED))
+    trees = jnp.zeros((len(prompts.tokens), 3, 5), jnp.int32) if config.searches else None
+    paged = dataclasses.replace(
+        jax.tree.map(jnp.copy, state),  # the step consumes it
+        target_cache=in_pages(state.target_cache, 16, 0),
+        draft_state=None if state.draft_state is None else in_pages(state.draft_state, 16, 1),
+    )
+    compiled = step.lower(config, params, paged, trees).compile()
+    text = compiled.as_text()
+    for leaf in jax.tree.leaves((paged.target_cache, paged.draft_state)):
+        if leaf.ndim == 4:
+            shape = re.escape(f"f32[{','.join(map(str, leaf.shape))}]")
+            assert re.search(shape, text)
+            assert not re.findall(rf"= {shape}\S* copy\(.*", text)
+    paged, packed = compiled(params, paged, trees)
+    state, expected = step(config, params, state, trees)
+    np.testing.assert_array_equal(packed, expected)
+    for ours, theirs in (
+        (paged.target_cache, state.target_cache),
+        (paged.draft_state, state.draft_state),
+    ):
+        if ours is not None:
+            jax.tree.map(np.testing.assert_array_equal, rows_of(ours), theirs)
