@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,8 @@ class ServingBenchConfig(ModelChoice):
     url: tuple[str, ...] = ()
     """Running servers to measure, instead of starting them: one, or two to compare. --target names
     their target, whose tokenizer makes the prompts."""
+    api_key: str | None = None
+    """Key of the servers of --url; by default the environment's DART_API_KEY, if it is set."""
     workload: str = "demo"
     """demo and shared-prefix: the demo's prompts, plainly or after a long common beginning; chat
     and code: lengths of published traces; or a benchmark, such as mt_bench."""
@@ -129,7 +132,8 @@ class ServingBenchConfig(ModelChoice):
     @property
     def addresses(self) -> list[Address]:
         """The running servers; raises UserError if a URL is wrong."""
-        return [Address.parse(url) for url in self.url]
+        key = os.environ.get("DART_API_KEY", "") if self.api_key is None else self.api_key
+        return [Address.parse(url)._replace(key=key) for url in self.url]
 
     def server_words(self, tree_nodes: int | None) -> list[str]:
         """The options of a server to start, for the model and what else was chosen.

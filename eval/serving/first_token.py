@@ -6,8 +6,9 @@ the 99th percentile of their times to the first token must not be above
     3 steps + what the same prompts take when the server has nothing else to do (median)
 
 The second summand is the prompt's own prefill, with everything around it: HTTP, tokens to text. A
-step's time is what the check took over the steps in the server's metrics; if it does not count
-them, the texts' mean TPOT times tau: what they wait for the tokens of a verification.
+step's time is, from the server's metrics over the time of the check, the mean of what it calls
+inter-token latency, which is between two steps of a text; if it does not measure that, the texts'
+mean TPOT times tau: what they wait for the tokens of a verification.
 """
 
 from __future__ import annotations
@@ -139,16 +140,16 @@ async def _check(
     writers = [asyncio.create_task(write(number)) for number in range(WRITERS)]
     try:
         await _until_running(server)
-        before, began = await scrape(server), time.perf_counter()
+        before = await scrape(server)
         beside = [await ask(server, prompt, reading) for prompt in prompts[2 * _ALONE :]]
-        after, seconds = await scrape(server), time.perf_counter() - began
+        after = await scrape(server)
     finally:
         for writer in writers:
             writer.cancel()
         await asyncio.gather(*writers, return_exceptions=True)
     counters = Counters.between(before, after)
-    if counters.steps:
-        step, how = seconds / counters.steps, "time over steps"
+    if counters.gaps and counters.gap_seconds:
+        step, how = counters.gap_seconds / counters.gaps, "mean inter-token latency"
     else:
         step, how = (counters.tau or 1.0) * _mean_tpot(written, beside), "mean TPOT times tau"
     answers = [*alone, *beside, *written]

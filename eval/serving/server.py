@@ -114,7 +114,7 @@ class Process:
 
 def server_environment(servers: int) -> dict[str, str]:
     """The environment of servers that share a device: each takes its part of the memory."""
-    environ = dict(os.environ)
+    environ = {name: value for name, value in os.environ.items() if name != "DART_API_KEY"}
     chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"}
     if not chosen & environ.keys():
         environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / servers:.2f}"

@@ -163,9 +163,9 @@ def test_metrics():
 @pytest.mark.parametrize(
     ("url", "parts"),
     {
-        "http://127.0.0.1:8000": ("127.0.0.1", 8000, False, ""),
-        "http://[::1]:8000/": ("::1", 8000, False, ""),
-        "https://a.example/llm/v1": ("a.example", 443, True, "/llm"),
+        "http://127.0.0.1:8000": ("127.0.0.1", 8000, False, "", ""),
+        "http://[::1]:8000/": ("::1", 8000, False, "", ""),
+        "https://a.example/llm/v1": ("a.example", 443, True, "/llm", ""),
     }.items(),
 )
 def test_addresses(url, parts):

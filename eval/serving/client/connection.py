@@ -25,12 +25,13 @@ class BrokenResponse(ConnectionError):
 
 
 class Address(NamedTuple):
-    """Where a server listens."""
+    """Where a server listens, and the key that it asks for, if any."""
 
     host: str
     port: int
     tls: bool = False
     path: str = ""
+    key: str = ""
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -82,6 +83,8 @@ class Connection:
             f"{method} {place.path}{path} HTTP/1.1\r\n"
             f"Host: {place.host}:{place.port}\r\nConnection: close\r\nAccept: */*\r\n"
         )
+        if place.key:
+            head += f"Authorization: Bearer {place.key}\r\n"
         if body:
             head += f"Content-Type: {kind}\r\n"
         if body or method == "POST":

@@ -18,9 +18,9 @@ _NAMES = {
     "accepted": ("spec_decode_num_accepted_tokens",),
     "looked_up": ("prefix_cache_queries", "gpu_prefix_cache_queries"),
     "found": ("prefix_cache_hits", "gpu_prefix_cache_hits"),
-    "steps": ("engine_steps", "steps"),
     "compilations": ("compilations",),
-    "generated": ("generation_tokens",),
+    "gaps": ("inter_token_latency_seconds_count",),
+    "gap_seconds": ("inter_token_latency_seconds_sum",),
     "running": ("num_requests_running",),
     "waiting": ("num_requests_waiting",),
     "pages_used": ("kv_pages_used", "pages_used", "kv_cache_usage_perc", "gpu_cache_usage_perc"),
@@ -55,9 +55,9 @@ class Counters:
       accepted: drafted tokens that were accepted.
       looked_up: prompt tokens looked up in the prefix cache.
       found: prompt tokens found there.
-      steps: steps of the whole batch.
       compilations: programs compiled after the warm-up.
-      generated: tokens generated.
+      gaps: pairs of steps that follow each other in a text.
+      gap_seconds: time between them, summed.
       running: requests that are decoded.
       waiting: requests that wait.
       pages_used: pages of the KV cache that requests hold, or their share.
@@ -69,9 +69,9 @@ class Counters:
     accepted: float | None
     looked_up: float | None
     found: float | None
-    steps: float | None
     compilations: float | None
-    generated: float | None
+    gaps: float | None
+    gap_seconds: float | None
     running: float | None
     waiting: float | None
     pages_used: float | None
