@@ -25,14 +25,14 @@ def measure_fixed(
 ) -> Round:
     """Answers requests in batches of `size`, in order.
 
-    What a text has beyond its own number of tokens is dropped. Sampled texts are not a server's:
-    a batch has one seed.
+    What a text has beyond its own number of tokens is dropped, and time for compiling is not
+    counted: a server does that before. Sampled texts are not a server's: a batch has one seed.
     """
     answers: list[Answer] = []
-    began, cpu = time.perf_counter(), time.process_time()
+    now, cpu = 0.0, time.process_time()
     for place in range(0, len(requests), size):
         batch = requests[place : place + size]
-        start = time.perf_counter()
+        began = time.perf_counter()
         completions = model.generate(
             [np.array(request.prompt, np.int32) for request in batch],
             max_new_tokens=max(request.max_tokens for request in batch),
@@ -41,13 +41,13 @@ def measure_fixed(
             eos_token_id=() if batch[0].ignore_eos else None,
             tree_nodes=tree_nodes,
         )
-        end = time.perf_counter()
+        spent = time.perf_counter() - began - completions[0].seconds.get("compile", 0.0)
+        start, now = now, now + spent
         for request, completion in zip(batch, completions, strict=True):
             tokens = completion.tokens[: request.max_tokens]
             whole = len(tokens) == len(completion.tokens)
             text = completion.text if whole else model.tokenizer.decode(tokens.tolist())
             answers.append(
-                Answer(start, start, [end], end, text, "length", len(tokens), len(request.prompt))
+                Answer(start, start, [now], now, text, "length", len(tokens), len(request.prompt))
             )
-    seconds = time.perf_counter() - began
-    return Round(answers, seconds, Counters({}), (time.process_time() - cpu) / seconds, False)
+    return Round(answers, now, Counters({}), (time.process_time() - cpu) / now, False)
