@@ -1,7 +1,7 @@
 """`--ttft-check`: how long short prompts wait while others are being answered.
 
-15 clients have long texts written, all the time. Meanwhile short prompts are sent one by one, and
-the 99th percentile of their times to the first token must not be above
+15 clients have long texts written, all the time. Meanwhile short prompts are sent one by one. The
+99th percentile of their times to the first token should not be above
 
     3 steps + what the same prompts take when the server has nothing else to do (median)
 
@@ -9,6 +9,10 @@ The second summand is the prompt's own prefill, with everything around it: HTTP,
 step's time is, from the server's metrics over the time of the check, the mean of what it calls
 inter-token latency, which is between two steps of a text; if it does not measure that, the texts'
 mean TPOT times tau: what they wait for the tokens of a verification.
+
+On a busy machine single steps take much longer than the mean. So steps are counted as well: those
+that a text got between a prompt's sending and its first token, by its chunks. Something is wrong if
+the 99th percentile is above the bound in both ways.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import asyncio
 import dataclasses
 import statistics
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +48,7 @@ class FirstTokens:
     Attributes:
       alone: to the first tokens, while nothing else ran.
       beside: the same beside other texts.
+      steps: that were taken before each of these first tokens.
       step: of the server, beside them.
       how: where the step's time is from.
       errors: of prompts and texts.
@@ -50,6 +56,7 @@ class FirstTokens:
 
     alone: list[float]
     beside: list[float]
+    steps: list[int]
     step: float
     how: str
     errors: list[str]
@@ -65,9 +72,14 @@ class FirstTokens:
         return float(np.percentile(self.beside, 99))
 
     @property
+    def steps_p99(self) -> float:
+        """Of the steps that were taken before a first token."""
+        return float(np.percentile(self.steps, 99, method="inverted_cdf"))
+
+    @property
     def held(self) -> bool:
-        """Whether the bound held, and nothing failed."""
-        return not self.errors and self.p99 <= self.bound
+        """Whether the bound held, in time or in steps, and nothing failed."""
+        return not self.errors and (self.p99 <= self.bound or self.steps_p99 <= STEPS)
 
     def __str__(self) -> str:
         return (
@@ -75,7 +87,8 @@ class FirstTokens:
             f"short prompts beside {WRITERS} texts: p50 {1e3 * statistics.median(self.beside):.1f} "
             f"ms, p99 {1e3 * self.p99:.1f} ms; allowed {1e3 * self.bound:.1f} ms = {STEPS} steps "
             f"of {1e3 * self.step:.1f} ms ({self.how}) + "
-            f"{1e3 * statistics.median(self.alone):.1f} ms alone"
+            f"{1e3 * statistics.median(self.alone):.1f} ms alone; steps before a first token: p50 "
+            f"{statistics.median(self.steps):g}, p99 {self.steps_p99:g}, allowed {STEPS}"
             + (f"; {len(self.errors)} failed: {self.errors[0]}" if self.errors else "")
         )
 
@@ -130,11 +143,12 @@ async def _check(
     written: list[Answer] = []
 
     async def write(number: int) -> None:
-        while not (written and written[-1].error):
+        while not any(answer.error for answer in written):
             short = workload.request(number)
             tokens = longest - len(short.prompt)
             request = dataclasses.replace(short, max_tokens=tokens, ignore_eos=True)
-            written.append(await ask(server, request, reading))
+            written.append(Answer())
+            await ask(server, request, reading, answer=written[-1])
             number += WRITERS
 
     writers = [asyncio.create_task(write(number)) for number in range(WRITERS)]
@@ -156,10 +170,19 @@ async def _check(
     return FirstTokens(
         [answer.ttft for answer in alone[_ALONE:]],
         [answer.ttft for answer in beside],
+        [_steps_before(answer, written) for answer in beside],
         step,
         how,
         [answer.error for answer in answers if answer.error],
     )
+
+
+def _steps_before(answer: Answer, written: Sequence[Answer]) -> int:
+    """Chunks that came between a prompt's sending and its first token, of the text with the most:
+    those of a step may hold no text yet."""
+    first = answer.times[0] if answer.times else answer.end
+    counts = [bisect_right(o.times, first) - bisect_right(o.times, answer.sent) for o in written]
+    return max(counts, default=0)
 
 
 async def _until_running(server: Server) -> None:

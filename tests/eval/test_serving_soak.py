@@ -160,11 +160,12 @@ def test_leaks_and_compilations():
 
 
 def test_the_bound():
-    made = FirstTokens([0.1, 0.2, 0.3], [0.2] * 99 + [0.5], 0.02, "", [])
+    made = FirstTokens([0.1, 0.2, 0.3], [0.2] * 99 + [0.5], [5] * 100, 0.02, "", [])
     assert made.bound == pytest.approx(0.26)
     assert made.p99 == pytest.approx(np.percentile(made.beside, 99))
     assert made.held
     assert not dataclasses.replace(made, step=0.0).held
+    assert dataclasses.replace(made, step=0.0, steps=[3] * 99 + [4]).held
     assert not dataclasses.replace(made, errors=["broken"]).held
     assert "allowed 260.0 ms = 3 steps of 20.0 ms" in str(made)
 
@@ -179,6 +180,7 @@ def test_first_tokens(tmp_path, capsys):
         assert content["how"] == "mean TPOT times tau"
         assert content["step"] == pytest.approx(0.004, rel=0.6)
         assert len(content["beside"]) == 20
+        assert 1 <= np.median(content["steps"]) <= 3
         assert "ok: time to the first token" in capsys.readouterr().out
     # With fewer slots than texts, short prompts wait for a whole text.
     with StubServer(step=0.004, slots=8) as server:

@@ -141,7 +141,11 @@ class Reading:
 
 
 async def ask(
-    server: Server, request: Request, reading: Reading = Reading(), start: float | None = None
+    server: Server,
+    request: Request,
+    reading: Reading = Reading(),
+    start: float | None = None,
+    answer: Answer | None = None,
 ) -> Answer:
     """Sends a request and reads its answer; whatever goes wrong is in the answer.
 
@@ -150,8 +154,9 @@ async def ask(
       request: what.
       reading: how to read.
       start: when it should have been sent, if that was planned.
+      answer: where the answer is put as it comes, for others to look at.
     """
-    answer = Answer()
+    answer = Answer() if answer is None else answer
     body = json.dumps(request.body(server.model, reading.stream)).encode()
     try:
         async with asyncio.timeout(reading.timeout):
