@@ -44,6 +44,7 @@ PROGRAMS = (
             "peers",
             "products",
             "search",
+            "serving",
             "speedup",
             "startup",
         )
