@@ -48,6 +48,7 @@ PROGRAMS = (
             "peers",
             "products",
             "search",
+            "serving",
             "speedup",
             "startup",
         )
