@@ -275,6 +275,8 @@ def test_options():
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("DART_API_KEY", "")
+    assert ServeConfig().key is None
     monkeypatch.setenv("DART_API_KEY", "sesame")
     assert ServeConfig().key == "sesame"
     assert ServeConfig(api_key="other").key == "other"
