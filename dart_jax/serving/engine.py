@@ -265,7 +265,8 @@ class Engine:
             # Nothing is drafted yet; the largest trees' drafts serve smaller ones, too.
             size, drafted = 0, size and shapes.sizes[rows][-1]
         program = self._batch.program(size, drafted, level)
-        scheduler.make_room(program.verifying.max_depth + 1)
+        # For a path of this tree, and what a small model writes while it drafts the next one.
+        scheduler.make_room(program.verifying.max_depth + program.drafting.max_depth + 2)
         running = list(scheduler.running)
         if not running:
             return
