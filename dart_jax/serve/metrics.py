@@ -75,6 +75,9 @@ class Metrics:
         self._seconds = histogram(
             "e2e_request_latency_seconds", _REQUEST, "From a request to its last token."
         )
+        self._waiting = histogram(
+            "request_queue_time_seconds", _REQUEST, "From a request to its slot."
+        )
         self._prompt_tokens = histogram("request_prompt_tokens", lengths, "Tokens of a prompt.")
         self._new_tokens = histogram("request_generation_tokens", lengths, "Tokens of a text.")
 
@@ -92,6 +95,7 @@ class Metrics:
         *,
         prompt_tokens: int,
         new_tokens: int,
+        waiting: float,
         decoding: float,
         seconds: float,
     ) -> None:
@@ -101,12 +105,14 @@ class Metrics:
           finish: why it ended.
           prompt_tokens: of its prompt.
           new_tokens: of the text.
+          waiting: seconds before it got a slot.
           decoding: seconds between the first step's tokens and the last.
           seconds: since it was asked for.
         """
         self._engine_counts.ended[finish] += 1
         self._prompt_tokens.observe(prompt_tokens)
         self._new_tokens.observe(new_tokens)
+        self._waiting.observe(waiting)
         self._seconds.observe(seconds)
         if new_tokens > 1:
             self._per_token.observe(decoding / (new_tokens - 1))

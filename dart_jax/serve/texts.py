@@ -205,14 +205,16 @@ class Texts:
 
     def _end(self, index: int) -> None:
         text = self.texts[index]
+        ticket = self._tickets[index]
         # Where a stop string was found, the engine does not know of it.
-        self._tickets[index].cancel()
+        ticket.cancel()
         assert text.first is not None
         assert text.finish is not None
         self._metrics.finished(
             text.finish,
             prompt_tokens=len(self._requests[index].tokens),
             new_tokens=text.tokens,
+            waiting=(ticket.begun or self._arrived) - self._arrived,
             decoding=text.last - text.first,
             seconds=text.last - self._arrived,
         )

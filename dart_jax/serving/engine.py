@@ -47,6 +47,11 @@ class Ticket:
     def __init__(self, engine: Engine, sequence: Sequence):
         self._engine, self._sequence = engine, sequence
 
+    @property
+    def begun(self) -> float | None:
+        """When it got a slot for the first time, in seconds of `time.monotonic`; None before."""
+        return self._sequence.begun
+
     def cancel(self) -> None:
         """Ends it within a step, without waiting. At most one more update, which is under way,
         follows. Callable from any thread, and more than once."""
