@@ -60,7 +60,8 @@ class Process:
         )
         self.pid = self._process.pid
         # Goes on reading, so that the server never waits for room in the pipe.
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         try:
             self.address = self._wait()
         except BaseException:
@@ -69,11 +70,12 @@ class Process:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.append(line.rstrip())
-            if self._found is None and (match := _ADDRESS.search(line)):
-                self._found = match[0]
-                self._told.set()
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.append(line.rstrip())
+                if self._found is None and (match := _ADDRESS.search(line)):
+                    self._found = match[0]
+                    self._told.set()
         self._told.set()
 
     def _wait(self) -> Address:
@@ -104,6 +106,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join(_ENDING)
 
     def __enter__(self) -> Process:
         return self

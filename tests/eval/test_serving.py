@@ -26,7 +26,7 @@ from eval.serving.comparison import compare, measure_server
 from eval.serving.config import ServingBenchConfig
 from eval.serving.program import main
 from eval.serving.report import Report
-from eval.serving.server import find_server
+from eval.serving.server import Process, find_server, resident_memory
 from eval.serving.summary import Load, Round, Slo, Summary
 from eval.serving.workload import MIXES, load_tokenizer, make_workload
 
@@ -130,6 +130,67 @@ def test_events_in_pieces_of_any_size():
         assert events_of(STREAM, rng.integers(0, len(STREAM), 6)) == EVENTS
 
 
+# What `dart_jax.serve` sent for a prompt of 4 tokens and an answer of 12, ids shortened: head, and
+# the pieces of the body in which it came.
+RECORDED = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n",
+    *(
+        b'data: {"id":"cmpl-1","object":"text_completion","created":1795613765,"model":"demo",'
+        b'"choices":[{"index":0,"text":"%s","logprobs":null,"finish_reason":%s}],"usage":null}\n\n'
+        % (text, b'"length"' if "if" in text.decode() else b"null")
+        for text in (b" =", b" []", rb"\n        for i in", b" range(0", rb"):\n            if")
+    ),
+    b'data: {"id":"cmpl-1","object":"text_completion","created":1795613765,"model":"demo",'
+    b'"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":12,"total_tokens":16}}\n\n'
+    b"data: [DONE]\n\n",
+)
+
+# Its metrics after that, some left out.
+RECORDED_METRICS = """\
+# HELP dart:num_requests_running Requests that are decoded.
+# TYPE dart:num_requests_running gauge
+dart:num_requests_running{model_name="demo"} 0.0
+# HELP dart:kv_cache_usage_perc Share of the KV pages in use, from 0 to 1.
+# TYPE dart:kv_cache_usage_perc gauge
+dart:kv_cache_usage_perc{model_name="demo"} 0.0
+# HELP dart:prefix_cache_queries_total Prompt tokens looked up in the prefix cache.
+# TYPE dart:prefix_cache_queries_total counter
+dart:prefix_cache_queries_total{model_name="demo"} 4.0
+# HELP dart:spec_decode_num_drafts_total Draft trees verified.
+# TYPE dart:spec_decode_num_drafts_total counter
+dart:spec_decode_num_drafts_total{model_name="demo"} 4.0
+# HELP dart:spec_decode_num_accepted_tokens_total Drafted tokens that were accepted.
+# TYPE dart:spec_decode_num_accepted_tokens_total counter
+dart:spec_decode_num_accepted_tokens_total{model_name="demo"} 8.0
+# HELP dart:compilations_total Programs compiled while requests waited.
+# TYPE dart:compilations_total counter
+dart:compilations_total{model_name="demo"} 0.0
+# HELP dart:spec_decode_num_accepted_tokens_per_pos_total Drafted tokens that were accepted.
+# TYPE dart:spec_decode_num_accepted_tokens_per_pos_total counter
+dart:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",position="0"} 3.0
+dart:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",position="1"} 3.0
+# HELP dart:inter_token_latency_seconds Between two steps of a text, of >= 1 tokens.
+# TYPE dart:inter_token_latency_seconds histogram
+dart:inter_token_latency_seconds_bucket{le="0.01",model_name="demo"} 4.0
+dart:inter_token_latency_seconds_bucket{le="+Inf",model_name="demo"} 4.0
+dart:inter_token_latency_seconds_count{model_name="demo"} 4.0
+dart:inter_token_latency_seconds_sum{model_name="demo"} 0.02
+# HELP dart:inter_token_latency_seconds_created Between two steps of a text, of >= 1 tokens.
+# TYPE dart:inter_token_latency_seconds_created gauge
+dart:inter_token_latency_seconds_created{model_name="demo"} 1.795613764e+09
+"""
+
+
+def test_recorded_metrics():
+    counters = Counters.read(RECORDED_METRICS)
+    assert counters.tau == 3
+    assert (counters.drafts, counters.accepted, counters.compilations) == (4, 8, 0)
+    assert (counters.gaps, counters.gap_seconds) == (4, 0.02)
+    assert (counters.running, counters.pages_used, counters.reused) == (0, 0, 0)
+    assert counters.waiting is None
+
+
 METRICS = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -211,6 +272,19 @@ def chunk(content):
 
 def text(piece, finish=None):
     return chunk({"choices": [{"text": piece, "finish_reason": finish}]})
+
+
+def test_recorded_bytes():
+    head, *body = RECORDED
+    answer = talk([head, *map(chunk, body)])
+    assert answer.complete
+    assert answer.text == " = []\n        for i in range(0):\n            if"
+    assert (answer.finish, answer.tokens, answer.prompt_tokens) == ("length", 12, 4)
+    assert len(answer.times) == 5
+    # The same in one piece, and byte by byte.
+    whole = head + b"".join(map(chunk, body))
+    assert talk([whole]).text == answer.text
+    assert events_of(b"".join(body), range(1, 700)) == events_of(b"".join(body), [])
 
 
 USAGE = chunk({"choices": [], "usage": {"completion_tokens": 7, "prompt_tokens": 3}})
@@ -477,6 +551,52 @@ def test_a_server_that_compiles_or_fails(capsys):
         with pytest.raises(SystemExit):
             main(words)
         assert "answers no request: status 500" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The demo's server, which compiles few programs, when they are needed."""
+    words = "--slots 2 --tree-nodes 4 --warmup none --max-length 192"
+    with Process(words.split()) as process:
+        yield process, find_server(process.address, patience=10)
+    assert not process.running
+
+
+def test_the_demos_server(demo, tmp_path, capsys):
+    """Counts and texts are those of `DartModel.generate`."""
+    process, server = demo
+    assert resident_memory(process.pid) > 10**8
+    path = tmp_path / "report.json"
+    words = ["--url", str(server.address), "--clients", "2", "--rounds", "1", "--requests", "4"]
+    words += ["--longest", "150", "--max-new-tokens", "24", "--baseline", "fixed"]
+    main([*words, "--json", str(path)])
+    served, fixed = json.loads(path.read_text())["loads"]
+    assert fixed["same"] == [4, 4]
+    assert served["errors"] == []
+    assert served["tokens"] == fixed["tokens"] <= 4 * 24
+    assert served["prompt_tokens"] == fixed["prompt_tokens"]
+    assert 1 < served["tau"] <= 5
+    assert 1 < served["tokens_per_chunk"] <= served["tau"] + 1
+    assert "WARNING: first compiled " in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_both_servers_of_the_demo(tmp_path, capsys):
+    """Started, measured and ended; the texts are the same."""
+    path = tmp_path / "report.json"
+    words = ["--clients", "1", "3", "--rounds", "1", "--requests", "2", "--max-new-tokens", "16"]
+    words += ["--longest", "150", "--tree-nodes", "4", "--slots", "2", "--temperature", "0.7"]
+    main([*words, "--serve-options=--max-length 192", "--json", str(path)])
+    content = json.loads(path.read_text())
+    assert [each["server"] for each in content["loads"]] == ["drafted", "plain"] * 2
+    assert [each["same"] for each in content["loads"]] == [None, [2, 2], None, [6, 6]]
+    assert content["compilations"] == {"drafted": 0, "plain": 0}
+    assert "--tree-nodes 0" in content["servers"]["plain"]
+
+
+def test_a_server_that_does_not_start():
+    with pytest.raises(UserError, match=r"did not start: .*nowhere"):
+        Process(["--target", "nowhere"])
 
 
 def test_no_server(capsys):

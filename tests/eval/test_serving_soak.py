@@ -22,7 +22,7 @@ def impatient(monkeypatch):
     """What never happens here is not waited for."""
     monkeypatch.setattr(comparison, "_QUIET", 0.5)
     monkeypatch.setattr(first_token, "_STARTING", 0.5)
-    monkeypatch.setattr(program, "_SHORT_PROMPTS", 20)
+    monkeypatch.setattr(program, "_SHORT_PROMPTS", 8)
 
 
 def soak(server, *words, seconds=1.0):
@@ -64,6 +64,15 @@ def test_a_fault_is_found(fault, said, capsys):
         soak(server, "--clients", "24", "--timeout", "30")
     assert end.value.code == 1
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_demos_server_passes(capsys):
+    words = "--soak 12 --clients 12 --pool 40 --longest 150 --slots 3 --tree-nodes 4"
+    main([*words.split(), "--serve-options=--max-length 192 --warmup filtered"])
+    shown = capsys.readouterr().out
+    assert "WRONG" not in shown
+    assert shown.count("ok: ") == 9
 
 
 def test_the_pool_has_every_kind():
@@ -179,7 +188,7 @@ def test_first_tokens(tmp_path, capsys):
         content = json.loads(path.read_text())
         assert content["how"] == "mean TPOT times tau"
         assert content["step"] == pytest.approx(0.004, rel=0.6)
-        assert len(content["beside"]) == 20
+        assert len(content["beside"]) == 8
         assert 1 <= np.median(content["steps"]) <= 3
         assert "ok: time to the first token" in capsys.readouterr().out
     # With fewer slots than texts, short prompts wait for a whole text.
