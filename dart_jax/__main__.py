@@ -31,6 +31,7 @@ class Program(NamedTuple):
 PROGRAMS = {
     "generate": Program("dart_jax.generate", "continue a prompt in the terminal"),
     "app": Program("dart_jax.app", "the same in a browser"),
+    "serve": Program("dart_jax.serve", "the same for OpenAI's clients, many at once"),
     "ngram": Program("dart_jax.ngram", "inspect, convert and measure n-gram files"),
     "speedup": Program(
         "eval.speedup", "compare the speed of plain decoding, DART and other methods"
@@ -38,6 +39,7 @@ PROGRAMS = {
     "lossless": Program("eval.lossless", "check that drafting does not change any token"),
     "latency": Program("eval.latency", "time every stage of a step against the hardware's limits"),
     "search": Program("eval.search", "time the ways of searching trees beside each other"),
+    "serving": Program("eval.serving", "measure what clients of a server get, or soak it"),
     "campaign": Program("eval.campaign", "measure a new device, what matters most first"),
     "compile": Program("eval.compile", "show what a GPU or TPU would run, compiled without one"),
     "loading": Program(

@@ -4,6 +4,7 @@
     lossless/    whether drafting leaves the output unchanged
     latency/     time of every stage of a step, next to the hardware's limit
     peers/       other engines on the same weights
+    serving/     what clients of a server get
     benchmarks/  questions and prompts
     methods/     the decoding methods, and how they are timed
     compare.py   comparison of two reports of eval.speedup

@@ -18,8 +18,12 @@ from xml.etree import ElementTree
 import pytest
 import tyro
 from documents import ROOT, anchors, commands, documents, fenced, inline, links
+from stub_engine import StubEngine
 
 from dart_jax.__main__ import PROGRAMS as NAMED
+from dart_jax.serve.__main__ import ServeConfig
+from dart_jax.serve.app import make_app
+from dart_jax.serve.service import Limits, Service
 from train.run import config_file
 
 COMMANDS = [command for path in documents() for command in commands(path)]
@@ -29,6 +33,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PROGRAMS = (
     "dart_jax.app",
     "dart_jax.generate",
+    "dart_jax.serve",
     *(f"dart_jax.ngram {name}" for name in ("info", "query", "convert", "bench")),
     *(
         f"eval.{name}"
@@ -43,6 +48,7 @@ PROGRAMS = (
             "peers",
             "products",
             "search",
+            "serving",
             "speedup",
             "startup",
         )
@@ -163,6 +169,10 @@ def one_of(*lines):
 def check_docker(words, parser):
     """Built targets and programs that are run exist."""
     stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    if words[0] == "compose":
+        text = (ROOT / words[words.index("--file") + 1]).read_text()
+        assert f"profiles: [{words[words.index('--profile') + 1]}]" in text
+        return
     image = next(place for place, word in enumerate(words) if word.startswith("dart-jax:"))
     assert words[image].partition(":")[2] in stages
     if words[0] == "build":
@@ -170,6 +180,16 @@ def check_docker(words, parser):
     else:
         assert words[0] == "run"
         check_program(words[image + 1 :], parser)
+
+
+def check_client(words, parser):
+    """Programs that ask the server: where it listens by default, what it has."""
+    found = re.findall(r"http://127\.0\.0\.1:(\d+)([/\w]*)", " ".join(words))
+    assert [port for port, _ in found] == [str(ServeConfig.port)]
+    routes = {route.path for route in make_app(Service(StubEngine(), ["x"], "x", Limits())).routes}
+    assert {path for _, path in found} - {""} <= routes
+    options = re.findall(r"(?:--endpoint |request_format=)(\S+)", " ".join(words))
+    assert set(options) <= routes
 
 
 def check_git(words, parser):
@@ -181,6 +201,10 @@ CHECKS = {
     "pip": check_pip,
     "dart-jax": check_program,
     "docker": check_docker,
+    "curl": check_client,
+    "vllm": check_client,
+    "guidellm": check_client,
+    "aiperf": check_client,
     "pytest": check_pytest,
     "cmake": check_cmake,
     "ctest": lambda words, parser: check_cmake([], parser),

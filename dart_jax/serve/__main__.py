@@ -75,7 +75,7 @@ class ServeConfig(ModelChoice):
     @property
     def key(self) -> str | None:
         """The key that clients must send, if any."""
-        return os.environ.get("DART_API_KEY") if self.api_key is None else self.api_key
+        return (os.environ.get("DART_API_KEY") or None) if self.api_key is None else self.api_key
 
     @property
     def names(self) -> tuple[str, ...]:

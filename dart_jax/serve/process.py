@@ -30,12 +30,16 @@ def open_socket(host: str, port: int) -> socket.socket:
     Raises:
       UserError: the address does not exist or is in use.
     """
+    kind = socket.SOCK_STREAM
     try:
-        kind = socket.SOCK_STREAM
         family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
         made = socket.socket(family, kind)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except OSError:
+            made.close()
+            raise
     except OSError as error:
         raise UserError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
     return made

@@ -144,34 +144,47 @@ class Batch:
         """Reads the next tokens of a sequence; returns how many places that took."""
         rows = self.shapes.chunk_for(sequence.unread)
         start = sequence.read
-        self.read_tokens(sequence.tokens[start : start + rows + 1], start, sequence.pages, rows)
+        tokens = sequence.tokens[start : start + rows + 1]
+        self.read_tokens(tokens, start, sequence.pages, rows, drafts=sequence.drafts)
         sequence.read = min(start + rows, sequence.count - 1)
         return rows
 
     def read_tokens(
-        self, tokens: np.ndarray, start: int, pages: SequenceOf[int], rows: int
+        self, tokens: np.ndarray, start: int, pages: SequenceOf[int], rows: int, *, drafts: bool
     ) -> None:
         """Reads tokens, int32 [n], at the positions from `start` on, and the one after them, in a
-        program for so many rows."""
+        program for so many rows; `drafts`: whether the drafter reads them, too."""
         padded = np.zeros((1, rows + 1), np.int32)
         padded[0, : len(tokens)] = tokens
         table = np.full((1, self.shapes.pages_each), -1, np.int32)
         table[0, : len(pages)] = pages
-        self._pools = read_chunk(
-            self._config.reading,
+        pools = read_chunk(
+            (self._config if drafts else self._config.plain).reading,
             self._params,
-            self._pools,
+            self._pools_for(drafts),
             padded,
             np.array([start], np.int32),
             table,
             shape=ChunkShape(rows, self.shapes.filled(start)),
+        )
+        self._keep(pools)
+
+    def _pools_for(self, drafts: bool) -> Pools:
+        """What a program needs of the pools."""
+        return self._pools if drafts else self._pools._replace(draft=None)
+
+    def _keep(self, pools: Pools) -> None:
+        """Keeps what a program has written."""
+        self._pools = (
+            pools if pools.draft is not None else self._pools._replace(target=pools.target)
         )
 
     def program(self, verified: int, drafted: int, level: Level) -> StepProgram:
         """A step's program; see `StepProgram`."""
         kind = verified, drafted, level
         if kind not in self._programs:
-            self._programs[kind] = StepProgram(self._config, *kind)
+            config = self._config if drafted else self._config.plain
+            self._programs[kind] = StepProgram(config, *kind)
         return self._programs[kind]
 
     def step(
@@ -191,7 +204,9 @@ class Batch:
         for i, sequence in enumerate(sequences):
             count = int(packed[i, 0])
             ended = bool(packed[i, buffer.root] < 0)
-            sequence.draft = i if program.drafted and not ended else None
+            if not program.drafted:
+                sequence.leave_drafts()
+            sequence.draft = i if sequence.drafts and not ended else None
             logprobs = None
             if scores is not None and sequence.request.logprobs is not None:
                 most = sequence.request.logprobs
@@ -241,9 +256,9 @@ class Batch:
         self, rows: Any, program: StepProgram, trees: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray | None, Any]:
         history = self._history if program.level == "full" else None
-        self._pools, history, result = step(
-            program, self._params, self._pools, history, rows, trees
-        )
+        pools = self._pools_for(program.drafted > 0)
+        pools, history, result = step(program, self._params, pools, history, rows, trees)
+        self._keep(pools)
         if history is not None:
             self._history = history
         packed = np.asarray(result.packed)

@@ -33,6 +33,9 @@ from dart_jax.serving.warmup import warm_up
 
 _logger = logging.getLogger(__name__)
 
+# Tokens that are read in the time in which one is written, about.
+_WORTH = 4
+
 
 class EngineClosed(UserError):
     """The engine accepts no more requests."""
@@ -86,6 +89,8 @@ class Engine:
         pool = PagePool(self._batch.page_count, config.page, reuse=config.prefix_cache)
         self._scheduler = Scheduler(config.slots, pool, shapes.pages_each * config.page)
         self._sizes = TreeSizes(shapes.sizes, shapes.fixed)
+        self._drafts = shapes.most_nodes > 0  # whether drafting pays
+        self._drafted = 0  # nodes that the last step drafted for
         warm_up(self._batch, config, self._sizes, progress)
         self._compiled = CompileTime()
         self._tallies = Tallies()
@@ -187,6 +192,7 @@ class Engine:
                 while self._take_news():
                     self._read()
                     self._step()
+                    self._catch_up()
                     self._statistics = self._snapshot()
         except BaseException as error:
             _logger.exception("the engine failed")
@@ -227,7 +233,7 @@ class Engine:
         while left > 0:
             sequence = scheduler.reading
             if sequence is None:
-                sequence = scheduler.begin_next()
+                sequence = scheduler.begin_next(self._drafts)
                 if sequence is None:
                     return
                 self._batch.begin(sequence)
@@ -245,8 +251,8 @@ class Engine:
             return
         rows = shapes.rows_for(len(scheduler.running))
         level = highest(sequence.level for sequence in scheduler.running)
-        size = self._sizes.choose(rows, level)
-        drafted = size
+        size = drafted = self._sizes.choose(rows, level)
+        self._drafts = size > 0
         if not any(sequence.draft is not None for sequence in scheduler.running):
             # Nothing is drafted yet; the largest trees' drafts serve smaller ones, too.
             size, drafted = 0, size and shapes.sizes[rows][-1]
@@ -259,7 +265,8 @@ class Engine:
         if size:
             trees = sum(each.drafted > 0 for each in emitted)
             ranks = np.concatenate([each.ranks for each in emitted])
-            self._sizes.learn_accepted(level, size, ranks, trees)
+            self._sizes.learn_accepted(level, min(size, self._drafted), ranks, trees)
+        self._drafted = drafted
         self._tallies.step(size, emitted)
         for sequence, each in zip(running, emitted, strict=True):
             sequence.append(each.tokens)
@@ -277,6 +284,17 @@ class Engine:
             self._give(sequence, update)
             if finish is not None:
                 self._end(sequence)
+
+    def _catch_up(self) -> None:
+        """Where drafting pays again, lets the oldest text that goes on without it be read anew, if
+        enough of it is still to come."""
+        scheduler = self._scheduler
+        if not self._drafts or scheduler.reading is not None or scheduler.waiting:
+            return
+        for sequence in scheduler.running:
+            if not sequence.drafts and _WORTH * sequence.remaining > sequence.count:
+                scheduler.read_again(sequence)
+                return
 
     def _give(self, sequence: Sequence, update: Update | BaseException) -> None:
         """Calls back, unless nobody listens any more."""

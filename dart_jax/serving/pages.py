@@ -19,6 +19,9 @@ PageKey = bytes
 
 NO_TOKENS: PageKey = b""
 
+# The same for pages that the drafter has written, too; texts without drafts have their own.
+NO_DRAFTED_TOKENS: PageKey = b"drafted"
+
 
 def page_key(before: PageKey, tokens: np.ndarray) -> PageKey:
     """The key of a page, given that of the page before and int32 [page + 1]: its tokens, and the
@@ -84,13 +87,17 @@ class PagePool:
             else:
                 self._empty.append(page)
 
-    def find(self, tokens: np.ndarray) -> tuple[list[int], PageKey]:
+    def find(self, tokens: np.ndarray, key: PageKey = NO_TOKENS) -> tuple[list[int], PageKey]:
         """Finds and holds the pages with the longest known beginning of a text, int32 [n].
+
+        Args:
+          tokens: of the text.
+          key: stands for no tokens.
 
         Returns:
           The pages, and the key of the last one.
         """
-        pages, key = [], NO_TOKENS
+        pages = []
         while self._reuse and len(tokens) > (len(pages) + 1) * self.page:
             begin = len(pages) * self.page
             longer = page_key(key, tokens[begin : begin + self.page + 1])

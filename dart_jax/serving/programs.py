@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.prefill import Caches, ChunkShape, empty_caches, read_rows
@@ -25,7 +24,6 @@ from dart_jax.decoding.step import (
     draft_input,
     draws_of,
     exact_products,
-    no_candidates,
     verify,
 )
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
@@ -39,7 +37,7 @@ class Pools(NamedTuple):
 
     Attributes:
       target: the target's keys and values, [P, K, page, h] per layer.
-      draft: the drafter's; None if it has none.
+      draft: the drafter's; None if it has none, and for programs that do not run it.
     """
 
     target: KVCache
@@ -67,8 +65,7 @@ class StepProgram:
     Attributes:
       config: the models, with trees of any size.
       verified: nodes of the trees that it verifies; 0 for plain decoding.
-      drafted: nodes of the trees that it drafts for; 0 if the drafter, if any, only reads what was
-        written.
+      drafted: nodes of the trees that it drafts for; 0 if it does not run the drafter.
       level: how it samples.
     """
 
@@ -194,12 +191,9 @@ def step(
     state, slot = _begin(program, pools, history, rows)
     verified = verify(program.verifying, params, state, trees)
     state, path = accept_and_compact(program.verifying, state, trees, verified)
-    inputs = draft_input(program.drafting, params, state, path)
-    if program.drafted:
-        state, candidates = draft(program.drafting, state, inputs)
-    else:
-        state = _read(program, state, inputs)
-        candidates = no_candidates(program.drafting, slot.shape[0])
+    state, candidates = draft(
+        program.drafting, state, draft_input(program.drafting, params, state, path)
+    )
     packed = program.host_buffer.pack(
         state.context,
         path.count,
@@ -242,27 +236,6 @@ def _begin(
         **of_slots,
     )
     return state, row.slot
-
-
-def _read(program: StepProgram, state: DecodeState, inputs: DraftInput) -> DecodeState:
-    """Lets the drafter, if there is one, read the rows that were just accepted."""
-    drafting = dataclasses.replace(program.config, nodes=1).drafting
-    if drafting is None:
-        return state
-    capacity = capacity_of(state.target_cache)
-    rows = PromptRows(
-        inputs.target,
-        inputs.params,
-        inputs.tokens,
-        inputs.next_tokens,
-        inputs.features,
-        inputs.positions,
-        inputs.start,
-        capacity,
-        capacity,
-    )
-    with jax.named_scope("draft"):
-        return dataclasses.replace(state, draft_state=drafting.read(state.draft_state, rows))
 
 
 def _pools(target: Cache, draft: Cache | None) -> Pools:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from dart_jax.serving.pages import PagePool, page_key
+from dart_jax.serving.pages import NO_DRAFTED_TOKENS, NO_TOKENS, PagePool, page_key
 from dart_jax.serving.sequence import Sequence
 
 
@@ -42,14 +42,16 @@ class Scheduler:
         """The sequences with a slot, the oldest first."""
         return [*self.running, *([self.reading] if self.reading else [])]
 
-    def begin_next(self) -> Sequence | None:
+    def begin_next(self, drafts: bool = False) -> Sequence | None:
         """Gives the next waiting sequence a slot and pages for its tokens so far, and begins to
-        read it; None if there is none, or no room for it."""
+        read it; None if there is none, or no room for it. `drafts`: whether the drafter will read
+        it, too."""
         assert self.reading is None
         if not self.waiting or not self._free_slots:
             return None
         sequence = self.waiting[0]
-        pages, key = self.pool.find(sequence.tokens)
+        none = NO_DRAFTED_TOKENS if drafts else NO_TOKENS
+        pages, key = self.pool.find(sequence.tokens, none)
         found = len(pages)
         taken = self.pool.take(self._pages_for(sequence.count) - found)
         # A page for each of the others, so that the newcomer is not sent away at once.
@@ -58,7 +60,7 @@ class Scheduler:
             return None
         self.waiting.popleft()
         sequence.pages = pages + taken
-        sequence.known, sequence.key = found, key
+        sequence.known, sequence.key, sequence.drafts = found, key, drafts
         sequence.read = found * self.pool.page
         sequence.slot = self._free_slots.pop()
         self.queries += sequence.count
@@ -75,7 +77,7 @@ class Scheduler:
     def know_pages(self, sequence: Sequence) -> None:
         """Lets others find the pages that a sequence has completed."""
         page, tokens = self.pool.page, sequence.tokens
-        while (end := (sequence.known + 1) * page) <= sequence.read:
+        while sequence.key is not None and (end := (sequence.known + 1) * page) <= sequence.read:
             sequence.key = page_key(sequence.key, tokens[end - page : end + 1])
             self.pool.know(sequence.pages[sequence.known], sequence.key)
             sequence.known += 1
@@ -92,6 +94,11 @@ class Scheduler:
             if sequence.slot is not None:
                 sequence.pages += self.pool.take(max(more, 0)) or []
 
+    def read_again(self, sequence: Sequence) -> None:
+        """Lets a running sequence wait to be read again, before all others."""
+        self._give_up(sequence)
+        self.waiting.appendleft(sequence)
+
     def end(self, sequence: Sequence) -> None:
         """Removes a sequence wherever it is, with all it holds."""
         if sequence.slot is None:
@@ -101,8 +108,7 @@ class Scheduler:
         self._give_up(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._give_up(sequence)
-        self.waiting.appendleft(sequence)
+        self.read_again(sequence)
         self.preemptions += 1
 
     def _give_up(self, sequence: Sequence) -> None:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from dart_jax.serving.config import Level
-from dart_jax.serving.pages import NO_TOKENS
+from dart_jax.serving.pages import NO_TOKENS, PageKey
 from dart_jax.serving.request import OnUpdate, Request
 from dart_jax.serving.rows import level_of
 
@@ -25,7 +25,9 @@ class Sequence:
       slot: its slot; None while it waits.
       pages: those it holds, in order.
       known: how many of them can be found by their tokens.
-      key: the key of the last known page.
+      key: the key of the last known page; None if no more can be known.
+      drafts: whether the drafter has read all that the target has; it is left out where drafting
+        does not pay.
       draft: its row in the result of the last step, if that has a draft for it.
       cancelled: whether nobody wants it any more.
       ended: whether it is over and holds nothing.
@@ -45,7 +47,9 @@ class Sequence:
         self.read = 0
         self.slot: int | None = None
         self.pages: list[int] = []
-        self.known, self.key = 0, NO_TOKENS
+        self.known = 0
+        self.key: PageKey | None = NO_TOKENS
+        self.drafts = False
         self.draft: int | None = None
         self.cancelled = self.ended = False
         self.begun: float | None = None
@@ -76,7 +80,12 @@ class Sequence:
         self.count += len(tokens)
         self.read = self.count - 1
 
+    def leave_drafts(self) -> None:
+        """Goes on without the drafter, which will not have read what follows."""
+        if self.drafts:
+            self.drafts, self.draft, self.key = False, None, None
+
     def forget(self) -> None:
         """Begins anew with nothing in the caches, but with the tokens so far."""
         self.read, self.slot, self.draft = 0, None, None
-        self.pages, self.known, self.key = [], 0, NO_TOKENS
+        self.pages, self.known, self.key, self.drafts = [], 0, NO_TOKENS, False

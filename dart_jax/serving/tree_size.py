@@ -2,8 +2,8 @@
 
 What a step costs is measured before the first request, for every number of rows and every size of
 trees; how many tokens trees of each size are worth is learned from what was accepted lately (see
-`dart_jax.decoding.adaptive`). Where drafting does not pay, steps decode plainly and the drafter
-only reads what was written; now and then some steps draft, to see whether it would pay again.
+`dart_jax.decoding.adaptive`). Where drafting does not pay, steps decode plainly, without the
+drafter.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import numpy as np
 from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.serving.config import Level
 
-# A size is left only for one that promises this much more.
-_WORTHWHILE = 1.03
+# Drafting must promise this much more than plain decoding, since both are only estimated.
+_WORTHWHILE = 1.05
 
-# Plain steps after which drafting is tried again, and for how many.
-_PLAIN_STEPS = 400
-_TRIED_STEPS = 8
+# Steps for which drafting must seem to pay before it begins again: what the drafter has missed must
+# then be read.
+_PATIENCE = 16
+
+# Every so many steps, some have trees of the next larger size, of which else nothing new is known.
+_EVERY, _TRIED = 60, 3
 
 
 class TreeSizes:
@@ -39,7 +42,7 @@ class TreeSizes:
         # Sampled drafts are accepted less often than greedy ones.
         self._rates = {greedy: AcceptanceRates.none(most) for greedy in (True, False)}
         self._size = most
-        self._plain = 0
+        self._waited = self._steps = 0
 
     def choose(self, rows: int, level: Level) -> int:
         """The size of the next step's trees; 0 for plain decoding."""
@@ -48,20 +51,22 @@ class TreeSizes:
             return sizes[-1]
         tokens = self._rates[level == "greedy"].expected()
         gains = {size: tokens[size] / cost for size, cost in costs.items()}
+        gains[0] *= _WORTHWHILE
         best = max(gains, key=gains.__getitem__)
-        if self._size not in gains or gains[best] > _WORTHWHILE * gains[self._size]:
+        self._waited = self._waited + 1 if best and not self._size else 0
+        if self._size or not best or self._waited > _PATIENCE:
             self._size = best
-        self._plain = 0 if self._size else self._plain + 1
-        if self._plain <= _PLAIN_STEPS or len(sizes) == 1:
-            return self._size
-        if self._plain == _PLAIN_STEPS + _TRIED_STEPS:
-            self._plain = 0
-        return sizes[1]
+        self._steps += 1
+        if self._size and self._steps % _EVERY < _TRIED:
+            return next((size for size in sizes if size > self._size), self._size)
+        return self._size
 
     def learn_cost(self, rows: int, level: Level, size: int, seconds: float) -> None:
         """Sets what a step costs."""
         self._costs.setdefault((rows, level), {})[size] = seconds
 
     def learn_accepted(self, level: Level, size: int, ranks: np.ndarray, trees: int) -> None:
-        """Adds what was accepted of some trees: ranks int [n], as `AcceptanceRates.learn`."""
+        """Adds what was accepted of trees that were drafted for a size: the nodes' ranks, int [n],
+        and the number of trees."""
+        ranks = ranks[ranks <= size]
         self._rates[level == "greedy"].learn(ranks, trees, 1, size)

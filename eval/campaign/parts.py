@@ -81,6 +81,12 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
             "speedup --method all --prompts 2 --max-new-tokens 96",
             90,
         ),
+        Part(
+            "serving",
+            "what clients of a server get, drafted and not",
+            "serving --clients 1 16 64 --requests 64 --rounds 2 --slots 64 --baseline plain fixed",
+            180,
+        ),
         *batches,
         Part("speedup-1.7b", "a smaller target", _8B.replace("8b", "1.7b")),
         Part("speedup-4b", "a target in between", _8B.replace("8b", "4b")),
@@ -122,6 +128,12 @@ def tiny_parts() -> tuple[Part, ...]:
             "latency",
             "each stage of a step next to the hardware's limit",
             "latency --shape tiny --context 128 --tree-nodes 8 --repeats 1 --seconds 0.01",
+            5,
+        ),
+        Part(
+            "serving",
+            "what clients of a server get, drafted and not",
+            "serving --clients 1 2 --requests 2 --rounds 1 --max-new-tokens 8 --slots 2",
             5,
         ),
         Part(

@@ -2,10 +2,13 @@
 
 import concurrent.futures
 import json
+import re
+import subprocess
 
 import numpy as np
 import openai
 import pytest
+from documents import ROOT
 from serve_process import QUICK, answer_of, post, server, wait_until
 
 from dart_jax import __version__
@@ -315,3 +318,18 @@ def test_metrics_count(served, client):
     assert by_position[0] <= more("spec_decode_num_drafts_total")
     assert 0 <= after["kv_cache_usage_perc"] <= 1
     assert {"compilations_total", "num_preemptions_total", "prefix_cache_hits_total"} <= set(after)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/serving.md"])
+def test_the_examples_in_the_documents(served, document, capsys):
+    """As they are written, but for the address."""
+    text = (ROOT / document).read_text().replace("http://127.0.0.1:8000", served.address)
+    fenced = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)
+    asked = [code for kind, code in fenced if kind == "python" and served.address in code]
+    assert len(asked) == 1
+    exec(compile(asked[0], document, "exec"), {})
+    assert capsys.readouterr().out.strip()
+    curls = [code for kind, code in fenced if kind == "sh" and "curl" in code]
+    assert len(curls) == 1
+    made = subprocess.run(["bash", "-c", curls[0]], capture_output=True, text=True, check=True)
+    assert json.loads(made.stdout)["usage"]["completion_tokens"] == 64

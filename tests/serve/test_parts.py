@@ -222,7 +222,7 @@ def test_the_bytes_of_tokens(make):
     for text in ("Hello, world!", "naïve 日本語 \x00", "  two  spaces"):
         ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
         joined = b"".join(map(texts.bytes_of, ids)).decode()
-        assert joined.removeprefix(" ") == text.removeprefix(" ")
+        assert joined in (text, f" {text}")
     assert texts.text_of(tokenizer.backend.token_to_id("</s>")) == "</s>"
     partial = tokenizer.backend.encode("語", add_special_tokens=False).ids
     assert texts.text_of(partial[-1]).startswith("bytes:\\x")
@@ -231,7 +231,7 @@ def test_the_bytes_of_tokens(make):
 def test_forms_of_log_probabilities():
     tokenizer = Tokenizer(byte_level())
     texts = TokenTexts(tokenizer)
-    [a, b] = tokenizer.encode("ab")
+    [a], [b] = tokenizer.encode("a"), tokenizer.encode("b")
     scores = [Score(a, -0.5, ((b, -0.1), (a, -0.5)), 0), Score(b, -float("inf"), (), 1)]
     assert completion_form(scores, texts) == {
         "tokens": ["a", "b"],
@@ -275,6 +275,8 @@ def test_options():
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("DART_API_KEY", "")
+    assert ServeConfig().key is None
     monkeypatch.setenv("DART_API_KEY", "sesame")
     assert ServeConfig().key == "sesame"
     assert ServeConfig(api_key="other").key == "other"
@@ -285,7 +287,7 @@ def test_a_port_that_is_taken():
         taken.listen()
         port = taken.getsockname()[1]
         assert address_of(taken) == f"http://127.0.0.1:{port}"
-        with pytest.raises(UserError, match=f"cannot listen at 127.0.0.1, port {port}: Address"):
+        with pytest.raises(UserError, match=f"port {port}: Address"):
             open_socket("127.0.0.1", port)
     with pytest.raises(UserError, match=r"cannot listen at no\.such\.host"):
         open_socket("no.such.host.invalid", 1)

@@ -128,6 +128,27 @@ def test_trees_of_all_sizes(model, expected):
     engine.close()
 
 
+def test_a_text_goes_on_without_the_drafter_and_with_it_again(model):
+    """As at a load at which drafting does not pay: it is read anew when drafting pays again."""
+    engine = Engine(model, ServingConfig(**SMALL))
+    steps = iter([4] * 6 + [0] * 6)
+    engine._sizes.choose = lambda rows, level: next(steps, 4)
+    tokens = tokens_of(model, case(2)[0])
+    options = {"max_new_tokens": 100, "temperature": 1.0, "seed": 4, "eos_token_id": ()}
+    wanted = model.generate(tokens.tolist(), tree_nodes=0, **options).tokens.tolist()
+    (answer,) = ask(engine, Request(tokens, 100, Sampling(1.0), seed=4))
+    assert answer.tokens == wanted
+    # The second time the pages that the drafter has written are found.
+    (again,) = ask(engine, Request(tokens, 100, Sampling(1.0), seed=4))
+    seen = engine.statistics()
+    engine.close()
+    assert again.tokens == wanted
+    assert (seen.preemptions, seen.pages_used) == (0, 0)
+    assert any(answer.drafted[:10])
+    assert any(answer.drafted[-40:])
+    assert seen.prefix_hits >= len(tokens) // 16 * 16
+
+
 def test_when_pages_run_out(model, expected):
     """The youngest waits and is read again; its text is the same."""
     config = SMALL | {"kv_memory": "2.2MB", "prefix_cache": False}

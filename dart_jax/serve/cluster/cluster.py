@@ -200,10 +200,10 @@ class Cluster:
 
     async def _pass_on(self, request: Request, on_update: OnUpdate) -> None:
         """Passes on the updates of one replica after the other until the text is complete."""
-        text, losses = Resumable(), 0
+        text, losses = Resumable(request), 0
         while True:
             text.begin_again()
-            messages = self._replicas.generate(request)
+            messages = self._replicas.generate(text.request)
             try:
                 async for message in messages:
                     if isinstance(message, Refused):
@@ -218,8 +218,10 @@ class Cluster:
                             return
                 else:
                     raise ConnectionError("the answer of a replica has no end")
-            except (UserError, Diverged):
+            except UserError:
                 raise
+            except Diverged as error:
+                _logger.warning("another replica gives another text %s; it is continued", error)
             except (Exception, asyncio.CancelledError) as error:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():

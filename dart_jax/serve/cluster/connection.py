@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import socket
 import warnings
 from typing import Any
@@ -27,8 +28,8 @@ def import_ray() -> tuple[Any, Any]:
 
 
 def connect(ray: Any, options: ClusterOptions) -> None:
-    """Connects to the cluster that the options name; without one, starts Ray on this machine,
-    reachable from this machine only and without usage statistics.
+    """Connects to the cluster that the options name; without one, starts Ray on this machine, for
+    this process only and without usage statistics.
 
     Raises:
       UserError: there is no such cluster.
@@ -37,8 +38,9 @@ def connect(ray: Any, options: ClusterOptions) -> None:
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Ray listens on all interfaces, and obeys who knows this.
+        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
         settings |= {"address": "local", "include_dashboard": False}
-        settings |= {"_node_ip_address": "127.0.0.1"}
         # Replicas share the cores; Ray only counts what is reserved.
         settings |= {"num_cpus": max(math.ceil(options.most * options.replica_cpus), 1)}
     else:

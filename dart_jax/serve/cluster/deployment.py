@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -52,6 +53,7 @@ class Deployment:
         connect(self._ray, options)
         # Clients come to the server's own port.
         self._serve.start(proxy_location="Disabled", logging_config=_LOGGING)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._handle: Any = None
         self._starting = threading.Lock()
 

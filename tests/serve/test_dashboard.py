@@ -1,0 +1,101 @@
+"""What stands in docs/serving/: the dashboard asks for metrics that there are, and the services of
+the compose file start programs that there are."""
+
+import json
+import re
+import shlex
+import tomllib
+
+import pytest
+import yaml
+from documents import ROOT
+from prometheus_client.parser import text_string_to_metric_families
+from stub_engine import StubEngine
+
+from dart_jax.programs.command_line import parse
+from dart_jax.serve.__main__ import ServeConfig
+from dart_jax.serve.metrics import Metrics
+from dart_jax.serving.statistics import Statistics
+
+PLACE = ROOT / "docs/serving"
+DASHBOARD = json.loads((PLACE / "grafana.json").read_text())
+COMPOSE = yaml.safe_load((PLACE / "docker-compose.yml").read_text())
+
+
+@pytest.fixture(params=["dart", "vllm"])
+def families(request):
+    engine = StubEngine()
+    engine.counts = Statistics(accepted_per_position=(3, 1), drafts=4)
+    text = Metrics(engine, "demo", request.param).text().decode()
+    return request.param, list(text_string_to_metric_families(text))
+
+
+def test_the_dashboard_asks_for_what_there_is(families):
+    prefix, found = families
+    samples = {sample.name: sample.labels for family in found for sample in family.samples}
+    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    queries += [
+        variable["query"]["query"]
+        for variable in DASHBOARD["templating"]["list"]
+        if variable["type"] == "query"
+    ]
+    names = re.findall(r"\$\{prefix\}:(\w+)", " ".join(queries))
+    assert len(queries) == len(names) - sum(" / " in query for query in queries) > 15
+    assert {f"{prefix}:{name}" for name in names} <= set(samples)
+    for query in queries:
+        for label in re.findall(r" by \((\w+)\)", query):
+            name = re.search(r"\$\{prefix\}:(\w+)", query)[1]
+            assert label in samples[f"{prefix}:{name}"]
+
+
+def test_metrics_are_documented(families):
+    prefix, found = families
+    text = (PLACE.parent / "serving.md").read_text()
+    for family in found:
+        name = family.name.removeprefix(f"{prefix}:")
+        if not name.endswith("_created"):
+            assert f"`{name}`" in text or f"`{name}_total`" in text, name
+
+
+def test_panels_do_not_overlap():
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    assert len({(place["x"], place["y"]) for place in places}) == len(places)
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+
+
+def test_services_start_programs_that_there_are():
+    stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    for profile in ("cpu", "cuda"):
+        service = COMPOSE["services"][profile]
+        assert service["profiles"] == [profile]
+        assert service["build"]["target"] in stages
+        assert service["image"] == f"dart-jax:{profile}"
+        assert (PLACE / service["build"]["context"] / "Dockerfile").resolve() == ROOT / "Dockerfile"
+        shell, flag, command = service["entrypoint"]
+        assert (shell, flag) == ("/bin/sh", "-c")
+        words = shlex.split(command)
+        assert words[:3] == ["exec", "dart-jax", "serve"]
+        config = parse(ServeConfig, [word for word in words[3:] if word[0] != "$"], None)
+        assert (config.host, f"127.0.0.1:{config.port}:{config.port}") == (
+            "0.0.0.0",
+            *service["ports"],
+        )
+        assert int(service["stop_grace_period"].removesuffix("s")) > config.drain
+
+
+def test_the_other_services_find_each_other():
+    [target] = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])["scrape_configs"][0][
+        "static_configs"
+    ][0]["targets"]
+    aliases = COMPOSE["services"]["cpu"]["networks"]["default"]["aliases"]
+    assert target == f"{aliases[0]}:{ServeConfig.port}"
+    [source] = yaml.safe_load(COMPOSE["configs"]["sources"]["content"])["datasources"]
+    assert source["url"].split("/")[2].split(":")[0] in COMPOSE["services"]
+    assert "./grafana.json:/dashboards/grafana.json:ro" in COMPOSE["services"]["grafana"]["volumes"]
+
+
+def test_the_image_has_what_the_server_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["serve"]
+    for extras in re.findall(r"\.whl\)\[([\w,]+)\]", (ROOT / "Dockerfile").read_text()):
+        assert "serve" in extras.split(",")

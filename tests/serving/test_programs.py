@@ -1,0 +1,108 @@
+"""The engine's programs on other platforms, and what they leave in place."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_model
+from engine_requests import ask
+
+from dart_jax.decoding.prefill import ChunkShape
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.model import DartModel
+from dart_jax.models.platform.execution import Execution
+from dart_jax.serving.batch import Batch
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.engine import Engine
+from dart_jax.serving.programs import StepProgram, read_chunk, step
+from dart_jax.serving.request import Request
+
+CONFIG = ServingConfig(slots=2, page=16, max_length=128, warmup="none", tree_nodes=4)
+PLAIN = Execution()
+KERNELS = {
+    "plain JAX": PLAIN,
+    "triton": Execution("interpret", least_rows=8, fused=True),
+    "mosaic": Execution("interpret-mosaic"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.make(tmp_path_factory.getbasetemp())
+
+
+def load(tiny, execution, monkeypatch):
+    """The model as another platform computes it."""
+    monkeypatch.setattr(Execution, "here", classmethod(lambda *_: execution))
+    return DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
+    model = load(tiny, KERNELS[name], monkeypatch)
+    engine = Engine(model, dataclasses.replace(CONFIG, chunk=64))
+    requests, wanted = [], []
+    for n, tokens in enumerate(tiny.prompts):
+        options = {"temperature": n % 2 * 0.8, "seed": n, "eos_token_id": ()}
+        made = model.generate(tokens.tolist(), max_new_tokens=9, tree_nodes=0, **options)
+        wanted.append(made.tokens.tolist())
+        sampling = Sampling(options["temperature"])
+        requests.append(Request(tokens.astype(np.int32), 9, sampling, seed=n))
+    answers = ask(engine, *requests)
+    engine.close()
+    assert [answer.tokens for answer in answers] == wanted
+
+
+def lowered(batch, level, platform):
+    """The texts of the programs of a step and of a prompt's chunk."""
+    program = StepProgram(batch._config, 4, 4, level)
+    trees = np.zeros((2, 3, 5), np.int32)
+    rows = batch._table.rows([], 2, batch.shapes.pages_each)
+    history = batch._history if level == "full" else None
+    params, pools = batch._params, batch._pools
+    table = jnp.full((1, batch.shapes.pages_each), -1, jnp.int32)
+    tokens, start = jnp.zeros((1, 33), jnp.int32), jnp.zeros((1,), jnp.int32)
+    traces = [
+        step.trace(program, params, pools, history, rows, trees),
+        read_chunk.trace(
+            batch._config.reading,
+            params,
+            pools,
+            tokens,
+            start,
+            table,
+            shape=ChunkShape(32, batch.shapes.filled(0)),
+        ),
+    ]
+    return [each.lower(lowering_platforms=(platform,)).as_text() for each in traces]
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("level", ["greedy", "full"])
+def test_programs_are_lowered_for_accelerators(tiny, level, platform, monkeypatch):
+    """Without a device of that kind; nothing in them calls the host."""
+    batch = Batch(load(tiny, PLAIN, monkeypatch), CONFIG)
+    for text in lowered(batch, level, platform):
+        assert "callback" not in text
+        assert "@dart_" not in text
+
+
+@pytest.mark.parametrize("level", ["greedy", "full"])
+def test_pools_are_updated_in_place(level):
+    """No program copies a pool: the compiled programs hold no copy of that size."""
+    batch = Batch(DartModel.demo(), CONFIG)
+    pool = batch._pools.target[0][0]
+    program = StepProgram(batch._config, 4, 4, level)
+    trees = np.zeros((2, 3, 5), np.int32)
+    rows = batch._table.rows([], 2, batch.shapes.pages_each)
+    history = batch._history if level == "full" else None
+    compiled = step.lower(program, batch._params, batch._pools, history, rows, trees).compile()
+    shape = f"f32[{','.join(map(str, pool.shape))}]"
+    copies = [line for line in compiled.as_text().splitlines() if "copy(" in line and shape in line]
+    assert copies == []
+    memory = compiled.memory_analysis()
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves((batch._pools, history)))
+    assert memory.alias_size_in_bytes >= held

@@ -1,0 +1,73 @@
+"""Trees are as large as pays, by what steps cost and what is accepted."""
+
+import numpy as np
+import pytest
+
+from dart_jax.serving.tree_size import TreeSizes
+
+SIZES = {1: (0, 2, 4, 8), 16: (0, 1, 2)}
+FLAT = {0: 1.0, 2: 1.01, 4: 1.02, 8: 1.03}
+
+
+def made(costs, sizes=SIZES):
+    made = TreeSizes(sizes, fixed=False)
+    for (rows, level), seconds in costs.items():
+        for size, cost in seconds.items():
+            made.learn_cost(rows, level, size, cost)
+    return made
+
+
+def most_often(sizes, rows, level="greedy", steps=120):
+    chosen = [sizes.choose(rows, level) for _ in range(steps)]
+    return max(set(chosen), key=chosen.count)
+
+
+def accept(sizes, ranks, size=8, steps=100, level="greedy"):
+    for _ in range(steps):
+        sizes.learn_accepted(level, size, np.array(ranks), 1)
+
+
+def test_what_pays():
+    sizes = made({(1, "greedy"): FLAT, (16, "greedy"): {0: 1.0, 1: 2.1, 2: 3.2}})
+    assert most_often(sizes, 1) == 8
+    assert most_often(sizes, 16) == 0
+    accept(sizes, [1, 2])  # the others never
+    # 0.3 % more for 2 nodes that are worth nothing is too much, but not for a guess of 3 %.
+    assert most_often(sizes, 1) == 2
+
+
+def test_levels_are_judged_apart():
+    sizes = made({(1, level): FLAT for level in ("greedy", "sampled")})
+    accept(sizes, [0], level="sampled")
+    assert most_often(sizes, 1, "sampled") == 0
+    assert most_often(sizes, 1, "greedy") == 8
+
+
+def test_drafting_begins_again_after_a_while():
+    sizes = made({(1, "greedy"): FLAT, (16, "greedy"): {0: 1.0, 1: 9.0, 2: 9.0}})
+    assert sizes.choose(16, "greedy") == 0
+    again = [sizes.choose(1, "greedy") for _ in range(30)]
+    assert again[:10] == [0] * 10
+    assert again[-1] == 8
+    # A short pause between two bursts of load is not worth it.
+    assert sizes.choose(16, "greedy") == 0
+    assert [sizes.choose(1, "greedy"), sizes.choose(16, "greedy")] == [0, 0]
+
+
+def test_larger_trees_are_tried():
+    """What the nodes of larger trees are worth is only known if some are verified."""
+    sizes = made({(1, "greedy"): {0: 1.0, 2: 1.5, 4: 2.4, 8: 9.0}})
+    chosen = [sizes.choose(1, "greedy") for _ in range(240)]
+    assert max(set(chosen), key=chosen.count) == 2
+    assert 0 < chosen.count(4) < 24
+
+
+@pytest.mark.parametrize("nodes", [0, 5])
+def test_a_fixed_size(nodes):
+    sizes = TreeSizes({1: (0, nodes) if nodes else (0,)}, fixed=True)
+    sizes.learn_cost(1, "greedy", nodes, 1.0)
+    assert most_often(sizes, 1) == nodes
+
+
+def test_nothing_is_known_without_a_warm_up():
+    assert TreeSizes(SIZES, fixed=False).choose(16, "greedy") == 2
