@@ -150,6 +150,7 @@ class Cluster:
             self._run(cancel_all).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.close()
             self._replicas.close()
 
     def restart(self) -> None:

@@ -14,7 +14,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.cluster import Cluster, RemoteModel
-from dart_jax.serve.cluster.connection import connect, import_ray
+from dart_jax.serve.cluster.connection import connect
 from dart_jax.serve.cluster.messages import Message
 from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serve.cluster.totals import Report
@@ -49,8 +49,7 @@ class Deployment:
         """
         self._choice, self._serving = _with_absolute_paths(choice), serving
         self._options, self._drain = options, drain
-        self._ray, self._serve = import_ray()
-        connect(self._ray, options)
+        self._ray, self._serve = connect(options)
         # Clients come to the server's own port.
         self._serve.start(proxy_location="Disabled", logging_config=_LOGGING)
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
