@@ -151,6 +151,11 @@ OnUpdate = Callable[[Update | BaseException], None]
 class AnyTicket(Protocol):
     """A request that was accepted."""
 
+    @property
+    def begun(self) -> float | None:
+        """See `Ticket`; None also where it is not known."""
+        ...
+
     def cancel(self) -> None:
         """See `Ticket`."""
         ...

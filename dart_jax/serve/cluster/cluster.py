@@ -251,6 +251,8 @@ class Cluster:
 class Ticket:
     """A request that was accepted."""
 
+    begun: float | None = None  # only its replica knows
+
     def __init__(self, future: Future[None]):
         self._future = future
 
