@@ -151,6 +151,11 @@ OnUpdate = Callable[[Update | BaseException], None]
 class AnyTicket(Protocol):
     """A request that was accepted."""
 
+    @property
+    def begun(self) -> float | None:
+        """When it got a slot, as `Ticket` has it."""
+        ...
+
     def cancel(self) -> None:
         """See `Ticket`."""
         ...
