@@ -201,6 +201,7 @@ CHECKS = {
     "pip": check_pip,
     "dart-jax": check_program,
     "docker": check_docker,
+    "ray": one_of("start --head", "start --address FIRST:6379"),
     "curl": check_client,
     "vllm": check_client,
     "guidellm": check_client,

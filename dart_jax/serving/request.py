@@ -153,7 +153,7 @@ class AnyTicket(Protocol):
 
     @property
     def begun(self) -> float | None:
-        """See `Ticket`; None also where it is not known."""
+        """When it got a slot, as `Ticket` has it."""
         ...
 
     def cancel(self) -> None:

@@ -136,6 +136,9 @@ def test_texts_are_those_of_one_engine(served, texts):
     with Load(served) as load:
         assert load.texts == texts
     assert all(tokens_by_replica(served).values())
+    # With two slots each, half of the requests had to wait.
+    waited = served.metrics()["request_queue_time_seconds_sum"]
+    assert waited > 0.1
 
 
 def test_the_turns_of_a_conversation_stay_on_a_replica(served):
@@ -211,9 +214,18 @@ def test_bad_requests_are_refused(served):
 
 
 def test_replicas_that_cannot_start(tmp_path):
-    message = "error: the replicas do not start: dart_jax.errors.UserError"
+    message = "error: the replicas do not start: no file .*config.json"
     with (
         pytest.raises(AssertionError, match=message),
         server("--replicas", "1", "--drafter", str(tmp_path)),
+    ):
+        pass
+
+
+def test_no_such_cluster():
+    message = r"error: cannot reach a Ray cluster at 127\.0\.0\.1:1: "
+    with (
+        pytest.raises(AssertionError, match=message),
+        server("--replicas", "1", "--ray-address", "127.0.0.1:1"),
     ):
         pass

@@ -2,23 +2,30 @@
 
 import asyncio
 import contextlib
+import json
 import logging
+import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from engine_requests import Answer
 from serve_process import wait_until
+from stub_engine import StubEngine
 from tokenizers_made import byte_level
 
 from dart_jax.errors import UserError
 from dart_jax.serve.cluster.affinity import Affinity, prefixes_of
 from dart_jax.serve.cluster.cluster import MOST_LOSSES, Cluster, RemoteModel
-from dart_jax.serve.cluster.messages import Busy, Refused
+from dart_jax.serve.cluster.connection import connect
+from dart_jax.serve.cluster.messages import Begun, Busy, Refused
 from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serve.cluster.resume import Diverged, Resumable
 from dart_jax.serve.cluster.totals import Report, Totals
+from dart_jax.serve.information import Information
+from dart_jax.serve.service import Limits, Service
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.request import Logprobs, QueueFull, Request, Update
@@ -249,6 +256,18 @@ def ask(cluster, request=None):
     return answer.wait()
 
 
+def test_when_a_request_got_its_slot():
+    with cluster_of([Begun(2.0), [update_of(5)], ConnectionError()], [Begun(0.0), *WHOLE]) as (
+        cluster,
+        _,
+    ):
+        began, answer = time.monotonic(), Answer()
+        ticket = cluster.submit(request_of(), answer)
+        answer.wait()
+        assert ticket.begun is not None
+        assert -2 <= ticket.begun - began < 0
+
+
 def test_several_updates_in_a_message():
     with cluster_of(WHOLE) as (cluster, _):
         answer = ask(cluster)
@@ -330,3 +349,27 @@ def test_a_restart_is_reported(caplog):
             cluster.restart()
             assert done.wait(10)
             wait_until(lambda: "the replicas have been restarted" in caplog.text)
+
+
+def test_what_the_server_tells_about_replicas():
+    engine, totals = StubEngine(), Totals()
+    routes = Information(Service(engine, ["stub"], "stub", Limits()))
+
+    def read(endpoint):
+        return asyncio.run(endpoint(SimpleNamespace(url=None)))
+
+    engine.counts = totals.sum(0)
+    assert read(routes.health).status_code == 503
+    totals.update([Report("a", "here", 7, Statistics())])
+    engine.counts = totals.sum(0)
+    assert read(routes.health).status_code == 200
+    [replica] = json.loads(read(routes.server_info).body)["replicas"]
+    assert (replica["replica"], replica["node"], replica["pid"]) == ("a", "here", 7)
+    assert b'dart:num_replicas{model_name="stub"} 1.0' in read(routes.metrics).body
+
+
+def test_no_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    options = ClusterOptions(replicas=1, ray_address="127.0.0.1:1")
+    with pytest.raises(UserError, match=r"--replicas needs Ray Serve: pip install 'dart-jax\[ray"):
+        connect(options)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.serve.cluster.messages import Busy, Message, Refused
+from dart_jax.serve.cluster.messages import Begun, Busy, Message, Refused
 from dart_jax.serve.cluster.resume import Diverged, Resumable
 from dart_jax.serve.cluster.totals import ClusterStatistics, Report, Totals
 from dart_jax.serving.config import ServingConfig
@@ -118,9 +118,10 @@ class Cluster:
                     f"{self.config.queue} requests are waiting; try again in a moment", 1.0
                 )
             self._accepted += 1
-        future = self._run(self._serve, request, on_update)
-        future.add_done_callback(self._ended)
-        return Ticket(future)
+        ticket = Ticket()
+        ticket.future = self._run(self._serve, ticket, request, on_update)
+        ticket.future.add_done_callback(self._ended)
+        return ticket
 
     def statistics(self) -> ClusterStatistics:
         """A snapshot, at most a second old. Callable from any thread."""
@@ -188,9 +189,9 @@ class Cluster:
 
     # What follows runs on the thread.
 
-    async def _serve(self, request: Request, on_update: OnUpdate) -> None:
+    async def _serve(self, ticket: Ticket, request: Request, on_update: OnUpdate) -> None:
         try:
-            await self._pass_on(request, on_update)
+            await self._pass_on(ticket, request, on_update)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -199,7 +200,7 @@ class Cluster:
             with contextlib.suppress(Exception):
                 on_update(error)
 
-    async def _pass_on(self, request: Request, on_update: OnUpdate) -> None:
+    async def _pass_on(self, ticket: Ticket, request: Request, on_update: OnUpdate) -> None:
         """Passes on the updates of one replica after the other until the text is complete."""
         text, losses = Resumable(request), 0
         while True:
@@ -211,6 +212,9 @@ class Cluster:
                         raise UserError(message.message)
                     if isinstance(message, Busy):
                         break
+                    if isinstance(message, Begun):
+                        ticket.begun = ticket.begun or time.monotonic() - message.ago
+                        continue
                     for update in map(text.push, message):
                         if update is None:
                             continue
@@ -249,13 +253,18 @@ class Cluster:
 
 
 class Ticket:
-    """A request that was accepted."""
+    """A request that was accepted.
 
-    begun: float | None = None  # only its replica knows
+    Attributes:
+      future: its work.
+      begun: see `serving.engine.Ticket`.
+    """
 
-    def __init__(self, future: Future[None]):
-        self._future = future
+    future: Future[None]
+
+    def __init__(self) -> None:
+        self.begun: float | None = None
 
     def cancel(self) -> None:
         """See `serving.engine.Ticket`."""
-        self._future.cancel()
+        self.future.cancel()

@@ -24,8 +24,6 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_eos, read_target_config
 
-APP = "dart_jax"
-
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -50,9 +48,10 @@ class Deployment:
         self._choice, self._serving = _with_absolute_paths(choice), serving
         self._options, self._drain = options, drain
         self._ray, self._serve = connect(options)
+        # What it tells about requests and replicas is told here as well, or is no news.
+        logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.ERROR)
         # Clients come to the server's own port.
         self._serve.start(proxy_location="Disabled", logging_config=_LOGGING)
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._handle: Any = None
         self._starting = threading.Lock()
 
@@ -67,7 +66,10 @@ class Deployment:
         with self._starting:
             try:
                 self._handle = self._serve.run(
-                    application, name=APP, route_prefix=None, logging_config=_LOGGING
+                    application,
+                    name=self._options.ray_app,
+                    route_prefix=None,
+                    logging_config=_LOGGING,
                 )
             except RuntimeError as error:
                 reason = self._reason() or str(error)
@@ -100,15 +102,16 @@ class Deployment:
     def close(self) -> None:
         """Stops the replicas, and Ray if it was started here."""
         with contextlib.suppress(Exception):
-            self._serve.delete(APP)
+            self._serve.delete(self._options.ray_app)
         self._ray.shutdown()
 
     def _reason(self) -> str:
         """The last line of what a replica said when it could not start."""
-        application = self._serve.status().applications.get(APP)
+        application = self._serve.status().applications.get(self._options.ray_app)
         deployments = {} if application is None else application.deployments
         messages = [each.message.strip() for each in deployments.values()]
-        return messages[0].rsplit("\n", 1)[-1] if messages else ""
+        line = messages[0].rsplit("\n", 1)[-1] if messages else ""
+        return line.removeprefix(f"{UserError.__module__}.UserError: ")
 
     def _application(self) -> Any:
         from dart_jax.serve.cluster.replica import Replica

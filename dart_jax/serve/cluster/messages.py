@@ -24,5 +24,15 @@ class Busy(NamedTuple):
     """This replica has no room now, or is about to stop; another one may serve the request."""
 
 
+class Begun(NamedTuple):
+    """The request got a slot; sent before its first tokens.
+
+    Attributes:
+      ago: seconds since then.
+    """
+
+    ago: float
+
+
 # Updates that were produced while the last message was under way are sent together.
-Message = list[Update] | Refused | Busy
+Message = list[Update] | Begun | Refused | Busy

@@ -28,6 +28,10 @@ class ClusterOptions:
     """A running Ray cluster: HOST:PORT, or auto for the one of this machine. By default Ray is
     started on this machine, for this server alone."""
 
+    ray_app: str = "dart_jax"
+    """Name of the replicas in that cluster. Servers beside each other need different ones; one that
+    is started anew with the same name takes over the replicas of its predecessor."""
+
     def __post_init__(self) -> None:
         if self.replicas is None:
             names = ("max_replicas", "target_requests", "replica_gpus", "ray_address")

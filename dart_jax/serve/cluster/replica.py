@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator
 
 import ray
@@ -13,7 +14,7 @@ from ray import serve
 
 from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.serve.cluster.messages import Busy, Message, Refused
+from dart_jax.serve.cluster.messages import Begun, Busy, Message, Refused
 from dart_jax.serve.cluster.totals import Report
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine, EngineClosed, EngineFailed
@@ -52,12 +53,16 @@ class Replica:
         except UserError as error:
             yield Refused(str(error))
             return
+        told = False
         try:
             while True:
                 await news.wait()
                 news.clear()
                 received, inbox[:] = list(inbox), []
                 updates = [each for each in received if isinstance(each, Update)]
+                if updates and not told and ticket.begun is not None:
+                    told = True
+                    yield Begun(time.monotonic() - ticket.begun)
                 if updates:
                     yield updates
                     if updates[-1].finish is not None:
