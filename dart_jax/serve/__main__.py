@@ -1,6 +1,7 @@
 """Serve a model to OpenAI's clients, many requests at once.
 
     python -m dart_jax.serve
+    python -m dart_jax.serve --replicas 2
 
 Without --target it serves the demo model, which continues Python code. Only this machine can ask,
 unless --host says otherwise.
@@ -15,7 +16,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import tyro
@@ -25,7 +26,9 @@ from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.request import AnyEngine
 
 if TYPE_CHECKING:
     from dart_jax.serve.process import Server
@@ -54,6 +57,8 @@ class ServeConfig(ModelChoice):
     """What the names of metrics begin with; vllm is for tools that look for vLLM's."""
     serving: tyro.conf.OmitArgPrefixes[ServingConfig] = ServingConfig()
     """How requests are decoded together."""
+    cluster: tyro.conf.OmitArgPrefixes[ClusterOptions] = ClusterOptions()
+    """Several engines."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,7 +99,6 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
             raise UserError(f"the server needs {package}: pip install 'dart-jax[serve]'")
     from dart_jax.serve.process import Server, address_of, open_socket
     from dart_jax.serve.service import Limits, Service
-    from dart_jax.serving.engine import Engine
 
     listening = open_socket(config.host, config.port)
     with console.status("loading the model") as status:
@@ -104,12 +108,9 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
             if not console.is_terminal:
                 console.print(message)
 
-        model = config.load()
-        # Whether there is one is known only to transformers, which takes a second to import.
-        template = threading.Thread(target=lambda: model.tokenizer.chat_template)
-        template.start()
-        engine = Engine(model, config.serving, progress)
-        template.join()
+        engine = (
+            _cluster(config, progress) if config.cluster.replicas else _engine(config, progress)
+        )
     limits = Limits(parse_memory(config.max_body), config.timeout, config.key)
     root = config.target or "demo"
     service = Service(engine, config.names, root, limits, config.metrics_names)
@@ -118,6 +119,38 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
         print(f"dart_jax serves {config.names[0]} at {address_of(listening)}", flush=True)
 
     return Server(service, config.drain, ready), listening
+
+
+def _engine(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
+    """An engine in this process."""
+    from dart_jax.serving.engine import Engine
+
+    model = config.load()
+    # Whether there is one is known only to transformers, which takes a second to import.
+    template = threading.Thread(target=lambda: model.tokenizer.chat_template)
+    template.start()
+    engine = Engine(model, config.serving, progress)
+    template.join()
+    return engine
+
+
+def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
+    """Engines in other processes, which SIGHUP restarts one after the other."""
+    from dart_jax.serve.cluster.deployment import Deployment
+
+    names = [field.name for field in dataclasses.fields(ModelChoice)]
+    choice = ModelChoice(**{name: getattr(config, name) for name in names})
+    progress("connecting to Ray")
+    deployment = Deployment(choice, config.serving, config.cluster, config.drain)
+    progress(f"starting {config.cluster.replicas} replicas")
+    try:
+        deployment.run()
+        cluster = deployment.cluster()
+    except BaseException:
+        deployment.close()
+        raise
+    signal.signal(signal.SIGHUP, lambda *_: cluster.restart())
+    return cluster
 
 
 def main(args: Sequence[str] | None = None) -> None:

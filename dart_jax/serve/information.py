@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import dart_jax
+from dart_jax.serve.cluster.totals import ClusterStatistics
 from dart_jax.serve.errors import answering, json_response, unavailable
 from dart_jax.serve.service import Service
 
@@ -50,7 +52,10 @@ class Information:
     async def health(self, _: Request) -> Response:
         """Whether requests are answered."""
         self._service.check_accepting()
-        if self._service.engine.statistics().failed:
+        statistics = self._service.engine.statistics()
+        if isinstance(statistics, ClusterStatistics) and statistics.failed:
+            raise unavailable("no replica is running; try again later")
+        if statistics.failed:
             raise unavailable("the engine failed; the server must be started anew")
         return Response()
 
@@ -72,6 +77,9 @@ class Information:
         emitted = statistics.drafts + statistics.accepted_tokens
         length = emitted / statistics.drafts if statistics.drafts else None
         config = self._service.engine.config
+        replicas = []
+        if isinstance(statistics, ClusterStatistics):
+            replicas = [dataclasses.asdict(report) for report in statistics.reports]
         return json_response(
             {
                 "version": dart_jax.__version__,
@@ -83,5 +91,6 @@ class Information:
                 "tree_nodes": statistics.tree_nodes,
                 "avg_spec_accept_length": length,
                 "internal_states": [{"avg_spec_accept_length": length}],
+                "replicas": replicas,
             }
         )

@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dart_jax.serving.engine import Engine
-from dart_jax.serving.request import Finish
+from dart_jax.serving.request import AnyEngine, Finish
 from dart_jax.serving.statistics import Statistics
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -26,6 +25,7 @@ _REQUEST += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 _GAUGES = {
     "running": ("num_requests_running", "Requests that are decoded."),
     "waiting": ("num_requests_waiting", "Requests that wait for a slot."),
+    "replicas": ("num_replicas", "Engines that serve."),
 }
 _COUNTERS = {
     "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -43,7 +43,7 @@ _COUNTERS = {
 class Metrics:
     """What has been measured since the start."""
 
-    def __init__(self, engine: Engine, model_name: str, prefix: str = "dart"):
+    def __init__(self, engine: AnyEngine, model_name: str, prefix: str = "dart"):
         """Starts at zero.
 
         Args:
@@ -75,6 +75,9 @@ class Metrics:
         self._seconds = histogram(
             "e2e_request_latency_seconds", _REQUEST, "From a request to its last token."
         )
+        self._waiting = histogram(
+            "request_queue_time_seconds", _REQUEST, "From a request to its slot."
+        )
         self._prompt_tokens = histogram("request_prompt_tokens", lengths, "Tokens of a prompt.")
         self._new_tokens = histogram("request_generation_tokens", lengths, "Tokens of a text.")
 
@@ -92,6 +95,7 @@ class Metrics:
         *,
         prompt_tokens: int,
         new_tokens: int,
+        waiting: float,
         decoding: float,
         seconds: float,
     ) -> None:
@@ -101,12 +105,14 @@ class Metrics:
           finish: why it ended.
           prompt_tokens: of its prompt.
           new_tokens: of the text.
+          waiting: seconds before it got a slot.
           decoding: seconds between the first step's tokens and the last.
           seconds: since it was asked for.
         """
         self._engine_counts.ended[finish] += 1
         self._prompt_tokens.observe(prompt_tokens)
         self._new_tokens.observe(new_tokens)
+        self._waiting.observe(waiting)
         self._seconds.observe(seconds)
         if new_tokens > 1:
             self._per_token.observe(decoding / (new_tokens - 1))
@@ -123,7 +129,7 @@ class Metrics:
 class _EngineCounts(Collector):
     """The engine's statistics, and how texts ended."""
 
-    def __init__(self, engine: Engine, model_name: str, prefix: str):
+    def __init__(self, engine: AnyEngine, model_name: str, prefix: str):
         self._engine, self._model_name, self._prefix = engine, model_name, prefix
         self.ended = {"stop": 0, "length": 0, "abort": 0}
 

@@ -16,6 +16,10 @@ from dart_jax.serve.app import make_app
 from dart_jax.serve.errors import unavailable
 from dart_jax.serve.service import Service
 
+# Seconds for which an idle connection stays open: longer than most clients keep theirs, which would
+# otherwise send a request while it is being closed.
+_KEEP_ALIVE = 75
+
 # Seconds in which clients may still read what has been generated when the time is up.
 _GRACE = 2
 
@@ -67,8 +71,14 @@ class Server(uvicorn.Server):
           ready: called once requests are accepted.
         """
         # Faults are logged where they happen; the server's own messages add nothing.
-        config = uvicorn.Config(make_app(service), log_config=None, lifespan="off", ws="none")
-        config.server_header = False
+        config = uvicorn.Config(
+            make_app(service),
+            log_config=None,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+        )
         super().__init__(config)
         self.service, self._drain, self._ready = service, drain, ready
         self._ending: asyncio.Task[None] | None = None

@@ -16,8 +16,8 @@ from dart_jax.serve.fields import GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.texts import Texts
-from dart_jax.serving.engine import Engine, EngineClosed
-from dart_jax.serving.request import QueueFull, Request
+from dart_jax.serving.engine import EngineClosed
+from dart_jax.serving.request import AnyEngine, QueueFull, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Service:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         names: Sequence[str],
         root: str,
         limits: Limits,

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from dart_jax.serve.errors import ApiError, internal
 from dart_jax.serve.logprobs import Score
 from dart_jax.serve.metrics import Metrics
-from dart_jax.serving.engine import Engine, Ticket
-from dart_jax.serving.request import Finish, Logprobs, Request, Update
+from dart_jax.serving.request import AnyEngine, AnyTicket, Finish, Logprobs, Request, Update
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -106,7 +105,7 @@ class Texts:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         metrics: Metrics,
         requests: Sequence[Request],
         stop: Sequence[str],
@@ -131,7 +130,7 @@ class Texts:
         self._news = asyncio.Event()
         self._woken = False  # whether the loop is to set `_news`
         self._inbox: deque[tuple[int, Update | BaseException, float]] = deque()
-        self._tickets: list[Ticket] = []
+        self._tickets: list[AnyTicket] = []
         try:
             for index, request in enumerate(requests):
                 self._tickets.append(engine.submit(request, partial(self._put, index)))
@@ -205,14 +204,16 @@ class Texts:
 
     def _end(self, index: int) -> None:
         text = self.texts[index]
+        ticket = self._tickets[index]
         # Where a stop string was found, the engine does not know of it.
-        self._tickets[index].cancel()
+        ticket.cancel()
         assert text.first is not None
         assert text.finish is not None
         self._metrics.finished(
             text.finish,
             prompt_tokens=len(self._requests[index].tokens),
             new_tokens=text.tokens,
+            waiting=(ticket.begun or self._arrived) - self._arrived,
             decoding=text.last - text.first,
             seconds=text.last - self._arrived,
         )

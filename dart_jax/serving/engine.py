@@ -23,9 +23,9 @@ from dart_jax.model import DartModel
 from dart_jax.serving.batch import Batch
 from dart_jax.serving.config import ServingConfig, highest
 from dart_jax.serving.pages import PagePool
-from dart_jax.serving.request import QueueFull, Request, Update
+from dart_jax.serving.request import OnUpdate, QueueFull, Request, Update
 from dart_jax.serving.scheduler import Scheduler
-from dart_jax.serving.sequence import OnUpdate, Sequence
+from dart_jax.serving.sequence import Sequence
 from dart_jax.serving.statistics import Statistics
 from dart_jax.serving.tallies import Tallies
 from dart_jax.serving.tree_size import TreeSizes
@@ -41,11 +41,20 @@ class EngineClosed(UserError):
     """The engine accepts no more requests."""
 
 
+class EngineFailed(UserError):
+    """The engine had to stop in the middle of a request, which was not at fault."""
+
+
 class Ticket:
     """A request that was accepted."""
 
     def __init__(self, engine: Engine, sequence: Sequence):
         self._engine, self._sequence = engine, sequence
+
+    @property
+    def begun(self) -> float | None:
+        """When it got a slot for the first time, in seconds of `time.monotonic`; None before."""
+        return self._sequence.begun
 
     def cancel(self) -> None:
         """Ends it within a step, without waiting. At most one more update, which is under way,
@@ -113,7 +122,7 @@ class Engine:
           EngineClosed: it accepts no more requests.
           UserError: the request does not fit the model.
         """
-        self._check(request)
+        request.check_fits(self.max_length, self.model.target.vocab_size)
         sequence = Sequence(request, self.max_length, on_update)
         with self._changed:
             if not self._accepting or self._failed:
@@ -171,18 +180,6 @@ class Engine:
             self._accepting, self._closed = False, True
             self._changed.notify_all()
         self._thread.join()
-
-    def _check(self, request: Request) -> None:
-        """Raises UserError if a request does not fit the model."""
-        tokens, vocab_size = request.tokens, self.model.target.vocab_size
-        if len(tokens) >= self.max_length:
-            raise UserError(
-                f"the prompt has {len(tokens)} tokens, which leaves no room in a context of "
-                f"{self.max_length}; shorten it"
-            )
-        ids = np.concatenate([tokens, np.fromiter(request.logit_bias, np.int64)])
-        if ids.min() < 0 or ids.max() >= vocab_size:
-            raise UserError(f"token ids must be in 0..{vocab_size - 1}")
 
     def _cancel(self, sequence: Sequence) -> None:
         with self._changed:
@@ -265,7 +262,8 @@ class Engine:
             # Nothing is drafted yet; the largest trees' drafts serve smaller ones, too.
             size, drafted = 0, size and shapes.sizes[rows][-1]
         program = self._batch.program(size, drafted, level)
-        scheduler.make_room(program.verifying.max_depth + 1)
+        # For a path of this tree, and what a small model writes while it drafts the next one.
+        scheduler.make_room(program.verifying.max_depth + program.drafting.max_depth + 2)
         running = list(scheduler.running)
         if not running:
             return
@@ -332,7 +330,7 @@ class Engine:
             lost = [*self._inbox, *self._scheduler.active, *self._scheduler.waiting]
             self._inbox.clear()
         for sequence in lost:
-            failure = UserError(f"the engine failed: {type(error).__name__}")
+            failure = EngineFailed(f"the engine failed: {type(error).__name__}")
             failure.__cause__ = error
             self._give(sequence, failure)
             sequence.ended = True

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
+from dart_jax.models.config import TargetConfig
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.statistics import Statistics
+from dart_jax.text.tokenizer import Tokenizer
 
 # Why a text ended: a stop id, or its budget or the target's last position.
 Finish = Literal["stop", "length"]
@@ -75,6 +79,22 @@ class Request:
             if not -100 <= bias <= 100:
                 raise UserError(f"logit_bias of {token} must be between -100 and 100, got {bias}")
 
+    def check_fits(self, max_length: int, vocab_size: int) -> None:
+        """Raises UserError if the request does not fit a model.
+
+        Args:
+          max_length: maximum length of a prompt and its new tokens together.
+          vocab_size: the target's.
+        """
+        if len(self.tokens) >= max_length:
+            raise UserError(
+                f"the prompt has {len(self.tokens)} tokens, which leaves no room in a context of "
+                f"{max_length}; shorten it"
+            )
+        ids = np.concatenate([self.tokens, np.fromiter(self.logit_bias, np.int64)])
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise UserError(f"token ids must be in 0..{vocab_size - 1}")
+
     @property
     def penalizes(self) -> bool:
         """Whether logits are changed before they are divided by the temperature."""
@@ -122,3 +142,69 @@ class QueueFull(UserError):
     def __init__(self, message: str, retry_after: float):
         super().__init__(message)
         self.retry_after = retry_after
+
+
+# Receives each update of a request, or an exception if the request fails.
+OnUpdate = Callable[[Update | BaseException], None]
+
+
+class AnyTicket(Protocol):
+    """A request that was accepted."""
+
+    def cancel(self) -> None:
+        """See `Ticket`."""
+        ...
+
+
+class ServedModel(Protocol):
+    """What must be known of a model to ask for its texts; a `DartModel` has it."""
+
+    @property
+    def target(self) -> TargetConfig:
+        """The target's shapes."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        ...
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """All end-of-sequence ids."""
+        ...
+
+
+class AnyEngine(Protocol):
+    """What serves requests: an `Engine`, or several of them on other machines."""
+
+    @property
+    def model(self) -> ServedModel:
+        """What is served."""
+        ...
+
+    @property
+    def config(self) -> ServingConfig:
+        """How many requests it takes, among others."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a prompt and its new tokens together."""
+        ...
+
+    def submit(self, request: Request, on_update: OnUpdate) -> AnyTicket:
+        """See `Engine`."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """See `Engine`."""
+        ...
+
+    def drain(self, seconds: float) -> bool:
+        """See `Engine`."""
+        ...
+
+    def close(self) -> None:
+        """See `Engine`."""
+        ...

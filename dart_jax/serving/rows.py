@@ -59,6 +59,8 @@ SLOT, LENGTH, REMAINING, KEYS, AT_CONTEXT = 0, 1, 2, 3, 5
 _STOP = AT_CONTEXT + CONTEXT
 PAGES = _STOP + MOST_STOP_IDS
 
+VALUES = 7  # columns of `Rows.values`
+
 
 def unpack(packed: ArrayLike) -> Row:
     """Splits the numbers of rows."""
@@ -77,7 +79,7 @@ def unpack(packed: ArrayLike) -> Row:
 def sampling_of(level: Level, packed: ArrayLike) -> SamplingValues:
     """The sampling options of rows, in the order of `SamplingValues`, that a level has."""
     values = jnp.asarray(packed)
-    temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(7))
+    temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(VALUES))
     sampling = SamplingValues()
     if level == "greedy":
         return sampling
@@ -134,7 +136,7 @@ class RowTable:
     def __init__(self, slots: int, pages: int):
         """Creates free slots, whose requests may have up to `pages` pages."""
         self.numbers = np.full((slots + 1, PAGES + pages), -1, np.int32)
-        self.values = np.zeros((slots + 1, 7), np.float32)
+        self.values = np.zeros((slots + 1, VALUES), np.float32)
         self._clear(slots)
 
     def begin(self, slot: int, request: Request, vocab_size: int) -> None:

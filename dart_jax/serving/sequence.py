@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 from dart_jax.serving.config import Level
 from dart_jax.serving.pages import NO_TOKENS, PageKey
-from dart_jax.serving.request import Request, Update
+from dart_jax.serving.request import OnUpdate, Request
 from dart_jax.serving.rows import level_of
-
-# Called with every update, or with what went wrong.
-OnUpdate = Callable[[Update | BaseException], None]
 
 
 class Sequence:

@@ -22,8 +22,8 @@ _MAX_LENGTH = 8192
 _MOST_ROWS = {"cpu": 80}
 _MOST_ROWS_ELSEWHERE = 400
 
-# A step has at most this many times the rows of its sequences, and a table and a chunk as many
-# times the places that are needed.
+# A table and a chunk have at most this many times the places that are needed, and a step as many
+# times the rows of its sequences; on CPUs, where every row costs time, it has half as many.
 _STEP = 4
 
 
@@ -67,21 +67,19 @@ class Shapes:
             raise UserError("--tree-nodes needs a drafter; pass one, or leave it out")
         if (config.tree_nodes or 0) > MAX_NODES:
             raise UserError(f"--tree-nodes must be at most {MAX_NODES}, got {config.tree_nodes}")
-        rows = _up_to(config.slots)
+        on_cpu = jax.default_backend() == "cpu"
+        rows = _up_to(config.slots, _STEP // 2 if on_cpu else _STEP)
         fixed = config.tree_nodes is not None
         sizes = {n: _sizes(model.drafter, n, config.tree_nodes) for n in rows}
         nodes, search = default_tree(model.drafter)
         if max(each[-1] for each in sizes.values()) > nodes:
             search = default_search(model.drafter)
         kernel = model.execution.attention
-        on_cpu = jax.default_backend() == "cpu"
         chunk = min(config.chunk or (128 if on_cpu else 512), length)
-        # A step writes a whole path after the accepted rows.
-        beyond = 64
         return cls(
             max_length=length,
             page=config.page,
-            pages_each=-(-(length + beyond) // config.page),
+            pages_each=-(-length // config.page),
             rows=rows,
             sizes=sizes,
             fixed=fixed,
@@ -135,11 +133,11 @@ class Shapes:
                 yield rows, start
 
 
-def _up_to(most: int) -> tuple[int, ...]:
-    """1 and its multiples by `_STEP`, up to `most`, which is the last."""
+def _up_to(most: int, step: int = _STEP) -> tuple[int, ...]:
+    """1 and its multiples by powers of `step`, up to `most`, which is the last."""
     found = [1]
     while found[-1] < most:
-        found.append(min(found[-1] * _STEP, most))
+        found.append(min(found[-1] * step, most))
     return tuple(found)
 
 

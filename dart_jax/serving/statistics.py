@@ -28,6 +28,7 @@ class Statistics:
       accepted_per_position: nodes accepted by depth, from 1.
       tree_nodes: size of the last step's trees.
       failed: whether the engine had to stop.
+      replicas: engines that these are of.
     """
 
     running: int = 0
@@ -48,3 +49,4 @@ class Statistics:
     accepted_per_position: tuple[int, ...] = ()
     tree_nodes: int = 0
     failed: bool = False
+    replicas: int = 1

@@ -25,6 +25,10 @@ from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
 from dart_jax.ngram.device_table import DeviceTable
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.programs import Pools, StepProgram, empty_pools
+from dart_jax.serving.programs import step as serving_step
+from dart_jax.serving.rows import PAGES, VALUES, Rows
 from eval.compile.hlo import Array
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
@@ -32,7 +36,9 @@ from eval.latency.shapes import drafter_of, target_of
 _XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
 
 Method = Literal["plain", "dart", "eagle3"]
-Program = Literal["prefill", "step", "search", "loop"]
+Program = Literal["prefill", "step", "search", "loop", "serve"]
+
+_PAGE = ServingConfig().page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +104,8 @@ class Case:
             return prefill.lower(
                 config.prefill, params, *prompts, caches, capacity=self.capacity, shape=shape
             )
+        if program == "serve":
+            return self._lower_serving(on, params)
         state, packed = on(self._prefilled)
         if program == "step":
             trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None
@@ -107,6 +115,27 @@ class Case:
             assert search is not None
             return jax.jit(search).lower(on(argument), packed)
         return run.lower(config, search, self.context, params, state, packed, on(argument))
+
+    def _lower_serving(self, on: Any, params: Any) -> jax.stages.Lowered:
+        """Lowers the serving engine's step, with caches in pages."""
+        nodes = 0 if self.method == "plain" else self.nodes
+        level = "greedy" if self.sampling.temperature == 0 else "filtered"
+        program = StepProgram(self.config, nodes, nodes, level)
+        numbers: Any = _ints(self.batch, PAGES + self._pages_each)
+        values: Any = jax.ShapeDtypeStruct((self.batch, VALUES), jnp.float32)
+        rows = Rows(numbers, values)
+        trees = _ints(self.batch, 3, nodes + 1) if nodes else None
+        return serving_step.lower(program, params, on(self._pools), None, on(rows), on(trees))
+
+    @property
+    def _pages_each(self) -> int:
+        return -(-self.context // _PAGE)
+
+    @functools.cached_property
+    def _pools(self) -> Pools:
+        """The shapes of pools that hold the contexts of all sequences."""
+        make = partial(empty_pools, self.config, pages=self.batch * self._pages_each, page=_PAGE)
+        return jax.eval_shape(make, self._params())
 
     @property
     def _search(self) -> tuple[SearchInProgram | None, Any]:
@@ -127,8 +156,8 @@ class Case:
         state, _ = self._prefilled
         return frozenset(
             Array(_XLA_NAMES[x.dtype.name], x.shape)
-            for x in jax.tree.leaves((state.target_cache, state.draft_state))
-            if x.ndim > 2 and self.capacity in x.shape
+            for x in jax.tree.leaves((state.target_cache, state.draft_state, self._pools))
+            if x.ndim > 2 and {self.capacity, _PAGE} & {*x.shape}
         )
 
     @functools.cached_property

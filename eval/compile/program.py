@@ -56,8 +56,8 @@ class CompileConfig:
     method: tuple[Method, ...] = ("plain", "dart")
     """Ways to draft."""
     program: tuple[Program, ...] = ("step",)
-    """prefill, step (verify and draft), search (of the trees), or loop (a whole generation in one
-    program)."""
+    """prefill, step (verify and draft), search (of the trees), loop (a whole generation in one
+    program), or serve (a step of the serving engine, with caches in pages)."""
     search: SearchChoice = "auto"
     """Where trees are searched: native, in C++ on the host, called by XLA, for GPUs; callback, the
     same through Python; or device. auto is the platform's best."""

@@ -325,7 +325,7 @@ def device():
 
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
 def test_every_program_lowers(method, device):
-    for program in ("prefill", "step", "loop"):
+    for program in ("prefill", "step", "loop", "serve"):
         assert case(method).lower(program, device).as_text()
 
 
@@ -334,6 +334,15 @@ def summary(device, tmp_path_factory):
     tiny = case("dart")
     program = tiny.lower("step", device).compile()
     return summarise(tiny, "step", program, 1.0, tmp_path_factory.mktemp("dump"))
+
+
+def test_a_step_in_pages(device, tmp_path_factory):
+    """Its pools are updated in place."""
+    tiny = case("dart")
+    program = tiny.lower("serve", device).compile()
+    found = summarise(tiny, "serve", program, 1.0, tmp_path_factory.mktemp("dump"))
+    assert found.updated_in_place >= 2 * 7 + 2
+    assert found.caches_not_in_place == 0
 
 
 def test_a_step(summary):

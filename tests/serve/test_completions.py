@@ -303,7 +303,8 @@ def test_metrics_count(served, client):
     assert more("generation_tokens_total") == 48
     assert more("prompt_tokens_total") == more("request_prompt_tokens_sum") > 0
     assert more("request_success_total,length") == 2
-    for name in ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token"):
+    names = ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token")
+    for name in (*names, "request_queue_time"):
         assert more(f"{name}_seconds_count") == 2
         assert more(f"{name}_seconds_sum") > 0
     assert more("inter_token_latency_seconds_count") == pytest.approx(

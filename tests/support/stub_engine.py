@@ -14,6 +14,8 @@ from dart_jax.text.tokenizer import Tokenizer
 
 
 class Ticket:
+    begun = None
+
     def __init__(self):
         self.cancelled = False
 

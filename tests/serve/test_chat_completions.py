@@ -193,8 +193,13 @@ def test_names(served, client):
 def test_an_answer_that_nobody_waits_for(served, client):
     """A client that gives up, without a stream."""
     chat(client, max_tokens=100)
-    impatient = client.with_options(timeout=0.15)
-    with pytest.raises(openai.APITimeoutError):
-        chat(impatient, max_tokens=400, extra_body={"ignore_eos": True})
-    wait_until(served.idle)
-    assert served.metrics()["request_success_total,abort"] == 1
+
+    def gives_up(seconds):
+        impatient = client.with_options(timeout=seconds)
+        with pytest.raises(openai.APITimeoutError):
+            chat(impatient, max_tokens=400, extra_body={"ignore_eos": True})
+        wait_until(served.idle)
+        return served.metrics()["request_success_total,abort"] == 1
+
+    # On a busy machine the first one may be gone before its request has been read.
+    assert any(gives_up(seconds) for seconds in (0.05, 0.1, 0.2))
