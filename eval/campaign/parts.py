@@ -81,13 +81,13 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
             "speedup --method all --prompts 2 --max-new-tokens 96",
             90,
         ),
+        *batches,
         Part(
             "serving",
             "what clients of a server get, drafted and not",
             "serving --clients 1 16 64 --requests 64 --rounds 2 --slots 64 --baseline plain fixed",
-            180,
+            240,
         ),
-        *batches,
         Part("speedup-1.7b", "a smaller target", _8B.replace("8b", "1.7b")),
         Part("speedup-4b", "a target in between", _8B.replace("8b", "4b")),
         Part(

@@ -143,7 +143,8 @@ class Report:
                     f"WARNING: {each.way} at {each.load}: {len(each.errors)} requests failed, the "
                     f"first with: {each.errors[0]}"
                 )
-        busiest = max(one.client_cpu for each in self.summaries for one in each.rounds)
+        rounds = [one for each in self.summaries for one in each.rounds if one.streamed]
+        busiest = max(one.client_cpu for one in rounds)
         lines.append(f"the load generator took at most {busiest:.0%} of a core")
         if self.config.rate:
             late = max(each.late for each in self.summaries)
