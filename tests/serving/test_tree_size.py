@@ -62,6 +62,30 @@ def test_larger_trees_are_tried():
     assert 0 < chosen.count(4) < 24
 
 
+def test_one_bad_draft_proves_nothing_and_many_are_forgotten():
+    sizes = made({(1, "greedy"): {0: 1.0, 2: 1.8, 4: 2.4, 8: 3.6}})
+    assert sizes.choose(1, "greedy") > 0
+    accept(sizes, [0], size=4, steps=1)
+    assert sizes.choose(1, "greedy") > 0
+    tries = 0
+    for _ in range(3):  # nothing is ever accepted
+        steps = 0
+        while sizes.choose(1, "greedy"):
+            accept(sizes, [0], size=8, steps=1)
+            steps += 1
+        assert 0 < steps < 60
+        plain = 1
+        while not sizes.choose(1, "greedy"):
+            plain += 1
+            assert plain < 10_000
+        assert plain > 3 * tries  # it is tried again, but less and less often
+        tries = plain
+    for _ in range(100):  # then all is
+        size = sizes.choose(1, "greedy")
+        accept(sizes, [*range(1, size + 1)], size=size, steps=1)
+    assert size == 8
+
+
 @pytest.mark.parametrize("nodes", [0, 5])
 def test_a_fixed_size(nodes):
     sizes = TreeSizes({1: (0, nodes) if nodes else (0,)}, fixed=True)
