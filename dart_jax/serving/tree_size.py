@@ -16,7 +16,7 @@ from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.serving.config import Level
 
 # Drafting must promise this much more than plain decoding, since both are only estimated.
-_WORTHWHILE = 1.05
+_WORTHWHILE = 1.1
 
 # Steps for which drafting must seem to pay before it begins again: what the drafter has missed must
 # then be read.
