@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.accept import accept, impose_tau
 from dart_jax.decoding.drafting import Candidates, DraftInput
-from dart_jax.decoding.host_buffer import CONTEXT
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
 from dart_jax.decoding.noise import noise_at
 from dart_jax.decoding.penalties import count_tokens, mark_seen, penalize
@@ -116,7 +116,7 @@ def step(
         newest = take_rows(path.features, inputs.last[:, None])
         state = dataclasses.replace(state, features=newest)
     state, candidates = draft(config, state, inputs)
-    return state, pack(config, state, path, candidates)
+    return state, pack(config.host_buffer, state, path, candidates)
 
 
 def verify(
@@ -209,10 +209,10 @@ def noise_of_draft(config: DecodeConfig, state: DecodeState) -> jax.Array | None
 
 
 def pack(
-    config: DecodeConfig, state: DecodeState, path: AcceptedPath, candidates: Candidates
+    buffer: HostBuffer, state: DecodeState, path: AcceptedPath, candidates: Candidates
 ) -> jax.Array:
     """Packs the host buffer, int32 [B, width]."""
-    return config.host_buffer.pack(
+    return buffer.pack(
         state.context,
         path.count,
         path.ranks,

@@ -318,7 +318,7 @@ class Engine:
             return
         sequence.ended = True
         self._scheduler.end(sequence)
-        self._tallies.end(sequence)
+        self._tallies.end()
         with self._changed:
             self._accepted -= 1
             self._changed.notify_all()

@@ -22,8 +22,8 @@ from dart_jax.decoding.step import (
     accept_and_compact,
     draft,
     draft_input,
-    draws_of,
     exact_products,
+    pack,
     verify,
 )
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
@@ -194,15 +194,7 @@ def step(
     state, candidates = draft(
         program.drafting, state, draft_input(program.drafting, params, state, path)
     )
-    packed = program.host_buffer.pack(
-        state.context,
-        path.count,
-        path.ranks,
-        state.active,
-        path.next_tokens,
-        *candidates,
-        draws_of(state),
-    )
+    packed = pack(program.host_buffer, state, path, candidates)
     if history is not None:
         new = (state.seen, state.counts)
         old = history.seen, history.counts

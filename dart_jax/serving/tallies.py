@@ -46,9 +46,8 @@ class Tallies:
             for depth in range(accepted):
                 self._accepted[depth] += 1
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self) -> None:
         """Counts the end of a request."""
-        del sequence
         self._ends.append(time.monotonic())
 
     def seconds_per_request(self) -> float:

@@ -75,7 +75,7 @@ def pack_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> t
     """inputs: `AcceptedPath`, state, rows, candidates; donated: drafter cache; output: buffer."""
     del fixed
     accepted, state, rows, candidates = inputs
-    packed = pack(config, state, accepted, candidates)
+    packed = pack(config.host_buffer, state, accepted, candidates)
     return extend(donated, rows, accepted.start), packed
 
 
