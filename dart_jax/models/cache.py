@@ -112,15 +112,19 @@ def extend(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
 def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.Array) -> KVCache:
     new, _ = rows[0]
     pool, _ = layers[0]
-    count, size = pool.shape[0], pool.shape[2]
+    count, heads, size, _ = pool.shape
     chex.assert_equal_shape_prefix([length, pages, new], 1)
     at = length[:, None] + jnp.arange(new.shape[2], dtype=jnp.int32)[None]
     page = jnp.take_along_axis(pages, at // size, axis=1, mode="fill", fill_value=-1)
     page = jnp.where(page < 0, count, page)  # beyond the pool, as -1 would be its last page
+    head = jnp.arange(heads, dtype=jnp.int32)[None, :, None]
+    row = (page[:, None] * heads + head) * size + (at % size)[:, None]  # [B, K, T]
 
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
-        place = old.at[page, :, at % size]
-        return place.set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
+        # As rows of one long list: a TPU's compiler would lay a pool out anew, a copy, to write
+        # all heads of a row at once.
+        flat = old.reshape(-1, old.shape[3])
+        return flat.at[row].set(new, mode="drop", unique_indices=True).reshape(old.shape)
 
     return jax.tree.map(write, layers, rows)
 
