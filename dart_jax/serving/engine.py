@@ -195,8 +195,7 @@ class Engine:
         try:
             with measure_compilation() as self._compiled:
                 while self._take_news():
-                    self._read()
-                    self._step()
+                    self._step(alone=not self._read())
                     self._catch_up()
                     self._statistics = self._snapshot()
         except BaseException as error:
@@ -232,15 +231,17 @@ class Engine:
                 return True
             self._statistics = self._snapshot()
 
-    def _read(self) -> None:
-        """Reads prompts: a chunk, or all that wait if nothing runs."""
-        scheduler, left = self._scheduler, self._batch.shapes.chunks[-1]
+    def _read(self) -> bool:
+        """Reads prompts: a chunk, or all that wait if nothing runs; returns whether there was
+        something to read."""
+        scheduler, most = self._scheduler, self._batch.shapes.chunks[-1]
+        left = most
         while left > 0:
             sequence = scheduler.reading
             if sequence is None:
                 sequence = scheduler.begin_next(self._drafts)
                 if sequence is None:
-                    return
+                    return left < most
                 self._batch.begin(sequence)
                 self._tallies.begin(sequence)
             if sequence.unread:
@@ -248,10 +249,13 @@ class Engine:
                 scheduler.know_pages(sequence)
             if not sequence.unread:
                 scheduler.end_reading()
+        return True
 
-    def _step(self) -> None:
-        """Takes a step of the running requests."""
+    def _step(self, *, alone: bool) -> None:
+        """Takes a step of the running requests; `alone`: whether nothing was read just before it,
+        so that its time is its own."""
         scheduler, shapes = self._scheduler, self._batch.shapes
+        began = time.perf_counter()
         if not scheduler.running:
             return
         rows = shapes.rows_for(len(scheduler.running))
@@ -290,6 +294,8 @@ class Engine:
             self._give(sequence, update)
             if finish is not None:
                 self._end(sequence)
+        if alone and size == drafted:
+            self._sizes.learn_step(rows, level, size, time.perf_counter() - began)
 
     def _catch_up(self) -> None:
         """Where drafting pays again, lets the oldest text that goes on without it be read anew, if
