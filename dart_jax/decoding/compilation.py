@@ -23,22 +23,21 @@ class CompileTime:
 
     Attributes:
       programs: programs that were compiled, or read from the persistent cache.
+      seconds: time so far.
     """
 
     def __init__(self) -> None:
         self.programs = 0
+        self.seconds = 0.0
         self._spans: list[tuple[float, float]] = []
-
-    @property
-    def seconds(self) -> float:
-        """Seconds so far."""
-        return sum((end - begin for begin, end in self._spans), 0.0)
 
     def _add(self, begin: float, end: float) -> None:
         # A function that is traced inside another one reports its own time first.
         while self._spans and self._spans[-1][0] >= begin:
-            self._spans.pop()
+            inner = self._spans.pop()
+            self.seconds -= inner[1] - inner[0]
         self._spans.append((begin, end))
+        self.seconds += end - begin
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple, cast
 
@@ -27,7 +29,7 @@ from dart_jax.serving.programs import (
     read_chunk,
     step,
 )
-from dart_jax.serving.request import Logprobs
+from dart_jax.serving.request import Draft, Logprobs
 from dart_jax.serving.rows import AT_CONTEXT, LENGTH, PAGES, REMAINING, RowTable
 from dart_jax.serving.sequence import Sequence
 from dart_jax.serving.shapes import Shapes
@@ -45,6 +47,7 @@ class Emitted(NamedTuple):
       ended: whether no more tokens follow.
       drafted: nodes of the tree that was verified, the root not counted.
       logprobs: of the tokens, if they were asked for.
+      draft: what was verified, if that was asked for and anything was drafted.
     """
 
     tokens: np.ndarray
@@ -52,6 +55,7 @@ class Emitted(NamedTuple):
     ended: bool
     drafted: int
     logprobs: Logprobs | None
+    draft: Draft | None
 
 
 class _Drafts(NamedTuple):
@@ -75,10 +79,12 @@ class Batch:
       shapes: what programs are compiled for.
       page_count: pages of the pools.
       vocab_size: V.
+      compiling: whether a program runs for the first time, and is compiled before. Other threads
+        may read it.
     """
 
-    def __init__(self, model: DartModel, config: ServingConfig):
-        """Allocates the pools.
+    def __init__(self, model: DartModel, config: ServingConfig, share: int = 1):
+        """Allocates the pools; `share`: among how many such objects the memory is divided.
 
         Raises:
           UserError: the memory is too small for one request, or the drafting method cannot be
@@ -93,18 +99,20 @@ class Batch:
             search=self.shapes.search,
         )
         self.vocab_size = model.target.vocab_size
+        self.compiling = False
+        self._compiled: set[Hashable] = set()
         self._config = decoder.config
         self._params = model.params
         self._search = decoder.search
         self._programs: dict[tuple[int, int, Level], StepProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
-        self.page_count = self._count_pages(config)
+        self.page_count = self._count_pages(config, share)
         self._pools: Pools = empty_pools(self._config, self._params, self.page_count, config.page)
         self._history: History = empty_history(config.slots, model.target.vocab_size)
         self._table = RowTable(config.slots, self.shapes.pages_each)
         self._drafts: _Drafts | None = None
 
-    def _count_pages(self, config: ServingConfig) -> int:
+    def _count_pages(self, config: ServingConfig, share: int) -> int:
         """How many pages the memory holds."""
         caches = jax.eval_shape(
             lambda: empty_caches(self._config.reading, self._params, batch=1, capacity=config.page)
@@ -112,10 +120,10 @@ class Batch:
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
         wanted = config.slots * self.shapes.pages_each
         if config.kv_memory is None:
-            return max(min(wanted, _MOST_MEMORY // size), self.shapes.pages_each)
-        count = parse_memory(config.kv_memory) // size
+            return max(min(wanted, _MOST_MEMORY // share // size), self.shapes.pages_each)
+        count = parse_memory(config.kv_memory) // share // size
         if count < self.shapes.pages_each:
-            least = self.shapes.pages_each * size / 1e6
+            least = share * self.shapes.pages_each * size / 1e6
             raise UserError(
                 f"--kv-memory {config.kv_memory} is too little for one request of "
                 f"{self.shapes.max_length} tokens, which takes {least:,.0f} MB; raise it or lower "
@@ -158,16 +166,28 @@ class Batch:
         padded[0, : len(tokens)] = tokens
         table = np.full((1, self.shapes.pages_each), -1, np.int32)
         table[0, : len(pages)] = pages
-        pools = read_chunk(
-            (self._config if drafts else self._config.plain).reading,
-            self._params,
-            self._pools_for(drafts),
-            padded,
-            np.array([start], np.int32),
-            table,
-            shape=ChunkShape(rows, self.shapes.filled(start)),
-        )
+        shape = ChunkShape(rows, self.shapes.filled(start))
+        with self._compiles(drafts, shape):
+            pools = read_chunk(
+                (self._config if drafts else self._config.plain).reading,
+                self._params,
+                self._pools_for(drafts),
+                padded,
+                np.array([start], np.int32),
+                table,
+                shape=shape,
+            )
         self._keep(pools)
+
+    @contextlib.contextmanager
+    def _compiles(self, *program: Hashable) -> Iterator[None]:
+        """Around a call of a program: tells others if it is the first one."""
+        self.compiling = program not in self._compiled
+        try:
+            yield
+        finally:
+            self.compiling = False
+            self._compiled.add(program)
 
     def _pools_for(self, drafts: bool) -> Pools:
         """What a program needs of the pools."""
@@ -188,16 +208,29 @@ class Batch:
         return self._programs[kind]
 
     def step(
-        self, sequences: SequenceOf[Sequence], rows: int, program: StepProgram
+        self,
+        sequences: SequenceOf[Sequence],
+        rows: int,
+        program: StepProgram,
+        sizes: SequenceOf[int] | None = None,
     ) -> list[Emitted]:
-        """Takes a step of sequences that have been read, in a program of so many rows."""
+        """Takes a step of sequences that have been read.
+
+        Args:
+          sequences: at most `rows`.
+          rows: what the program is compiled for.
+          program: verifies and drafts.
+          sizes: nodes of each sequence's tree, at most; None for as many as the program verifies.
+        """
         table = self._table
         for sequence in sequences:
             self._update(sequence)
         slots = [cast(int, sequence.slot) for sequence in sequences]
         width = self.shapes.width(max((len(s.pages) for s in sequences), default=0))
-        trees = self._trees(sequences, rows, program)
-        packed, made, scores = self._run(table.rows(slots, rows, width), program, trees)
+        trees = self._trees(sequences, rows, program, sizes)
+        drafts = self._drafts_of(sequences, trees)
+        with self._compiles(program, rows, width):
+            packed, made, scores = self._run(table.rows(slots, rows, width), program, trees)
         buffer = program.host_buffer
         self._drafts = _Drafts(buffer, packed, made) if program.drafted else None
         emitted = []
@@ -214,7 +247,7 @@ class Batch:
                 logprobs = Logprobs(own, ids[:, :most], top[:, :most])
             drafted = 0 if trees is None else int(np.count_nonzero(trees[i, 2]))
             tokens, ranks = buffer.tokens(packed)[i, :count], buffer.ranks(packed)[i, :count]
-            emitted.append(Emitted(tokens, ranks, ended, drafted, logprobs))
+            emitted.append(Emitted(tokens, ranks, ended, drafted, logprobs, drafts.get(i)))
         return emitted
 
     def _update(self, sequence: Sequence) -> None:
@@ -227,7 +260,11 @@ class Batch:
         row[PAGES : PAGES + len(sequence.pages)] = sequence.pages
 
     def _trees(
-        self, sequences: SequenceOf[Sequence], rows: int, program: StepProgram
+        self,
+        sequences: SequenceOf[Sequence],
+        rows: int,
+        program: StepProgram,
+        sizes: SequenceOf[int] | None,
     ) -> np.ndarray | None:
         """The trees to verify, int32 [rows, 3, N + 1]; None for only the roots."""
         nodes = program.verified
@@ -240,7 +277,27 @@ class Batch:
             trees[places, :, : made.shape[2]] = made[:, :, : nodes + 1]
         for i, sequence in enumerate(sequences):
             trees[i, 0, 0] = sequence.tokens[-1]
+        # Nodes are sorted from the best on, and after their parents: the first ones are a tree.
+        for i, size in enumerate(sizes or ()):
+            trees[i, :, size + 1 :] = 0
         return trees
+
+    def _drafts_of(
+        self, sequences: SequenceOf[Sequence], trees: np.ndarray | None
+    ) -> dict[int, Draft]:
+        """What is verified of the sequences that report it, by their place. Copies: views would
+        keep all rows alive."""
+        drafts, last = {}, self._drafts
+        for i, sequence in enumerate(sequences):
+            if not sequence.request.drafts or sequence.draft is None or last is None:
+                continue
+            size = 0 if trees is None else int(np.count_nonzero(trees[i, 2]))
+            if trees is None or not size:
+                continue
+            packed = last.packed[sequence.draft : sequence.draft + 1]
+            parts = *last.host_buffer.candidates_of(packed), last.host_buffer.pairs_of(packed)
+            drafts[i] = Draft(trees[i, :, : size + 1].copy(), *(part[0].copy() for part in parts))
+        return drafts
 
     def _search_trees(self, drafts: _Drafts, rows: list[Any], nodes: int) -> np.ndarray:
         """The trees of rows of the last step, int32 [n, 3, ...]."""

@@ -1,40 +1,33 @@
-"""The engine: one thread that reads prompts and takes steps for all requests.
+"""The engine: one thread that serves the requests of one or several models.
 
-In every turn it reads at most a chunk of the next prompts, and then takes a step of all requests
-that have been read. A request that arrives during a step is therefore read right after it, and a
-long prompt does not hold up the others for more than a chunk at a time.
+What it does for one model is a `Lane`, with slots and pages of its own. In every turn the engine
+runs the lane that has used the device least, among those with requests: so they share its time
+equally, whatever their steps cost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-
-import numpy as np
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.serving.batch import Batch
-from dart_jax.serving.config import ServingConfig, highest
-from dart_jax.serving.pages import PagePool
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.lane import Lane
 from dart_jax.serving.request import OnUpdate, QueueFull, Request, Update
-from dart_jax.serving.scheduler import Scheduler
 from dart_jax.serving.sequence import Sequence
-from dart_jax.serving.statistics import Statistics
-from dart_jax.serving.tallies import Tallies
-from dart_jax.serving.tree_size import TreeSizes
-from dart_jax.serving.warmup import warm_up
+from dart_jax.serving.statistics import Statistics, add
 
 _logger = logging.getLogger(__name__)
-
-# Tokens that are read in the time in which one is written, about.
-_WORTH = 4
 
 
 class EngineClosed(UserError):
@@ -48,66 +41,97 @@ class EngineFailed(UserError):
 class Ticket:
     """A request that was accepted."""
 
-    def __init__(self, engine: Engine, sequence: Sequence):
-        self._engine, self._sequence = engine, sequence
+    def __init__(self, engine: Engine, lane: Lane, sequence: Sequence):
+        self._engine, self._lane, self._sequence = engine, lane, sequence
 
     @property
     def begun(self) -> float | None:
         """When it got a slot for the first time, in seconds of `time.monotonic`; None before."""
         return self._sequence.begun
 
+    @property
+    def ahead(self) -> int | None:
+        """How many requests wait before it; None once it has begun."""
+        return self._engine._ahead(self._lane, self._sequence)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether it waits while a program is compiled, for itself or others."""
+        return not self._sequence.ended and self._engine.compiling
+
     def cancel(self) -> None:
         """Ends it within a step, without waiting. At most one more update, which is under way,
         follows. Callable from any thread, and more than once."""
-        self._engine._cancel(self._sequence)
+        self._engine._cancel(self._lane, self._sequence)
 
 
 class Engine:
-    """Serves requests with one model.
+    """Serves requests with one model, or with several that share a target.
 
     Attributes:
-      model: the model.
+      model: the model; the first one of several.
       config: the options.
       max_length: maximum length of a prompt and its new tokens together.
     """
 
     def __init__(
         self,
-        model: DartModel,
+        models: DartModel | Mapping[str, DartModel],
         config: ServingConfig = ServingConfig(),
         progress: Callable[[str], None] = lambda _: None,
+        *,
+        warm_up_idle: bool = False,
     ):
         """Compiles the programs, and starts the thread.
 
         Args:
-          model: the model.
+          models: the model; or several by name, which requests call a method. Each has as many
+            slots, and as many requests may wait for it, as the options say; they divide the memory.
           config: the options.
           progress: is told how far the compilation is.
+          warm_up_idle: accept requests at once, and compile what the options say in the moments in
+            which there are none. What a request needs before is compiled while it waits.
 
         Raises:
-          UserError: the options do not fit the model.
+          UserError: the options do not fit the models.
         """
-        self.model, self.config = model, config
-        self._batch = Batch(model, config)
-        shapes = self._batch.shapes
-        self.max_length = shapes.max_length
-        pool = PagePool(self._batch.page_count, config.page, reuse=config.prefix_cache)
-        self._scheduler = Scheduler(config.slots, pool, shapes.pages_each * config.page)
-        self._sizes = TreeSizes(shapes.sizes, shapes.fixed)
-        self._drafts = shapes.most_nodes > 0  # whether drafting pays
-        self._drafted = 0  # nodes that the last step drafted for
-        warm_up(self._batch, config, self._sizes, progress)
-        self._compiled = CompileTime()
-        self._tallies = Tallies()
+        if isinstance(models, DartModel):
+            models = {"default": models}
+        self.config = config
+        self._lanes = {
+            name: Lane(model, config, self._forget, len(models)) for name, model in models.items()
+        }
+        first = next(iter(self._lanes.values()))
+        self.model, self.max_length = first.model, first.batch.shapes.max_length
+        self._warm_ups = deque((lane, lane.warm_up()) for lane in self._lanes.values())
+        if not warm_up_idle:
+            while self._warm_ups:
+                _, parts = self._warm_ups.popleft()
+                for message in parts:
+                    progress(message)
+        self._compiled, self._compiled_idle = CompileTime(), 0
         self._changed = threading.Condition()
-        self._inbox: deque[Sequence] = deque()
-        self._cancelled: deque[Sequence] = deque()
-        self._accepted = 0  # requests that have not ended
+        self._inbox: deque[tuple[Lane, Sequence]] = deque()
+        self._cancelled: deque[tuple[Lane, Sequence]] = deque()
         self._accepting = True
         self._closed = self._failed = False
         self._statistics = self._snapshot()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def compiling(self) -> bool:
+        """Whether a program is being compiled, which all requests wait for."""
+        return any(lane.batch.compiling for lane in self._lanes.values())
+
+    @property
+    def warm(self) -> bool:
+        """Whether all is compiled that the options say."""
+        return not self._warm_ups
+
+    def search(self, method: str | None = None) -> SearchConfig:
+        """The parameters of a method's tree search; raises UserError if there is no such method."""
+        return self._lane(method).batch.shapes.search
 
     def submit(self, request: Request, on_update: OnUpdate) -> Ticket:
         """Accepts a request. Callable from any thread.
@@ -120,22 +144,31 @@ class Engine:
         Raises:
           QueueFull: too many requests wait.
           EngineClosed: it accepts no more requests.
-          UserError: the request does not fit the model.
+          UserError: the request does not fit the model, or there is no such method.
         """
-        request.check_fits(self.max_length, self.model.target.vocab_size)
+        lane = self._lane(request.method)
+        request.check_fits(self.max_length, lane.model.target.vocab_size)
         sequence = Sequence(request, self.max_length, on_update)
         with self._changed:
             if not self._accepting or self._failed:
                 raise EngineClosed("the server is shutting down; try again later")
-            if self._accepted >= self.config.slots + self.config.queue:
+            if len(lane.accepted) >= self.config.slots + self.config.queue:
                 raise QueueFull(
                     f"{self.config.queue} requests are waiting; try again in a moment",
-                    self._tallies.seconds_per_request(),
+                    lane.tallies.seconds_per_request(),
                 )
-            self._accepted += 1
-            self._inbox.append(sequence)
+            lane.accepted[sequence] = None
+            self._inbox.append((lane, sequence))
             self._changed.notify_all()
-        return Ticket(self, sequence)
+        return Ticket(self, lane, sequence)
+
+    def _lane(self, method: str | None) -> Lane:
+        if method is None:
+            return next(iter(self._lanes.values()))
+        if method not in self._lanes:
+            names = ", ".join(self._lanes)
+            raise UserError(f"there is no method {method!r}; choose one of {names}")
+        return self._lanes[method]
 
     async def stream(self, request: Request) -> AsyncGenerator[Update, None]:
         """Serves a request for asyncio: yields its updates; closing the iterator cancels it.
@@ -170,9 +203,9 @@ class Engine:
         end = time.monotonic() + seconds
         with self._changed:
             self._accepting = False
-            while self._accepted and (left := end - time.monotonic()) > 0:
+            while self._any_accepted and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
-            return not self._accepted
+            return not self._any_accepted
 
     def close(self) -> None:
         """Cancels all requests and ends the thread."""
@@ -181,12 +214,23 @@ class Engine:
             self._changed.notify_all()
         self._thread.join()
 
-    def _cancel(self, sequence: Sequence) -> None:
+    @property
+    def _any_accepted(self) -> bool:
+        return any(lane.accepted for lane in self._lanes.values())
+
+    def _ahead(self, lane: Lane, sequence: Sequence) -> int | None:
+        with self._changed:
+            if sequence.begun is not None or sequence not in lane.accepted:
+                return None
+            waiting = (each for each in lane.accepted if each.begun is None)
+            return next(place for place, each in enumerate(waiting) if each is sequence)
+
+    def _cancel(self, lane: Lane, sequence: Sequence) -> None:
         with self._changed:
             if sequence.cancelled:
                 return
             sequence.cancelled = True
-            self._cancelled.append(sequence)
+            self._cancelled.append((lane, sequence))
             self._changed.notify_all()
 
     # What follows runs on the engine's thread.
@@ -195,174 +239,97 @@ class Engine:
         try:
             with measure_compilation() as self._compiled:
                 while self._take_news():
-                    self._step(alone=not self._read())
-                    self._catch_up()
+                    busy = [lane for lane in self._lanes.values() if lane.busy]
+                    if busy:
+                        min(busy, key=lambda lane: lane.seconds).turn(self._clock)
+                    else:
+                        self._warm_up()
                     self._statistics = self._snapshot()
         except BaseException as error:
             _logger.exception("the engine failed")
             self._fail(error)
 
+    def _clock(self) -> float:
+        """Seconds, of which those are not counted in which programs were compiled."""
+        return time.perf_counter() - self._compiled.seconds
+
+    def _warm_up(self) -> None:
+        """Takes a part of a lane's warm-up; the next one will be of another lane."""
+        lane, parts = self._warm_ups.popleft()
+        before = self._compiled.programs
+        if next(parts, None) is not None:
+            self._warm_ups.append((lane, parts))
+        self._compiled_idle += self._compiled.programs - before
+
     def _take_news(self) -> bool:
         """Takes in new and cancelled requests, and waits until there is something to do; returns
         whether to go on."""
-        scheduler = self._scheduler
+        lanes = self._lanes.values()
         while True:
             with self._changed:
                 while not (
                     self._closed
                     or self._inbox
                     or self._cancelled
-                    or scheduler.active
-                    or scheduler.waiting
+                    or self._warm_ups
+                    or any(lane.busy for lane in lanes)
                 ):
                     self._changed.wait()
                 new, cancelled = list(self._inbox), list(self._cancelled)
                 self._inbox.clear()
                 self._cancelled.clear()
                 closed = self._closed
-            scheduler.waiting.extend(new)
-            for sequence in cancelled:
-                self._end(sequence)
+            for lane, sequence in new:
+                self._add(lane, sequence)
+            for lane, sequence in cancelled:
+                lane.end(sequence)
             if closed:
-                for sequence in [*scheduler.active, *scheduler.waiting]:
-                    self._end(sequence)
+                for lane in lanes:
+                    for sequence in lane.requests:
+                        lane.end(sequence)
                 return False
-            if scheduler.active or scheduler.waiting:
+            if self._warm_ups or any(lane.busy for lane in lanes):
                 return True
             self._statistics = self._snapshot()
 
-    def _read(self) -> bool:
-        """Reads prompts: a chunk, or all that wait if nothing runs; returns whether there was
-        something to read."""
-        scheduler, most = self._scheduler, self._batch.shapes.chunks[-1]
-        left = most
-        while left > 0:
-            sequence = scheduler.reading
-            if sequence is None:
-                sequence = scheduler.begin_next(self._drafts)
-                if sequence is None:
-                    return left < most
-                self._batch.begin(sequence)
-                self._tallies.begin(sequence)
-            if sequence.unread:
-                left -= self._batch.read(sequence)
-                scheduler.know_pages(sequence)
-            if not sequence.unread:
-                scheduler.end_reading()
-        return True
+    def _add(self, lane: Lane, sequence: Sequence) -> None:
+        """Passes a request to its lane. One that was idle has as much claim to the device as the
+        others: it neither makes up for its idleness nor waits for what it used before."""
+        if not lane.busy:
+            others = (other.seconds for other in self._lanes.values() if other.busy)
+            lane.seconds = min(others, default=lane.seconds)
+        lane.scheduler.waiting.append(sequence)
 
-    def _step(self, *, alone: bool) -> None:
-        """Takes a step of the running requests; `alone`: whether nothing was read just before it,
-        so that its time is its own."""
-        scheduler, shapes = self._scheduler, self._batch.shapes
-        began = time.perf_counter()
-        if not scheduler.running:
-            return
-        rows = shapes.rows_for(len(scheduler.running))
-        level = highest(sequence.level for sequence in scheduler.running)
-        size = drafted = self._sizes.choose(rows, level)
-        self._drafts = size > 0
-        if not any(sequence.draft is not None for sequence in scheduler.running):
-            # Nothing is drafted yet; the largest trees' drafts serve smaller ones, too.
-            size, drafted = 0, size and shapes.sizes[rows][-1]
-        program = self._batch.program(size, drafted, level)
-        # For a path of this tree, and what a small model writes while it drafts the next one.
-        scheduler.make_room(program.verifying.max_depth + program.drafting.max_depth + 2)
-        running = list(scheduler.running)
-        if not running:
-            return
-        emitted = self._batch.step(running, rows, program)
-        if size:
-            trees = sum(each.drafted > 0 for each in emitted)
-            ranks = np.concatenate([each.ranks for each in emitted])
-            self._sizes.learn_accepted(level, min(size, self._drafted), ranks, trees)
-        self._drafted = drafted
-        self._tallies.step(size, emitted)
-        for sequence, each in zip(running, emitted, strict=True):
-            sequence.append(each.tokens)
-            if each.tokens[-1] < 0:
-                self._give(sequence, _not_numbers(sequence))
-                self._end(sequence)
-                continue
-            scheduler.know_pages(sequence)
-            finish = None
-            if each.ended:
-                stopped = int(each.tokens[-1]) in sequence.request.stop_ids
-                finish = "stop" if stopped else "length"
-            drafted_tokens = tuple((each.ranks > 0).tolist())
-            update = Update(tuple(each.tokens.tolist()), drafted_tokens, finish, each.logprobs)
-            self._give(sequence, update)
-            if finish is not None:
-                self._end(sequence)
-        if alone and size == drafted:
-            self._sizes.learn_step(rows, level, size, time.perf_counter() - began)
-
-    def _catch_up(self) -> None:
-        """Where drafting pays again, lets the oldest text that goes on without it be read anew, if
-        enough of it is still to come."""
-        scheduler = self._scheduler
-        if not self._drafts or scheduler.reading is not None or scheduler.waiting:
-            return
-        for sequence in scheduler.running:
-            if not sequence.drafts and _WORTH * sequence.remaining > sequence.count:
-                scheduler.read_again(sequence)
-                return
-
-    def _give(self, sequence: Sequence, update: Update | BaseException) -> None:
-        """Calls back, unless nobody listens any more."""
-        if sequence.cancelled:
-            return
-        try:
-            sequence.on_update(update)
-        except Exception:
-            _logger.exception("a listener failed")
-            self._cancel(sequence)
-
-    def _end(self, sequence: Sequence) -> None:
-        """Removes a request; nothing happens if it has ended already."""
-        if sequence.ended:
-            return
-        sequence.ended = True
-        self._scheduler.end(sequence)
-        self._tallies.end()
+    def _forget(self, lane: Lane, sequence: Sequence) -> None:
+        """A request has ended."""
         with self._changed:
-            self._accepted -= 1
+            del lane.accepted[sequence]
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         """Ends all requests with an error; the engine is of no more use."""
         with self._changed:
             self._failed = True
-            lost = [*self._inbox, *self._scheduler.active, *self._scheduler.waiting]
             self._inbox.clear()
-        for sequence in lost:
+            lost = [(lane, each) for lane in self._lanes.values() for each in lane.accepted]
+        for lane, sequence in lost:
             failure = EngineFailed(f"the engine failed: {type(error).__name__}")
             failure.__cause__ = error
-            self._give(sequence, failure)
+            lane.give(sequence, failure)
             sequence.ended = True
         with self._changed:
-            self._accepted = 0
+            for lane in self._lanes.values():
+                lane.accepted.clear()
             self._changed.notify_all()
         self._statistics = self._snapshot()
 
     def _snapshot(self) -> Statistics:
-        scheduler = self._scheduler
-        return self._tallies.statistics(
-            running=len(scheduler.active),
-            waiting=len(scheduler.waiting) + len(self._inbox),
-            slots=self.config.slots,
-            pages=scheduler.pool.size,
-            pages_used=scheduler.pool.used,
-            prefix_queries=scheduler.queries,
-            prefix_hits=scheduler.hits,
-            preemptions=scheduler.preemptions,
-            compilations=self._compiled.programs,
+        counts = (lane.statistics() for lane in self._lanes.values())
+        total = functools.reduce(add, counts)
+        return dataclasses.replace(
+            total,
+            waiting=total.waiting + len(self._inbox),
+            compilations=self._compiled.programs - self._compiled_idle,
             failed=self._failed,
+            replicas=1,
         )
-
-
-def _not_numbers(sequence: Sequence) -> UserError:
-    return UserError(
-        f"the target's logits are NaN at new token {len(sequence.text)} of a text; its weights "
-        "give numbers that are too large or not numbers"
-    )

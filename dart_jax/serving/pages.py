@@ -116,3 +116,11 @@ class PagePool:
         if self._reuse and key not in self._found:
             self._found[key] = page
             self._keys[page] = key
+
+    def forget(self) -> None:
+        """Lets no page be found any more: their contents will be overwritten. None may be held."""
+        assert not self.used
+        self._empty += self._idle
+        self._idle.clear()
+        self._keys.clear()
+        self._found.clear()

@@ -10,6 +10,7 @@ import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
+from dart_jax.generation.defaults import MAX_NODES
 from dart_jax.models.config import TargetConfig
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.statistics import Statistics
@@ -44,6 +45,10 @@ class Request:
       stop_ids: ids that end the text.
       logprobs: report every token's log-probability, and this many of the most likely tokens; None
         for none. They are the target's, before penalties, temperature and filters.
+      method: which of the engine's models decodes it; None for the first one.
+      tree_nodes: nodes of its draft trees, beside the root; 0 for plain decoding. None for as many
+        as pay. The step of all its neighbours is as large.
+      drafts: report what each step verified.
 
     Raises:
       UserError: an option is out of range.
@@ -59,6 +64,9 @@ class Request:
     choice: int = 0
     stop_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    method: str | None = None
+    tree_nodes: int | None = None
+    drafts: bool = False
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 1:
@@ -75,6 +83,8 @@ class Request:
             raise UserError(f"there can be at most {MOST_STOP_IDS} stop ids")
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
             raise UserError(f"logprobs must be in 0..{MOST_LOGPROBS}, got {self.logprobs}")
+        if self.tree_nodes is not None and not 0 <= self.tree_nodes <= MAX_NODES:
+            raise UserError(f"tree_nodes must be in 0..{MAX_NODES}, got {self.tree_nodes}")
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
                 raise UserError(f"logit_bias of {token} must be between -100 and 100, got {bias}")
@@ -116,6 +126,25 @@ class Logprobs(NamedTuple):
     top: np.ndarray
 
 
+class Draft(NamedTuple):
+    """What a step verified of a text.
+
+    Attributes:
+      tree: int32 [3, N + 1], the draft tree (see `dart_jax.decoding.tree`).
+      context: int32 [4], the last tokens, up to the tree's root (see `HostBuffer`).
+      ids: int32 [d, k], the candidates that the host's search built the tree from; d is 0 if there
+        was no search.
+      logits: float32 [d, k], the candidates' logits.
+      pairs: float32 [d - 1, k, k], their pair scores; [0, k, k] if the drafter has none.
+    """
+
+    tree: np.ndarray
+    context: np.ndarray
+    ids: np.ndarray
+    logits: np.ndarray
+    pairs: np.ndarray
+
+
 class Update(NamedTuple):
     """What a step adds to a text.
 
@@ -124,12 +153,16 @@ class Update(NamedTuple):
       drafted: which of them were drafted, not drawn by the target's own step.
       finish: why the text ended; None if more follows. The last update has it.
       logprobs: of the tokens, if they were asked for.
+      seconds: time so far of the reads and steps that it took part in, compilation excluded.
+      draft: what was verified, if that was asked for; None if nothing was drafted.
     """
 
     tokens: tuple[int, ...]
     drafted: tuple[bool, ...]
     finish: Finish | None = None
     logprobs: Logprobs | None = None
+    seconds: float = 0.0
+    draft: Draft | None = None
 
 
 class QueueFull(UserError):

@@ -22,6 +22,9 @@ _MAX_LENGTH = 8192
 _MOST_ROWS = {"cpu": 80}
 _MOST_ROWS_ELSEWHERE = 400
 
+# Sizes of programs for trees of a size that a request asks for: few, since each is compiled.
+_ASKED_SIZES = (0, 4, 8, 16, 32, 64, 128, 256, MAX_NODES)
+
 # A table and a chunk have at most this many times the places that are needed, and a step as many
 # times the rows of its sequences; on CPUs, where every row costs time, it has half as many.
 _STEP = 4
@@ -96,6 +99,10 @@ class Shapes:
     def rows_for(self, sequences: int) -> int:
         """Rows of a step of so many sequences."""
         return next(n for n in self.rows if n >= sequences)
+
+    def nodes_for(self, asked: int) -> int:
+        """Nodes of the program that verifies trees of a size that a request asks for."""
+        return next(size for size in _ASKED_SIZES if size >= asked)
 
     def chunk_for(self, tokens: int) -> int:
         """Tokens read at a time, where so many must be."""

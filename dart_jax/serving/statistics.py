@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import zip_longest
+from typing import Any
+
+_REMEMBERED = 32  # ends of requests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,3 +57,75 @@ class Statistics:
     tree_nodes: int = 0
     failed: bool = False
     replicas: int = 1
+
+
+def add(one: Statistics, other: Statistics) -> Statistics:
+    """The sum of two; the size of a tree is the larger one's."""
+    sums = {
+        field.name: getattr(one, field.name) + getattr(other, field.name)
+        for field in dataclasses.fields(Statistics)
+        if field.name not in ("accepted_per_position", "tree_nodes", "failed")
+    }
+    pairs = zip_longest(one.accepted_per_position, other.accepted_per_position, fillvalue=0)
+    return Statistics(
+        **sums,
+        accepted_per_position=tuple(a + b for a, b in pairs),
+        tree_nodes=max(one.tree_nodes, other.tree_nodes),
+        failed=one.failed or other.failed,
+    )
+
+
+class Tallies:
+    """The counts of `Statistics` that are not somebody else's."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens = self._generation_tokens = 0
+        self._steps = self._drafts = self._draft_tokens = self._tree_nodes = 0
+        self._accepted: list[int] = []
+        self._ends: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def begin(self, prompt_tokens: int) -> None:
+        """Counts a request that gets a slot."""
+        self._prompt_tokens += prompt_tokens
+
+    def step(self, size: int, tokens: int, drafts: Iterable[tuple[int, int]]) -> None:
+        """Counts a step.
+
+        Args:
+          size: of its trees.
+          tokens: emitted ones.
+          drafts: the nodes of each tree that was verified, and how many were accepted.
+        """
+        self._steps += 1
+        self._tree_nodes = size
+        self._generation_tokens += tokens
+        for nodes, accepted in drafts:
+            self._drafts += 1
+            self._draft_tokens += nodes
+            self._accepted += [0] * (accepted - len(self._accepted))
+            for depth in range(accepted):
+                self._accepted[depth] += 1
+
+    def end(self) -> None:
+        """Counts the end of a request."""
+        self._ends.append(time.monotonic())
+
+    def seconds_per_request(self) -> float:
+        """Seconds after which another request will have ended, about; at least 1."""
+        if len(self._ends) < 2:
+            return 1.0
+        return max((self._ends[-1] - self._ends[0]) / (len(self._ends) - 1), 1.0)
+
+    def statistics(self, **others: Any) -> Statistics:
+        """A snapshot, with what others count."""
+        return Statistics(
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            steps=self._steps,
+            drafts=self._drafts,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=sum(self._accepted),
+            accepted_per_position=tuple(self._accepted),
+            tree_nodes=self._tree_nodes,
+            **others,
+        )

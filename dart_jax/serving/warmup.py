@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from dart_jax.serving.sequence import Sequence
 from dart_jax.serving.tree_size import TreeSizes
 
 # How often steps are timed. All kinds of steps take turns: whatever disturbs the machine meanwhile
-# disturbs them alike. In a turn the first steps are slower, and are left out.
+# disturbs them alike, and the faster turn of each counts, since disturbances only add to it. In a
+# turn the first steps are slower, and are left out.
 _ROUNDS, _STEPS, _LEFT_OUT = 2, 12, 6
 
 # Tokens of the sequences, at most; how many texts they consist of, and the tokens of each.
@@ -34,16 +35,18 @@ _OPTIONS: dict[Level, tuple[Sampling, int | None]] = {
 }
 
 
-def warm_up(
-    batch: Batch, config: ServingConfig, sizes: TreeSizes, progress: Callable[[str], None]
-) -> None:
-    """Runs everything that requests may run.
+def warm_up(batch: Batch, config: ServingConfig, sizes: TreeSizes) -> Iterator[str]:
+    """Runs everything that requests may run, in parts, the most important ones first.
+
+    Requests may run between two parts, but nothing that a part leaves on the device may be used.
 
     Args:
-      batch: without sequences.
+      batch: without sequences during a part.
       config: says how much.
       sizes: learns what steps cost.
-      progress: is told what has been done.
+
+    Yields:
+      After every part, what has been done.
     """
     if not config.levels:
         return
@@ -51,18 +54,25 @@ def warm_up(
     for drafts in {False, shapes.most_nodes > 0}:
         for rows, start in shapes.reads:
             batch.read_tokens(np.zeros(0, np.int32), start, (), rows, drafts=drafts)
+            yield "compiled a program that reads prompts"
     todo = sum(len(shapes.kinds(rows)) for rows in shapes.rows) * len(shapes.widths)
     done, todo = 0, todo * len(config.levels)
     texts = _write_texts(batch)
     for level in config.levels:
         for rows in shapes.rows:
             for width in shapes.widths:
-                sequences = _sequences(batch, texts, level, rows, width)
                 for verified, drafted in shapes.kinds(rows):
+                    sequences = _sequences(batch, texts, level, rows, width)
                     batch.step(sequences, rows, batch.program(verified, drafted, level))
                     done += 1
-                    progress(f"compiled {done} of {todo} programs")
-            for size, seconds in _time(batch, level, rows, sequences).items():
+                    yield f"compiled {done} of {todo} programs"
+            found: dict[int, float] = {}
+            for _ in range(_ROUNDS):
+                sequences = _sequences(batch, texts, level, rows, shapes.widths[-1])
+                for size, seconds in _time(batch, level, rows, sequences).items():
+                    found[size] = min(found.get(size, seconds), seconds)
+                yield f"compiled {done} of {todo} programs"
+            for size, seconds in found.items():
                 sizes.learn_cost(rows, level, size, seconds)
 
 
@@ -103,20 +113,17 @@ def _sequences(
 
 
 def _time(batch: Batch, level: Level, rows: int, sequences: list[Sequence]) -> dict[int, float]:
-    """Seconds of steps by the size of their trees: those of the faster turn, since disturbances
-    only add to them."""
+    """Seconds of steps by the size of their trees, in one turn of each size."""
     found: dict[int, float] = {}
-    for _ in range(_ROUNDS):
-        for verified, drafted in batch.shapes.kinds(rows):
-            program = batch.program(verified, drafted, level)
-            seconds: list[float] = []
-            for _ in range(_STEPS if verified == drafted else 1):
-                for sequence in sequences:
-                    sequence.drafts = drafted > 0
-                began = time.perf_counter()
-                batch.step(sequences, rows, program)
-                seconds.append(time.perf_counter() - began)
-            if verified == drafted:
-                typical = statistics.median(seconds[_LEFT_OUT:])
-                found[verified] = min(found.get(verified, typical), typical)
+    for verified, drafted in batch.shapes.kinds(rows):
+        program = batch.program(verified, drafted, level)
+        seconds: list[float] = []
+        for _ in range(_STEPS if verified == drafted else 1):
+            for sequence in sequences:
+                sequence.drafts = drafted > 0
+            began = time.perf_counter()
+            batch.step(sequences, rows, program)
+            seconds.append(time.perf_counter() - began)
+        if verified == drafted:
+            found[verified] = statistics.median(seconds[_LEFT_OUT:])
     return found

@@ -48,6 +48,18 @@ def test_what_nobody_holds_is_kept_until_it_is_needed():
     assert pool.find(text(*range(9)))[0] == first[:1]
 
 
+def test_nothing_is_found_of_what_was_forgotten():
+    pool = PagePool(3, PAGE)
+    pool.release(written(pool, text(*range(9))))
+    pool.forget()
+    assert pool.find(text(*range(9)))[0] == []
+    assert (pool.used, pool.free) == (0, 3)
+    again = written(pool, text(*range(9)))
+    assert sorted(again) == [0, 1, 2]
+    with pytest.raises(AssertionError):
+        pool.forget()
+
+
 def test_too_few_pages_are_none():
     pool = PagePool(3, PAGE)
     assert pool.take(4) is None

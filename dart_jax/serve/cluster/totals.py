@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from itertools import zip_longest
 
-from dart_jax.serving.statistics import Statistics
+from dart_jax.serving.statistics import Statistics, add
 
 # What is now, not since the start.
 _GAUGES = ("running", "waiting", "slots", "pages", "pages_used")
@@ -74,19 +73,3 @@ class Totals:
         news = {"running": running, "waiting": accepted - running}
         news |= {"failed": not reports, "replicas": len(reports)}
         return ClusterStatistics(**vars(dataclasses.replace(total, **news)), reports=reports)
-
-
-def add(one: Statistics, other: Statistics) -> Statistics:
-    """The sum of two; the size of a tree is the larger one's."""
-    sums = {
-        field.name: getattr(one, field.name) + getattr(other, field.name)
-        for field in dataclasses.fields(Statistics)
-        if field.name not in ("accepted_per_position", "tree_nodes", "failed")
-    }
-    pairs = zip_longest(one.accepted_per_position, other.accepted_per_position, fillvalue=0)
-    return Statistics(
-        **sums,
-        accepted_per_position=tuple(a + b for a, b in pairs),
-        tree_nodes=max(one.tree_nodes, other.tree_nodes),
-        failed=one.failed or other.failed,
-    )
