@@ -1,9 +1,9 @@
 """What steps cost, by their number of rows, how they sample, and the size of their trees.
 
-All kinds of steps are timed before the first request. While requests are served a step takes longer,
-since texts are sent beside it and the machine may be busy with other things; how much longer is
-observed for the sizes that run, and those that do not are taken to be slowed down as much as the one
-that ran last.
+All kinds of steps are timed before the first request. While requests are served a step takes
+longer, since texts are sent beside it and the machine may be busy with other things. How much
+longer is observed for the sizes that run; those that do not are taken to be slowed down as much as
+the one that ran last.
 """
 
 from __future__ import annotations

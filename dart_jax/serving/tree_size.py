@@ -27,8 +27,8 @@ _PATIENCE = 16
 # accepted in 1 / n of all steps.
 _EVIDENCE = 24
 
-# Where drafting seems to pay less than so many times over, and plain steps were not observed lately,
-# some are taken after so many drafted ones.
+# Where drafted steps seem worth less than so many times plain ones, and none of these were observed
+# lately, some are taken after so many drafted ones.
 _DOUBTFUL = 1.4
 _TRIAL, _TRIAL_AFTER = 24, 100
 

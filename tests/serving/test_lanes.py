@@ -309,7 +309,7 @@ def test_warming_up_in_idle_moments(models, expected):
         assert [answer.tokens for answer in answers] == [expected(n) for n, _ in pairs]
     assert engine.statistics().compilations == compiled
     for method in ("dart", "eagle3"):
-        assert engine._lane(method).sizes._costs.keys() == {
+        assert engine._lane(method).sizes._costs._measured.keys() == {
             (rows, level) for rows in (1, 2) for level in ("greedy", "sampled", "filtered")
         }
     engine.close()
