@@ -150,7 +150,9 @@ class Engine:
         request.check_fits(self.max_length, lane.model.target.vocab_size)
         sequence = Sequence(request, self.max_length, on_update)
         with self._changed:
-            if not self._accepting or self._failed:
+            if self._failed:
+                raise EngineClosed("the engine has failed; it must be started again")
+            if not self._accepting:
                 raise EngineClosed("the server is shutting down; try again later")
             if len(lane.accepted) >= self.config.slots + self.config.queue:
                 raise QueueFull(
