@@ -26,7 +26,7 @@ _PATIENCE = 5.0
 # Number of last answers kept for their trees, also for pages that are reloaded.
 _KEPT_ANSWERS = 64
 
-COMPILING = "Compiling for these settings; takes some seconds, only the first time."
+COMPILING = "Compiling; takes some seconds, only the first time."
 
 
 @dataclasses.dataclass(frozen=True)
