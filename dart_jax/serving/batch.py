@@ -229,7 +229,7 @@ class Batch:
         width = self.shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, rows, program, sizes)
         drafts = self._drafts_of(sequences, trees)
-        with self._compiles(program, rows, width):
+        with self._compiles(program.verified, program.drafted, program.level, rows, width):
             packed, made, scores = self._run(table.rows(slots, rows, width), program, trees)
         buffer = program.host_buffer
         self._drafts = _Drafts(buffer, packed, made) if program.drafted else None
