@@ -117,14 +117,13 @@ def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.
     at = length[:, None] + jnp.arange(new.shape[2], dtype=jnp.int32)[None]
     page = jnp.take_along_axis(pages, at // size, axis=1, mode="fill", fill_value=-1)
     page = jnp.where(page < 0, count, page)  # beyond the pool, as -1 would be its last page
+    page, place = page[:, None], (at % size)[:, None]
     head = jnp.arange(heads, dtype=jnp.int32)[None, :, None]
-    row = (page[:, None] * heads + head) * size + (at % size)[:, None]  # [B, K, T]
 
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
-        # As rows of one long list: a TPU's compiler would lay a pool out anew, a copy, to write
-        # all heads of a row at once.
-        flat = old.reshape(-1, old.shape[3])
-        return flat.at[row].set(new, mode="drop", unique_indices=True).reshape(old.shape)
+        # One row of one head at a time: to write all heads of a row at once, a TPU's compiler would
+        # lay the pool out anew, a copy.
+        return old.at[page, head, place].set(new, mode="drop", unique_indices=True)
 
     return jax.tree.map(write, layers, rows)
 

@@ -51,6 +51,9 @@ class ServeConfig(ModelChoice):
     """Maximum size of a request's body."""
     timeout: float | None = None
     """Maximum seconds for a request, from its beginning to the end of its answer."""
+    stream_interval: float = 0.02
+    """Seconds between events of a stream, at least, which then hold all tokens since the last one;
+    its first and its last event do not wait."""
     drain: float = 30.0
     """Seconds that running answers have to finish after SIGTERM or Ctrl-C."""
     metrics_names: Literal["dart", "vllm"] = "dart"
@@ -66,8 +69,11 @@ class ServeConfig(ModelChoice):
             raise UserError(f"--port must be in 0..65535, got {self.port}")
         if self.timeout is not None and not self.timeout > 0:
             raise UserError(f"--timeout must be more than 0, got {self.timeout}")
-        if not 0 <= self.drain < float("inf"):
-            raise UserError(f"--drain must be 0 or a positive number, got {self.drain}")
+        for name in ("drain", "stream_interval"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} must be 0 or a positive number, got {value}")
         if self.key is not None and not (self.key.isascii() and self.key.strip()):
             raise UserError("--api-key must be visible ASCII characters")
         parse_memory(self.max_body)
@@ -111,7 +117,9 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
         engine = (
             _cluster(config, progress) if config.cluster.replicas else _engine(config, progress)
         )
-    limits = Limits(parse_memory(config.max_body), config.timeout, config.key)
+    limits = Limits(
+        parse_memory(config.max_body), config.timeout, config.stream_interval, config.key
+    )
     root = config.target or "demo"
     service = Service(engine, config.names, root, limits, config.metrics_names)
 

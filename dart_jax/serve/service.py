@@ -27,11 +27,13 @@ class Limits:
     Attributes:
       max_body: bytes of a request's body.
       timeout: seconds that an answer may take; None for any time.
+      stream_interval: seconds between pieces of a stream, at least.
       api_key: what clients must send; None if everybody may ask.
     """
 
     max_body: int = 8_000_000
     timeout: float | None = None
+    stream_interval: float = 0.0
     api_key: str | None = None
 
 
@@ -124,7 +126,9 @@ class Service:
           UserError: they do not fit the model.
         """
         try:
-            texts = Texts(self.engine, self.metrics, requests, stop, arrived)
+            texts = Texts(
+                self.engine, self.metrics, requests, stop, arrived, self.limits.stream_interval
+            )
         except QueueFull as error:
             raise busy(str(error), error.retry_after) from None
         except EngineClosed as error:

@@ -110,6 +110,7 @@ class Texts:
         requests: Sequence[Request],
         stop: Sequence[str],
         arrived: float,
+        interval: float = 0.0,
     ):
         """Passes the requests to the engine.
 
@@ -119,6 +120,7 @@ class Texts:
           requests: one for each text.
           stop: strings that end a text.
           arrived: when the client asked, in seconds of `time.monotonic`.
+          interval: seconds between pieces, at least; the first and the last one do not wait.
 
         Raises:
           UserError: as `Engine.submit`; then nothing is generated.
@@ -129,6 +131,8 @@ class Texts:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._woken = False  # whether the loop is to set `_news`
+        self._interval, self._next = interval, 0.0  # when the next piece may come
+        self._pausing = False  # whether only an end is news
         self._inbox: deque[tuple[int, Update | BaseException, float]] = deque()
         self._tickets: list[AnyTicket] = []
         try:
@@ -149,7 +153,9 @@ class Texts:
         Raises:
           ApiError: the texts cannot be completed.
         """
-        await self._news.wait()
+        await self._pause()
+        if not self._inbox:
+            await self._news.wait()
         self._news.clear()
         # In this order: what comes from now on wakes the loop again.
         self._woken = False
@@ -166,7 +172,22 @@ class Texts:
             pieces[index] = pieces[index].followed_by(piece) if index in pieces else piece
             if text.finish is not None:
                 self._end(index)
+        self._next = self._loop.time() + self._interval
         return list(pieces.items())
+
+    async def _pause(self) -> None:
+        """Waits until the next piece may come, or a text has ended. Meanwhile the engine does not
+        wake the loop, which small models would do a thousand times a second."""
+        if self._loop.time() >= self._next:
+            return
+        self._pausing = True
+        try:
+            async with asyncio.timeout_at(self._next):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._pausing = False
 
     def abort(self, error: ApiError) -> None:
         """Makes `more` raise an error, instead of what has not been taken yet."""
@@ -189,7 +210,8 @@ class Texts:
     def _put(self, index: int, update: Update | BaseException) -> None:
         """Receives an update, on the engine's thread."""
         self._inbox.append((index, update, time.monotonic()))
-        if not self._woken:
+        ends = isinstance(update, BaseException) or update.finish is not None
+        if not self._woken and (ends or not self._pausing):
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._news.set)

@@ -102,27 +102,31 @@ class Lane:
         """Reads and takes a step; `clock` gives seconds, and stands still while programs are
         compiled."""
         began = clock()
-        self._read()
-        self._step(began, clock)
+        read = self._read()
+        kind = self._step(began, clock)
+        if kind is not None and not read:  # otherwise a step also waits for what was read
+            self.sizes.learn_step(*kind, clock() - began)
         if self.scheduler.reading is not None:
             self.scheduler.reading.seconds += clock() - began
         self._catch_up()
         self.seconds += clock() - began
 
-    def _read(self) -> None:
-        """Reads prompts: a chunk, or all that wait if nothing runs."""
-        scheduler, left = self.scheduler, self.batch.shapes.chunks[-1]
+    def _read(self) -> bool:
+        """Reads prompts: a chunk, or all that wait if nothing runs; returns whether it did."""
+        scheduler, most = self.scheduler, self.batch.shapes.chunks[-1]
+        left = most
         while left > 0:
             sequence = scheduler.reading
             if sequence is None:
                 sequence = self._begin_next()
                 if sequence is None:
-                    return
+                    break
             if sequence.unread:
                 left -= self.batch.read(sequence)
                 scheduler.know_pages(sequence)
             if not sequence.unread:
                 scheduler.end_reading()
+        return left < most
 
     def _begin_next(self) -> Sequence | None:
         """Begins to read the next waiting request; None if there is none, or no room for it."""
@@ -143,11 +147,12 @@ class Lane:
             return self._drafts
         return nodes > 0 and self.batch.shapes.most_nodes > 0
 
-    def _step(self, began: float, clock: Callable[[], float]) -> None:
-        """Takes a step of the running requests, in a turn that began at a time."""
+    def _step(self, began: float, clock: Callable[[], float]) -> tuple[int, Level, int] | None:
+        """Takes a step of the running requests, in a turn that began at a time; returns its rows,
+        level and size if that is what the trees' sizes were chosen for."""
         scheduler, shapes = self.scheduler, self.batch.shapes
         if not scheduler.running:
-            return
+            return None
         rows = shapes.rows_for(len(scheduler.running))
         level = highest(sequence.level for sequence in scheduler.running)
         chosen, asked = self._choose_sizes(rows, level)
@@ -160,7 +165,7 @@ class Lane:
         scheduler.make_room(program.verifying.max_depth + program.drafting.max_depth + 2)
         running = list(scheduler.running)
         if not running:
-            return
+            return None
         sizes = None
         if any(sequence.request.tree_nodes is not None for sequence in running):
             own = (sequence.request.tree_nodes for sequence in running)
@@ -178,6 +183,7 @@ class Lane:
         for sequence, each in zip(running, emitted, strict=True):
             sequence.seconds += seconds
             self._take(sequence, each)
+        return (rows, level, size) if size == drafted == chosen else None
 
     def _choose_sizes(self, rows: int, level: Level) -> tuple[int, int]:
         """Nodes of the next step's trees: as many as pay, for requests that do not ask for a

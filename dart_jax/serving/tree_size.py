@@ -1,8 +1,8 @@
 """How large the trees of a step are: as large as pays at the present load.
 
-What a step costs is measured before the first request, for every number of rows and every size of
-trees; how many tokens trees of each size are worth is learned from what was accepted lately (see
-`dart_jax.decoding.adaptive`). Where drafting does not pay, steps decode plainly, without the
+What steps cost is measured before the first request and corrected while requests are served (see
+`StepCosts`); how many tokens trees of each size are worth is learned from what was accepted lately
+(see `dart_jax.decoding.adaptive`). Where drafting does not pay, steps decode plainly, without the
 drafter.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.serving.config import Level
+from dart_jax.serving.step_costs import StepCosts
 
 # Drafting must promise this much more than plain decoding, since both are only estimated.
 _WORTHWHILE = 1.1
@@ -26,9 +27,16 @@ _PATIENCE = 16
 # accepted in 1 / n of all steps.
 _EVIDENCE = 24
 
-# Plain steps after which what was accepted is forgotten, so that drafting is tried again where it
-# may pay; each time that it does not, four times as many, up to a most.
-_FORGET_AFTER, _FORGET_AFTER_MOST = 400, 25_600
+# Where drafting seems to pay less than so many times over, and plain steps were not observed lately,
+# some are taken after so many drafted ones.
+_DOUBTFUL = 1.4
+_TRIAL, _TRIAL_AFTER = 24, 100
+
+# Steps after which what is known of the other kind, drafted or plain, is forgotten, so that it is
+# tried again; each time that it is not better, four times as many, up to a most. It is better if it
+# has gone on for a while.
+_FORGET_AFTER, _FORGET_AFTER_MOST = 2_000, 32_000
+_SETTLED_AFTER = 400
 
 # Every so many steps, some have trees of the next larger size, of which else nothing new is known.
 _EVERY, _TRIED = 60, 3
@@ -46,47 +54,76 @@ class TreeSizes:
         self.sizes = sizes
         self._fixed = fixed
         self._most = most = max(each[-1] for each in sizes.values())
-        self._costs: dict[tuple[int, Level], dict[int, float]] = {}
+        self._costs = StepCosts()
         # Sampled drafts are accepted less often than greedy ones.
         self._rates = {greedy: AcceptanceRates.none(most) for greedy in (True, False)}
         self._size = most
-        self._waited = self._steps = self._plain = 0
+        self._waited = self._steps = 0
+        self._trial = self._since_trial = 0  # plain steps still to take; steps since the last ones
+        self._same = 0  # steps since it was last changed whether to draft
+        self._settled = True  # whether drafting paid when it was last clear
         self._forget_after = _FORGET_AFTER
 
     def choose(self, rows: int, level: Level) -> int:
         """The size of the next step's trees; 0 for plain decoding."""
-        sizes, costs = self.sizes[rows], self._costs.get((rows, level), {})
+        sizes, costs = self.sizes[rows], self._costs.of(rows, level)
         if self._fixed or not costs:
             return sizes[-1]
+        if self._trial:
+            self._trial -= 1
+            return 0
+        self._forget(level)
         tokens = self._expected(level)
         gains = {size: tokens[size] / cost for size, cost in costs.items()}
         gains[0] *= _WORTHWHILE
         best = max(gains, key=gains.__getitem__)
         self._waited = self._waited + 1 if best and not self._size else 0
+        before = self._size
         if self._size or not best or self._waited > _PATIENCE:
             self._size = best
         self._steps += 1
-        self._plain = 0 if self._size else self._plain + 1
-        if self._size and self._steps % _EVERY < _TRIED:
+        self._same = self._same + 1 if bool(self._size) == bool(before) else 0
+        self._since_trial += 1
+        if not self._size:
+            return 0
+        if (
+            min(self._same, self._since_trial) > _TRIAL_AFTER
+            and gains[best] < _DOUBTFUL * gains[0]
+            and not self._costs.is_observed(rows, level, 0)
+        ):
+            self._trial, self._since_trial = _TRIAL, 0
+            return 0
+        if self._steps % _EVERY < _TRIED:
             return next((size for size in sizes if size > self._size), self._size)
         return self._size
 
+    def _forget(self, level: Level) -> None:
+        """Forgets what may no longer be so, of the kind of steps that have not run for a while."""
+        drafting = self._size > 0
+        if self._same == _SETTLED_AFTER and drafting != self._settled:
+            self._settled, self._forget_after = drafting, _FORGET_AFTER
+        if self._same and self._same % self._forget_after == 0:
+            self._costs.forget(drafted=not drafting)
+            if not drafting:
+                self._rates[level == "greedy"] = AcceptanceRates.none(self._most)
+            self._forget_after = min(4 * self._forget_after, _FORGET_AFTER_MOST)
+
+    def _known(self, level: Level) -> bool:
+        """Whether enough trees were verified to judge by."""
+        return self._rates[level == "greedy"].tried[1:2].sum() >= _EVIDENCE
+
     def _expected(self, level: Level) -> np.ndarray:
         """The tokens that a step is expected to emit per row, float [N + 1], by tree size."""
-        greedy = level == "greedy"
-        trees = self._rates[greedy].tried[1:2].sum()
-        if trees >= _EVIDENCE and self._plain >= self._forget_after:
-            self._rates[greedy] = AcceptanceRates.none(self._most)
-            self._forget_after = min(4 * self._forget_after, _FORGET_AFTER_MOST)
-            trees = 0
-        elif trees >= 1.5 * _EVIDENCE and self._size:  # it has paid for a while
-            self._forget_after = _FORGET_AFTER
-        known = trees >= _EVIDENCE
-        return (self._rates[greedy] if known else AcceptanceRates.none(self._most)).expected()
+        rates = self._rates[level == "greedy"] if self._known(level) else None
+        return (rates or AcceptanceRates.none(self._most)).expected()
 
     def learn_cost(self, rows: int, level: Level, size: int, seconds: float) -> None:
-        """Sets what a step costs."""
-        self._costs.setdefault((rows, level), {})[size] = seconds
+        """Sets what a step costs if nothing else runs."""
+        self._costs.measure(rows, level, size, seconds)
+
+    def learn_step(self, rows: int, level: Level, size: int, seconds: float) -> None:
+        """Adds what a step took, with all that was done around it."""
+        self._costs.observe(rows, level, size, seconds)
 
     def learn_accepted(self, level: Level, size: int, ranks: np.ndarray, trees: int) -> None:
         """Adds what was accepted of trees that were drafted for a size: the nodes' ranks, int [n],
