@@ -31,7 +31,7 @@ from dart_jax.serving.programs import (
 )
 from dart_jax.serving.request import Draft, Logprobs
 from dart_jax.serving.rows import AT_CONTEXT, LENGTH, PAGES, REMAINING, RowTable
-from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.shapes import Shapes
 
 # Memory of the pools, at most, unless it is set.

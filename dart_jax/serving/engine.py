@@ -24,7 +24,7 @@ from dart_jax.model import DartModel
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.lane import Lane
 from dart_jax.serving.request import OnUpdate, QueueFull, Request, Update
-from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.statistics import Statistics, add
 
 _logger = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.serving.batch import Batch, Emitted
 from dart_jax.serving.config import Level, ServingConfig, highest
-from dart_jax.serving.pages import PagePool
 from dart_jax.serving.request import Update
-from dart_jax.serving.scheduler import Scheduler
-from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.scheduling.pages import PagePool
+from dart_jax.serving.scheduling.scheduler import Scheduler
+from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.statistics import Statistics, Tallies
 from dart_jax.serving.tree_size import TreeSizes
 from dart_jax.serving.warmup import warm_up
