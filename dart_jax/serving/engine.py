@@ -232,6 +232,7 @@ class Engine:
             if sequence.cancelled:
                 return
             sequence.cancelled = True
+            lane.accepted.pop(sequence, None)  # at once: its place is free for the next request
             self._cancelled.append((lane, sequence))
             self._changed.notify_all()
 
@@ -305,7 +306,7 @@ class Engine:
     def _forget(self, lane: Lane, sequence: Sequence) -> None:
         """A request has ended."""
         with self._changed:
-            del lane.accepted[sequence]
+            lane.accepted.pop(sequence, None)
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:

@@ -257,10 +257,13 @@ def test_the_place_in_the_queue(models):
     other = Answer()
     engine.submit(Request(np.zeros(1, np.int32), 3), other)  # there is room for another method
     second.cancel()
+    assert (second.ahead, third.ahead) == (None, 0)
+    answers.append(Answer())
+    assert engine.submit(request, answers[-1]).ahead == 1  # at once, though nothing has moved yet
     gate.set()
-    assert len(answers[1].wait().tokens) == len(other.wait().tokens) == 3
+    assert [len(answer.wait().tokens) for answer in (*answers[1:], other)] == [3, 3, 3]
     assert engine.drain(60)
-    assert (second.ahead, third.ahead) == (None, None)
+    assert third.ahead is None
     engine.close()
 
 
