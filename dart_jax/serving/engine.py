@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
@@ -327,12 +326,10 @@ class Engine:
         self._statistics = self._snapshot()
 
     def _snapshot(self) -> Statistics:
-        counts = (lane.statistics() for lane in self._lanes.values())
-        total = functools.reduce(add, counts)
-        return dataclasses.replace(
-            total,
-            waiting=total.waiting + len(self._inbox),
+        first, *others = self._lanes.values()
+        counts = first.statistics(
+            accepted=len(self._inbox),
             compilations=self._compiled.programs - self._compiled_idle,
             failed=self._failed,
-            replicas=1,
         )
+        return functools.reduce(add, (lane.statistics(replicas=0) for lane in others), counts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -265,18 +266,19 @@ class Lane:
         self.tallies.end()
         self._on_end(self, sequence)
 
-    def statistics(self) -> Statistics:
-        """A snapshot, without what the engine counts."""
+    def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
+        """A snapshot, with what the engine counts: requests that no lane has yet, and others."""
         scheduler = self.scheduler
         return self.tallies.statistics(
             running=len(scheduler.active),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + accepted,
             slots=self._config.slots,
             pages=scheduler.pool.size,
             pages_used=scheduler.pool.used,
             prefix_queries=scheduler.queries,
             prefix_hits=scheduler.hits,
             preemptions=scheduler.preemptions,
+            **others,
         )
 
 
