@@ -1,9 +1,9 @@
 """Ten visitors at once, in a real browser: python tests/app_load.py
 
 First measures the time to load the page and to a first answer, without compiled programs, and
-until all are compiled, which the server does while it is idle. Then four visitors are served and
-six wait. Every round prints how many got the whole answer, how long it took and the server's memory, which
-should stay flat from the second round on. Exit status 1 if any visitor got no answer.
+until the server, which compiles while it is idle, has ended. Then four visitors are served and six
+wait. Every round prints how many got the whole answer, how long it took and the server's memory,
+which should stay flat from the second round on. Exit status 1 if any visitor got no answer.
 """
 
 from __future__ import annotations

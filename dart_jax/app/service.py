@@ -85,7 +85,7 @@ class Service:
         longest: int,
         together: int = 8,
         waiting: int = 48,
-        warmup: Warmup = "filtered",
+        warmup: Warmup = "greedy",
     ):
         """Starts the engine.
 
@@ -95,8 +95,8 @@ class Service:
           longest: maximum tokens of a prompt and its answer.
           together: maximum number of answers that each method writes at once.
           waiting: maximum number of answers that wait for one of these places.
-          warmup: what is compiled while nobody is served; the rest is when it is needed. The page
-            offers no options beyond `filtered`.
+          warmup: what is compiled while nobody is served; the rest is when it is needed, since
+            programs take memory.
 
         Raises:
           UserError: the numbers do not fit the model, or each other.

@@ -199,6 +199,10 @@ class Batch:
             pools if pools.draft is not None else self._pools._replace(target=pools.target)
         )
 
+    def forget_programs(self) -> None:
+        """What was compiled is gone."""
+        self._compiled.clear()
+
     def program(self, verified: int, drafted: int, level: Level) -> StepProgram:
         """A step's program; see `StepProgram`."""
         kind = verified, drafted, level

@@ -16,6 +16,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 
+import jax
+
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
@@ -27,6 +29,10 @@ from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.statistics import Statistics, add
 
 _logger = logging.getLogger(__name__)
+
+# Programs that are compiled for requests before all are dropped: on CPUs each takes some hundred
+# memory mappings, and beyond the process's limit (vm.max_map_count) the compiler crashes.
+_MOST_COMPILED = 100
 
 
 class EngineClosed(UserError):
@@ -109,6 +115,7 @@ class Engine:
                 for message in parts:
                     progress(message)
         self._compiled, self._compiled_idle = CompileTime(), 0
+        self._kept_until = 0  # programs compiled for requests when they were last dropped
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Lane, Sequence]] = deque()
         self._cancelled: deque[tuple[Lane, Sequence]] = deque()
@@ -246,6 +253,7 @@ class Engine:
                         min(busy, key=lambda lane: lane.seconds).turn(self._clock)
                     else:
                         self._warm_up()
+                    self._drop_programs()
                     self._statistics = self._snapshot()
         except BaseException as error:
             _logger.exception("the engine failed")
@@ -262,6 +270,16 @@ class Engine:
         if next(parts, None) is not None:
             self._warm_ups.append((lane, parts))
         self._compiled_idle += self._compiled.programs - before
+
+    def _drop_programs(self) -> None:
+        """Drops all programs if too many were compiled for requests; those that are needed again
+        come from the cache on disk."""
+        compiled = self._compiled.programs - self._compiled_idle
+        if compiled - self._kept_until > _MOST_COMPILED:
+            self._kept_until = compiled
+            jax.clear_caches()
+            for lane in self._lanes.values():
+                lane.batch.forget_programs()
 
     def _take_news(self) -> bool:
         """Takes in new and cancelled requests, and waits until there is something to do; returns

@@ -41,8 +41,8 @@ class Lane:
       scheduler: the requests that have not ended.
       sizes: chooses the sizes of trees.
       tallies: counts.
-      accepted: those of them that were not cancelled, and requests that the thread has not seen yet,
-        the oldest first. The engine's lock guards it.
+      accepted: those of them that were not cancelled, and requests that the thread has not seen
+        yet, the oldest first. The engine's lock guards it.
       seconds: time that its turns took, by which lanes share the device (see `Engine`).
     """
 

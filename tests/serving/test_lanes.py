@@ -315,3 +315,23 @@ def test_warming_up_in_idle_moments(models, expected):
         for rows, level in itertools.product((1, 2), ("greedy", "sampled", "filtered")):
             assert tuple(sorted(lane.sizes._costs.of(rows, level))) == lane.sizes.sizes[rows]
     engine.close()
+
+
+def test_programs_are_dropped_when_there_are_too_many(models, expected, monkeypatch):
+    """As their memory mappings are limited; the texts stay the same."""
+    monkeypatch.setattr("dart_jax.serving.engine._MOST_COMPILED", 3)
+    engine = Engine(models, ServingConfig(**SMALL))
+    batch, counts = engine._lane("dart").batch, []
+    forget = batch.forget_programs
+
+    def watched():
+        counts.append(len(batch._compiled))
+        forget()
+
+    batch.forget_programs = watched
+    for n, nodes in enumerate((0, 4, 8, 30)):
+        (answer,) = ask(engine, request_of(models, n, tree_nodes=nodes))
+        assert answer.tokens == expected(n)
+    engine.close()
+    assert counts
+    assert max(counts) <= 4
