@@ -1,35 +1,38 @@
 """The web app with slowed-down steps: python tests/paced_app.py SECONDS [OPTION...]
 
-Every step of an answer takes SECONDS longer, and compiling 20 times that, so that tests can observe
+Every step of a method takes SECONDS longer, and compiling 20 times that, so that tests can observe
 both on any machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 
 from dart_jax.app.__main__ import main
-from dart_jax.app.turns import Job
-from dart_jax.app.warm import Warm
-from dart_jax.generation.text_generation import TextGeneration
+from dart_jax.serving.batch import Batch
+from dart_jax.serving.lane import Lane
 
-_take_step = Job.take_step
-_prepare = Warm.prepare
+_turn = Lane.turn
+_compiles = Batch._compiles
 
 
-def _slowly(job: Job) -> bool:
+def _slowly(lane: Lane, clock: Callable[[], float]) -> None:
     time.sleep(float(sys.argv[1]))
-    return _take_step(job)
+    _turn(lane, clock)
 
 
-def _prepare_slowly(warm: Warm, make: Callable[[], TextGeneration]) -> None:
-    time.sleep(20 * float(sys.argv[1]))
-    _prepare(warm, make)
+@contextlib.contextmanager
+def _compiles_slowly(batch: Batch, *program: Hashable) -> Iterator[None]:
+    with _compiles(batch, *program):
+        if batch.compiling:
+            time.sleep(20 * float(sys.argv[1]))
+        yield
 
 
 if __name__ == "__main__":
-    Job.take_step = _slowly
-    Warm.prepare = _prepare_slowly
+    Lane.turn = _slowly
+    Batch._compiles = _compiles_slowly
     main(sys.argv[2:])

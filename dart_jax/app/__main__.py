@@ -39,10 +39,11 @@ class AppConfig(ModelChoice):
     """Maximum length of an answer, in tokens, that a visitor can request."""
     max_length: int = 4096
     """Maximum tokens of a prompt and its answer; at most the target's number of positions."""
-    visitors: int = 16
-    """Maximum number of visitors served at once; each has a KV cache in device memory."""
+    visitors: int = 8
+    """Maximum number of answers that each method writes at once; they are decoded together."""
     queue: int = 48
-    """Maximum number of waiting visitors; further ones are asked to try again later."""
+    """Maximum number of answers that wait for a method; further visitors are asked to try again
+    later."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

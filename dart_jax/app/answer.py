@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Generator, Iterator, Sequence
-from typing import Literal
+from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
+from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
-from dart_jax.generation import Piece, Step, TextGeneration
+from dart_jax.generation import GeneratedText, Piece, Step
 from dart_jax.model import DartModel
+from dart_jax.serving.request import Draft, Finish, Update
+from dart_jax.text.tokenizer import Tokenizer
 
 # Tokens seldom have more characters: longer texts are rejected without encoding.
 _CHARACTERS_PER_TOKEN = 32
@@ -52,21 +54,30 @@ class Verified:
         drafts = (np.array(part[0]) for part in step.drafts)
         return cls(*drafts, tokens=np.array(step.tokens), drafted=step.drafted)
 
+    @classmethod
+    def of_update(cls, update: Update, context: Sequence[int]) -> Verified:
+        """Reads an update of the engine, given the last 4 tokens before it: without a draft only
+        the last one was verified, the root."""
+        draft = update.draft
+        if draft is None:
+            tree = np.array([[context[-1]], [0], [0]], np.int32)
+            ids, logits = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+            pairs = np.zeros((0, 0, 0), np.float32)
+            draft = Draft(tree, np.array(context, np.int32), ids, logits, pairs)
+        return cls(*draft, tokens=np.array(update.tokens), drafted=sum(update.drafted))
+
 
 class Answer:
     """The answer of one method.
 
-    A worker thread writes it while others read it, so its content is only appended to.
+    The engine's thread passes updates to `receive`; everything else belongs to the page's.
 
     Attributes:
       title: the method's title.
       limit: maximum number of tokens.
-      pieces: the text.
-      search: parameters of the tree search; None for the default of trees whose size changes.
-      verified: the steps after the prefill.
-      tokens: number of tokens so far.
-      seconds: time of its own steps, prefill included, without waiting or other visitors' steps.
-      finish: as in `Completion`; None while it is running or if it was stopped.
+      search: parameters of the tree search.
+      verified: the steps after the first one, which has nothing to verify.
+      seconds: time of its own steps, the prompt's reading included, without waiting.
       ended: whether it is complete or stopped.
     """
 
@@ -74,23 +85,39 @@ class Answer:
         self,
         title: str,
         limit: int,
-        generation: TextGeneration,
-        search: SearchConfig | None = None,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        stop_ids: Sequence[int] = (),
+        search: SearchConfig = SearchConfig(),
     ):
-        """Prepares the answer without running anything."""
+        """Starts an empty answer to the tokens of a prompt, which any of `stop_ids` ends."""
         self.title, self.limit, self.search = title, limit, search
-        self.pieces: list[Piece] = []
         self.verified: list[Verified] = []
-        self.tokens = 0
         self.seconds = 0.0
-        self.finish: Literal["stop", "length"] | None = None
         self.ended = False
-        self._generation = generation
+        self._text = GeneratedText(tokenizer, stop_ids=stop_ids)
+        self._context = [*[-1] * CONTEXT, *prompt][-CONTEXT:]
+        self._updates: deque[Update | BaseException] = deque()
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The text so far, coloured by who wrote it."""
+        return self._text.pieces
 
     @property
     def text(self) -> str:
         """The text so far."""
         return "".join(self.pieces)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens so far."""
+        return len(self._text.tokens)
+
+    @property
+    def finish(self) -> Finish | None:
+        """As in `Completion`; None while it is running or if it was stopped."""
+        return self._text.finish
 
     @property
     def tau(self) -> float:
@@ -103,47 +130,28 @@ class Answer:
         """Speed over its own time; nan before the first step."""
         return self.tokens / self.seconds if self.seconds else float("nan")
 
-    def steps(self) -> Generator[None, None, None]:
-        """Generates the answer, one step per item."""
-        steps = self._generation.steps(with_drafts=True)
-        try:
-            while True:
-                began = time.perf_counter()
-                step = next(steps, None)
-                self.seconds += time.perf_counter() - began
-                if step is None:
-                    self.finish = self._generation.completion.finish
-                    return
-                self._append(step)
-                yield
-        finally:
-            steps.close()
+    def receive(self, update: Update | BaseException) -> None:
+        """Keeps an update for `take_in`. Callable from any thread."""
+        self._updates.append(update)
+
+    def take_in(self) -> None:
+        """Adds what was received; raises the exception with which the answer failed."""
+        while self._updates and not self.ended:
+            update = self._updates.popleft()
+            if isinstance(update, BaseException):
+                self.ended = True
+                raise update
+            self._add(update)
+
+    def _add(self, update: Update) -> None:
+        if self.tokens:
+            self.verified.append(Verified.of_update(update, self._context))
+        self._context = [*self._context, *update.tokens][-CONTEXT:]
+        self._text.append(update.tokens, update.drafted)
+        self.seconds = update.seconds
+        if update.finish is not None:
+            self._text.end()
             self.ended = True
-
-    def _append(self, step: Step) -> None:
-        self.tokens += len(step.tokens)
-        verified = Verified.of(step)
-        if verified is not None:
-            self.verified.append(verified)
-        self.pieces.extend(step.pieces)
-
-
-def race(left: Answer, right: Answer) -> Iterator[None]:
-    """Generates both answers, one step per item, always of the one that has used less time.
-
-    So on one device both have always used about the same time, as if each had its own device.
-    """
-    runners = [(answer, answer.steps()) for answer in (left, right)]
-    try:
-        while runners:
-            runner = min(runners, key=lambda one: one[0].seconds)
-            try:
-                yield next(runner[1])
-            except StopIteration:
-                runners.remove(runner)
-    finally:
-        for _, steps in runners:
-            steps.close()
 
 
 def prompt_label(chat: bool) -> str:

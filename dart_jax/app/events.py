@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from dart_jax.app import markup, step_view
-from dart_jax.app.answer import Answer, race
+from dart_jax.app.answer import Answer
 from dart_jax.app.chat import Entry, full_prompt, restore, store
 from dart_jax.app.service import Replaced, Service
 from dart_jax.app.settings import Settings
@@ -107,7 +107,7 @@ class Events:
         }
         message = ""
         try:
-            async for line in service.serve(visitor, [prepared], answer.steps):
+            async for line in service.serve(visitor, [prepared]):
                 entry = _entry(prompt, answer)
                 update: Update = {
                     out.current: self._draw(entry, busy=not answer.ended),
@@ -161,7 +161,7 @@ class Events:
         yield self._buttons(busy=True) | self._lanes(one, other, shown) | {out.message: ""}
         message = verdict = ""
         try:
-            async for line in service.serve(visitor, both, lambda: race(one, other)):
+            async for line in service.serve(visitor, both):
                 yield self._lanes(one, other, shown) | {out.message: markup.note(line)}
             verdict = markup.note(markup.verdict(one, other), "winner")
         except Replaced:

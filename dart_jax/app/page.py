@@ -202,7 +202,7 @@ def _connect(
     clear: gr.Button,
 ) -> None:
     """Connects events to their handlers."""
-    # No concurrency limit: handlers share only the worker, which schedules fairly. None is an API.
+    # No concurrency limit: handlers share only the engine, which has its own. None is an API.
     # They check what they are given themselves: Gradio's messages do not name the field, and it
     # logs their tracebacks.
     quiet: dict[str, Any] = {
@@ -337,6 +337,4 @@ def launch(service: Service, name: str, *, demo: bool, host: str, port: int) -> 
     except OSError as error:
         service.close()
         raise UserError(f"cannot listen at port {port}: {error}; choose another --port") from None
-    example = CODE["mean"]
-    service.warm_up([{"role": "user", "content": example}] if service.chat else example)
     return Running(address, service, blocks)

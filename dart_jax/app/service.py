@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Sequence
 
 from dart_jax.app.answer import Answer, Prompt, encode
 from dart_jax.app.methods import Methods
 from dart_jax.app.settings import LEAST, Settings
-from dart_jax.app.turns import Job, Turns
-from dart_jax.app.warm import Warm
 from dart_jax.errors import UserError
-from dart_jax.generation import GenerationConfig, TextGeneration
-
-_logger = logging.getLogger(__name__)
+from dart_jax.serving.config import ServingConfig, Warmup
+from dart_jax.serving.engine import Engine, EngineFailed, Ticket
+from dart_jax.serving.request import QueueFull, Request
 
 # Interval at which a page is updated with new text, in seconds.
 _REFRESH = 0.08
@@ -30,7 +26,7 @@ _PATIENCE = 5.0
 # Number of last answers kept for their trees, also for pages that are reloaded.
 _KEPT_ANSWERS = 64
 
-COMPILING = "Compiling for these settings; takes some seconds, only the first time."
+COMPILING = "Compiling; takes some seconds, only the first time."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +35,11 @@ class Prepared:
 
     Attributes:
       answer: the answer of one method.
-      make: creates another generation like its own, to compile its programs in advance.
-      generation: its generation.
-      later: creates one that later answers may run, but for which too much must still be compiled;
-        None if there is none.
+      request: asks the engine for it.
     """
 
     answer: Answer
-    make: Callable[[], TextGeneration]
-    generation: TextGeneration
-    later: Callable[[], TextGeneration] | None = None
+    request: Request
 
 
 class Replaced(Exception):
@@ -59,15 +50,15 @@ class Visit:
     """The current request of a visitor, who has at most one at a time."""
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self.tickets: list[Ticket] = []
         self.stopped = self.replaced = False
         self.over = asyncio.Event()  # no more updates are sent
 
     def stop(self) -> None:
         """Stops it, without waiting."""
         self.stopped = True
-        if self.job is not None:
-            self.job.cancel()
+        for ticket in self.tickets:
+            ticket.cancel()
 
     def replace(self) -> None:
         """Stops it in favour of something else."""
@@ -76,19 +67,40 @@ class Visit:
 
 
 class Service:
-    """One model for all visitors, who are identified by a key and share nothing else.
+    """One engine for all visitors, who are identified by a key and share nothing else.
 
     Attributes:
       methods: the methods to choose from.
+      engine: decodes their answers.
       most: maximum new tokens of an answer.
       longest: maximum tokens of a prompt and its answer.
       chat: whether the target has a chat template; otherwise it continues texts.
     """
 
     def __init__(
-        self, methods: Methods, *, most: int, longest: int, together: int = 16, waiting: int = 48
+        self,
+        methods: Methods,
+        *,
+        most: int,
+        longest: int,
+        together: int = 8,
+        waiting: int = 48,
+        warmup: Warmup = "greedy",
     ):
-        """Starts the worker; see `Turns` for the numbers of visitors."""
+        """Starts the engine.
+
+        Args:
+          methods: the methods to choose from.
+          most: maximum new tokens of an answer.
+          longest: maximum tokens of a prompt and its answer.
+          together: maximum number of answers that each method writes at once.
+          waiting: maximum number of answers that wait for one of these places.
+          warmup: what is compiled while nobody is served; the rest is when it is needed, since
+            programs take memory.
+
+        Raises:
+          UserError: the numbers do not fit the model, or each other.
+        """
         self.methods = methods
         self.longest = min(longest, methods.base.target.max_length)
         if most < LEAST:
@@ -98,20 +110,22 @@ class Service:
                 f"answers of {most} tokens do not fit into {self.longest}, prompt included; lower "
                 "--max-new-tokens"
             )
+        if together < 1 or waiting < 0:
+            raise UserError(f"{together} visitors at once with {waiting} waiting serves nobody")
         self.most = most
         self.chat = bool(methods.base.tokenizer.chat_template)
-        self.turns = Turns(together, waiting)
-        self._warm = Warm(self.turns)
-        self._compiler = ThreadPoolExecutor(1, "compiler")
+        self.engine = Engine(
+            {name: method.model for name, method in methods.items()},
+            ServingConfig(slots=together, queue=waiting, max_length=self.longest, warmup=warmup),
+            warm_up_idle=True,
+        )
         self._visits: dict[str, Visit] = {}
         self._last: OrderedDict[str, tuple[Answer, str]] = OrderedDict()
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Stops all work and waits until it has ended."""
-        self.turns.close()
-        self._warm.close()
-        self._compiler.shutdown(cancel_futures=True)
+        self.engine.close()
 
     @property
     def default(self) -> Settings:
@@ -123,53 +137,22 @@ class Service:
         return Settings.of(values, self.methods, self.most)
 
     def prepare(self, prompt: Prompt, settings: Settings) -> Prepared:
-        """Encodes a prompt; raises UserError if it is empty or too long.
-
-        Until the programs for trees of all sizes are compiled, trees have the default size.
-        """
+        """Encodes a prompt; raises UserError if it is empty or too long."""
         method = self.methods[settings.method]
-        room = self.longest - settings.max_new_tokens
-        tokens = encode(method.model, prompt, room)
+        model, limit = method.model, settings.max_new_tokens
+        tokens = encode(model, prompt, self.longest - limit)
+        search = self.engine.search(settings.method)
+        answer = Answer(method.title, limit, model.tokenizer, tokens, model.eos, search)
+        return Prepared(answer, settings.request(tokens, model.eos))
 
-        def making(config: GenerationConfig) -> Callable[[], TextGeneration]:
-            return lambda: method.model.stream(tokens, config)
-
-        config, later = settings.generation(self.methods), None
-        make = making(config)
-        generation = make()
-        changing = method.drafts and not settings.tree_nodes
-        if changing and not self._warm.is_compiled(generation):
-            later = make
-            config = settings.with_fixed_trees(self.methods).generation(self.methods)
-            make = making(config)
-            generation = make()
-        answer = Answer(method.title, settings.max_new_tokens, generation, config.search)
-        return Prepared(answer, make, generation, later)
-
-    def warm_up(self, prompt: Prompt) -> None:
-        """Compiles the programs for the initial settings, in the background."""
-        for name in dict.fromkeys((self.methods.default, list(self.methods)[-1])):
-            settings = dataclasses.replace(self.default, method=name)
-            with contextlib.suppress(UserError):  # too long for a small --max-length
-                prepared = self.prepare(prompt, settings)
-                self._compiler.submit(self._warm.prepare, prepared.make)
-                self._compile_later(prepared)
-
-    def _compile_later(self, prepared: Prepared) -> None:
-        """Compiles in the background what later answers may run."""
-        if prepared.later is not None:
-            self._compiler.submit(self._warm.prepare, prepared.later)
-
-    async def serve(
-        self, visitor: str, prepared: Sequence[Prepared], steps: Callable[[], Iterator[object]]
-    ) -> AsyncGenerator[str, None]:
-        """Runs `steps`, which generate the prepared answers; yields at every update a line that
-        says what the visitor is waiting for, if anything.
+    async def serve(self, visitor: str, prepared: Sequence[Prepared]) -> AsyncGenerator[str, None]:
+        """Generates the prepared answers; yields at every update a line that says what the visitor
+        is waiting for, if anything.
 
         The visitor's previous request is stopped, and this one when its iterator is closed.
 
         Raises:
-          UserError: too many visitors, or the steps failed.
+          UserError: too many visitors, or an answer failed.
           Replaced: the visitor started something else or cleared the page.
         """
         visit = Visit()
@@ -178,7 +161,7 @@ class Service:
         if before is not None:
             before.replace()
         try:
-            async with contextlib.aclosing(self._run(visit, prepared, steps)) as lines:
+            async with contextlib.aclosing(self._run(visit, prepared)) as lines:
                 async for line in lines:
                     if visit.replaced:
                         break
@@ -187,51 +170,42 @@ class Service:
                 raise Replaced
         finally:
             visit.stop()
+            for one in prepared:
+                one.answer.ended = True
             visit.over.set()
             with self._lock:
                 if self._visits.get(visitor) is visit:
                     del self._visits[visitor]
 
-    async def _run(
-        self, visit: Visit, prepared: Sequence[Prepared], steps: Callable[[], Iterator[object]]
-    ) -> AsyncGenerator[str, None]:
-        for one in prepared:
-            if self._warm.is_compiled(one.generation):
-                continue
-            yield COMPILING
-            compiled = self._compiler.submit(self._warm.prepare, one.make)
-            try:
-                while not (compiled.done() or visit.stopped):
-                    await asyncio.sleep(_REFRESH)
-            finally:
-                compiled.cancel()  # if it has not started
-            if visit.stopped or compiled.cancelled():
-                return
-            if (error := compiled.exception()) is not None:
-                _logger.error("compiling failed", exc_info=error)
-                raise _failed(error)
-        for one in prepared:
-            self._compile_later(one)
-        visit.job = self.turns.add(steps())
-        if visit.stopped:
-            visit.stop()
-        async for line in self._follow(visit.job, [one.answer for one in prepared]):
-            yield line
-
-    async def _follow(self, job: Job, answers: list[Answer]) -> AsyncGenerator[str, None]:
+    async def _run(self, visit: Visit, prepared: Sequence[Prepared]) -> AsyncGenerator[str, None]:
+        """Passes the requests to the engine, and takes in what it gives."""
+        answers = [one.answer for one in prepared]
+        try:
+            for one in prepared:
+                visit.tickets.append(self.engine.submit(one.request, one.answer.receive))
+        except QueueFull:
+            config = self.engine.config
+            raise UserError(
+                f"all places are taken ({config.slots} at once, {config.queue} waiting); try again "
+                "in a moment"
+            ) from None
         shown = None
         while True:
-            finished = job.finished  # read first: no update comes after it
-            ahead = self.turns.ahead(job)
-            now = [ahead, *(answer.tokens for answer in answers)]
-            if finished or now != shown:
+            stopped = visit.stopped  # read first: what has come until then is shown
+            try:
+                for answer in answers:
+                    answer.take_in()
+            except EngineFailed as error:
+                raise UserError(f"{error}; the app must be started again") from error
+            line = _line(visit.tickets)
+            now = [line, *(answer.tokens for answer in answers)]
+            over = stopped or all(answer.ended for answer in answers)
+            if over or now != shown:
                 shown = now
-                yield "" if ahead is None else f"{ahead} waiting ahead of you."
-            if finished:
-                break
+                yield "" if over else line
+            if over:
+                return
             await asyncio.sleep(_REFRESH)
-        if job.error is not None:
-            raise _failed(job.error)
 
     def stop(self, visitor: str) -> None:
         """Stops a visitor's current request."""
@@ -274,5 +248,9 @@ class Service:
             return self._last.get(visitor)
 
 
-def _failed(error: BaseException) -> UserError:
-    return UserError(f"the answer failed: {type(error).__name__}; try other settings")
+def _line(tickets: Sequence[Ticket]) -> str:
+    """What the visitor is waiting for, if anything."""
+    if any(ticket.compiling for ticket in tickets):
+        return COMPILING
+    places = [ahead for ticket in tickets if (ahead := ticket.ahead) is not None]
+    return f"{max(places)} waiting ahead of you." if places else ""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from dart_jax.app.methods import Methods
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
-from dart_jax.generation import GenerationConfig, default_tree
+from dart_jax.serving.request import Request
 
 # Minimum and step of the number of new tokens.
 LEAST = 8
 
-# Tree sizes; few, since a program is compiled for each. 0 lets them change.
+# Tree sizes. 0 lets them change.
 SIZES = range(0, 65, 4)
 
 
@@ -89,11 +93,6 @@ class Settings:
         """Returns the initial settings of the page, with at most `most` new tokens."""
         return cls(methods.default, max_new_tokens=min(cls.max_new_tokens, most))
 
-    def with_fixed_trees(self, methods: Methods) -> Settings:
-        """Returns settings with trees of one size; the default one, if it could change."""
-        nodes, _ = default_tree(methods[self.method].model.drafter)
-        return dataclasses.replace(self, tree_nodes=self.tree_nodes or nodes)
-
     @classmethod
     def of(cls, values: Any, methods: Methods, most: int) -> Settings:
         """Validates untrusted settings from a browser.
@@ -115,18 +114,15 @@ class Settings:
         checks = fields(most)
         return cls(method, **{name: checks[name].check(value) for name, value in given.items()})
 
-    def generation(self, methods: Methods) -> GenerationConfig:
-        """Returns the config for `DartModel.stream`."""
-        search = None
-        if self.tree_nodes:
-            # The default search is tuned for the default tree size; it also suits sizes near it.
-            _, search = default_tree(methods[self.method].model.drafter)
-        return GenerationConfig(
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
+    def request(self, tokens: Sequence[int], stop_ids: tuple[int, ...]) -> Request:
+        """The engine's request to continue the tokens of a prompt, until one of these ids."""
+        return Request(
+            np.array(tokens, np.int32),
+            self.max_new_tokens,
+            Sampling(self.temperature, self.top_k, self.top_p),
             seed=self.seed,
+            stop_ids=stop_ids,
+            method=self.method,
             tree_nodes=self.tree_nodes or None,
-            search=search,
+            drafts=True,
         )

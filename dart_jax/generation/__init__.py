@@ -15,12 +15,14 @@ from dart_jax.generation.defaults import (
     default_tree,
     length_bucket,
 )
+from dart_jax.generation.generated_text import GeneratedText
 from dart_jax.generation.results import Completion, Piece, Step
 from dart_jax.generation.text_generation import TextGeneration
 
 __all__ = [
     "MAX_NODES",
     "Completion",
+    "GeneratedText",
     "GenerationConfig",
     "GenerationOptions",
     "Piece",

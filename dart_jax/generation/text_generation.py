@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
-from collections.abc import Generator, Hashable, Sequence
-from typing import Literal
+from collections.abc import Generator, Sequence
 
-import jax
 import numpy as np
 
 from dart_jax.decoding.decoder import Decoder
-from dart_jax.decoding.logits import TokenScores
-from dart_jax.decoding.loop import padded_stop
-from dart_jax.decoding.prefill import divide
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
+from dart_jax.generation.generated_text import GeneratedText
 from dart_jax.generation.results import Completion, Piece, Step
-from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
-
-# The prefill, the step after it, and one whose arguments all come from a step.
-_ALL_PROGRAMS = 3
 
 
 class TextGeneration:
@@ -56,7 +47,9 @@ class TextGeneration:
         self._decoder = decoder
         self._prompts = decoder.pad(list(prompts), config.max_new_tokens, config.max_length)
         self._options = decoder.options(config.seed)
-        self._rows = [_Row(n, tokenizer, stop_strings, decoder.stop) for n in range(len(prompts))]
+        self._rows = [
+            GeneratedText(tokenizer, stop_strings, decoder.stop, row=n) for n in range(len(prompts))
+        ]
         # Stop strings can be detected only on the host; the scores of all tokens together could
         # need more memory than the device has.
         per_step = stop_strings or decoder.config.logits.scores
@@ -99,38 +92,6 @@ class TextGeneration:
     async def aclose(self) -> None:
         """The same without blocking the event loop during a step that is running."""
         await asyncio.to_thread(self.close)
-
-    @property
-    def programs(self) -> Hashable:
-        """A key that is equal for generations that run the same compiled programs."""
-        sampling = jax.tree.structure(self._options.sampling.values())
-        stop = len(padded_stop(self._options.stop))
-        prompts = self._prompts
-        config = self._decoder.config
-        chunks = frozenset(chunk.shape for chunk in divide(config, prompts))
-        sizes = self._decoder.sizes
-        return config, sizes, prompts.tokens.shape, chunks, prompts.max_length, sampling, stop
-
-    def prepare(self) -> Generator[None, None, bool]:
-        """Compiles what `steps` and iterating run, by decoding the same texts for some steps.
-
-        If the sizes of trees may change, all of them are run until what they cost is known. Yields
-        between steps.
-
-        Returns:
-          Whether everything is compiled: with trees of one size, a text may end before.
-        """
-        decoder, prompts, options = self._decoder, self._prompts, self._options
-        if decoder.sizes:
-            yield from decoder.visit_sizes(prompts, options, "host")
-            return True
-        steps = decoder.stream(prompts, options)
-        taken = 0
-        for _ in itertools.islice(steps, _ALL_PROGRAMS):
-            taken += 1
-            yield
-        steps.close()
-        return taken == _ALL_PROGRAMS
 
     @property
     def completion(self) -> Completion:
@@ -210,60 +171,3 @@ class TextGeneration:
             pieces=tuple(row.pieces),
             **row.scores(),
         )
-
-
-class _Row:
-    """One sequence: its tokens, its text, and how it finished."""
-
-    def __init__(
-        self, index: int, tokenizer: Tokenizer, stop: Sequence[str], stop_ids: Sequence[int]
-    ):
-        self.tokens: list[int] = []
-        self.drafted: list[bool] = []
-        self.pieces: list[Piece] = []
-        self.finish: Literal["stop", "length"] | None = None
-        self._index = index
-        self._text = TextStream(tokenizer, stop)
-        self._stop_ids = frozenset(stop_ids)
-        self._scores: list[TokenScores] = []
-
-    def append(
-        self, tokens: np.ndarray, drafted: np.ndarray, scores: TokenScores | None
-    ) -> list[Piece]:
-        """Appends tokens, up to one that ends the text; returns the new pieces."""
-        before = len(self.pieces)
-        if scores is not None:
-            self._scores.append(scores)
-        for token, was_drafted in zip(tokens.tolist(), drafted.tolist(), strict=True):
-            if self.finish is not None:
-                break
-            self.tokens.append(token)
-            self.drafted.append(was_drafted)
-            if token in self._stop_ids:
-                self._add(self._text.finish())
-                self.finish = "stop"
-                break
-            self._add(self._text.push(token))
-            if self._text.stopped:
-                self.finish = "stop"
-        return self.pieces[before:]
-
-    def end(self) -> list[Piece]:
-        """Ends the sequence: no more tokens follow. Returns the last pieces."""
-        before = len(self.pieces)
-        if self.finish is None:
-            self._add(self._text.finish())
-            self.finish = "stop" if self._text.stopped else "length"
-        return self.pieces[before:]
-
-    def scores(self) -> dict[str, np.ndarray]:
-        """What is reported about the tokens, by field of `Completion`; empty if nothing is."""
-        if not self._scores:
-            return {}
-        count = len(self.tokens)
-        joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *self._scores)
-        return {name: value for name, value in joined._asdict().items() if value is not None}
-
-    def _add(self, text: str) -> None:
-        if text:
-            self.pieces.append(Piece(text, self.drafted[-1], self._index))

@@ -31,7 +31,7 @@ from dart_jax.serving.programs import (
 )
 from dart_jax.serving.request import Draft, Logprobs
 from dart_jax.serving.rows import AT_CONTEXT, LENGTH, PAGES, REMAINING, RowTable
-from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.shapes import Shapes
 
 # Memory of the pools, at most, unless it is set.
@@ -199,6 +199,10 @@ class Batch:
             pools if pools.draft is not None else self._pools._replace(target=pools.target)
         )
 
+    def forget_programs(self) -> None:
+        """What was compiled is gone."""
+        self._compiled.clear()
+
     def program(self, verified: int, drafted: int, level: Level) -> StepProgram:
         """A step's program; see `StepProgram`."""
         kind = verified, drafted, level
@@ -229,7 +233,7 @@ class Batch:
         width = self.shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, rows, program, sizes)
         drafts = self._drafts_of(sequences, trees)
-        with self._compiles(program, rows, width):
+        with self._compiles(program.verified, program.drafted, program.level, rows, width):
             packed, made, scores = self._run(table.rows(slots, rows, width), program, trees)
         buffer = program.host_buffer
         self._drafts = _Drafts(buffer, packed, made) if program.drafted else None

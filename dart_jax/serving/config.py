@@ -13,6 +13,9 @@ from dart_jax.errors import UserError
 Level = Literal["greedy", "sampled", "filtered", "full"]
 LEVELS: tuple[Level, ...] = ("greedy", "sampled", "filtered", "full")
 
+# Which of them are compiled in advance.
+Warmup = Literal["greedy", "filtered", "all", "none"]
+
 
 def highest(levels: Iterable[Level]) -> Level:
     """The lowest level that serves the requests of all of these."""
@@ -42,7 +45,7 @@ class ServingConfig:
     the present load, down to plain decoding."""
     prefix_cache: bool = True
     """Keep the keys and values of past texts for requests that begin with the same tokens."""
-    warmup: Literal["greedy", "filtered", "all", "none"] = "all"
+    warmup: Warmup = "all"
     """What is compiled before the first request: for greedy decoding only; for sampling with
     filters, too; or for all options. What is not is compiled during a request."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+
+import jax
 
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.decoding.search.config import SearchConfig
@@ -24,10 +25,14 @@ from dart_jax.model import DartModel
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.lane import Lane
 from dart_jax.serving.request import OnUpdate, QueueFull, Request, Update
-from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.statistics import Statistics, add
 
 _logger = logging.getLogger(__name__)
+
+# Programs that are compiled for requests before all are dropped: on CPUs each takes some hundred
+# memory mappings, and beyond the process's limit (vm.max_map_count) the compiler crashes.
+_MOST_COMPILED = 100
 
 
 class EngineClosed(UserError):
@@ -110,6 +115,7 @@ class Engine:
                 for message in parts:
                     progress(message)
         self._compiled, self._compiled_idle = CompileTime(), 0
+        self._kept_until = 0  # programs compiled for requests when they were last dropped
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Lane, Sequence]] = deque()
         self._cancelled: deque[tuple[Lane, Sequence]] = deque()
@@ -150,7 +156,9 @@ class Engine:
         request.check_fits(self.max_length, lane.model.target.vocab_size)
         sequence = Sequence(request, self.max_length, on_update)
         with self._changed:
-            if not self._accepting or self._failed:
+            if self._failed:
+                raise EngineClosed("the engine has failed; it must be started again")
+            if not self._accepting:
                 raise EngineClosed("the server is shutting down; try again later")
             if len(lane.accepted) >= self.config.slots + self.config.queue:
                 raise QueueFull(
@@ -230,6 +238,7 @@ class Engine:
             if sequence.cancelled:
                 return
             sequence.cancelled = True
+            lane.accepted.pop(sequence, None)  # at once: its place is free for the next request
             self._cancelled.append((lane, sequence))
             self._changed.notify_all()
 
@@ -244,6 +253,7 @@ class Engine:
                         min(busy, key=lambda lane: lane.seconds).turn(self._clock)
                     else:
                         self._warm_up()
+                    self._drop_programs()
                     self._statistics = self._snapshot()
         except BaseException as error:
             _logger.exception("the engine failed")
@@ -260,6 +270,16 @@ class Engine:
         if next(parts, None) is not None:
             self._warm_ups.append((lane, parts))
         self._compiled_idle += self._compiled.programs - before
+
+    def _drop_programs(self) -> None:
+        """Drops all programs if too many were compiled for requests; those that are needed again
+        come from the cache on disk."""
+        compiled = self._compiled.programs - self._compiled_idle
+        if compiled - self._kept_until > _MOST_COMPILED:
+            self._kept_until = compiled
+            jax.clear_caches()
+            for lane in self._lanes.values():
+                lane.batch.forget_programs()
 
     def _take_news(self) -> bool:
         """Takes in new and cancelled requests, and waits until there is something to do; returns
@@ -303,7 +323,7 @@ class Engine:
     def _forget(self, lane: Lane, sequence: Sequence) -> None:
         """A request has ended."""
         with self._changed:
-            del lane.accepted[sequence]
+            lane.accepted.pop(sequence, None)
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
@@ -324,12 +344,10 @@ class Engine:
         self._statistics = self._snapshot()
 
     def _snapshot(self) -> Statistics:
-        counts = (lane.statistics() for lane in self._lanes.values())
-        total = functools.reduce(add, counts)
-        return dataclasses.replace(
-            total,
-            waiting=total.waiting + len(self._inbox),
+        first, *others = self._lanes.values()
+        counts = first.statistics(
+            accepted=len(self._inbox),
             compilations=self._compiled.programs - self._compiled_idle,
             failed=self._failed,
-            replicas=1,
         )
+        return functools.reduce(add, (lane.statistics(replicas=0) for lane in others), counts)

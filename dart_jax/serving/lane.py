@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +18,10 @@ from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.serving.batch import Batch, Emitted
 from dart_jax.serving.config import Level, ServingConfig, highest
-from dart_jax.serving.pages import PagePool
 from dart_jax.serving.request import Update
-from dart_jax.serving.scheduler import Scheduler
-from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.scheduling.pages import PagePool
+from dart_jax.serving.scheduling.scheduler import Scheduler
+from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.statistics import Statistics, Tallies
 from dart_jax.serving.tree_size import TreeSizes
 from dart_jax.serving.warmup import warm_up
@@ -40,8 +41,8 @@ class Lane:
       scheduler: the requests that have not ended.
       sizes: chooses the sizes of trees.
       tallies: counts.
-      accepted: the same requests, and those that the thread has not seen yet, the oldest first. The
-        engine's lock guards it.
+      accepted: those of them that were not cancelled, and requests that the thread has not seen
+        yet, the oldest first. The engine's lock guards it.
       seconds: time that its turns took, by which lanes share the device (see `Engine`).
     """
 
@@ -265,18 +266,19 @@ class Lane:
         self.tallies.end()
         self._on_end(self, sequence)
 
-    def statistics(self) -> Statistics:
-        """A snapshot, without what the engine counts."""
+    def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
+        """A snapshot, with what the engine counts: requests that no lane has yet, and others."""
         scheduler = self.scheduler
         return self.tallies.statistics(
             running=len(scheduler.active),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + accepted,
             slots=self._config.slots,
             pages=scheduler.pool.size,
             pages_used=scheduler.pool.used,
             prefix_queries=scheduler.queries,
             prefix_hits=scheduler.hits,
             preemptions=scheduler.preemptions,
+            **others,
         )
 
 

@@ -16,7 +16,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.serving.batch import Batch
 from dart_jax.serving.config import Level, ServingConfig
 from dart_jax.serving.request import Request
-from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.tree_size import TreeSizes
 
 # How often steps are timed. All kinds of steps take turns: whatever disturbs the machine meanwhile

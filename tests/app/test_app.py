@@ -1,14 +1,12 @@
-"""The web app's parts: what is escaped, drawn, counted, and whose turn it is."""
+"""The web app's parts: what is escaped, drawn and counted, and what visitors get."""
 
 import asyncio
 import dataclasses
 import gc
-import itertools
 import re
 import subprocess
 import sys
 import threading
-import time
 import xml.etree.ElementTree as ET
 
 import jax
@@ -22,13 +20,12 @@ from tiny_model import make as make_tiny
 
 from dart_jax.app import chat, markup, settings, step_view
 from dart_jax.app.__main__ import AppConfig, start
-from dart_jax.app.answer import Answer, Verified, race
+from dart_jax.app.answer import Answer, Verified
 from dart_jax.app.methods import DART, DART_NO_NGRAM, PLAIN, Methods
 from dart_jax.app.scores import scores
 from dart_jax.app.service import COMPILING, Replaced, Service
 from dart_jax.app.settings import Settings
 from dart_jax.app.tree_picture import Node, draw, label
-from dart_jax.app.turns import Turns
 from dart_jax.decoding.loop import start as first_draft
 from dart_jax.decoding.loop import stream
 from dart_jax.decoding.prompts import Options, Prompts
@@ -37,7 +34,7 @@ from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
-from dart_jax.generation import Piece, default_tree
+from dart_jax.generation import Piece
 from dart_jax.model import DartModel
 from dart_jax.models.pure import abstract_params
 
@@ -50,10 +47,28 @@ def model(tmp_path_factory):
     return DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(model):
-    service = Service(Methods(model), most=MOST, longest=128)
+    service = Service(Methods(model), most=MOST, longest=128, together=4, warmup="none")
     yield service
+    service.close()
+
+
+@pytest.fixture
+def narrow(model):
+    """One visitor at a time, and one who waits; nobody's answer goes on before `gate` is set."""
+    service = Service(Methods(model), most=MOST, longest=64, together=1, waiting=1, warmup="none")
+    service.gate = threading.Event()
+    for name in service.methods:
+        batch = service.engine._lane(name).batch
+
+        def held(*args, step=batch.step):
+            assert service.gate.wait(60)
+            return step(*args)
+
+        batch.step = held
+    yield service
+    service.gate.set()
     service.close()
 
 
@@ -64,9 +79,23 @@ def settings_of(service, *, tree_nodes=8, **changes):
 
 async def answered(service, visitor, prompt, **changes):
     prepared = service.prepare(prompt, settings_of(service, **changes))
-    async for _ in service.serve(visitor, [prepared], prepared.answer.steps):
+    async for _ in service.serve(visitor, [prepared]):
         pass
     return prepared.answer
+
+
+def alone(service, prompt, **changes):
+    """The text of `generate` with the same settings."""
+    settings = settings_of(service, **changes)
+    return service.methods.base.generate(
+        prompt,
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        seed=settings.seed,
+        tree_nodes=0,
+    ).text
 
 
 # Text
@@ -105,13 +134,9 @@ def test_pieces_are_coloured_by_origin():
 
 def finished_answer(title, text, seconds, finish="length"):
     answer = Answer(title, 12, None)
-    answer.pieces, answer.seconds, answer.finish, answer.ended = (
-        [Piece(text, False)],
-        seconds,
-        finish,
-        True,
-    )
-    answer.tokens = len(text)
+    made = answer._text
+    made.tokens, made.pieces, made.finish = [0] * len(text), [Piece(text, False)], finish
+    answer.seconds, answer.ended = seconds, True
     return answer
 
 
@@ -142,7 +167,7 @@ def test_bars_of_a_race():
     running = Answer("plain", 12, None)
     fast, slow = finished_answer("DART", "x" * 12, 0.5), finished_answer("plain", "x" * 12, 1.0)
     assert bars(running) == [([], [0, 12], ["plain", "0.00 s", None])]
-    running.tokens, running.seconds = 3, 0.5
+    running._text.tokens, running.seconds = [0] * 3, 0.5
     assert bars(running, fast) == [
         ([], [3, 12], ["plain", "0.50 s", "3 of 12 tokens · 6 tokens/s"]),
         ([], [12, 12], ["DART", "0.50 s", "12 of 12 tokens · 24 tokens/s"]),
@@ -226,28 +251,24 @@ def test_boxes_do_not_overlap():
 
 
 @pytest.fixture(scope="module")
-def watched(model):
-    """An answer whose drafts are never accepted, so that all its steps are known."""
-    methods = Methods(model)
-    made = {}
-    for key in (DART, DART_NO_NGRAM, PLAIN):
-        config = Settings(key, max_new_tokens=MOST).generation(methods)
-        generation = methods[key].model.stream("def heappush(", config)
-        made[key] = Answer(methods[key].title, MOST, generation)
-        for _ in made[key].steps():
-            pass
-    return methods, made
+def watched(service):
+    """An answer of every method, whose drafts are seldom accepted."""
+    methods = (DART, DART_NO_NGRAM, PLAIN)
+    return service.methods, {
+        key: asyncio.run(answered(service, "v", "def heappush(", method=key)) for key in methods
+    }
 
 
-def test_watching_changes_nothing(model, watched):
+def test_every_method_writes_the_same(service, watched):
     _, made = watched
-    alone = model.generate("def heappush(", max_new_tokens=MOST)
     for answer in made.values():
-        assert answer.text == alone.text
-        assert answer.tokens == len(alone.tokens) == MOST
+        assert answer.text == alone(service, "def heappush(")
+        assert answer.tokens == MOST
         assert answer.finish == "length"
         assert answer.tau == (MOST - 1) / len(answer.verified)
         assert answer.seconds > 0
+    assert {step.tree.shape[1] for step in made[DART].verified} == {9}
+    assert {step.tree.shape[1] for step in made[PLAIN].verified} == {1}
 
 
 @pytest.mark.parametrize("key", [DART, DART_NO_NGRAM])
@@ -257,7 +278,7 @@ def test_scores_are_the_searchs(watched, key):
     method = methods[key]
     for step in made[key].verified:
         ngram = method.model.ngram
-        found = scores(step, default_tree(method.model.drafter)[1], ngram)
+        found = scores(step, made[key].search, ngram)
         depths = step.tree[2]
         assert found[0] is None
         totals = [
@@ -304,7 +325,7 @@ def test_pictures_of_steps(watched):
         for number, step in enumerate(answer.verified, 1):
             path = step_view.accepted_path(step)
             assert step.tree[0][path[1:]].tolist() == step.tokens[: step.drafted].tolist()
-            nodes = step_view.nodes_of(step, methods[key].model)
+            nodes = step_view.nodes_of(step, methods[key].model, answer.search)
             assert sum(node.kind == "accepted" for node in nodes) == step.drafted
             assert len(nodes) == 1 + (step.tree[2] > 0).sum() + (len(step.tokens) > step.drafted)
             assert f"Step {number} of" in step_view.picture(answer, methods[key].model, number)
@@ -369,135 +390,28 @@ def test_accepted_paths(models, prompts, plain):
     assert accepted > 20
 
 
-# Turns
-
-
-def test_everyone_has_a_turn():
-    """Jobs alternate step by step, in order of arrival; a long job does not delay short ones."""
-    order, gate = [], threading.Event()
-
-    def steps(name, count):
-        gate.wait(10)
-        for _ in range(count):
-            order.append(name)
-            yield
-
-    turns = Turns(together=3, waiting=2)
-    jobs = [
-        turns.add(steps(name, count)) for name, count in (("a", 4), ("b", 2), ("c", 4), ("d", 2))
-    ]
-    gate.set()
-    assert all(job.wait(10) for job in jobs)
-    # d waits until b has ended.
-    assert "".join(order) == "abcabcacadcd"
-    turns.close()
-
-
-def test_places_are_limited():
-    turns, gate = Turns(together=1, waiting=1), threading.Event()
-
-    def steps():
-        while not gate.wait(0.01):
-            yield
-
-    first, second = turns.add(steps()), turns.add(steps())
-    with pytest.raises(UserError, match=r"places are taken \(1 at once, 1 waiting\); try again"):
-        turns.add(steps())
-    assert turns.ahead(second) == 0
-    second.cancel()
-    assert second.wait(10)
-    third = turns.add(steps())
-    first.cancel()
-    assert first.wait(10)
-    gate.set()
-    assert third.wait(10)
-    turns.close()
-    with pytest.raises(UserError, match="shutting down"):
-        turns.add(steps())
-
-
-def test_an_error_ends_only_its_own_job():
-    def good():
-        yield from range(5)
-
-    def bad():
-        yield
-        raise RuntimeError("no")
-
-    turns = Turns()
-    jobs = [turns.add(good()), turns.add(bad()), turns.add(good())]
-    assert all(job.wait(10) for job in jobs)
-    assert [type(job.error) for job in jobs] == [type(None), RuntimeError, type(None)]
-    turns.close()
-
-
-def test_cancelled_jobs_are_closed():
-    began, closed = threading.Event(), threading.Event()
-
-    def steps():
-        try:
-            while True:
-                began.set()
-                yield
-        finally:
-            closed.set()
-
-    turns = Turns()
-    job = turns.add(steps())
-    assert began.wait(10)
-    job.cancel()
-    assert job.wait(10)
-    assert closed.is_set()
-    other = turns.add(steps())
-    turns.close()
-    assert other.finished
-
-
-def test_race_runs_the_method_with_less_time():
-    class Runner:
-        def __init__(self, cost, count):
-            self.seconds, self.cost, self.count = 0.0, cost, count
-
-        def steps(self):
-            for _ in range(self.count):
-                self.seconds += self.cost
-                yield
-
-    slow, fast = Runner(3, 4), Runner(1, 6)
-    most = 0.0
-    for _ in race(slow, fast):
-        if fast.seconds < 6:
-            most = max(most, abs(slow.seconds - fast.seconds))
-    assert most <= 3
-    assert (slow.seconds, fast.seconds) == (12, 6)
-
-
 # Visitors
 
 
 @pytest.mark.long
-def test_ten_visitors_at_once(service, model):
-    """All are answered with what they get alone, by turns; memory and threads stay flat."""
+def test_ten_visitors_at_once(service):
+    """All are answered with what they get alone; memory and threads stay flat."""
     prompts = [f"def f{n}(" for n in range(10)]
     changes = [
-        {"seed": n, "temperature": n % 2, "method": (DART, PLAIN)[n % 3 == 0]} for n in range(10)
+        {
+            "seed": n,
+            "temperature": n % 2,
+            "method": (DART, PLAIN)[n % 3 == 0],
+            "tree_nodes": 4 * (n % 4),
+        }
+        for n in range(10)
     ]
-    order = []
-
-    async def visit(n):
-        prepared = service.prepare(prompts[n], settings_of(service, **changes[n]))
-
-        def steps():
-            for step in prepared.answer.steps():
-                order.append(n)
-                yield step
-
-        async for _ in service.serve(f"v{n}", [prepared], steps):
-            pass
-        return prepared.answer
 
     async def everyone():
-        return await asyncio.gather(*map(visit, range(10)))
+        visits = (
+            answered(service, f"v{n}", prompt, **changes[n]) for n, prompt in enumerate(prompts)
+        )
+        return await asyncio.gather(*visits)
 
     def held():
         gc.collect()
@@ -505,40 +419,78 @@ def test_ten_visitors_at_once(service, model):
 
     asyncio.run(everyone())  # compiles
     before = held()
-    order.clear()
     answers = asyncio.run(everyone())
     assert held() == before
-    for n, answer in enumerate(answers):
+    for answer, prompt, change in zip(answers, prompts, changes, strict=True):
         assert answer.tokens == MOST or answer.finish == "stop"
-        config = settings_of(service, **changes[n]).generation(service.methods)
-        chosen = service.methods[changes[n]["method"]].model
-        assert answer.text == "".join(chosen.stream(prompts[n], config))
-    # Fairness: between two steps of one visitor, no other visitor has two.
-    for n in range(10):
-        places = [place for place, who in enumerate(order) if who == n]
-        for one, next_one in itertools.pairwise(places):
-            between = order[one + 1 : next_one]
-            assert len(between) == len(set(between))
+        assert answer.text == alone(service, prompt, **change)
+
+
+def test_a_race(service):
+    """Both sides are answered, and each has its own clock."""
+
+    async def run():
+        both = [
+            service.prepare("def f(", settings_of(service, method=method, temperature=1, seed=3))
+            for method in (PLAIN, DART)
+        ]
+        async for _ in service.serve("v", both):
+            pass
+        return [prepared.answer for prepared in both]
+
+    answers = asyncio.run(run())
+    for answer in answers:
+        assert answer.text == alone(service, "def f(", temperature=1, seed=3)
+        assert answer.seconds > 0
+        assert answer.finish
+    assert answers[0].seconds != answers[1].seconds
+
+
+def test_who_waits_is_told_how_many_do_before(narrow):
+    """Beyond these a visitor is turned away; who leaves makes room."""
+
+    async def everyone():
+        def serve(visitor):
+            prepared = narrow.prepare("def f(", settings_of(narrow, method=PLAIN))
+            return narrow.serve(visitor, [prepared])
+
+        first, second, third = map(serve, ("first", "second", "third"))
+        await anext(first)
+        while narrow._visits["first"].tickets[0].begun is None:
+            await asyncio.sleep(0.01)
+        while (line := await anext(second)) == COMPILING:
+            pass
+        assert line == "0 waiting ahead of you."
+        with pytest.raises(
+            UserError, match=r"places are taken \(1 at once, 1 waiting\); try again in a moment"
+        ):
+            await anext(third)
+        narrow.gate.set()
+        lines = [line async for line in first], [line async for line in second]
+        assert [each[-1] for each in lines] == ["", ""]
+
+    asyncio.run(everyone())
+    assert narrow._visits == {}
 
 
 def test_a_visitor_who_leaves_frees_the_place(service):
     async def leave(how):
         prepared = service.prepare("def f(", settings_of(service))
-        serving = service.serve("v", [prepared], prepared.answer.steps)
+        serving = service.serve("v", [prepared])
         async for _ in serving:
-            if prepared.answer.tokens:
-                how(service)
-                break
+            how(service)
+            break
         await serving.aclose()
-        return prepared.answer
+        assert prepared.answer.ended
 
     for how in (lambda _: None, lambda service: service.stop("v")):
         asyncio.run(leave(how))
         for _ in range(1000):
-            if not service.turns._round:
+            if not service.engine.statistics().running:
                 break
             threading.Event().wait(0.01)
-        assert not service.turns._round
+        seen = service.engine.statistics()
+        assert (seen.running, seen.waiting, seen.pages_used) == (0, 0, 0)
         assert service._visits == {}
     assert service.last("v") is None
 
@@ -559,83 +511,93 @@ def test_a_page_that_is_loaded_again_has_its_last_answer(service):
     assert service.last("visitor 999") == (answer, DART)
 
 
-def test_a_new_request_replaces_the_running_one(service):
+def test_a_new_request_replaces_the_running_one(narrow):
     """No more updates of the old answer, neither when another begins nor when the visitor
     clears the page; a stopped one is shown to its end."""
 
-    async def interrupted(how):
-        def endless():
-            while True:
-                time.sleep(0.01)
-                yield
+    def serve():
+        return narrow.serve("v", [narrow.prepare("def f(", settings_of(narrow))])
 
-        serving = service.serve("v", [], endless)
-        assert await anext(serving) == ""
-        how()
-        return [line async for line in serving]
+    async def interrupted(how):
+        serving = serve()
+        await anext(serving)
+        task = how()
+        lines = [line async for line in serving]
+        if task is not None:
+            await task
+        return lines
 
     async def other():
-        async for _ in service.serve("v", [], lambda: iter(())):
-            pass
+        serving = serve()
+        await anext(serving)
+        await serving.aclose()
 
-    assert asyncio.run(interrupted(lambda: service.stop("v"))) == [""]
+    assert asyncio.run(interrupted(lambda: narrow.stop("v"))) == [""]
     with pytest.raises(Replaced):
-        asyncio.run(interrupted(lambda: asyncio.ensure_future(service.clear("v"))))
+        asyncio.run(interrupted(lambda: asyncio.ensure_future(narrow.clear("v"))))
     with pytest.raises(Replaced):
         asyncio.run(interrupted(lambda: asyncio.ensure_future(other())))
-    assert service._visits == {}
+    assert narrow._visits == {}
 
 
-def test_nobody_waits_for_programs_of_others(service, monkeypatch):
-    """Stop works while programs are compiled, and those of a closed tab are not even begun."""
-    began, gate, prepared = threading.Event(), threading.Event(), []
+def test_who_waits_for_a_program_is_told(model):
+    """And can stop meanwhile."""
+    service = Service(Methods(model), most=MOST, longest=64, together=1, warmup="none")
+    batch, gate = service.engine._lane(DART).batch, threading.Event()
+    run = batch._run
 
-    def slowly(make):
-        prepared.append(make)
-        began.set()
+    def slow(*args):
         gate.wait(60)
+        return run(*args)
 
-    monkeypatch.setattr(service._warm, "prepare", slowly)
+    batch._run = slow
 
-    async def visit(visitor):
+    async def visit():
         made = service.prepare("def f(", settings_of(service))
-        return [line async for line in service.serve(visitor, [made], made.answer.steps)]
+        lines = []
+        async for line in service.serve("one", [made]):
+            lines.append(line)
+            if line == COMPILING:
+                service.stop("one")
+        return lines
 
-    async def everyone():
-        visits = [asyncio.create_task(visit(name)) for name in ("one", "two")]
-        while not began.is_set():
-            await asyncio.sleep(0.01)
-        service.stop("one")
-        assert await visits[0] == [COMPILING]
-        service.stop("two")
-        assert await visits[1] == [COMPILING]
-
-    asyncio.run(asyncio.wait_for(everyone(), 60))
+    assert asyncio.run(asyncio.wait_for(visit(), 60))[-2:] == [COMPILING, ""]
     gate.set()
+    assert asyncio.run(answered(service, "two", "def f(")).tokens == MOST
     service.close()
-    assert len(prepared) == 1
 
 
-def test_trees_change_once_all_sizes_are_compiled(service):
-    """Until then trees have one size. The answer is the same, and so it is drawn."""
-    fixed = asyncio.run(answered(service, "v", "def f(", tree_nodes=0))
-    assert {step.tree.shape[1] for step in fixed.verified} == {default_tree()[0] + 1}
-    service._compiler.submit(lambda: None).result(300)  # after what the answer has left to compile
-    assert service.prepare("def f(", settings_of(service, tree_nodes=0)).later is None
+def test_trees_whose_size_changes(service):
     answer = asyncio.run(answered(service, "v", "def f(", tree_nodes=0))
-    assert answer.text == fixed.text
+    assert answer.text == alone(service, "def f(")
     for number in range(1, len(answer.verified) + 1):
         drawn = step_view.picture(answer, service.methods[DART].model, number)
         assert f"Step {number} of" in drawn
 
 
-def test_failed_compilation_is_reported(service, monkeypatch):
-    def fail(make):
+def test_failures_are_reported(model):
+    """In one line: those of one answer, and one of the device, after which nothing is answered."""
+    service = Service(Methods(model), most=MOST, longest=64, together=1, warmup="none")
+    broken = service.prepare("def f(", settings_of(service, method=PLAIN))
+    object.__setattr__(broken.request, "logit_bias", {0: float("nan")})
+
+    async def run(prepared):
+        async for _ in service.serve("v", [prepared]):
+            pass
+
+    with pytest.raises(UserError, match="the target's logits are NaN at new token 1 of a text"):
+        asyncio.run(run(broken))
+    assert asyncio.run(answered(service, "v", "def f(", method=PLAIN)).tokens == MOST
+
+    def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr(service._warm, "prepare", fail)
-    with pytest.raises(UserError, match="the answer failed: MemoryError; try other settings"):
+    service.engine._lane(PLAIN).batch.step = fail
+    with pytest.raises(UserError, match="the engine failed: MemoryError; the app must be started"):
+        asyncio.run(answered(service, "v", "def f(", method=PLAIN))
+    with pytest.raises(UserError, match="the engine has failed; it must be started again"):
         asyncio.run(answered(service, "v", "def f("))
+    service.close()
 
 
 def test_settings_from_a_browser(service):
@@ -700,13 +662,13 @@ def test_a_chat(model, tmp_path_factory):
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
     chatty = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
-    service = Service(Methods(chatty), most=MOST, longest=64)
+    service = Service(Methods(chatty), most=MOST, longest=64, together=1, warmup="none")
     try:
         assert service.chat
         before = [chat.Entry("a", (("b", True), ("c", False)))]
         said = chat.full_prompt(before, "d", service.chat)
-        tokens = service.prepare(said, service.default).generation.completion.prompt_tokens
-        assert tokens == len(chatty.tokenizer.encode("<user>a<assistant>bc<user>d"))
+        tokens = service.prepare(said, service.default).request.tokens.tolist()
+        assert tokens == chatty.tokenizer.encode("<user>a<assistant>bc<user>d")
         for words, message in [
             (chat.full_prompt(before * 9, "d", True), "Your message, with the chat before it, has"),
             (chat.full_prompt(before * 9, "d", True), "lower Maximum new tokens or clear the chat"),

@@ -72,6 +72,7 @@ def colours(visitor, kind):
 def test_write_and_look_at_a_tree(visit):
     """Text comes bit by bit, coloured by its origin; it is the text that `generate` gives."""
     visitor = visit()
+    visitor.set("tree_nodes", 8)
     visitor.write(HEAP)
     early = visitor.answer
     line = visitor.finished()
@@ -107,6 +108,7 @@ def test_write_and_look_at_a_tree(visit):
 
 def test_race(visit):
     visitor = visit()
+    visitor.set("tree_nodes", 8)
     visitor.race(HEAP)
     visitor.page.wait_for_selector("#board .winner")
     verdict = visitor.page.inner_text("#board .winner")
@@ -246,7 +248,7 @@ def test_on_a_phone(visit, chromium):
     """Nothing is wider than the screen; a wide tree scrolls by itself; while programs are compiled,
     the notice is in view; the prompt covers the page, not the other way round."""
     visitor = visit(in_window_of(chromium, (390, 844)))
-    visitor.set("tree_nodes", 37)  # a size that no other test compiles
+    visitor.set("tree_nodes", 60)  # a size that no other test compiles
     visitor.page.fill("#prompt textarea", HEAP)
     visitor.page.click("#send")
     visitor.page.wait_for_selector("#message:has-text('Compiling')")

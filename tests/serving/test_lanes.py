@@ -3,6 +3,7 @@
 import itertools
 import threading
 
+import jax
 import numpy as np
 import pytest
 from engine_requests import Answer, ask, closed_loop, tokens_of
@@ -257,10 +258,13 @@ def test_the_place_in_the_queue(models):
     other = Answer()
     engine.submit(Request(np.zeros(1, np.int32), 3), other)  # there is room for another method
     second.cancel()
+    assert (second.ahead, third.ahead) == (None, 0)
+    answers.append(Answer())
+    assert engine.submit(request, answers[-1]).ahead == 1  # at once, though nothing has moved yet
     gate.set()
-    assert len(answers[1].wait().tokens) == len(other.wait().tokens) == 3
+    assert [len(answer.wait().tokens) for answer in (*answers[1:], other)] == [3, 3, 3]
     assert engine.drain(60)
-    assert (second.ahead, third.ahead) == (None, None)
+    assert third.ahead is None
     engine.close()
 
 
@@ -308,8 +312,27 @@ def test_warming_up_in_idle_moments(models, expected):
         answers = closed_loop(engine, requests, clients)
         assert [answer.tokens for answer in answers] == [expected(n) for n, _ in pairs]
     assert engine.statistics().compilations == compiled
-    for method in ("dart", "eagle3"):
-        assert engine._lane(method).sizes._costs._measured.keys() == {
-            (rows, level) for rows in (1, 2) for level in ("greedy", "sampled", "filtered")
-        }
+    for lane in map(engine._lane, ("dart", "eagle3")):
+        for rows, level in itertools.product((1, 2), ("greedy", "sampled", "filtered")):
+            assert tuple(sorted(lane.sizes._costs.of(rows, level))) == lane.sizes.sizes[rows]
     engine.close()
+
+
+def test_programs_are_dropped_when_there_are_too_many(models, expected, monkeypatch):
+    """As their memory mappings are limited; the texts stay the same."""
+    monkeypatch.setattr("dart_jax.serving.engine._MOST_COMPILED", 3)
+    jax.clear_caches()  # those of other tests
+    engine = Engine(models, ServingConfig(**SMALL))
+    batch, counts = engine._lane("dart").batch, []
+    forget = batch.forget_programs
+
+    def watched():
+        counts.append(len(batch._compiled))
+        forget()
+
+    batch.forget_programs = watched
+    for n, nodes in enumerate((0, 4, 8, 30)):
+        (answer,) = ask(engine, request_of(models, n, tree_nodes=nodes))
+        assert answer.tokens == expected(n)
+    engine.close()
+    assert len(counts) > 1

@@ -7,9 +7,9 @@ import time
 import numpy as np
 
 from dart_jax.serving.config import Level
-from dart_jax.serving.pages import NO_TOKENS, PageKey
 from dart_jax.serving.request import OnUpdate, Request
 from dart_jax.serving.rows import level_of
+from dart_jax.serving.scheduling.pages import NO_TOKENS, PageKey
 
 
 class Sequence:

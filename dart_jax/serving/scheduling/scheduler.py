@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from dart_jax.serving.pages import NO_DRAFTED_TOKENS, NO_TOKENS, PagePool, page_key
-from dart_jax.serving.sequence import Sequence
+from dart_jax.serving.scheduling.pages import NO_DRAFTED_TOKENS, NO_TOKENS, PagePool, page_key
+from dart_jax.serving.scheduling.sequence import Sequence
 
 
 class Scheduler:
