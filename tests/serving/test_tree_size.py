@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dart_jax.serving.step_costs import StepCosts
 from dart_jax.serving.tree_size import TreeSizes
 
 SIZES = {1: (0, 2, 4, 8), 16: (0, 1, 2)}
@@ -95,3 +96,49 @@ def test_a_fixed_size(nodes):
 
 def test_nothing_is_known_without_a_warm_up():
     assert TreeSizes(SIZES, fixed=False).choose(16, "greedy") == 2
+
+
+def observe(sizes, rows, size, seconds, steps=10, level="greedy"):
+    for _ in range(steps):
+        sizes.learn_step(rows, level, size, seconds)
+
+
+def test_what_steps_take_beside_others_counts():
+    """Trees that seemed to pay while nothing else ran are given up where they take longer."""
+    sizes = made({(1, "greedy"): {0: 1.0, 2: 1.2}}, sizes={1: (0, 2)})
+    assert most_often(sizes, 1) == 2
+    observe(sizes, 1, 2, 1.3)
+    assert most_often(sizes, 1) == 2  # plain steps are believed to be as much slower
+    observe(sizes, 1, 0, 1.0)
+    observe(sizes, 1, 2, 2.5, steps=1000)
+    assert most_often(sizes, 1) == 0
+
+
+def test_plain_steps_are_tried_where_it_is_not_clear():
+    sizes = made({(1, "greedy"): {0: 1.0, 2: 1.8}}, sizes={1: (0, 2)})
+    chosen = []
+    for _ in range(600):
+        chosen.append(sizes.choose(1, "greedy"))
+        observe(sizes, 1, chosen[-1], 1.8 if chosen[-1] else 0.5, steps=1)
+    assert chosen[0] == 2
+    assert chosen[-200:] == [0] * 200  # they are faster than was measured
+    sizes = made({(1, "greedy"): {0: 1.0, 2: 1.2}}, sizes={1: (0, 2)})
+    assert most_often(sizes, 1, steps=600) == 2
+    assert 0 not in [sizes.choose(1, "greedy") for _ in range(600)]  # here it is clear
+
+
+def test_costs_of_sizes_that_do_not_run_follow_those_that_do():
+    costs = StepCosts()
+    for size, seconds in FLAT.items():
+        costs.measure(1, "greedy", size, seconds)
+    assert costs.of(1, "greedy") == FLAT
+    for _ in range(8):
+        costs.observe(1, "greedy", 2, 2.02)
+    assert costs.of(1, "greedy") == {size: 2 * seconds for size, seconds in FLAT.items()}
+    assert costs.is_observed(1, "greedy", 2)
+    assert not costs.is_observed(1, "greedy", 4)
+    assert costs.of(2, "greedy") == {}
+    costs.forget(drafted=False)
+    assert costs.is_observed(1, "greedy", 2)
+    costs.forget(drafted=True)
+    assert not costs.is_observed(1, "greedy", 2)
