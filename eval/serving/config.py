@@ -153,6 +153,8 @@ class ServingBenchConfig(ModelChoice):
             words += ["--slots", str(self.slots)]
         if self.soak is None and "--warmup" not in self.serve_options:
             words += ["--warmup", "filtered" if self.temperature else "greedy"]
+        if self.ttft_check and "--stream-interval" not in self.serve_options:
+            words += ["--stream-interval", "0"]  # its chunks are steps
         try:
             return words + shlex.split(self.serve_options)
         except ValueError as error:

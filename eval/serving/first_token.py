@@ -11,8 +11,9 @@ inter-token latency, which is between two steps of a text; if it does not measur
 mean TPOT times tau: what they wait for the tokens of a verification.
 
 On a busy machine single steps take much longer than the mean. So steps are counted as well: those
-that a text got between a prompt's sending and its first token, by its chunks. Something is wrong if
-the 99th percentile is above the bound in both ways.
+that a text got between a prompt's sending and its first token, by its chunks, which a dart_jax
+server sends one by one with `--stream-interval 0`. Something is wrong if the 99th percentile is
+above the bound in both ways.
 """
 
 from __future__ import annotations

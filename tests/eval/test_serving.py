@@ -101,6 +101,8 @@ def test_options_of_servers_that_are_started():
     assert config.server_words(0) == words.split()
     assert ServingBenchConfig(temperature=1).server_words(None) == ["--warmup", "filtered"]
     assert ServingBenchConfig(soak=1.0).server_words(None) == []
+    words = ServingBenchConfig(ttft_check=True).server_words(None)
+    assert words == ["--warmup", "greedy", "--stream-interval", "0"]
 
 
 # What is read.
@@ -556,7 +558,7 @@ def test_a_server_that_compiles_or_fails(capsys):
 @pytest.fixture(scope="module")
 def demo():
     """The demo's server, which compiles few programs, when they are needed."""
-    words = "--slots 2 --tree-nodes 4 --warmup none --max-length 192"
+    words = "--slots 2 --tree-nodes 4 --warmup none --max-length 192 --stream-interval 0"
     with Process(words.split()) as process:
         yield process, find_server(process.address, patience=10)
     assert not process.running
