@@ -16,8 +16,9 @@ from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.serving.config import Level
 from dart_jax.serving.step_costs import StepCosts
 
-# Drafting must promise this much more than plain decoding, since both are only estimated.
-_WORTHWHILE = 1.1
+# Drafting must promise this much more than plain decoding: both are only estimated, and texts that
+# have just begun, or went on without the drafter, take part in drafted steps without a draft.
+_WORTHWHILE = 1.25
 
 # Steps for which drafting must seem to pay before it begins again: what the drafter has missed must
 # then be read.
@@ -57,6 +58,7 @@ class TreeSizes:
         self._costs = StepCosts()
         # Sampled drafts are accepted less often than greedy ones.
         self._rates = {greedy: AcceptanceRates.none(most) for greedy in (True, False)}
+        self._unknown = AcceptanceRates.none(most)
         self._size = most
         self._waited = self._steps = 0
         self._trial = self._since_trial = 0  # plain steps still to take; steps since the last ones
@@ -114,8 +116,7 @@ class TreeSizes:
 
     def _expected(self, level: Level) -> np.ndarray:
         """The tokens that a step is expected to emit per row, float [N + 1], by tree size."""
-        rates = self._rates[level == "greedy"] if self._known(level) else None
-        return (rates or AcceptanceRates.none(self._most)).expected()
+        return (self._rates[level == "greedy"] if self._known(level) else self._unknown).expected()
 
     def learn_cost(self, rows: int, level: Level, size: int, seconds: float) -> None:
         """Sets what a step costs if nothing else runs."""
