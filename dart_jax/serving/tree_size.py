@@ -58,7 +58,7 @@ class TreeSizes:
         self._costs = StepCosts()
         # Sampled drafts are accepted less often than greedy ones.
         self._rates = {greedy: AcceptanceRates.none(most) for greedy in (True, False)}
-        self._unknown = AcceptanceRates.none(most)
+        self._tokens: dict[bool, list[float]] = {}  # expected, until more is learned
         self._size = most
         self._waited = self._steps = 0
         self._trial = self._since_trial = 0  # plain steps still to take; steps since the last ones
@@ -108,15 +108,21 @@ class TreeSizes:
             self._costs.forget(drafted=not drafting)
             if not drafting:
                 self._rates[level == "greedy"] = AcceptanceRates.none(self._most)
+                self._tokens.pop(level == "greedy", None)
             self._forget_after = min(4 * self._forget_after, _FORGET_AFTER_MOST)
 
     def _known(self, level: Level) -> bool:
         """Whether enough trees were verified to judge by."""
         return self._rates[level == "greedy"].tried[1:2].sum() >= _EVIDENCE
 
-    def _expected(self, level: Level) -> np.ndarray:
-        """The tokens that a step is expected to emit per row, float [N + 1], by tree size."""
-        return (self._rates[level == "greedy"] if self._known(level) else self._unknown).expected()
+    def _expected(self, level: Level) -> list[float]:
+        """The tokens that a step is expected to emit per row, [N + 1], by tree size."""
+        greedy = level == "greedy"
+        if greedy not in self._tokens:
+            known = self._known(level)
+            rates = self._rates[greedy] if known else AcceptanceRates.none(self._most)
+            self._tokens[greedy] = rates.expected().tolist()
+        return self._tokens[greedy]
 
     def learn_cost(self, rows: int, level: Level, size: int, seconds: float) -> None:
         """Sets what a step costs if nothing else runs."""
@@ -131,3 +137,4 @@ class TreeSizes:
         and the number of trees."""
         ranks = ranks[ranks <= size]
         self._rates[level == "greedy"].learn(ranks, trees, 1, size)
+        self._tokens.pop(level == "greedy", None)
