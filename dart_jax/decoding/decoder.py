@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
@@ -105,28 +105,20 @@ class Decoder:
     def prepare(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> None:
         """Compiles what such a call may run, and measures what trees of each size cost.
 
-        Without it, calls do both as they go; with trees of one size, the first call compiles all.
+        It decodes with all sizes, again and again until that is known. Without it, calls do both as
+        they go; with trees of one size, the first call compiles all.
         """
         if not self.sizes:
             return
-        for _ in self.visit_sizes(self.pad(prompts, max_new_tokens), self.options(seed), self.loop):
-            pass
-
-    def visit_sizes(self, prompts: Prompts, options: Options, loop: Loop) -> Iterator[None]:
-        """Decodes a batch with trees of all sizes, again and again until what they cost is known.
-
-        Yields after every text of the fused loop and every step of the host loop.
-        """
-        program, policy = self._policy(prompts, options, fused=loop == "fused")
+        padded, options = self.pad(prompts, max_new_tokens), self.options(seed)
+        program, policy = self._policy(padded, options, fused=self.loop == "fused")
         tour = Tour(policy)
         while not tour.done:
-            if loop == "fused":
-                self._in_bursts(tour, prompts, options)
-                yield
+            if self.loop == "fused":
+                self._in_bursts(tour, padded, options)
             else:
-                switch = self._switch(tour)
-                for _ in stream_in_bursts(switch, self.params, prompts, options):
-                    yield
+                for _ in stream_in_bursts(self._switch(tour), self.params, padded, options):
+                    pass
         policy.decide()
         self.memory.keep(program, policy)
 

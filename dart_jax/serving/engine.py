@@ -271,10 +271,15 @@ class Engine:
             self._warm_ups.append((lane, parts))
         self._compiled_idle += self._compiled.programs - before
 
+    @property
+    def _compiled_for_requests(self) -> int:
+        """Programs that were compiled since the start, except by the warm-up in idle moments."""
+        return self._compiled.programs - self._compiled_idle
+
     def _drop_programs(self) -> None:
         """Drops all programs if too many were compiled for requests; those that are needed again
         come from the cache on disk."""
-        compiled = self._compiled.programs - self._compiled_idle
+        compiled = self._compiled_for_requests
         if compiled - self._kept_until > _MOST_COMPILED:
             self._kept_until = compiled
             jax.clear_caches()
@@ -347,7 +352,7 @@ class Engine:
         first, *others = self._lanes.values()
         counts = first.statistics(
             accepted=len(self._inbox),
-            compilations=self._compiled.programs - self._compiled_idle,
+            compilations=self._compiled_for_requests,
             failed=self._failed,
         )
         return functools.reduce(add, (lane.statistics(replicas=0) for lane in others), counts)
