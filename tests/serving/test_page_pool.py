@@ -10,13 +10,13 @@ from dart_jax.serving.scheduling.pages import NO_TOKENS, PagePool, page_key
 PAGE = 4
 
 
-def written(pool, tokens):
+def written(pool, tokens, drafted=True):
     """Takes and writes the pages of a text, lets them be found, and returns them."""
-    found, key = pool.find(tokens)
+    found, key = pool.find(tokens, drafted=drafted)
     pages = found + pool.take(-(-len(tokens) // PAGE) - len(found))
     for n in range(len(found), (len(tokens) - 1) // PAGE):
         key = page_key(key, tokens[n * PAGE : (n + 1) * PAGE + 1])
-        pool.know(pages[n], key)
+        pool.know(pages[n], key, drafted=drafted)
     return pages
 
 
@@ -27,11 +27,11 @@ def text(*tokens):
 def test_a_page_is_found_with_the_token_after_it():
     pool = PagePool(8, PAGE)
     pages = written(pool, text(1, 2, 3, 4, 5, 6))
-    found, _ = pool.find(text(1, 2, 3, 4, 5, 9, 9, 9, 9))
+    found, _ = pool.find(text(1, 2, 3, 4, 5, 9, 9, 9, 9), drafted=True)
     assert found == pages[:1]
     # The drafter's row of 4 has seen that 5 follows.
     for other in (text(1, 2, 3, 4, 6), text(1, 2, 3, 4), text(0, 2, 3, 4, 5)):
-        assert pool.find(other) == ([], NO_TOKENS)
+        assert pool.find(other, drafted=True) == ([], NO_TOKENS)
 
 
 def test_what_nobody_holds_is_kept_until_it_is_needed():
@@ -39,20 +39,20 @@ def test_what_nobody_holds_is_kept_until_it_is_needed():
     first = written(pool, text(*range(9)))
     pool.release(first)
     assert (pool.used, pool.free) == (0, 3)
-    found, _ = pool.find(text(*range(9)))
+    found, _ = pool.find(text(*range(9)), drafted=True)
     assert found == first[:2]
     pool.release(found)
     # The end of a text goes first: without its beginning it would be of no use.
     taken = pool.take(2)
     assert first[0] not in taken
-    assert pool.find(text(*range(9)))[0] == first[:1]
+    assert pool.find(text(*range(9)), drafted=True)[0] == first[:1]
 
 
 def test_nothing_is_found_of_what_was_forgotten():
     pool = PagePool(3, PAGE)
     pool.release(written(pool, text(*range(9))))
     pool.forget()
-    assert pool.find(text(*range(9)))[0] == []
+    assert pool.find(text(*range(9)), drafted=True)[0] == []
     assert (pool.used, pool.free) == (0, 3)
     again = written(pool, text(*range(9)))
     assert sorted(again) == [0, 1, 2]
@@ -72,7 +72,23 @@ def test_too_few_pages_are_none():
 def test_without_reuse_nothing_is_found():
     pool = PagePool(4, PAGE, reuse=False)
     pool.release(written(pool, text(*range(9))))
-    assert pool.find(text(*range(9))) == ([], NO_TOKENS)
+    assert pool.find(text(*range(9)), drafted=True) == ([], NO_TOKENS)
+
+
+def test_texts_without_drafts_find_all_pages_and_others_those_of_the_drafter():
+    pool, tokens = PagePool(12, PAGE), text(*range(9))
+    plain = written(pool, tokens, drafted=False)
+    assert pool.find(tokens, drafted=True) == ([], NO_TOKENS)
+    drafted = written(pool, tokens, drafted=True)
+    assert not set(plain) & set(drafted)
+    for wanted in (True, False):
+        assert pool.find(tokens, drafted=wanted)[0] == drafted[:2]
+    # A text that goes on without the drafter: its own pages serve only others like it.
+    longer = text(*range(13))
+    pages = written(pool, longer, drafted=False)
+    assert pages[:2] == drafted[:2]
+    assert pool.find(longer, drafted=False)[0] == pages[:3]
+    assert pool.find(longer, drafted=True)[0] == drafted[:2]
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,17 +103,20 @@ def test_any_history(data):
             continue
         # Few tokens, so that texts begin alike.
         tokens = text(*data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=20)))
-        found, _ = pool.find(tokens)
+        drafted = data.draw(st.booleans())
+        found, _ = pool.find(tokens, drafted=drafted)
         for n, page in enumerate(found):
-            assert contents[page] == tokens[: (n + 1) * PAGE + 1].tolist()
+            begins, by_drafter = contents[page]
+            assert begins == tokens[: (n + 1) * PAGE + 1].tolist()
+            assert by_drafter or not drafted
         pool.release(found)
         if -(-len(tokens) // PAGE) > pool.free:
             continue
-        pages = written(pool, tokens)
+        pages = written(pool, tokens, drafted)
         new = set(pages) - set(found)
         assert not new & {page for held in holders for page in held}
-        for n, page in enumerate(pages):
-            contents[page] = tokens[: (n + 1) * PAGE + 1].tolist()
+        for n, page in enumerate(pages[len(found) :], len(found)):
+            contents[page] = tokens[: (n + 1) * PAGE + 1].tolist(), drafted
         holders.append(pages)
         assert pool.used == len({page for held in holders for page in held})
     for held in holders:

@@ -3,7 +3,8 @@
 A page holds the keys and values of as many tokens, in the target's pool and in the drafter's. A
 complete page of a text can serve every text that begins alike: it is found by a key that stands for
 all tokens up to its end, and the one after that, because the drafter's last row joins the feature
-of its own token with the next token.
+of its own token with the next token. A page that only the target has written serves only texts that
+are not drafted for.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ import numpy as np
 PageKey = bytes
 
 NO_TOKENS: PageKey = b""
-
-# The same for pages that the drafter has written, too; texts without drafts have their own.
-NO_DRAFTED_TOKENS: PageKey = b"drafted"
 
 
 def page_key(before: PageKey, tokens: np.ndarray) -> PageKey:
@@ -46,8 +44,9 @@ class PagePool:
         self._reuse = reuse
         self._empty = list(range(size - 1, -1, -1))
         self._holders = [0] * size
-        self._keys: dict[int, PageKey] = {}
-        self._found: dict[PageKey, int] = {}
+        # Keys, and whether the drafter has written the page, too.
+        self._keys: dict[int, tuple[PageKey, bool]] = {}
+        self._found: dict[tuple[PageKey, bool], int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # known and held by nobody
 
     @property
@@ -87,21 +86,23 @@ class PagePool:
             else:
                 self._empty.append(page)
 
-    def find(self, tokens: np.ndarray, key: PageKey = NO_TOKENS) -> tuple[list[int], PageKey]:
+    def find(self, tokens: np.ndarray, *, drafted: bool) -> tuple[list[int], PageKey]:
         """Finds and holds the pages with the longest known beginning of a text, int32 [n].
 
         Args:
           tokens: of the text.
-          key: stands for no tokens.
+          drafted: whether the drafter must have written them, too.
 
         Returns:
           The pages, and the key of the last one.
         """
-        pages = []
+        pages, key = [], NO_TOKENS
         while self._reuse and len(tokens) > (len(pages) + 1) * self.page:
             begin = len(pages) * self.page
             longer = page_key(key, tokens[begin : begin + self.page + 1])
-            page = self._found.get(longer)
+            page = self._found.get((longer, True))
+            if page is None and not drafted:
+                page = self._found.get((longer, False))
             if page is None:
                 break
             if not self._holders[page]:
@@ -111,11 +112,12 @@ class PagePool:
             key = longer
         return pages, key
 
-    def know(self, page: int, key: PageKey) -> None:
-        """Lets a page that is held be found by its key, unless another one is already."""
-        if self._reuse and key not in self._found:
-            self._found[key] = page
-            self._keys[page] = key
+    def know(self, page: int, key: PageKey, *, drafted: bool) -> None:
+        """Lets a page that is held be found by its key, unless another one is already; `drafted`:
+        whether the drafter has written it, too."""
+        if self._reuse and (key, drafted) not in self._found:
+            self._found[key, drafted] = page
+            self._keys[page] = key, drafted
 
     def forget(self) -> None:
         """Lets no page be found any more: their contents will be overwritten. None may be held."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from dart_jax.serving.scheduling.pages import NO_DRAFTED_TOKENS, NO_TOKENS, PagePool, page_key
+from dart_jax.serving.scheduling.pages import PagePool, page_key
 from dart_jax.serving.scheduling.sequence import Sequence
 
 
@@ -50,8 +50,7 @@ class Scheduler:
         if not self.waiting or not self._free_slots:
             return None
         sequence = self.waiting[0]
-        none = NO_DRAFTED_TOKENS if drafts else NO_TOKENS
-        pages, key = self.pool.find(sequence.tokens, none)
+        pages, key = self.pool.find(sequence.tokens, drafted=drafts)
         found = len(pages)
         taken = self.pool.take(self._pages_for(sequence.count) - found)
         # A page for each of the others, so that the newcomer is not sent away at once.
@@ -77,9 +76,9 @@ class Scheduler:
     def know_pages(self, sequence: Sequence) -> None:
         """Lets others find the pages that a sequence has completed."""
         page, tokens = self.pool.page, sequence.tokens
-        while sequence.key is not None and (end := (sequence.known + 1) * page) <= sequence.read:
+        while (end := (sequence.known + 1) * page) <= sequence.read:
             sequence.key = page_key(sequence.key, tokens[end - page : end + 1])
-            self.pool.know(sequence.pages[sequence.known], sequence.key)
+            self.pool.know(sequence.pages[sequence.known], sequence.key, drafted=sequence.drafts)
             sequence.known += 1
 
     def make_room(self, rows: int) -> None:

@@ -25,7 +25,7 @@ class Sequence:
       slot: its slot; None while it waits.
       pages: those it holds, in order.
       known: how many of them can be found by their tokens.
-      key: the key of the last known page; None if no more can be known.
+      key: the key of the last known page.
       drafts: whether the drafter has read all that the target has; it is left out where drafting
         does not pay.
       draft: its row in the result of the last step, if that has a draft for it.
@@ -49,7 +49,7 @@ class Sequence:
         self.slot: int | None = None
         self.pages: list[int] = []
         self.known = 0
-        self.key: PageKey | None = NO_TOKENS
+        self.key: PageKey = NO_TOKENS
         self.drafts = False
         self.draft: int | None = None
         self.cancelled = self.ended = False
@@ -84,8 +84,7 @@ class Sequence:
 
     def leave_drafts(self) -> None:
         """Goes on without the drafter, which will not have read what follows."""
-        if self.drafts:
-            self.drafts, self.draft, self.key = False, None, None
+        self.drafts, self.draft = False, None
 
     def forget(self) -> None:
         """Begins anew with nothing in the caches, but with the tokens so far."""
