@@ -173,7 +173,7 @@ class Lane:
             sizes = [chosen if nodes is None else nodes for nodes in own]
         emitted = self.batch.step(running, rows, program, sizes)
         seconds = clock() - began
-        if size:
+        if drafted:
             self._learn(running, emitted, level, chosen)
         self._drafted = drafted
         self.tallies.step(
@@ -209,7 +209,7 @@ class Lane:
         if own and chosen:
             trees = sum(each.drafted > 0 for each in own)
             ranks = np.concatenate([each.ranks for each in own])
-            self.sizes.learn_accepted(level, min(chosen, self._drafted), ranks, trees)
+            self.sizes.learn_accepted(level, min(chosen, self._drafted), ranks, trees, len(own))
 
     def _take(self, sequence: Sequence, each: Emitted) -> None:
         """Adds what a step gave a request, and passes it on."""

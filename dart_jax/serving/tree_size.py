@@ -2,8 +2,8 @@
 
 What steps cost is measured before the first request and corrected while requests are served (see
 `StepCosts`); how many tokens trees of each size are worth is learned from what was accepted lately
-(see `dart_jax.decoding.adaptive`). Where drafting does not pay, steps decode plainly, without the
-drafter.
+(see `dart_jax.decoding.adaptive`), and from how many texts of a step have a tree at all: those that
+have just begun do not. Where drafting does not pay, steps decode plainly, without the drafter.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.serving.config import Level
 from dart_jax.serving.step_costs import StepCosts
 
-# Drafting must promise this much more than plain decoding: both are only estimated, and texts that
-# have just begun, or went on without the drafter, take part in drafted steps without a draft.
-_WORTHWHILE = 1.25
+# Drafting must promise this much more than plain decoding: both are only estimated, and prompts take
+# longer to read with the drafter.
+_WORTHWHILE = 1.1
 
-# Steps for which drafting must seem to pay before it begins again: what the drafter has missed must
-# then be read.
-_PATIENCE = 16
+# Part of the earlier evidence of how many texts have a tree that is kept from step to step.
+_KEPT = 0.98
+
+# Plain steps follow drafted ones, or these begin again, when not changing has cost as much time as so
+# many steps, all told: what is expected differs from text to text, and to begin again takes time,
+# since what the drafter has missed must be read. One step counts at most as much, so that a short
+# pause of the load changes nothing.
+_PATIENCE, _LOSS_OF_A_STEP = 4.0, 0.25
 
 # Trees whose acceptance must be known to judge by it; before, a tree's n-th node is believed to be
 # accepted in 1 / n of all steps.
@@ -59,8 +64,10 @@ class TreeSizes:
         # Sampled drafts are accepted less often than greedy ones.
         self._rates = {greedy: AcceptanceRates.none(most) for greedy in (True, False)}
         self._tokens: dict[bool, list[float]] = {}  # expected, until more is learned
+        self._share = 1.0  # of the texts of drafted steps, those with a tree
         self._size = most
-        self._waited = self._steps = 0
+        self._lost = 0.0  # steps' worth of time, by not changing whether to draft
+        self._steps = 0
         self._trial = self._since_trial = 0  # plain steps still to take; steps since the last ones
         self._same = 0  # steps since it was last changed whether to draft
         self._settled = True  # whether drafting paid when it was last clear
@@ -76,21 +83,24 @@ class TreeSizes:
             return 0
         self._forget(level)
         tokens = self._expected(level)
-        gains = {size: tokens[size] / cost for size, cost in costs.items()}
+        share = self._share
+        gains = {size: (1 + share * (tokens[size] - 1)) / cost for size, cost in costs.items()}
         gains[0] *= _WORTHWHILE
-        best = max(gains, key=gains.__getitem__)
-        self._waited = self._waited + 1 if best and not self._size else 0
-        before = self._size
-        if self._size or not best or self._waited > _PATIENCE:
-            self._size = best
+        drafted = max(sizes[1:], key=gains.__getitem__, default=0)
+        now, other = (drafted, 0) if self._size else (0, drafted)
+        loss = min(gains[other] / gains[now] - 1, _LOSS_OF_A_STEP)
+        self._lost = max(self._lost + loss, 0.0)
+        self._same += 1
+        if self._lost > _PATIENCE:
+            now, self._lost, self._same = other, 0.0, 0
+        self._size = now
         self._steps += 1
-        self._same = self._same + 1 if bool(self._size) == bool(before) else 0
         self._since_trial += 1
         if not self._size:
             return 0
         if (
             min(self._same, self._since_trial) > _TRIAL_AFTER
-            and gains[best] < _DOUBTFUL * gains[0]
+            and gains[drafted] < _DOUBTFUL * gains[0]
             and not self._costs.is_observed(rows, level, 0)
         ):
             self._trial, self._since_trial = _TRIAL, 0
@@ -116,7 +126,7 @@ class TreeSizes:
         return self._rates[level == "greedy"].tried[1:2].sum() >= _EVIDENCE
 
     def _expected(self, level: Level) -> list[float]:
-        """The tokens that a step is expected to emit per row, [N + 1], by tree size."""
+        """The tokens that a text with a tree is expected to get from a step, [N + 1], by size."""
         greedy = level == "greedy"
         if greedy not in self._tokens:
             known = self._known(level)
@@ -132,9 +142,19 @@ class TreeSizes:
         """Adds what a step took, with all that was done around it."""
         self._costs.observe(rows, level, size, seconds)
 
-    def learn_accepted(self, level: Level, size: int, ranks: np.ndarray, trees: int) -> None:
-        """Adds what was accepted of trees that were drafted for a size: the nodes' ranks, int [n],
-        and the number of trees."""
-        ranks = ranks[ranks <= size]
-        self._rates[level == "greedy"].learn(ranks, trees, 1, size)
-        self._tokens.pop(level == "greedy", None)
+    def learn_accepted(
+        self, level: Level, size: int, ranks: np.ndarray, trees: int, texts: int
+    ) -> None:
+        """Adds what was accepted in a drafted step.
+
+        Args:
+          level: how it sampled.
+          size: what the trees were drafted for.
+          ranks: int [n], ranks of the accepted nodes; zeros are ignored.
+          trees: how many were verified.
+          texts: how many took part.
+        """
+        self._share = _KEPT * self._share + (1 - _KEPT) * trees / texts
+        if trees:
+            self._rates[level == "greedy"].learn(ranks[ranks <= size], trees, 1, size)
+            self._tokens.pop(level == "greedy", None)

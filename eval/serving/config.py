@@ -14,7 +14,7 @@ from eval.benchmarks.registry import find
 from eval.serving.client.connection import Address
 
 # Workloads that are made here; other names are benchmarks of `eval.benchmarks`.
-MADE = ("demo", "shared-prefix", "chat", "code")
+MADE = ("demo", "shared-prefix", "chat", "code", "sharegpt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,8 @@ class ServingBenchConfig(ModelChoice):
     api_key: str | None = None
     """Key of the servers of --url; by default the environment's DART_API_KEY, if it is set."""
     workload: str = "demo"
-    """demo and shared-prefix: the demo's prompts, plainly or after a long common beginning; chat
-    and code: lengths of published traces; or a benchmark, such as mt_bench."""
+    """demo and shared-prefix: the demo's prompts, plainly or after a long common beginning; chat,
+    code and sharegpt: lengths of published workloads; or a benchmark, such as mt_bench."""
     data_dir: Path | None = None
     """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
     thinking: bool = False
@@ -36,11 +36,11 @@ class ServingBenchConfig(ModelChoice):
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     max_new_tokens: int = 128
-    """Tokens to generate for each prompt; chat and code have lengths of their own."""
+    """Tokens to generate for each prompt; chat, code and sharegpt have lengths of their own."""
     ignore_eos: bool = False
     """Let texts go on after their end, up to --max-new-tokens."""
     length_scale: float = 1.0
-    """Factor of the lengths of chat and code."""
+    """Factor of the lengths of chat, code and sharegpt."""
     longest: int = 2048
     """Most tokens of a prompt and its answer together."""
     prefix_tokens: int = 512

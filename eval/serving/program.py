@@ -1,7 +1,8 @@
 """Measure what clients of a server get: latency, throughput, and what drafting changes.
 
     python -m eval.serving
-    python -m eval.serving --workload chat --length-scale 0.25 --rate 2 8 --baseline plain fixed
+    python -m eval.serving --workload sharegpt --clients 16 --baseline plain fixed
+    python -m eval.serving --workload chat --length-scale 0.25 --rate 2 8
     python -m eval.serving --url http://127.0.0.1:8000 http://127.0.0.1:8001
     python -m eval.serving --soak 300 --clients 64
     python -m eval.serving --ttft-check

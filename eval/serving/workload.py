@@ -7,13 +7,16 @@ Request `i` of a workload depends on the options and `i` alone.
 | `demo` | functions of the demo's held-out modules | `--max-new-tokens` |
 | a benchmark of `eval.benchmarks` | its questions' first turns | `--max-new-tokens` |
 | `shared-prefix` | the demo's, each after the same `--prefix-tokens` tokens | `--max-new-tokens` |
-| `chat`, `code` | cut from held-out modules, in lengths as below | in lengths as below |
+| `chat`, `code`, `sharegpt` | cut from held-out modules, in lengths as below | in lengths as below |
 
-Lengths are log-normal, with medians and standard deviations of the logarithms of the production
-traces that Microsoft published for "Splitwise: efficient generative LLM inference using phase
-splitting" (ISCA 2024; github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023: 19,366
-requests of a chat service, 8,819 of one that completes code), drawn independently. As there, texts
-go on after their end until they have their length.
+Lengths are log-normal and drawn independently. `chat` and `code` have medians and standard
+deviations of the logarithms of the production traces that Microsoft published for "Splitwise:
+efficient generative LLM inference using phase splitting" (ISCA 2024;
+github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023: 19,366 requests of a chat service,
+8,819 of one that completes code). `sharegpt` has the means of ShareGPT's conversations in "Efficient
+memory management for large language model serving with PagedAttention" (SOSP 2023, figure 11), 161
+tokens and 338; the spread is drawn there, not given, and taken to equal the mean. Texts go on after
+their end until they have their length.
 """
 
 from __future__ import annotations
@@ -53,7 +56,11 @@ class Mix(NamedTuple):
     answer_deviation: float
 
 
-MIXES = {"chat": Mix(1020, 0.985, 129, 0.859), "code": Mix(1469, 1.360, 13, 0.847)}
+MIXES = {
+    "chat": Mix(1020, 0.985, 129, 0.859),
+    "code": Mix(1469, 1.360, 13, 0.847),
+    "sharegpt": Mix(114, 0.833, 239, 0.833),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +98,7 @@ def make_workload(config: ServingBenchConfig, tokenizer: Tokenizer) -> Workload:
         text = library_tokens(tokenizer)
         scale = "" if config.length_scale == 1 else f", lengths times {config.length_scale:g}"
         return Workload(
-            f"{name}: log-normal lengths of Azure's trace{scale}",
+            f"{name}: log-normal lengths of a published workload{scale}",
             lambda number: _mixed(config, mix, text, number),
         )
     if name in ("demo", "shared-prefix"):
