@@ -16,17 +16,17 @@ from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.serving.config import Level
 from dart_jax.serving.step_costs import StepCosts
 
-# Drafting must promise this much more than plain decoding: both are only estimated, and prompts take
-# longer to read with the drafter.
+# Drafting must promise this much more than plain decoding: both are only estimated, and prompts
+# take longer to read with the drafter.
 _WORTHWHILE = 1.1
 
 # Part of the earlier evidence of how many texts have a tree that is kept from step to step.
 _KEPT = 0.98
 
-# Plain steps follow drafted ones, or these begin again, when not changing has cost as much time as so
-# many steps, all told: what is expected differs from text to text, and to begin again takes time,
-# since what the drafter has missed must be read. One step counts at most as much, so that a short
-# pause of the load changes nothing.
+# Plain steps follow drafted ones, or these begin again, when not changing has cost as much time as
+# so many steps, all told: what is expected differs from text to text, and to begin again takes
+# time, since what the drafter has missed must be read. One step counts at most as much, so that a
+# short pause of the load changes nothing.
 _PATIENCE, _LOSS_OF_A_STEP = 4.0, 0.25
 
 # Trees whose acceptance must be known to judge by it; before, a tree's n-th node is believed to be

@@ -7,16 +7,16 @@ Request `i` of a workload depends on the options and `i` alone.
 | `demo` | functions of the demo's held-out modules | `--max-new-tokens` |
 | a benchmark of `eval.benchmarks` | its questions' first turns | `--max-new-tokens` |
 | `shared-prefix` | the demo's, each after the same `--prefix-tokens` tokens | `--max-new-tokens` |
-| `chat`, `code`, `sharegpt` | cut from held-out modules, in lengths as below | in lengths as below |
+| `chat`, `code`, `sharegpt` | cut from held-out modules, lengths as below | as below |
 
 Lengths are log-normal and drawn independently. `chat` and `code` have medians and standard
 deviations of the logarithms of the production traces that Microsoft published for "Splitwise:
 efficient generative LLM inference using phase splitting" (ISCA 2024;
-github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023: 19,366 requests of a chat service,
-8,819 of one that completes code). `sharegpt` has the means of ShareGPT's conversations in "Efficient
-memory management for large language model serving with PagedAttention" (SOSP 2023, figure 11), 161
-tokens and 338; the spread is drawn there, not given, and taken to equal the mean. Texts go on after
-their end until they have their length.
+github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023: 19,366 requests of a chat
+service, 8,819 of one that completes code). `sharegpt` has the means of ShareGPT's conversations in
+"Efficient memory management for large language model serving with PagedAttention" (SOSP 2023,
+figure 11), 161 tokens and 338; the spread is drawn there, not given, and taken to equal the mean.
+Texts go on after their end until they have their length.
 """
 
 from __future__ import annotations
