@@ -44,8 +44,7 @@ class GeneratedText:
         self.pieces: list[Piece] = []
         self.finish: Literal["stop", "length"] | None = None
         self._row = row
-        self._text = TextStream(tokenizer, stop)
-        self._stop_ids = frozenset(stop_ids)
+        self._text = TextStream(tokenizer, stop, stop_ids)
         self._scores: list[TokenScores] = []
 
     def append(
@@ -64,10 +63,6 @@ class GeneratedText:
                 break
             self.tokens.append(token)
             self.drafted.append(was_drafted)
-            if token in self._stop_ids:
-                self._add(self._text.finish())
-                self.finish = "stop"
-                break
             self._add(self._text.push(token))
             if self._text.stopped:
                 self.finish = "stop"

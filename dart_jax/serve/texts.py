@@ -59,14 +59,13 @@ class Text:
         self.finish: Finish | None = None
         self.first: float | None = None
         self.last = 0.0
-        self._stream = TextStream(tokenizer, stop)
-        self._stop_ids = frozenset(stop_ids)
+        self._stream = TextStream(tokenizer, stop, stop_ids)
         # The stream above holds back what may begin a stop string; this one knows where tokens are.
-        self._places = TextStream(tokenizer)
+        self._places = TextStream(tokenizer, stop_ids=stop_ids)
         self._offset = 0
 
     def push(self, update: Update) -> Piece:
-        """Adds tokens, up to the one that completes a stop string."""
+        """Adds tokens, up to the one that ends the text."""
         text: list[str] = []
         scores: list[Score] = []
         count = 0
@@ -74,10 +73,6 @@ class Text:
             count += 1
             if update.logprobs is not None:
                 scores.append(self._score(token, update.logprobs, place))
-            if token in self._stop_ids:
-                text.append(self._stream.finish())
-                self.finish = "stop"
-                break
             text.append(self._stream.push(token))
             if self._stream.stopped:
                 self.finish = "stop"
@@ -91,8 +86,7 @@ class Text:
     def _score(self, token: int, logprobs: Logprobs, place: int) -> Score:
         ids, values = logprobs.top_ids[place].tolist(), logprobs.top[place].tolist()
         offset = self._offset
-        if token not in self._stop_ids:
-            self._offset += len(self._places.push(token))
+        self._offset += len(self._places.push(token))
         return Score(token, float(logprobs.own[place]), list(zip(ids, values, strict=True)), offset)
 
 

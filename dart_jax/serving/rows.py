@@ -144,7 +144,8 @@ class RowTable:
         self._clear(slot)
         row = self.numbers[slot]
         row[SLOT] = slot
-        row[KEYS:AT_CONTEXT] = keys_of(request)
+        if request.sampling.temperature:
+            row[KEYS:AT_CONTEXT] = keys_of(request)
         row[_STOP : _STOP + len(request.stop_ids)] = request.stop_ids
         self.values[slot] = values_of(request, vocab_size)
 

@@ -1,4 +1,4 @@
-"""Incremental decoding of tokens to text, with stop strings."""
+"""Incremental decoding of tokens to text, up to ids or strings that end it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ class TextStream:
     decoded so far, even a byte token. The work per token does not grow with the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] | str = ()):
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] | str = (), stop_ids: Sequence[int] = ()
+    ):
         """Starts an empty text.
 
         Args:
           tokenizer: special tokens are skipped.
           stop: strings that end the text; they may begin within a token.
+          stop_ids: tokens that end the text and are not part of it.
 
         Raises:
           UserError: a stop string is empty.
@@ -39,14 +42,21 @@ class TextStream:
         self._returned = 0  # characters of their text that were returned
         self._run: list[int] = []  # byte tokens after the context
         self._stops = _StopStrings((stop,) if isinstance(stop, str) else stop)
+        self._stop_ids = frozenset(stop_ids)
+        self._ended = False  # by one of them
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was completed: the text ends before it, more tokens are ignored."""
-        return self._stops.found
+        """Whether a stop id came, or a stop string was completed, before which the text ends: more
+        tokens are ignored."""
+        return self._ended or self._stops.found
 
     def push(self, token_id: int) -> str:
         """Adds the next token; returns the text that is now final, often none."""
+        if token_id in self._stop_ids:
+            rest = self.finish()
+            self._ended = True
+            return rest
         token = self._tokenizer.backend.id_to_token(token_id)
         if self.stopped or not token or token_id in self._tokenizer.special_ids:
             return ""

@@ -56,11 +56,10 @@ class Resumable:
         return Update(update.tokens[skipped:], update.drafted[skipped:], update.finish, logprobs)
 
     def _continue(self) -> None:
-        """Makes the text so far a part of the prompt."""
+        """Makes the text so far a part of the prompt. The draws that follow depend on the seed and
+        on positions, which stay the same."""
         first, so_far = self._first, np.array(self._tokens, np.int32)
         self._kept = len(so_far)
-        # Other draws than those at the beginning of the text.
-        seed = (first.seed + self._kept) % 2**32
         # For these penalties the text so far counts. What they subtract for tokens that come again
         # is too much by one `presence_penalty`.
         bias = dict(first.logit_bias)
@@ -74,7 +73,6 @@ class Resumable:
             tokens=np.concatenate([first.tokens, so_far]),
             max_new_tokens=first.max_new_tokens - self._kept,
             logit_bias=bias,
-            seed=seed,
         )
 
 
