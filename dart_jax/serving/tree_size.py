@@ -18,10 +18,14 @@ from dart_jax.serving.step_costs import StepCosts
 
 # Drafting must promise this much more than plain decoding: both are only estimated, and prompts
 # take longer to read with the drafter.
-_WORTHWHILE = 1.1
+_WORTHWHILE = 1.2
 
 # Part of the earlier evidence of how many texts have a tree that is kept from step to step.
 _KEPT = 0.98
+
+# Trees that make acceptance forget as much as a step of a single call does: some hundred trees
+# count, of several texts, since those that follow are others.
+_TREES = 8
 
 # Plain steps follow drafted ones, or these begin again, when not changing has cost as much time as
 # so many steps, all told: what is expected differs from text to text, and to begin again takes
@@ -156,5 +160,6 @@ class TreeSizes:
         """
         self._share = _KEPT * self._share + (1 - _KEPT) * trees / texts
         if trees:
-            self._rates[level == "greedy"].learn(ranks[ranks <= size], trees, 1, size)
+            rates = self._rates[level == "greedy"]
+            rates.learn(ranks[ranks <= size], trees, trees / _TREES, size)
             self._tokens.pop(level == "greedy", None)

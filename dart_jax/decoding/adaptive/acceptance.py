@@ -37,7 +37,7 @@ class AcceptanceRates:
         """Before the first step, for trees of up to N nodes."""
         return cls(np.zeros(nodes + 1), np.zeros(nodes + 1))
 
-    def learn(self, ranks: np.ndarray, trees: int, steps: int, nodes: int) -> None:
+    def learn(self, ranks: np.ndarray, trees: int, steps: float, nodes: int) -> None:
         """Learns from a burst.
 
         Args:
