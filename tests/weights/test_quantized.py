@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_model
-from quantized_files import awq, fp8, gptq, int8, is_projection, packed, write
-from safetensors.numpy import load_file, save_file
+from quantized_files import awq, fp8, gptq, int8, packed, write
+from safetensors.numpy import save_file
 from tiny_configs import TARGET, random_params
 
 from dart_jax.errors import UserError
@@ -197,6 +197,7 @@ def test_tensors_are_read_when_they_are_needed(tmp_path, case):
 
     tensors = {name: watched(name, tensor) for name, tensor in files.tensors.items()}
     method = quantization_method({"quantization_config": CASES[case][0]})
+    assert method is not None
     ours = dequantized(files._replace(tensors=tensors), method).tensors
     assert {name.rsplit(".", 1)[1] for name in read} <= {"weight_shape"}
     read.clear()
@@ -210,7 +211,10 @@ def test_layers_that_are_not_quantised_are_read_as_they_are(tmp_path):
         return fp8(weight, (20, 12)) if ".3." in name else ({"weight": weight}, weight)
 
     target = (TARGET, random_params(TARGET, 3))
-    fields = {"weight_block_size": [20, 12], "modules_to_not_convert": ["model.layers.0", "lm_head"]}
+    fields = {
+        "weight_block_size": [20, 12],
+        "modules_to_not_convert": ["model.layers.0", "lm_head"],
+    }
     write(tmp_path, target, FP8 | fields, some)
     assert_same(load_target(tmp_path)[1], load_target(tmp_path / "plain")[1])
 

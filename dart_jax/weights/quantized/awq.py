@@ -1,14 +1,14 @@
 """`quant_method: awq`: 4-bit integers with zeros, in groups of inputs, as AutoAWQ's GEMM stores.
 
-`qweight` [in, out / 8] and `qzeros` [groups, out / 8] hold eight outputs per 32-bit word, in an order
-of their own; `scales` is [groups, out].
+`qweight` [in, out / 8] and `qzeros` [groups, out / 8] hold eight outputs per 32-bit word, in an
+order of their own; `scales` is [groups, out].
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,7 +39,11 @@ class Awq(Method):
 
     group: int
 
-    endings = {".qweight": ".weight", ".qzeros": ".weight", ".scales": ".weight"}  # noqa: RUF012
+    endings: ClassVar[Mapping[str, str]] = {
+        ".qweight": ".weight",
+        ".qzeros": ".weight",
+        ".scales": ".weight",
+    }
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Awq:

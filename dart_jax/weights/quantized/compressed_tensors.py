@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -124,7 +124,7 @@ class CompressedTensors(Method):
 
     schemes: tuple[Scheme, ...]
 
-    endings = {  # noqa: RUF012
+    endings: ClassVar[Mapping[str, str]] = {
         ".weight_packed": ".weight",
         _SCALE: ".weight",
         _ZEROS: ".weight",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from dart_jax.errors import UserError
 from dart_jax.weights.quantized.layers import FP8, Layer, Method, block_size, refusal, scaled
@@ -27,7 +27,7 @@ class Fp8(Method):
 
     block: tuple[int, int] | None
 
-    endings = {  # noqa: RUF012
+    endings: ClassVar[Mapping[str, str]] = {
         ".weight_scale_inv": ".weight",
         ".weight_scale": ".weight",
         "_proj_scale_inv": "_proj",
@@ -48,5 +48,8 @@ class Fp8(Method):
         found = [ending for ending in self.endings if ending in layer.parts]
         if len(found) > 1:
             raise UserError(f"there are both {layer.name(found[0])} and {layer.name(found[1])}")
-        expected = ".weight_scale_inv" if layer.weight.endswith(".weight") else "_proj_scale_inv"
-        return scaled(layer, values, self.block or values.shape[-2:], found[0] if found else expected)
+        # The first one fits all names but those of fused experts.
+        expected = list(self.endings)[0 if layer.weight.endswith(".weight") else -1]
+        scale = found[0] if found else expected
+        block = self.block or (values.shape[-2], values.shape[-1])
+        return scaled(layer, values, block, scale)

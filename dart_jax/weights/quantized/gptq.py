@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Gptq(Method):
     reordered: bool
     less_one: bool
 
-    endings = {  # noqa: RUF012
+    endings: ClassVar[Mapping[str, str]] = {
         ".qweight": ".weight",
         ".qzeros": ".weight",
         ".scales": ".weight",
