@@ -105,7 +105,8 @@ def load_target(
     config, quantization = _target_config(read_json(directory / "config.json"))
     files = open_tensors(directory)
     if quantization is not None:
-        files = dequantized(files, quantization)
+        of_text = {n: t for n, t in files.tensors.items() if text_tensor(n) is not None}
+        files = dequantized(files._replace(tensors=of_text), quantization)
     files = _text_part(files, config)
     if quantization is not None:
         drop_zero_biases(files.tensors, layout(config, files.tensors))
