@@ -219,6 +219,21 @@ def test_layers_that_are_not_quantised_are_read_as_they_are(tmp_path):
     assert_same(load_target(tmp_path)[1], load_target(tmp_path / "plain")[1])
 
 
+def test_the_text_part_of_a_vision_language_model(tmp_path):
+    made(tmp_path, "packed, two schemes")
+    stored = {n: t.read() for n, t in open_tensors(tmp_path).tensors.items()}
+    start = "model.language_model."
+    renamed = {f"{start}{name.removeprefix('model.')}": part for name, part in stored.items()}
+    # Of the other part, nothing is checked.
+    renamed["model.visual.blocks.0.proj.weight_packed"] = np.ones(3, np.int32)
+    save_file(renamed, tmp_path / "model.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text())
+    outer = {"model_type": "qwen3_vl", "quantization_config": text.pop("quantization_config")}
+    outer["text_config"] = text | {"model_type": "qwen3_vl_text"}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    assert_same(load_target(tmp_path)[1], load_target(tmp_path / "plain")[1])
+
+
 def refused(directory, message):
     with pytest.raises(UserError, match=message) as error:
         load_target(directory)
