@@ -191,7 +191,7 @@ class TargetConfig:
         json = text_part(json)
         architecture = architecture_of(json)
         json = {**architecture.defaults, **json}
-        for name in ("quantization_config", "use_bidirectional_attention", "use_mrope"):
+        for name in ("use_bidirectional_attention", "use_mrope"):
             refuse(json, name, (None, False))
         refuse(json, "pretraining_tp", (0, 1, None))
         # Required, because their defaults differ between architectures.

@@ -31,6 +31,9 @@ from dart_jax.weights.parameters import (
     stored_pairs,
     stored_tensors,
 )
+from dart_jax.weights.quantized.gptq import drop_zero_biases
+from dart_jax.weights.quantized.layers import Method
+from dart_jax.weights.quantized.methods import dequantized, quantization_method
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import (
     TensorFiles,
@@ -50,7 +53,7 @@ def read_target_config(directory: Path) -> TargetConfig:
     Raises:
       UserError: it is missing or not supported.
     """
-    return TargetConfig.from_json(read_json(directory / "config.json"))
+    return _target_config(read_json(directory / "config.json"))[0]
 
 
 def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
@@ -72,7 +75,7 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
     if is_drafter(json) or "model_type" not in json:
         return drafter_config(json)
     try:
-        return TargetConfig.from_json(json)
+        return _target_config(json)[0]
     except UserError as error:
         raise UserError(
             f"{directory} is neither a DART nor an EAGLE-3 drafter, nor a model that could draft "
@@ -84,6 +87,8 @@ def load_target(
     directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32, *, narrow: bool = False
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
+
+    Quantised weights (see `weights.quantized`) become the floats that they stand for.
 
     Args:
       directory: the checkpoint.
@@ -97,8 +102,14 @@ def load_target(
     """
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
-    config = read_target_config(directory)
-    files = _text_part(open_tensors(directory), config)
+    config, quantization = _target_config(read_json(directory / "config.json"))
+    files = open_tensors(directory)
+    if quantization is not None:
+        of_text = {n: t for n, t in files.tensors.items() if text_tensor(n) is not None}
+        files = dequantized(files._replace(tensors=of_text), quantization)
+    files = _text_part(files, config)
+    if quantization is not None:
+        drop_zero_biases(files.tensors, layout(config, files.tensors))
     if config.tie_word_embeddings:
         files.tensors.pop("lm_head.weight", None)
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
@@ -304,6 +315,11 @@ def _save(
     write_pair_scores(directory, pairs)
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)
+
+
+def _target_config(json: dict[str, Any]) -> tuple[TargetConfig, Method | None]:
+    """A target's config, and how its files are quantised."""
+    return TargetConfig.from_json(json), quantization_method(json)
 
 
 def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
