@@ -22,8 +22,7 @@ from dart_jax.decoding.noise import noise_at, row_keys
 from dart_jax.decoding.penalties import mark_seen, penalize_repetition
 from dart_jax.decoding.prompts import Prompts
 from dart_jax.decoding.sampling import SamplingValues, draw
-from dart_jax.decoding.spmd import ALL, CACHE, ROWS, STATE, program
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
     as_needed,
     draft,
@@ -36,6 +35,7 @@ from dart_jax.models.cache import Cache, capacity_of, first_rows, keep_rows, wai
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import rows_before
+from dart_jax.models.sharding.program import ALL, CACHE, ROWS, program
 from dart_jax.models.target import Target, TargetOutput
 
 
@@ -103,6 +103,7 @@ def divide(config: DecodeConfig, prompts: Prompts) -> list[Chunk]:
     return [Chunk(n * size, ChunkShape(rows, filled(n * size))) for n, rows in enumerate(sizes)]
 
 
+# The specs of these, see `dart_jax.models.sharding.program`.
 CACHES = Caches(CACHE, ROWS)  # pyright: ignore[reportArgumentType]
 
 

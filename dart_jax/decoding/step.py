@@ -24,8 +24,7 @@ from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes,
 from dart_jax.decoding.noise import noise_at
 from dart_jax.decoding.penalties import count_tokens, mark_seen, penalize
 from dart_jax.decoding.sampling import SamplingValues, draw, filters
-from dart_jax.decoding.spmd import ROWS, STATE, program
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,
     ancestor_mask,
@@ -39,6 +38,7 @@ from dart_jax.models.cache import KVCache, wait_for
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import joined
+from dart_jax.models.sharding.program import ROWS, program
 
 
 class Verified(NamedTuple):
@@ -165,9 +165,7 @@ def accept_and_compact(
     state, count = emit(state, accepted.tokens, accepted.count, start + 1)
     path = accepted.path
     if state.scores is not None:
-        own, processed = (
-            jnp.take_along_axis(x, path[:, :, None], axis=1) for x in (whole, logits)
-        )
+        own, processed = (jnp.take_along_axis(x, path[:, :, None], axis=1) for x in (whole, logits))
         scores = token_scores(config.logits, state.sampling, own, processed, accepted.tokens)
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):

@@ -18,11 +18,11 @@ import numpy as np
 from dart_jax.decoding.adaptive.policy import Burst, Decisions
 from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.search.base import TreeSearch
-from dart_jax.decoding.spmd import ROWS, STATE, program
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, exact_products, noise_of_draft
 from dart_jax.models.cache import capacity_of
 from dart_jax.models.pure import bind
+from dart_jax.models.sharding.program import ROWS, program
 
 
 class TreeSize(NamedTuple):

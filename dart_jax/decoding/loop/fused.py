@@ -19,10 +19,10 @@ from dart_jax.decoding.loop.results import Generation, check_numbers, join, rows
 from dart_jax.decoding.loop.start import start
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.search.base import SearchInProgram, TreeSearch
-from dart_jax.decoding.spmd import ALL, ROWS, STATE, program
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
 from dart_jax.models.sharding.collectives import in_any_group, once
+from dart_jax.models.sharding.program import ALL, ROWS, program
 
 
 def generate_fused(
@@ -154,6 +154,9 @@ def run(
     """
 
     execution = config.execution
+    searched = search
+    if search is not None and execution.shards > 1:
+        searched = partial(once, search)
 
     def unfinished(carry):
         state, *_, turn = carry
@@ -165,9 +168,7 @@ def run(
     def body(carry):
         state, packed, output, emitted, steps, turn = carry
         steps = steps + state.active.astype(jnp.int32)
-        trees = None
-        if search is not None:
-            trees = once(search, argument, packed) if execution.shards > 1 else search(argument, packed)
+        trees = None if searched is None else searched(argument, packed)
         state, packed = decode_step(config, params, state, trees)
         new = emitted_in(config, state, packed)
         output = jax.tree.map(lambda old, path: write(old, path, emitted), output, new)

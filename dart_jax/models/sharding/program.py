@@ -2,8 +2,8 @@
 
 Every device runs the same program (`jax.shard_map`): it has the rows of its group, and of the
 target its part of the weights and the heads that belong to it. What else there is, all devices of a
-group compute alike. So kernels, the search and plain JAX need not know of each other's devices;
-what they exchange is written where it happens (`dart_jax.models.sharding.collectives`).
+group compute alike. So kernels, the search and plain JAX need not know of other devices; what these
+exchange is written where it happens (`collectives.py`).
 """
 
 from __future__ import annotations
@@ -11,35 +11,38 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import Any
+from typing import Any, Protocol
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.models.config import TargetConfig
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from dart_jax.models.sharding.rules import target_specs
 
-# On all devices; by rows; and the target's keys and values [B, K, S, h], by rows and heads.
+# On all devices; by rows; and keys and values of the target [B, K, S, h], by rows and heads.
 ALL, ROWS, CACHE = P(), P(DATA), P(DATA, MODEL)
 
-STATE = DecodeState(
-    target_cache=CACHE,  # pyright: ignore[reportArgumentType]
-    stop=ALL,  # pyright: ignore[reportArgumentType]
-    sampling=ALL,  # pyright: ignore[reportArgumentType]
-    **{
-        name: ROWS
-        for name in DecodeState.__dataclass_fields__
-        if name not in ("target_cache", "stop", "sampling")
-    },
-)
+
+class _Execution(Protocol):
+    @property
+    def mesh(self) -> Mesh | None: ...
 
 
-def param_specs(config: DecodeConfig, params: DecodeParams) -> DecodeParams:
-    """The specs of what `DecodeParams` has: the target's weights are split, a drafter is whole on
+class _Config(Protocol):
+    """What must be known of the config that a program is compiled for."""
+
+    @property
+    def target(self) -> TargetConfig: ...
+    @property
+    def execution(self) -> _Execution: ...
+
+
+def param_specs(config: _Config, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The specs of the models' parameters by name: those of "target" are split, others are whole on
     every device."""
-    specs: DecodeParams = dict.fromkeys(params, ALL)
+    specs: dict[str, Any] = dict.fromkeys(params, ALL)
     return specs | {"target": target_specs(config.target, params["target"])}
 
 
@@ -68,7 +71,7 @@ def program(
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
             given = signature.bind(*args, **options).arguments
-            config: DecodeConfig = given["config"]
+            config: _Config = given["config"]
             mesh = config.execution.mesh
             if mesh is None:
                 return function(*args, **options)
