@@ -30,6 +30,8 @@ from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import AttentionChoice, Execution
+from dart_jax.models.sharding.mesh import MeshShape
+from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
@@ -132,6 +134,7 @@ class DartModel(TextGenerator):
         weights_dtype: WeightsDtype = "stored",
         search: SearchChoice = "auto",
         ngram_device_memory: int = DEFAULT_MEMORY,
+        mesh: str | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -158,6 +161,9 @@ class DartModel(TextGenerator):
             n-gram model in the device's memory; "auto" is the platform's best.
           ngram_device_memory: bytes that the n-gram model may take on the device; if it takes more,
             "device" leaves out the least frequent n-grams.
+          mesh: devices that decode together, such as "model=4" or "data=2,model=4": groups of
+            devices that share the target's weights (`model`), each with some of a batch's rows
+            (`data`). None for one device.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 
@@ -166,6 +172,8 @@ class DartModel(TextGenerator):
         """
         enable_compilation_cache()
         kind, execution = resolve_dtype(dtype), Execution.here(attention, weights_dtype)
+        if mesh is not None:
+            execution = execution.on(MeshShape.parse(mesh).make())
         searching = Searching(search, ngram_device_memory)
         # Read the small files first, so that mismatched parts are reported before the weights are
         # loaded.
@@ -235,12 +243,14 @@ class DartModel(TextGenerator):
         """Returns the model with the parameters of a drafter that fits the target."""
         params: DecodeParams = {"target": self.params["target"]}
         if isinstance(config, TargetConfig):
-            config, params["drafter"] = _load_target(path, dtype, self.execution)
+            config, params["drafter"] = _load_target(path, dtype, self.execution.alone)
         else:
             embedding, narrow = params["target"]["embed_tokens"], self.execution.packed is not None
             _, drafter, ids = load_drafter(path, dtype, embedding, narrow=narrow)
             params["drafter"] = self.execution.prepare(drafter)
             params["draft_ids"] = jnp.asarray(ids)
+        if self.execution.mesh is not None:
+            params = {"target": params.pop("target"), **everywhere(self.execution.mesh, params)}
         return dataclasses.replace(self, drafter=config, params=params)
 
     @classmethod
@@ -256,10 +266,11 @@ def _load_target(
     directory: Path, dtype: np.dtype, execution: Execution
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
-    config, params = load_target(directory, dtype, narrow=execution.packed is not None)
-    params = execution.prepare(params)
-    if jax.default_backend() == "cpu":
-        config, params = untie(config, params, execution.packed)
+    mesh = execution.mesh
+    config, params = load_target(directory, dtype, narrow=execution.packed is not None, mesh=mesh)
+    params = execution.prepare(params, config)
+    if jax.default_backend() == "cpu" or mesh is not None:
+        config, params = untie(config, params, execution.packed, mesh)
     return config, params
 
 

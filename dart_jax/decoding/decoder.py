@@ -27,6 +27,7 @@ from dart_jax.decoding.prompts import CHUNK, Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.base import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.errors import UserError
 
 Loop = Literal["fused", "host"]
 
@@ -73,7 +74,12 @@ class Decoder:
         self, prompts: list[np.ndarray], max_new_tokens: int, limit: int | None = None
     ) -> Prompts:
         """Pads prompts to a batch for this decoder; see `Prompts.pad`."""
-        vocab_size = self.config.target.vocab_size
+        vocab_size, groups = self.config.target.vocab_size, self.config.execution.groups
+        if len(prompts) % groups:
+            raise UserError(
+                f"{len(prompts)} prompts do not divide among {groups} groups of devices; pass a "
+                f"multiple of {groups}, or a mesh with data=1"
+            )
         return Prompts.pad(prompts, max_new_tokens, self.max_length, vocab_size, limit, self.chunk)
 
     def options(self, seed: int) -> Options:

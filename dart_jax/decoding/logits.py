@@ -39,6 +39,11 @@ class LogitsConfig:
     logprobs: int | None = None
     scores: bool = False
 
+    @property
+    def reported(self) -> bool | None:
+        """Whether anything is reported about the logits; None if not."""
+        return self.logprobs is not None or self.scores or None
+
 
 class TokenScores(NamedTuple):
     """What is reported about P emitted tokens; a field that was not requested is None.

@@ -22,11 +22,20 @@ from dart_jax.decoding.noise import noise_at, row_keys
 from dart_jax.decoding.penalties import mark_seen, penalize_repetition
 from dart_jax.decoding.prompts import Prompts
 from dart_jax.decoding.sampling import SamplingValues, draw
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import draft, draws_of, emit, exact_products, noise_of_draft
+from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.step import (
+    as_needed,
+    draft,
+    draws_of,
+    emit,
+    exact_products,
+    noise_of_draft,
+)
 from dart_jax.models.cache import Cache, capacity_of, first_rows, keep_rows, wait_for
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
+from dart_jax.models.sharding.collectives import rows_before
+from dart_jax.models.sharding.program import ALL, CACHE, ROWS, program
 from dart_jax.models.target import Target, TargetOutput
 
 
@@ -94,17 +103,27 @@ def divide(config: DecodeConfig, prompts: Prompts) -> list[Chunk]:
     return [Chunk(n * size, ChunkShape(rows, filled(n * size))) for n, rows in enumerate(sizes)]
 
 
-@partial(jax.jit, static_argnames=("config", "batch", "capacity"))
+# The specs of these, see `dart_jax.models.sharding.program`.
+CACHES = Caches(CACHE, ROWS)  # pyright: ignore[reportArgumentType]
+
+
+@program(inputs={}, outputs=CACHES, static=("config", "batch", "capacity"))
 def empty_caches(
     config: DecodeConfig, params: DecodeParams, *, batch: int, capacity: int
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
+    batch //= config.execution.groups
     none, token = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 1), jnp.int32)
     read = partial(read_rows, config, params, None, token, token, none, 0, capacity)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
 
 
-@partial(jax.jit, static_argnames=("config", "shape"), donate_argnames=("caches",))
+@program(
+    inputs={"caches": CACHES, "tokens": ROWS, "start": ALL},
+    outputs=CACHES,
+    static=("config", "shape"),
+    donated=("caches",),
+)
 @exact_products
 def read_chunk(
     config: DecodeConfig,
@@ -135,7 +154,20 @@ def read_chunk(
         return read_rows(config, params, caches, own, following, starts, shape.filled, capacity)
 
 
-@partial(jax.jit, static_argnames=("config", "shape", "capacity"), donate_argnames=("caches",))
+@program(
+    inputs={
+        "tokens": ROWS,
+        "length": ROWS,
+        "max_new_tokens": ROWS,
+        "stop": ALL,
+        "seed": ALL,
+        "sampling": ALL,
+        "caches": CACHES,
+    },
+    outputs=(STATE, ROWS),
+    static=("config", "shape", "capacity"),
+    donated=("caches",),
+)
 @exact_products
 def prefill(
     config: DecodeConfig,
@@ -186,10 +218,13 @@ def prefill(
     newest = last - start[:, None]
     with jax.named_scope("prefill"):
         out = _run(target, own, start, first_rows(cache, filled))
-        logits = processed = target.logits(take_rows(out.hidden, newest))
+        logits = target.logits(take_rows(out.hidden, newest))
     position = jnp.arange(t, dtype=jnp.int32)[None]
     known = jnp.where(position <= last, tokens, -1)
     seen = sequences = None
+    uses = sampling.repetition_penalty, config.logits.reported, config.logits.processors or None
+    shards, logits = as_needed(config, sampling, logits, *uses)
+    processed = logits
     if sampling.repetition_penalty is not None:
         seen = mark_seen(jnp.zeros((b, config.target.vocab_size), bool), known)
         processed = penalize_repetition(sampling.repetition_penalty, processed, seen[:, None])
@@ -197,16 +232,19 @@ def prefill(
         sequences = jnp.pad(known, ((0, 0), (0, capacity - t)), constant_values=-1)
         processors = config.logits.processors
         processed = process(processors, processed, sequences[:, None], length[:, None])
-    keys = row_keys(seed, jnp.arange(b, dtype=jnp.int32))
+    rows = jnp.arange(b, dtype=jnp.int32)
+    if config.execution.mesh is not None:
+        rows = rows + rows_before(b)
+    keys = row_keys(seed, rows)
     noise = noise_at(sampling, keys, length, 1, config.target.vocab_size)
-    first = draw(sampling, processed, noise, jnp.zeros_like(last))
+    first = draw(sampling, processed, noise, jnp.zeros_like(last), shards)
     scores = token_scores(config.logits, sampling, logits, processed, first)
 
     # The drafter's row i joins the feature at i with the token at i + 1.
     following = jnp.concatenate([own[:, 1:], first], axis=1)
     following = jnp.where(_positions(start, own) == last, first, following)
     if config.drafting is not None:
-        read = PromptRows(
+        prompt = PromptRows(
             target,
             params,
             own,
@@ -218,7 +256,7 @@ def prefill(
             capacity,
         )
         with jax.named_scope("draft"):
-            draft_state = config.drafting.read(draft_state, read)
+            draft_state = config.drafting.read(draft_state, prompt)
 
     index = last - jnp.arange(CONTEXT - 1, -1, -1, dtype=jnp.int32)[None]
     context = jnp.where(index < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1))

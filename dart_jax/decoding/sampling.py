@@ -14,6 +14,8 @@ from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
 from dart_jax.models.cpu.noise import add_noise_native
 from dart_jax.models.cpu.rows import largest
+from dart_jax.models.sharding.collectives import first, gathered, own_part
+from dart_jax.models.sharding.collectives import largest as largest_of_parts
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 _LARGEST = 128
@@ -111,7 +113,11 @@ def greedy(sampling: SamplingValues) -> SamplingValues:
 
 
 def draw(
-    sampling: SamplingValues, logits: jax.Array, noise: jax.Array | None, levels: jax.Array
+    sampling: SamplingValues,
+    logits: jax.Array,
+    noise: jax.Array | None,
+    levels: jax.Array,
+    shards: int = 1,
 ) -> jax.Array:
     """Draws one token per node, from logits with the repetition penalty (`penalize_repetition`).
 
@@ -121,18 +127,25 @@ def draw(
       noise: float32 [B, P, V], `gumbel_noise` of the positions drawn at each level; not used in
         greedy decoding.
       levels: int32 [B, T], the level of each node.
+      shards: devices, each of which has the logits of a part of the vocabulary, [B, T, V / shards];
+        above 1 there may be no filters.
 
     Returns:
       int32 [B, T]; -1 where the logits are NaN.
     """
     chex.assert_shape(levels, logits.shape[:2])
     chex.assert_type(logits, jnp.float32)
+    best = _argmax if shards == 1 else _argmax_of_parts
     if sampling.temperature is None:
-        return _argmax(logits)
+        return best(logits)
     assert noise is not None
+    if shards > 1:
+        assert not filters(sampling)
+        top = largest_of_parts(jnp.max(logits, axis=-1, keepdims=True))
+        return best(_plus_noise(sampling, logits - top, own_part(noise, shards), levels))
     noisy = add_noise(sampling, logits, noise, levels)
     if not filters(sampling):
-        return _argmax(noisy)
+        return best(noisy)
     logits = _scale(sampling, logits)
     if sampling.top_k is not None:
         kept = _top_k_mask(logits, sampling.top_k)
@@ -195,6 +208,14 @@ def _scale(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
     return divided(sampling, logits - jnp.max(logits, axis=-1, keepdims=True))
 
 
+def _plus_noise(
+    sampling: SamplingValues, logits: jax.Array, noise: jax.Array, levels: jax.Array
+) -> jax.Array:
+    """Divides logits of which the largest is 0 by the temperature, and adds noise."""
+    rows = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
+    return divided(sampling, logits) + jnp.where(is_greedy(sampling, 3), 0, rows)
+
+
 def _draw_from_nucleus(probability: jax.Array, noisy: jax.Array, top_p: jax.Array) -> jax.Array:
     """Returns `_argmax` of the noisy logits that top-p keeps, without finding the threshold.
 
@@ -244,6 +265,17 @@ def _argmax(x: jax.Array) -> jax.Array:
     """Argmax over the last axis, int32; the first index wins ties; -1 if there is a NaN."""
     on_cpu = _argmax_by_core if available() else _argmax_in_two
     return jax.lax.platform_dependent(x, cpu=on_cpu, default=_argmax_in_one)
+
+
+def _argmax_of_parts(x: jax.Array) -> jax.Array:
+    """`_argmax` of what all devices have, each a part of the last axis."""
+    at = _argmax(x) + first(x.shape[-1])
+    top = jax.lax.bitcast_convert_type(jnp.max(x, axis=-1), jnp.int32)
+    tops, places = jnp.moveaxis(gathered(jnp.stack([top, at])), 1, 0)
+    tops = jax.lax.bitcast_convert_type(tops, jnp.float32)
+    best = jnp.argmax(tops, axis=0)[None]  # of NaN, too, and the first one wins ties
+    chosen = jnp.take_along_axis(places, best, axis=0)[0]
+    return jnp.where(jnp.any(jnp.isnan(tops), axis=0), -1, chosen)
 
 
 def _argmax_by_core(x: jax.Array) -> jax.Array:
@@ -353,10 +385,10 @@ def add_noise(
     """
 
     def plainly(logits, temperature, noise, levels, ids):
-        rows = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
-        rows = rows if ids is None else jnp.take(rows, ids, axis=-1)
+        noise = noise if ids is None else jnp.take(noise, ids, axis=-1)
+        top = jnp.max(logits, axis=-1, keepdims=True)
         scaling = sampling._replace(temperature=temperature)
-        return _scale(scaling, logits) + jnp.where(is_greedy(scaling, 3), 0, rows)
+        return _plus_noise(scaling, logits - top, noise, levels)
 
     on_cpu = add_noise_native if available() else plainly
     return jax.lax.platform_dependent(

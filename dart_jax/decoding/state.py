@@ -17,6 +17,7 @@ from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.cache import Cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.program import ALL, CACHE, ROWS
 
 # "target": the target's parameters; "drafter": the drafter's, if it has any; "draft_ids":
 # int32 [Vd], the target ids of a DART or EAGLE-3 drafter's vocabulary.
@@ -186,3 +187,9 @@ class DecodeState:
     def active(self) -> jax.Array:
         """Bool [B]: unfinished rows."""
         return self.remaining > 0
+
+
+# The specs of a state's arrays (see `dart_jax.models.sharding.program`), by field.
+_SPECS: dict[str, Any] = dict.fromkeys(DecodeState.__dataclass_fields__, ROWS)
+_SPECS |= {"target_cache": CACHE, "stop": ALL, "sampling": ALL}
+STATE = DecodeState(**_SPECS)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import chex
@@ -24,8 +23,8 @@ from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
 from dart_jax.decoding.noise import noise_at
 from dart_jax.decoding.penalties import count_tokens, mark_seen, penalize
-from dart_jax.decoding.sampling import draw
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.sampling import SamplingValues, draw, filters
+from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,
     ancestor_mask,
@@ -38,13 +37,16 @@ from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import KVCache, wait_for
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
+from dart_jax.models.sharding.collectives import joined
+from dart_jax.models.sharding.program import ROWS, program
 
 
 class Verified(NamedTuple):
     """The target's output for a tree.
 
     Attributes:
-      logits: float32 [B, N + 1, V].
+      logits: float32 [B, N + 1, V]; where devices share the target, of a device's part of the
+        vocabulary.
       features: [B, N + 1, 3D]; [B, N + 1, 0] if the target has no feature layers.
       rows: keys and values of the tree's rows, per layer.
     """
@@ -91,9 +93,8 @@ def exact_products(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 @exact_products
-def step(
+def decode_step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None = None
 ) -> tuple[DecodeState, jax.Array]:
     """Verifies one tree per row, then drafts.
@@ -119,6 +120,11 @@ def step(
     return state, pack(config.host_buffer, state, path, candidates)
 
 
+step = program(inputs={"state": STATE, "trees": ROWS}, outputs=(STATE, ROWS), donated=("state",))(
+    decode_step
+)
+
+
 def verify(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Verified:
@@ -139,17 +145,18 @@ def accept_and_compact(
     tree, depth, start = _tree(config, state, trees), config.max_depth, state.length
     mask = ancestor_mask(tree, depth)
     positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
-    logits = verified.logits
+    uses = state.seen, state.counts, state.bias, state.tokens, state.scores
+    shards, whole = as_needed(config, state.sampling, verified.logits, *uses)
     with jax.named_scope("accept"):
-        logits = penalize_at_nodes(state, tree, mask, logits)
+        logits = penalize_at_nodes(state, tree, mask, whole)
         if state.tokens is not None:
             sequences = sequences_at_nodes(state.tokens, start, tree, mask)
             logits = process(config.logits.processors, logits, *sequences)
         noise = state.noise
         if noise is None:
-            vocab = logits.shape[-1]
+            vocab = config.target.vocab_size
             noise = noise_at(state.sampling, state.keys, start + 1, depth + 1, vocab)
-        drawn = draw(state.sampling, logits, noise, tree.depth)
+        drawn = draw(state.sampling, logits, noise, tree.depth, shards)
         if config.imposed_tau is None:
             accepted = accept(tree, mask, drawn, depth)
         else:
@@ -158,9 +165,7 @@ def accept_and_compact(
     state, count = emit(state, accepted.tokens, accepted.count, start + 1)
     path = accepted.path
     if state.scores is not None:
-        own, processed = (
-            jnp.take_along_axis(x, path[:, :, None], axis=1) for x in (verified.logits, logits)
-        )
+        own, processed = (jnp.take_along_axis(x, path[:, :, None], axis=1) for x in (whole, logits))
         scores = token_scores(config.logits, state.sampling, own, processed, accepted.tokens)
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
@@ -178,6 +183,21 @@ def accept_and_compact(
         ranks=jnp.where(place < drafted, jnp.roll(path, -1, axis=1), 0),
         start=start,
     )
+
+
+def as_needed(
+    config: DecodeConfig, sampling: SamplingValues, logits: jax.Array, *uses: Any
+) -> tuple[int, jax.Array]:
+    """Joins the target's logits [B, T, ...], of which devices may each have a part, if something
+    needs the whole vocabulary: filters, or uses that are not None. Drawing as such does not.
+
+    Returns:
+      Among how many devices they still are divided, and the logits.
+    """
+    shards = config.execution.shards
+    if shards > 1 and (filters(sampling) or any(use is not None for use in uses)):
+        return 1, joined(logits)
+    return shards, logits
 
 
 def draft_input(

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dart_jax.models.sharding.collectives import mean
+
 # The activations of gated MLPs, by their names in config.json.
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -31,17 +33,20 @@ class Normed(NamedTuple):
       scale: [D].
       eps: added to the mean square.
       offset: 0 or 1, or None for none.
+      split: whether other devices have more of the rows' columns.
     """
 
     x: jax.Array
     scale: jax.Array
     eps: float
     offset: float | None
+    split: bool = False
 
     def computed(self) -> jax.Array:
         """[..., D], of x's dtype."""
         y = self.x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        square = jnp.mean(y * y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt((mean(square) if self.split else square) + self.eps)
         if self.offset is None:
             return y.astype(self.x.dtype) * as_row(self.scale, y)
         scale = as_row(self.offset + self.scale.astype(jnp.float32), y)

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from dart_jax.models.cpu.products import product
 from dart_jax.models.cpu.tiles import is_packed
 from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
+from dart_jax.models.sharding.collectives import total
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
@@ -25,17 +26,26 @@ INIT = nnx.initializers.normal(0.02)
 class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
-    On a CPU a loaded model's kernel may be packed (see `cpu.tiles`).
+    On a CPU a loaded model's kernel may be packed (see `cpu.tiles`). A layer that is split by its
+    inputs adds up the products of all devices.
     """
 
     def __init__(
-        self, d_in: int, d_out: int, *, dtype: DTypeLike, rngs: nnx.Rngs, bias: bool = False
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+        bias: bool = False,
+        split: bool = False,
     ):
         self.kernel = nnx.Param(INIT(rngs.params(), (d_in, d_out), dtype))
         if bias:
             self.bias = nnx.Param(jnp.zeros((d_out,), dtype))
         self.has_bias = bias
         self.d_out = d_out
+        self.split = split
 
     def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:
         """[..., in] -> [..., out]; added to the residual stream, if it is given."""
@@ -43,7 +53,8 @@ class Linear(nnx.Module):
         bias = self.bias[...] if self.has_bias else None
         if is_packed(kernel):
             return product(inputs, kernel, self.d_out, bias, residual)
-        return add(computed(inputs) @ kernel, bias, residual)
+        y = computed(inputs) @ kernel
+        return add(total(y) if self.split else y, bias, residual)
 
     def logits(self, inputs: Inputs) -> jax.Array:
         """[..., in] -> float32 [..., out], without the bias: rounding logits to bfloat16 would make
@@ -59,19 +70,29 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm over the last axis; see `Normed`."""
+    """Root-mean-square norm over the last axis; see `Normed`. It may be split: then the mean is
+    over all devices."""
 
-    def __init__(self, size: int, eps: float, *, dtype: DTypeLike, offset: float | None = None):
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        *,
+        dtype: DTypeLike,
+        offset: float | None = None,
+        split: bool = False,
+    ):
         self.scale = nnx.Param(jnp.full((size,), 1 - (offset or 0), dtype))
         self.eps = eps
         self.offset = offset
+        self.split = split
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.normed(x).computed()
 
     def normed(self, x: jax.Array) -> Normed:
         """As `__call__`, but left to the linear layer that reads it."""
-        return Normed(x, self.scale[...], self.eps, self.offset)
+        return Normed(x, self.scale[...], self.eps, self.offset, self.split)
 
 
 class GatedMLP(nnx.Module):
@@ -87,6 +108,7 @@ class GatedMLP(nnx.Module):
         bias: bool = False,
         activation: str = "silu",
         fused: bool = False,
+        split: bool = False,
     ):
         self.fused = fused
         if fused:
@@ -94,7 +116,7 @@ class GatedMLP(nnx.Module):
         else:
             self.gate_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
             self.up_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
-        self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs, bias=bias)
+        self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs, bias=bias, split=split)
         self.activation = activation
 
     def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:

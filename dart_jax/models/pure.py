@@ -22,6 +22,7 @@ from dart_jax.models.eagle3 import Eagle3Drafter
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.fusion import is_fused
+from dart_jax.models.sharding.rules import one_device
 from dart_jax.models.target import Target
 
 _MODULES = {TargetConfig: Target, DrafterConfig: Drafter, Eagle3Config: Eagle3Drafter}
@@ -57,6 +58,11 @@ def init_params(
 def bind(
     config: TargetConfig | DraftLayerConfig, params: Params, execution: Execution = Execution()
 ) -> Any:
-    """Returns the module with these parameters; call this while tracing, never in a hot loop."""
+    """Returns the module with these parameters; call this while tracing, never in a hot loop.
+
+    Where devices share a target, the parameters are one device's part of them.
+    """
     execution = dataclasses.replace(execution, fused=is_fused(params))
+    if isinstance(config, TargetConfig) and execution.shards > 1:
+        config = one_device(config, execution.shards)
     return nnx.merge(_split(config, execution)[0], params)

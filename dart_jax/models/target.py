@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
@@ -36,6 +38,7 @@ from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
+from dart_jax.models.sharding.mesh import MODEL
 
 
 class TargetOutput(NamedTuple):
@@ -79,12 +82,14 @@ class Attention(nnx.Module):
             self.q_proj = linear(d, self.heads * h, bias=config.attention_bias)
             self.k_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
             self.v_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
-        self.o_proj = linear(self.heads * h, d, bias=config.attention_out_bias)
+        split = execution.shards > 1
+        self.o_proj = linear(self.heads * h, d, bias=config.attention_out_bias, split=split)
         self.qk_norm = config.architecture.qk_norm
         if self.qk_norm:
             heads = (1, 1) if self.qk_norm == "head" else (self.heads, self.kv_heads)
-            self.q_norm = _norm(config, heads[0] * h, dtype)
-            self.k_norm = _norm(config, heads[1] * h, dtype)
+            split = split and self.qk_norm == "all"
+            self.q_norm = _norm(config, heads[0] * h, dtype, split)
+            self.k_norm = _norm(config, heads[1] * h, dtype, split)
 
     def __call__(
         self,
@@ -182,6 +187,7 @@ class DecoderLayer(nnx.Module):
                 rngs=rngs,
                 fused=execution.fused,
                 kernel=execution.experts,
+                split=execution.shards > 1,
             )
         else:
             self.mlp = GatedMLP(
@@ -192,6 +198,7 @@ class DecoderLayer(nnx.Module):
                 bias=config.mlp_bias,
                 activation=config.hidden_act,
                 fused=execution.fused,
+                split=execution.shards > 1,
             )
 
     def __call__(
@@ -296,7 +303,8 @@ class Target(nnx.Module):
         return _times(x, factor)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """[..., D] after the final norm -> float32 [..., V]."""
+        """[..., D] after the final norm -> float32 [..., V]; where devices share the target, a
+        device's part of the vocabulary."""
         with jax.named_scope("lm_head"):
             if self.config.tie_word_embeddings:
                 table = self.embed_tokens[...]
@@ -312,10 +320,13 @@ class Target(nnx.Module):
 
 
 def untie(
-    config: TargetConfig, params: Params, packed: WeightsDtype | None = None
+    config: TargetConfig,
+    params: Params,
+    packed: WeightsDtype | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[TargetConfig, Params]:
-    """Gives a tied head its own kernel [D, V], packed if asked to (see `Execution.packed`); returns
-    an untied model unchanged.
+    """Gives a tied head its own kernel [D, V], packed if asked to (see `Execution.packed`), or
+    split among the devices of a mesh; returns an untied model unchanged.
 
     On CPU the product with the transposed table [V, D] takes three times as long for the few rows
     of a tree; the copy costs V * D weights.
@@ -324,12 +335,15 @@ def untie(
         return config, params
     table = params["embed_tokens"]
     kernel = table.T if packed is None else packing(packed)(table, transposed=True)
+    if mesh is not None:
+        kernel = jax.device_put(kernel, NamedSharding(mesh, P(None, MODEL)))
     config = dataclasses.replace(config, tie_word_embeddings=False)
     return config, {**params, "lm_head": {"kernel": kernel}}
 
 
-def _norm(config: TargetConfig, size: int, dtype: DTypeLike) -> RMSNorm:
-    return RMSNorm(size, config.rms_norm_eps, dtype=dtype, offset=config.architecture.norm_offset)
+def _norm(config: TargetConfig, size: int, dtype: DTypeLike, split: bool = False) -> RMSNorm:
+    offset = config.architecture.norm_offset
+    return RMSNorm(size, config.rms_norm_eps, dtype=dtype, offset=offset, split=split)
 
 
 def _times(x: jax.Array, factor: float) -> jax.Array:

@@ -46,6 +46,9 @@ class ModelChoice:
     ngram_device_memory: str = "2GB"
     """Memory that the n-gram model may take on the device, such as 500MB; if it takes more,
     --search device leaves out the least frequent n-grams."""
+    mesh: str | None = None
+    """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share
+    the target's weights (model), each with some of a batch's rows (data). By default one device."""
     revision: str | None = None
     """Branch, tag or commit of the target's repository."""
 
@@ -78,5 +81,6 @@ class ModelChoice:
             weights_dtype=self.weights,
             search=self.searching.choice,
             ngram_device_memory=self.searching.memory,
+            mesh=self.mesh,
             revision=self.revision,
         )

@@ -92,6 +92,8 @@ class Batch:
         """
         if isinstance(model.drafter, PromptLookupConfig):
             raise UserError("prompt lookup cannot be served; choose another drafting method")
+        if model.execution.mesh is not None:
+            raise UserError("a server decodes on one device; leave out --mesh")
         self.shapes = Shapes.of(model, config)
         decoder = model.decoder(
             nodes=self.shapes.most_nodes,

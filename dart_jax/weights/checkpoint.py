@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from dart_jax.errors import UserError
@@ -23,6 +24,8 @@ from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
 from dart_jax.models.pure import Params
+from dart_jax.models.sharding.placement import Placement
+from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
 from dart_jax.weights.parameters import (
     STORED_DTYPES,
@@ -84,7 +87,11 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
 
 
 def load_target(
-    directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32, *, narrow: bool = False
+    directory: str | os.PathLike[str],
+    dtype: DTypeLike = jnp.float32,
+    *,
+    narrow: bool = False,
+    mesh: Mesh | None = None,
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
@@ -95,6 +102,8 @@ def load_target(
       dtype: float32 or bfloat16; weights are converted to it.
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so: the same values
         in half of the memory, for those who pack them (see `models.cpu.tiles`).
+      mesh: devices that share the target (see `models.sharding`); each gets its part. Where they
+        are more than heads of keys and values, these are repeated, and the config has as many.
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
@@ -114,7 +123,11 @@ def load_target(
         files.tensors.pop("lm_head.weight", None)
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
         del files.tensors[name]  # old files store what the config determines
-    return config, load_params(files, config, dtype, narrow=narrow)
+    if mesh is None:
+        return config, load_params(files, config, dtype, narrow=narrow)
+    place = Placement(config, mesh)
+    params = load_params(files, config, dtype, place=place)
+    return with_kv_heads(config, mesh), params
 
 
 def save_target(

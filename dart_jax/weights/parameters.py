@@ -8,6 +8,7 @@ one tensor.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 
 import jax
 import ml_dtypes
@@ -34,8 +35,22 @@ _MAX_PROBLEMS = 8
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+# Puts a parameter, of which the path is given, onto the devices.
+Place = Callable[[ParamPath, np.ndarray], jax.Array]
+
+
+def on_default_device(path: ParamPath, value: np.ndarray) -> jax.Array:
+    """Puts a parameter onto JAX's default device."""
+    return jax.device_put(value)
+
+
 def load_params(
-    files: TensorFiles, config: AnyConfig, dtype: np.dtype, *, narrow: bool = False
+    files: TensorFiles,
+    config: AnyConfig,
+    dtype: np.dtype,
+    *,
+    narrow: bool = False,
+    place: Place = on_default_device,
 ) -> Params:
     """Loads the files' tensors onto the device; leaves out pair scores.
 
@@ -44,13 +59,14 @@ def load_params(
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so.
+      place: puts each parameter onto the devices.
 
     Raises:
       UserError: tensors are missing, unexpected or misshapen, or hold NaN or infinite weights; one
         message names them.
     """
     entries = layout(config, files.tensors)
-    return _load(files, entries, own_params(abstract_params(config)), dtype, narrow)
+    return _load(files, entries, own_params(abstract_params(config)), dtype, narrow, place)
 
 
 def load_pairs(
@@ -67,6 +83,7 @@ def _load(
     abstract: Params,
     dtype: np.dtype,
     narrow: bool,
+    place: Place = on_default_device,
 ) -> Params:
     """Loads the parameters that `abstract` describes."""
     _check(files, entries)
@@ -88,7 +105,7 @@ def _load(
             left[path] -= 1
             if not left[path]:
                 # Block: pending copies would accumulate in host memory.
-                loaded[path] = jax.device_put(buffers.pop(path)).block_until_ready()
+                loaded[path] = place(path, buffers.pop(path)).block_until_ready()
     if found := [f"{name} ({count:,} of them)" for name, count in damaged.items() if count]:
         raise UserError(
             f"{files.path} has weights that are NaN or infinite in {dtype.name}, in "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +18,11 @@ import numpy as np
 from dart_jax.decoding.adaptive.policy import Burst, Decisions
 from dart_jax.decoding.drafting import DraftInput, PromptRows
 from dart_jax.decoding.search.base import TreeSearch
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, exact_products, noise_of_draft
 from dart_jax.models.cache import capacity_of
 from dart_jax.models.pure import bind
+from dart_jax.models.sharding.program import ROWS, program
 
 
 class TreeSize(NamedTuple):
@@ -166,7 +166,12 @@ def _rows(state: DecodeState) -> int:
     return capacity_of(state.target_cache)
 
 
-@partial(jax.jit, static_argnames=("config", "capacity"), donate_argnames=("draft_state",))
+@program(
+    inputs={"draft_state": ROWS, "paused": ROWS, "length": ROWS},
+    outputs=ROWS,
+    static=("config", "capacity"),
+    donated=("draft_state",),
+)
 @exact_products
 def read_paused(
     config: DecodeConfig,
@@ -209,7 +214,7 @@ def read_paused(
         return drafting.read(draft_state, rows)
 
 
-@partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
+@program(inputs={"state": STATE}, outputs=(STATE, ROWS), donated=("state",))
 @exact_products
 def redraft(
     config: DecodeConfig, params: DecodeParams, state: DecodeState

@@ -43,7 +43,7 @@ class DraftModel(DraftingMethod):
 
     def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
-        model = bind(self.config, rows.params["drafter"], rows.target.execution)
+        model = bind(self.config, rows.params["drafter"], rows.target.execution.alone)
         count = rows.tokens.shape[1]
         causal = jnp.tril(jnp.ones((1, count, count), bool))
         before = first_rows(draft_state, rows.filled)
@@ -52,7 +52,7 @@ class DraftModel(DraftingMethod):
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
-        model = bind(self.config, inputs.params["drafter"], inputs.target.execution)
+        model = bind(self.config, inputs.params["drafter"], inputs.target.execution.alone)
         # The rows of accepted tokens are in the cache since they were drafted, except for the last
         # drafted token and the bonus token after it. So run the two newest tokens.
         last = inputs.last[:, None]

@@ -19,8 +19,10 @@ from dart_jax.decoding.loop.results import Generation, check_numbers, join, rows
 from dart_jax.decoding.loop.start import start
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.search.base import SearchInProgram, TreeSearch
-from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import step
+from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.step import decode_step
+from dart_jax.models.sharding.collectives import in_any_group, once
+from dart_jax.models.sharding.program import ALL, ROWS, program
 
 
 def generate_fused(
@@ -117,7 +119,12 @@ def _generate(
     return join(bursts, seconds)
 
 
-@partial(jax.jit, static_argnames=("config", "search", "size"), donate_argnames=("state",))
+@program(
+    inputs={"state": STATE, "packed": ROWS, "argument": ALL, "limit": ALL},
+    outputs=(STATE, ROWS, ROWS, ROWS, ROWS),
+    static=("config", "search", "size"),
+    donated=("state",),
+)
 def run(
     config: DecodeConfig,
     search: SearchInProgram | None,
@@ -146,16 +153,23 @@ def run(
       row emitted [B]; and the verifications each row took part in [B].
     """
 
+    execution = config.execution
+    searched = search
+    if search is not None and execution.shards > 1:
+        searched = partial(once, search)
+
     def unfinished(carry):
         state, *_, turn = carry
         active = jnp.any(state.active)
+        if execution.groups > 1:
+            active = in_any_group(active)  # all run the same number of steps
         return active if limit is None else active & (turn < limit)
 
     def body(carry):
         state, packed, output, emitted, steps, turn = carry
         steps = steps + state.active.astype(jnp.int32)
-        trees = None if search is None else search(argument, packed)
-        state, packed = step(config, params, state, trees)
+        trees = None if searched is None else searched(argument, packed)
+        state, packed = decode_step(config, params, state, trees)
         new = emitted_in(config, state, packed)
         output = jax.tree.map(lambda old, path: write(old, path, emitted), output, new)
         turn = None if turn is None else turn + 1

@@ -57,7 +57,8 @@ def routed(
     Args:
       rows: [T, D].
       weights: [T, k].
-      experts: int32 [T, k], each row's experts, all distinct.
+      experts: int32 [T, k], each row's experts, all distinct; E for those of other devices, which
+        are left out.
       gate: [E, D, F].
       up: [E, D, F].
       down: [E, F, D].
@@ -72,7 +73,9 @@ def routed(
     hidden = product(rows, [gate, up], blocks.rows)
     out = product(hidden, [down], jnp.arange(len(blocks.rows), dtype=jnp.int32))
     copies = jnp.take(out, blocks.places, axis=0, mode="clip")
-    return jnp.sum(copies * weights[:, :, None], axis=1)
+    # What blocks without rows have is undefined.
+    own = (experts < len(gate))[:, :, None]
+    return jnp.sum(jnp.where(own, copies * weights[:, :, None], 0), axis=1)
 
 
 def block_size(copies: int, experts: int) -> int:
@@ -84,7 +87,7 @@ def divide(experts: jax.Array, count: int, size: int) -> Blocks:
     """Divides the copies of rows into blocks.
 
     Args:
-      experts: int32 [T, k], each row's experts.
+      experts: int32 [T, k], each row's experts; E and more for none.
       count: E, number of experts.
       size: rows of a block.
     """
@@ -105,6 +108,7 @@ def divide(experts: jax.Array, count: int, size: int) -> Blocks:
     first_copy, first_block = copies_end - of_expert, blocks_end - blocks_of
 
     place = first_block[sorted_experts] * size + numbers - first_copy[sorted_experts]
+    place = jnp.where(sorted_experts < count, place, most * size + numbers)  # is dropped
     rows = jnp.full(most * size, len(experts), jnp.int32)
     rows = rows.at[place].set(order // experts.shape[1], unique_indices=True)
     places = jnp.zeros(copies, jnp.int32).at[order].set(place, unique_indices=True)

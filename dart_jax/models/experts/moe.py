@@ -14,6 +14,7 @@ from dart_jax.models.experts.kernel import fits, routed
 from dart_jax.models.experts.plain import grouped, loop_over_experts
 from dart_jax.models.inputs import Inputs, computed
 from dart_jax.models.layers import INIT, GatedMLP, Linear
+from dart_jax.models.sharding.collectives import first, total
 
 # jax: plain JAX. triton: kernels for NVIDIA GPUs. interpret: the same kernels step by step on any
 # platform, for tests.
@@ -34,7 +35,8 @@ class MoE(nnx.Module):
     """Routes every row to its most likely experts and sums their outputs by router weight.
 
     `kernel` says what computes the experts. A shared expert, if there is one, sees every row; its
-    output is weighted by a gate of its own.
+    output is weighted by a gate of its own. Split, each device has some of the experts and some
+    columns of the shared one, and all that they write is added up.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class MoE(nnx.Module):
         rngs: nnx.Rngs,
         fused: bool = False,
         kernel: ExpertsKernel = "jax",
+        split: bool = False,
     ):
         self.config = config
         self.kernel = kernel
+        self.split = split
         self.router = Linear(d, config.num_experts, dtype=dtype, rngs=rngs)
         self.experts = Experts(d, config, dtype=dtype, rngs=rngs)
         if config.shared_intermediate_size is not None:
@@ -65,6 +69,10 @@ class MoE(nnx.Module):
             param[...]
             for param in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
         )
+        if self.split:
+            # Of other devices' experts nothing is known here: numbers beyond the own ones.
+            own = experts - first(len(kernels[0]))
+            experts = jnp.where((own >= 0) & (own < len(kernels[0])), own, len(kernels[0]))
         if self.kernel == "jax" or not fits(kernels[0]):
             out = jax.lax.platform_dependent(
                 rows, weights, experts, *kernels, cpu=loop_over_experts, default=grouped
@@ -76,6 +84,8 @@ class MoE(nnx.Module):
             gate = jax.nn.sigmoid(self.shared_expert_gate(rows))
             out = out + gate * self.shared_expert(rows)
         out = out.reshape(x.shape)
+        if self.split:
+            out = total(out)
         return out if residual is None else residual + out
 
     def route(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -24,7 +24,8 @@ def loop_over_experts(
     Args:
       rows: [T, D].
       weights: [T, k].
-      experts: int32 [T, k], each row's experts, all distinct.
+      experts: int32 [T, k], each row's experts, all distinct; E for those of other devices, which
+        are left out.
       gate: kernels [E, D, F].
       up: kernels [E, D, F].
       down: kernels [E, F, D].
@@ -60,4 +61,6 @@ def grouped(
     hidden = hidden * jax.lax.ragged_dot(copies, up, sizes)
     out = jax.lax.ragged_dot(hidden, down, sizes)
     back = jnp.take(out, jnp.argsort(order), axis=0).reshape(*experts.shape, -1)
-    return jnp.sum(back * weights[:, :, None], axis=1)
+    # What the products give for rows beyond all groups is undefined.
+    back = jnp.where((experts < gate.shape[0])[:, :, None], back * weights[:, :, None], 0)
+    return jnp.sum(back, axis=1)

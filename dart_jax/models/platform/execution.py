@@ -6,15 +6,19 @@ import dataclasses
 from typing import Literal
 
 import jax
+from jax.sharding import Mesh
 
 from dart_jax.errors import UserError
 from dart_jax.models.attention.attend import AttentionKernel
+from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu import foreign
 from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform import pallas
 from dart_jax.models.platform.fusion import fuse, pack
+from dart_jax.models.sharding.mesh import DATA, MODEL
+from dart_jax.models.sharding.rules import target_specs
 
 AttentionChoice = Literal["auto", "dense", "native", "triton", "mosaic"]
 
@@ -40,6 +44,7 @@ class Execution:
       experts: what computes mixtures of experts; see `ExpertsKernel`.
       packed: how the weights of a loaded model's products are packed for the C++ core (see
         `cpu.tiles`); None if they are not.
+      mesh: the devices that decode together (see `dart_jax.models.sharding`); None for one.
     """
 
     attention: AttentionKernel = "dense"
@@ -47,6 +52,34 @@ class Execution:
     fused: bool = False
     experts: ExpertsKernel = "jax"
     packed: WeightsDtype | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def shards(self) -> int:
+        """Devices that share a target's weights."""
+        return 1 if self.mesh is None else self.mesh.shape[MODEL]
+
+    @property
+    def groups(self) -> int:
+        """Groups of such devices, each with some rows of a batch."""
+        return 1 if self.mesh is None else self.mesh.shape[DATA]
+
+    @property
+    def alone(self) -> Execution:
+        """For a model that every device has as a whole."""
+        return dataclasses.replace(self, mesh=None)
+
+    def on(self, mesh: Mesh) -> Execution:
+        """The same on several devices. On CPUs plain JAX: they are for trying out.
+
+        Raises:
+          UserError: the weights are to be stored in another way.
+        """
+        if self.packed not in (None, "stored"):
+            raise UserError(f"weights in {self.packed} cannot be shared by the devices of a mesh")
+        if jax.default_backend() == "cpu":
+            return Execution(mesh=mesh)
+        return dataclasses.replace(self, mesh=mesh)
 
     @classmethod
     def of_cpu(cls) -> Execution:
@@ -103,7 +136,18 @@ class Execution:
             )
         return dataclasses.replace(best, packed=weights_dtype)
 
-    def prepare(self, params: Params) -> Params:
-        """Returns loaded parameters as they are used; consumes `params`."""
+    def prepare(self, params: Params, config: TargetConfig | None = None) -> Params:
+        """Returns loaded parameters as they are used; consumes `params`. `config`: of the target,
+        if they are one's that devices share."""
+        if self.mesh is not None and config is not None:
+            return _fuse_parts(self.mesh, config, params) if self.fused else params
         params = fuse(params) if self.fused else params
         return pack(params, self.packed) if self.packed else params
+
+
+def _fuse_parts(mesh: Mesh, config: TargetConfig, params: Params) -> Params:
+    """`fuse` for the part of every device."""
+    parts = target_specs(config, params)
+    joined = target_specs(config, jax.eval_shape(fuse, params))
+    run = jax.shard_map(fuse, mesh=mesh, in_specs=(parts,), out_specs=joined, check_vma=False)
+    return jax.jit(run, donate_argnums=0)(params)

@@ -1,0 +1,64 @@
+"""What devices exchange within a program: those of a group, which share a model, and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.models.sharding.mesh import DATA, MODEL
+
+
+def total(x: jax.Array) -> jax.Array:
+    """The sum of what the devices have."""
+    return jax.lax.psum(x, MODEL)
+
+
+def mean(x: jax.Array) -> jax.Array:
+    """The mean of what the devices have."""
+    return jax.lax.pmean(x, MODEL)
+
+
+def largest(x: jax.Array) -> jax.Array:
+    """The largest of what the devices have."""
+    return jax.lax.pmax(x, MODEL)
+
+
+def joined(x: jax.Array) -> jax.Array:
+    """[..., n] of each of m devices -> [..., m n] on all, in their order."""
+    return jax.lax.all_gather(x, MODEL, axis=x.ndim - 1, tiled=True)
+
+
+def own_part(x: jax.Array, count: int) -> jax.Array:
+    """A device's part of [..., m n], which all have: [..., n]."""
+    size = x.shape[-1] // count
+    return jax.lax.dynamic_slice_in_dim(x, first(size), size, axis=x.ndim - 1)
+
+
+def gathered(x: jax.Array) -> jax.Array:
+    """[...] of each of m devices -> [m, ...] on all."""
+    return jax.lax.all_gather(x, MODEL)
+
+
+def once(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
+    """Calls a function of what all have on one device only; its result, integers, goes to all."""
+    result = jax.eval_shape(function, *args)
+    none = lambda *_: jnp.zeros(result.shape, result.dtype)  # noqa: E731
+    return total(jax.lax.cond(jax.lax.axis_index(MODEL) == 0, function, none, *args))
+
+
+def in_any_group(x: jax.Array) -> jax.Array:
+    """Whether a bool scalar is true in any group."""
+    return jax.lax.psum(x.astype(jnp.int32), DATA) > 0
+
+
+def rows_before(count: int) -> jax.Array:
+    """Rows of the groups before this one, if each has so many, int32."""
+    return (jax.lax.axis_index(DATA) * count).astype(jnp.int32)
+
+
+def first(size: int) -> jax.Array:
+    """Where a device's part of the last axis begins, if it has so many, int32."""
+    return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)

@@ -1,0 +1,63 @@
+"""The mesh of devices that decode together: rows of a batch over "data", matrices over "model"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from dart_jax.errors import UserError
+
+DATA, MODEL = "data", "model"
+
+
+class MeshShape(NamedTuple):
+    """Numbers of devices.
+
+    Attributes:
+      data: groups, each of which decodes some rows of a batch.
+      model: devices of a group, which share the target's matrices.
+    """
+
+    data: int = 1
+    model: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> MeshShape:
+        """Reads a shape such as "model=4" or "data=2,model=4".
+
+        Raises:
+          UserError: it is not of this form.
+        """
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, size = part.strip().partition("=")
+            if name not in cls._fields or name in sizes or not size.isdecimal() or int(size) < 1:
+                raise UserError(f"a mesh is written like data=1,model=4, not {text!r}")
+            sizes[name] = int(size)
+        return cls(**sizes)
+
+    def make(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """The mesh ("data", "model") of the first devices, by default of all there are. The devices
+        of a process are adjacent.
+
+        Raises:
+          UserError: there are too few, or some processes would have none.
+        """
+        devices = sorted(devices or jax.devices(), key=lambda d: (d.process_index, d.id))
+        used = devices[: self.data * self.model]
+        if len(used) < self.data * self.model:
+            raise UserError(
+                f"a mesh of data={self.data},model={self.model} needs {self.data * self.model} "
+                f"devices; there are {len(devices)}"
+            )
+        if {d.process_index for d in used} != {d.process_index for d in devices}:
+            raise UserError(
+                f"a mesh of data={self.data},model={self.model} leaves processes without a device; "
+                f"make it of all {len(devices)} devices"
+            )
+        grid = np.array(used).reshape(self.data, self.model)
+        return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))

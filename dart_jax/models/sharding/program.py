@@ -1,0 +1,103 @@
+"""Programs that several devices run together, each with its part of the arrays.
+
+Every device runs the same program (`jax.shard_map`): it has the rows of its group, and of the
+target its part of the weights and the heads that belong to it. What else there is, all devices of a
+group compute alike. So kernels, the search and plain JAX need not know of other devices; what these
+exchange is written where it happens (`collectives.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.sharding.mesh import DATA, MODEL
+from dart_jax.models.sharding.rules import target_specs
+
+# On all devices; by rows; and keys and values of the target [B, K, S, h], by rows and heads.
+ALL, ROWS, CACHE = P(), P(DATA), P(DATA, MODEL)
+
+
+class _Execution(Protocol):
+    @property
+    def mesh(self) -> Mesh | None: ...
+
+
+class _Config(Protocol):
+    """What must be known of the config that a program is compiled for."""
+
+    @property
+    def target(self) -> TargetConfig: ...
+    @property
+    def execution(self) -> _Execution: ...
+
+
+def param_specs(config: _Config, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The specs of the models' parameters by name: those of "target" are split, others are whole on
+    every device."""
+    specs: dict[str, Any] = dict.fromkeys(params, ALL)
+    return specs | {"target": target_specs(config.target, params["target"])}
+
+
+def program(
+    *,
+    inputs: Mapping[str, Any],
+    outputs: Any,
+    static: tuple[str, ...] = ("config",),
+    donated: tuple[str, ...] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compiles a function whose arguments `config` and `params` are the decode step's, for one
+    device or, if the config says so, for several.
+
+    Args:
+      inputs: the specs of its other arrays, by name; trees of specs, or their beginnings.
+      outputs: the specs of its results, in the same way. Where they are by rows only, every process
+        gets all rows.
+      static: names of arguments that programs are compiled for.
+      donated: names of arguments whose memory may be reused.
+    """
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+
+        @partial(jax.jit, static_argnames=static, donate_argnames=donated)
+        @wraps(function)
+        def run(*args: Any, **options: Any) -> Any:
+            given = signature.bind(*args, **options).arguments
+            config: _Config = given["config"]
+            mesh = config.execution.mesh
+            if mesh is None:
+                return function(*args, **options)
+            fixed = {name: value for name, value in given.items() if name in static}
+            arrays = {name: value for name, value in given.items() if name not in static}
+            specs = {n: None if x is None else inputs.get(n) for n, x in arrays.items()}
+            specs["params"] = param_specs(config, arrays["params"])
+            results = jax.shard_map(
+                lambda arrays: function(**fixed, **arrays),
+                mesh=mesh,
+                in_specs=(specs,),
+                out_specs=outputs,
+                check_vma=False,
+            )(arrays)
+            everywhere = NamedSharding(mesh, ALL)
+
+            def gathered(spec: P, part: Any) -> Any:
+                if spec != ROWS:
+                    return part
+                constrain = jax.lax.with_sharding_constraint
+                return jax.tree.map(lambda x: constrain(x, everywhere), part)
+
+            if jax.process_count() == 1:
+                return results
+            return jax.tree.map(gathered, outputs, results, is_leaf=lambda x: isinstance(x, P))
+
+        return run
+
+    return compiled

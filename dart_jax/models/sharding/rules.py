@@ -1,0 +1,108 @@
+"""Which axis of a target's weights is split among the devices of the mesh's axis "model".
+
+As in Megatron-LM (Shoeybi et al., arXiv 1909.08053): the projections that read the residual stream
+are split by their outputs, so that each device has some heads and some columns of the MLP, and
+those that write it by their inputs; what they write is a part of a sum. The head is split by the
+vocabulary, a mixture by its experts. All else is small and on every device, and so is the table of
+embeddings, of which a step reads a few rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from dart_jax.errors import UserError
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.sharding.mesh import MODEL
+
+_OUT, _IN, _EXPERTS = -1, -2, 0
+
+# By the component of a weight's path that names it. Of a bias, the axis of outputs is split.
+_AXES: dict[str | int, int] = {
+    "q_proj": _OUT,
+    "k_proj": _OUT,
+    "v_proj": _OUT,
+    "qkv_proj": _OUT,
+    "gate_proj": _OUT,
+    "up_proj": _OUT,
+    "gate_up_proj": _OUT,
+    "o_proj": _IN,
+    "down_proj": _IN,
+    "lm_head": _OUT,
+    "experts": _EXPERTS,
+}
+# Scales of norms over all heads of a device, where they are not of one head.
+_HEAD_NORMS = ("q_norm", "k_norm")
+
+
+def spec_of(config: TargetConfig, names: Sequence[str | int], dims: int) -> P:
+    """The spec of one of a target's parameters, given its path and its number of dimensions."""
+    axis = next((_AXES[name] for name in names if name in _AXES), None)
+    if config.architecture.qk_norm == "all" and any(name in _HEAD_NORMS for name in names):
+        axis = _OUT
+    if axis is None or (axis == _IN and names[-1] == "bias"):
+        return P()
+    parts: list[str | None] = [None] * dims
+    parts[axis] = MODEL
+    return P(*parts)
+
+
+def target_specs(config: TargetConfig, params: Any) -> Any:
+    """The specs of a target's parameters, or of their shapes, in the same nested dicts."""
+
+    def spec(path: Any, leaf: Any) -> P:
+        return spec_of(config, [key.key for key in path], len(leaf.shape))
+
+    return jax.tree.map_with_path(spec, params)
+
+
+def check_divides(config: TargetConfig, mesh: Mesh) -> None:
+    """Checks that a target can be split.
+
+    Raises:
+      UserError: something does not divide evenly.
+    """
+    count = mesh.shape[MODEL]
+    sizes = {
+        "attention heads": config.num_attention_heads,
+        "columns of the MLP": config.intermediate_size,
+        "tokens of the vocabulary": config.vocab_size,
+    }
+    if config.moe is not None:
+        sizes["experts"] = config.moe.num_experts
+        if config.moe.shared_intermediate_size is not None:
+            sizes["columns of the shared expert"] = config.moe.shared_intermediate_size
+        if len(config.moe.dense_layers) == 0:
+            del sizes["columns of the MLP"]
+    for what, size in sizes.items():
+        if size % count:
+            raise UserError(f"{count} devices of a mesh cannot share {size} {what} evenly")
+    heads = config.num_key_value_heads
+    if heads % count and count % heads:
+        raise UserError(
+            f"{count} devices of a mesh cannot share {heads} heads of keys and values evenly, nor "
+            "have one of them each"
+        )
+
+
+def with_kv_heads(config: TargetConfig, mesh: Mesh) -> TargetConfig:
+    """The config with a head of keys and values for each device, at least: where there are fewer,
+    several devices have the same."""
+    heads = max(config.num_key_value_heads, mesh.shape[MODEL])
+    return dataclasses.replace(config, num_key_value_heads=heads)
+
+
+def one_device(config: TargetConfig, count: int) -> TargetConfig:
+    """The shapes of one device's part, of so many."""
+    return dataclasses.replace(
+        config,
+        num_attention_heads=config.num_attention_heads // count,
+        num_key_value_heads=config.num_key_value_heads // count,
+        intermediate_size=config.intermediate_size // count,
+    )
