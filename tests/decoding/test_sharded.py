@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from tiny_configs import TARGET
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import MeshShape
@@ -44,9 +46,5 @@ def test_a_mesh_larger_than_the_devices():
 
 
 def test_what_does_not_divide():
-    from unittest.mock import Mock
-
-    from tiny_configs import TARGET
-
     with pytest.raises(UserError, match="3 devices of a mesh cannot share 2 attention heads"):
         check_divides(TARGET, Mock(shape={"data": 1, "model": 3}))

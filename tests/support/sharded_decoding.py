@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tiny_model
 from tiny_model import SHAPES
@@ -32,9 +31,7 @@ QWEN3 = dataclasses.replace(
     SHAPES.target, num_attention_heads=8, num_key_value_heads=2, head_dim=16, vocab_size=320
 )
 EXPERTS = MoEConfig(8, 2, 32, norm_topk_prob=True)
-SHARED = MoEConfig(
-    8, 2, 32, norm_topk_prob=False, dense_layers=(0,), shared_intermediate_size=64
-)
+SHARED = MoEConfig(8, 2, 32, norm_topk_prob=False, dense_layers=(0,), shared_intermediate_size=64)
 
 
 def of(model_type: str, **fields: Any) -> TargetConfig:
