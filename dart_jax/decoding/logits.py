@@ -40,9 +40,9 @@ class LogitsConfig:
     scores: bool = False
 
     @property
-    def reported(self) -> bool | None:
-        """Whether anything is reported about the logits; None if not."""
-        return self.logprobs is not None or self.scores or None
+    def reported(self) -> bool:
+        """Whether anything is reported about the logits."""
+        return self.logprobs is not None or self.scores
 
 
 class TokenScores(NamedTuple):

@@ -222,8 +222,9 @@ def prefill(
     position = jnp.arange(t, dtype=jnp.int32)[None]
     known = jnp.where(position <= last, tokens, -1)
     seen = sequences = None
-    uses = sampling.repetition_penalty, config.logits.reported, config.logits.processors or None
-    shards, logits = as_needed(config, sampling, logits, *uses)
+    used = config.logits.reported or bool(config.logits.processors)
+    used |= sampling.repetition_penalty is not None
+    shards, logits = as_needed(config, sampling, logits, whole=used)
     processed = logits
     if sampling.repetition_penalty is not None:
         seen = mark_seen(jnp.zeros((b, config.target.vocab_size), bool), known)

@@ -146,7 +146,8 @@ def accept_and_compact(
     mask = ancestor_mask(tree, depth)
     positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
     uses = state.seen, state.counts, state.bias, state.tokens, state.scores
-    shards, whole = as_needed(config, state.sampling, verified.logits, *uses)
+    used = any(use is not None for use in uses)
+    shards, whole = as_needed(config, state.sampling, verified.logits, whole=used)
     with jax.named_scope("accept"):
         logits = penalize_at_nodes(state, tree, mask, whole)
         if state.tokens is not None:
@@ -186,16 +187,16 @@ def accept_and_compact(
 
 
 def as_needed(
-    config: DecodeConfig, sampling: SamplingValues, logits: jax.Array, *uses: Any
+    config: DecodeConfig, sampling: SamplingValues, logits: jax.Array, *, whole: bool
 ) -> tuple[int, jax.Array]:
-    """Joins the target's logits [B, T, ...], of which devices may each have a part, if something
-    needs the whole vocabulary: filters, or uses that are not None. Drawing as such does not.
+    """Joins the target's logits [B, T, ...], of which devices may each have a part, if the `whole`
+    vocabulary is used, or filters need it. Drawing as such does not.
 
     Returns:
       Among how many devices they still are divided, and the logits.
     """
     shards = config.execution.shards
-    if shards > 1 and (filters(sampling) or any(use is not None for use in uses)):
+    if shards > 1 and (whole or filters(sampling)):
         return 1, joined(logits)
     return shards, logits
 

@@ -14,10 +14,13 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 import tyro
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.errors import UserError
+from dart_jax.models.sharding.mesh import MeshShape, in_order
+from dart_jax.models.sharding.placement import put
+from dart_jax.models.sharding.rules import AXES, IN
 
 # Parameters with fewer elements are not sharded: communication would cost more than it saves.
 SMALL = 2**12
@@ -25,18 +28,8 @@ SMALL = 2**12
 # Axis of a parameter that tensor parallelism splits, by the component of its path that names it.
 # The experts' three-dimensional weights are split inside each expert, as an MLP's are:
 # `dart_jax.models.experts` processes the experts one at a time.
-_OUT, _IN = -1, -2
-_TENSOR_PARALLEL = {
-    "q_proj": _OUT,
-    "k_proj": _OUT,
-    "v_proj": _OUT,
-    "gate_proj": _OUT,
-    "up_proj": _OUT,
-    "o_proj": _IN,
-    "down_proj": _IN,
-    "embed_tokens": _IN,  # [V, D]: the vocabulary
-    "lm_head": _OUT,
-}
+_TENSOR_PARALLEL = {name: axis for name, axis in AXES.items() if name != "experts"}
+_TENSOR_PARALLEL |= {"embed_tokens": IN}  # [V, D]: the vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +57,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     Raises:
       UserError: there are too few devices, or there are several processes and devices left over.
     """
-    devices = sorted(devices or jax.devices(), key=lambda d: (d.process_index, d.id))
+    devices = in_order(devices or jax.devices())
     count, model = len(devices), config.model
     data = count // model if config.data == -1 and model > 0 else config.data
     used = data * model
@@ -77,8 +70,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         raise UserError(
             f"a mesh of data {data} and model {model} leaves {left} of {count} devices over"
         )
-    grid = np.array(devices[:used]).reshape(data, model)
-    return Mesh(grid, ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
+    return MeshShape(data, model).of(devices[:used])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -139,15 +131,6 @@ def target_shardings(mesh: Mesh, params: Any, *, shard_target: bool = False) -> 
 
 def place(tree: Any, shardings: Any) -> Any:
     """Puts arrays onto their devices; process-local arrays must be equal in all processes."""
-
-    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-        if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
-            return leaf
-        if jax.process_count() == 1 or not getattr(leaf, "is_fully_addressable", True):
-            return jax.device_put(leaf, sharding)
-        host = np.asarray(leaf)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
     return jax.tree.map(put, tree, shardings)
 
 

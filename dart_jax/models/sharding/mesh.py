@@ -47,7 +47,7 @@ class MeshShape(NamedTuple):
         Raises:
           UserError: there are too few, or some processes would have none.
         """
-        devices = sorted(devices or jax.devices(), key=lambda d: (d.process_index, d.id))
+        devices = in_order(devices or jax.devices())
         used = devices[: self.data * self.model]
         if len(used) < self.data * self.model:
             raise UserError(
@@ -59,5 +59,14 @@ class MeshShape(NamedTuple):
                 f"a mesh of data={self.data},model={self.model} leaves processes without a device; "
                 f"make it of all {len(devices)} devices"
             )
-        grid = np.array(used).reshape(self.data, self.model)
+        return self.of(used)
+
+    def of(self, devices: Sequence[Any]) -> Mesh:
+        """The mesh of exactly these devices, which are in order."""
+        grid = np.array(devices).reshape(self.data, self.model)
         return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def in_order(devices: Sequence[Any]) -> list[Any]:
+    """Devices such that those of a process are adjacent."""
+    return sorted(devices, key=lambda d: (d.process_index, d.id))

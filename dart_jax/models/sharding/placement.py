@@ -34,16 +34,20 @@ class Placement:
         if self._copies > 1 and spec != P() and any(name in _KV for name in path):
             heads = value.reshape(*value.shape[:-1], self._config.num_key_value_heads, -1)
             value = np.repeat(heads, self._copies, axis=-2).reshape(*value.shape[:-1], -1)
-        sharding = NamedSharding(self._mesh, spec)
-        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+        return put(value, NamedSharding(self._mesh, spec))
 
 
 def everywhere(mesh: Mesh, params: Any) -> Any:
     """The same parameters, whole on every device; every process must have them."""
     whole = NamedSharding(mesh, P())
+    return jax.tree.map(lambda x: put(x, whole), params)
 
-    def put(x: jax.Array) -> jax.Array:
-        host = np.asarray(x)
-        return jax.make_array_from_callback(host.shape, whole, lambda index: host[index])
 
-    return jax.tree.map(put, params)
+def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """Puts an array onto its devices; a process-local one must be equal in all processes."""
+    if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+        return leaf
+    if jax.process_count() == 1 or not getattr(leaf, "is_fully_addressable", True):
+        return jax.device_put(leaf, sharding)
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

@@ -21,21 +21,21 @@ from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.sharding.mesh import MODEL
 
-_OUT, _IN, _EXPERTS = -1, -2, 0
+OUT, IN, EXPERTS = -1, -2, 0
 
 # By the component of a weight's path that names it. Of a bias, the axis of outputs is split.
-_AXES: dict[str | int, int] = {
-    "q_proj": _OUT,
-    "k_proj": _OUT,
-    "v_proj": _OUT,
-    "qkv_proj": _OUT,
-    "gate_proj": _OUT,
-    "up_proj": _OUT,
-    "gate_up_proj": _OUT,
-    "o_proj": _IN,
-    "down_proj": _IN,
-    "lm_head": _OUT,
-    "experts": _EXPERTS,
+AXES: dict[str | int, int] = {
+    "q_proj": OUT,
+    "k_proj": OUT,
+    "v_proj": OUT,
+    "qkv_proj": OUT,
+    "gate_proj": OUT,
+    "up_proj": OUT,
+    "gate_up_proj": OUT,
+    "o_proj": IN,
+    "down_proj": IN,
+    "lm_head": OUT,
+    "experts": EXPERTS,
 }
 # Scales of norms over all heads of a device, where they are not of one head.
 _HEAD_NORMS = ("q_norm", "k_norm")
@@ -43,10 +43,10 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 
 def spec_of(config: TargetConfig, names: Sequence[str | int], dims: int) -> P:
     """The spec of one of a target's parameters, given its path and its number of dimensions."""
-    axis = next((_AXES[name] for name in names if name in _AXES), None)
+    axis = next((AXES[name] for name in names if name in AXES), None)
     if config.architecture.qk_norm == "all" and any(name in _HEAD_NORMS for name in names):
-        axis = _OUT
-    if axis is None or (axis == _IN and names[-1] == "bias"):
+        axis = OUT
+    if axis is None or (axis == IN and names[-1] == "bias"):
         return P()
     parts: list[str | None] = [None] * dims
     parts[axis] = MODEL
