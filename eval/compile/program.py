@@ -114,9 +114,7 @@ class CompileConfig:
     @property
     def way(self) -> SearchWay:
         """Where trees are searched."""
-        if self.search != "auto":
-            return self.search
-        return "native" if ACCELERATORS[self.device].platform == "cuda" else "device"
+        return "device" if self.search == "auto" else self.search
 
     def cases(self) -> list[Case]:
         """All settings; plain decoding has no tree, so it is in there once."""

@@ -16,6 +16,8 @@ from dart_jax.decoding.loop import start
 from dart_jax.decoding.noise import row_keys
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.choice import Searching
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.model import DEMO
@@ -263,9 +265,12 @@ class _Runner:
         times = measure_host(lambda _: jax.device_put(on_host), timing)
         yield Row("to device", nodes, times, None)
 
-        # All three in one callback, as in the fused loop.
-        inside = partial(stages.search_stage, pruner.in_program)
-        stage = Stage(inside, pruner.argument, jnp.asarray(packed))
+        # As in the fused loop: all three in one call, or on the device.
+        search = Searching().make(
+            config.host_buffer, nodes, ngram=model.ngram, eos=(), search=SearchConfig()
+        )
+        inside = partial(stages.search_stage, search.in_program)
+        stage = Stage(inside, search.argument, jnp.asarray(packed))
         times, _, _ = measure(stage, timing)
         yield Row("inside", nodes, times, None)
 

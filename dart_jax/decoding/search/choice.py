@@ -37,7 +37,7 @@ class Searching:
     Attributes:
       choice: `native`, in C++ on the host, called by XLA, for CPUs and NVIDIA GPUs; `callback`, in
         C++, called through Python, on any platform; `device`, in JAX, on any platform; `auto` is
-        the platform's best.
+        the platform's best: `native` on a CPU, elsewhere `device` for an n-gram model that fits.
       memory: bytes that an n-gram model may take on the device.
     """
 
@@ -74,17 +74,13 @@ class Searching:
             return "device"
         if self.choice == "callback":
             return "callback"
-        platform = jax.default_backend()
-        if platform in ("cpu", "gpu"):
-            missing = why_not_native()
-            if missing is None:
-                return "native"
-            way = "callback" if platform == "cpu" or on_device else "device"
-            tell(f"trees are searched by {_TITLES[way]}: {missing}")
-            return way
-        if on_device is None:
+        if jax.default_backend() != "cpu" and on_device is None:
             return "device"
-        tell(f"trees are searched by {_TITLES['callback']}: {on_device}")
+        missing = why_not_native()
+        if missing is None:
+            return "native"
+        why = missing if on_device is None else f"{on_device}; {missing}"
+        tell(f"trees are searched by the host, called through Python: {why}")
         return "callback"
 
     def make(
@@ -104,12 +100,6 @@ class Searching:
             return DeviceSearch(host_buffer, nodes, table=table, eos=eos, search=search)
         native = way == "native"
         return Pruner(host_buffer, nodes, ngram=ngram, eos=eos, search=search, native=native)
-
-
-_TITLES = {
-    "callback": "the host, called through Python",
-    "device": "the device",
-}
 
 
 def table_on_device(model: NgramModel, memory: int, followers: bool) -> DeviceTable:
