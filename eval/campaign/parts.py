@@ -50,18 +50,31 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
     training = Part("demo", "the demo model, trained here", "train-demo", 600, ())
     return (
         Part("device", "what it is, and whether it computes right", _DEVICE, 20, ("json",)),
-        Part(
-            "lossless",
-            "drafting changes no token",
-            "lossless --prompts 2 --max-new-tokens 64 --tree-nodes 8 60 --samples 0",
-            reports=("json",),
-        ),
         Part("speedup-8b", "DART against plain decoding in Qwen3-8B's shape", _8B, 90),
         Part(
             "latency-8b",
             "each stage of a step next to the hardware's limit",
-            "latency --shape qwen3-8b --context 128 2048 8192 --repeats 3",
+            "latency --shape qwen3-8b --context 2048 --tree-nodes 8 60 --repeats 3",
             90,
+        ),
+        Part(
+            "lossless",
+            "drafting changes no token",
+            "lossless --prompts 2 --max-new-tokens 64 --temperature 0 1 --batch-size 4 "
+            "--tree-nodes 60 --loop fused --samples 0",
+            reports=("json",),
+        ),
+        Part(
+            "speedup-demo",
+            "every method on the demo model",
+            "speedup --method all --prompts 2 --max-new-tokens 96",
+            90,
+        ),
+        Part(
+            "eagle3-8b",
+            "EAGLE-3 at the same acceptance",
+            f"{_8B} --method eagle3 --repeats 1",
+            75,
         ),
         Part("dense-8b", "the same speed-up without the kernels", f"{_8B} --attention dense", 75),
         Part(
@@ -72,15 +85,9 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
             ("json", "markdown"),
         ),
         Part(
-            "device-8b", "the same speed-up, searched on the device", f"{_8B} --search device", 75
+            "native-8b", "the same speed-up, searched on the host", f"{_8B} --search native", 75
         ),
         Part("callback-8b", "the same, searched through Python", f"{_8B} --search callback", 75),
-        Part(
-            "speedup-demo",
-            "every method on the demo model",
-            "speedup --method all --prompts 2 --max-new-tokens 96",
-            90,
-        ),
         *batches,
         Part(
             "serving",
