@@ -49,7 +49,7 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
     )
     training = Part("demo", "the demo model, trained here", "train-demo", 600, ())
     return (
-        Part("device", "what it is, and whether it computes right", _DEVICE, 20, ("json",)),
+        Part("device", "what it is, and whether it computes right", _DEVICE, 40, ("json",)),
         Part("speedup-8b", "DART against plain decoding in Qwen3-8B's shape", _8B, 90),
         Part(
             "latency-8b",

@@ -25,6 +25,7 @@ from dart_jax.models.platform.pallas import dot, load, store
 _SIZES = (16, 32, 64)
 _TILE_BYTES = 2**14
 _BLOCKS = 264  # that fill a GPU of 132 multiprocessors
+_JOINED = 2**13  # numbers that a block which joins splits reads: 64 for each of its threads
 _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differences are not NaN
 
 Parts = tuple[jax.Array, jax.Array, jax.Array]
@@ -99,38 +100,31 @@ def attend_flash(
 
 
 def _join(parts: Parts, result: jax.ShapeDtypeStruct, interpret: bool) -> jax.Array:
-    """Joins the splits' weighted sums [splits, B, K, R, h], largest scores and sums of weights."""
+    """Joins the splits' weighted sums [splits, B, K, R, h], largest scores and sums of weights.
+
+    A block reads all splits of its rows at once: one after another, each would wait for memory.
+    """
     from jax.experimental.pallas import triton
 
     b, t, heads, h = result.shape
     out, top, total = parts
-    splits, size = len(out), 16
+    splits = len(out)
+    loaded = pl.next_power_of_2(splits)
+    size = max(1, min(16, _JOINED // (loaded * h)))
 
     def kernel(out_ref: Any, top_ref: Any, total_ref: Any, result_ref: Any) -> None:
         sequence, head = pl.program_id(1), pl.program_id(2)
         rows = pl.ds(pl.program_id(0) * size, size)
         inside = pl.program_id(0) * size + jnp.arange(size, dtype=jnp.int32) < t
-
-        def part(split: jax.Array) -> Parts:
-            at = (split, sequence, head, rows)
-            all_of = out_ref.at[(*at, slice(None))]
-            return (
-                load(all_of, inside[:, None]),
-                load(top_ref.at[at], inside),
-                load(total_ref.at[at], inside),
-            )
-
-        def add(split: jax.Array, carry: Parts) -> Parts:
-            (sum_, top, total), (more, more_top, more_total) = carry, part(split)
-            largest = jnp.maximum(top, more_top)
-            old, new = jnp.exp(top - largest), jnp.exp(more_top - largest)
-            sum_ = sum_ * old[:, None] + more * new[:, None]
-            return sum_, largest, total * old + more_total * new
-
-        sum_, _, total = jax.lax.fori_loop(jnp.int32(1), jnp.int32(splits), add, part(jnp.int32(0)))
+        there = (jnp.arange(loaded, dtype=jnp.int32) < splits)[:, None] & inside[None]
+        at = (pl.ds(0, loaded), sequence, head, rows)
+        top = load(top_ref.at[at], there, _NOTHING)
+        weight = jnp.where(there, jnp.exp(top - jnp.max(top, axis=0)[None]), 0.0)
+        total = jnp.sum(weight * load(total_ref.at[at], there), axis=0)
+        sums = load(out_ref.at[(*at, slice(None))], there[:, :, None])
+        sum_ = jnp.sum(sums * weight[:, :, None], axis=0)
         mean = sum_ / jnp.where(inside, total, 1)[:, None]
-        at = result_ref.at[sequence, rows, head, :]
-        store(at, mean, inside[:, None])
+        store(result_ref.at[sequence, rows, head, :], mean, inside[:, None])
 
     return pl.pallas_call(
         kernel,
