@@ -19,19 +19,27 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mesh", ["data=2,model=4"])
-def test_eight_devices_decode_as_one(tmp_path, mesh):
+@pytest.mark.parametrize(
+    ("targets", "cases"),
+    [("qwen3", 30), ("qwen3_moe llama", 4), ("qwen2_moe olmo2 gemma2", 6)],
+)
+def test_eight_devices_decode_as_one(tmp_path, targets, cases):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    command = [sys.executable, str(SUPPORT / "sharded_decoding.py"), str(tmp_path), "qwen3", mesh]
-    subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True)
+    command = [sys.executable, str(SUPPORT / "sharded_decoding.py"), str(tmp_path)]
+    subprocess.run([*command, *targets.split()], env={**os.environ, "XLA_FLAGS": flags}, check=True)
     report = json.loads((tmp_path / "report.json").read_text())
-    assert len(report["same"]) == 36
+    assert len(report["same"]) == cases
     assert not [case for case, same in report["same"].items() if not same]
-    exchanged = report["exchanged"][f"qwen3 {mesh}"]
-    assert len(exchanged.pop("all-reduce")) == 2 * 7  # of seven layers
-    # The largest logit of each device and its token, of two rows.
-    assert [math.prod(shape) for shape in exchanged.pop("all-gather")] == [4 * 2 * 2]
-    assert not exchanged
+    assert max(report["logits"].values()) < 1e-4
+    for name, exchanged in report["exchanged"].items():
+        devices = int(name[-1])
+        rows = 2 if "data=2" in name else 4
+        # Two for each of seven layers; OLMo 2 also norms queries and keys over all heads.
+        layers = 7 * (4 if "olmo2" in name else 2)
+        assert len(exchanged.pop("all-reduce")) == layers, name
+        # The largest logit of each device and its token, of a group's rows.
+        assert [math.prod(shape) for shape in exchanged.pop("all-gather")] == [devices * 2 * rows]
+        assert not exchanged
 
 
 @pytest.mark.parametrize("text", ["model", "model=0", "rows=2", "model=2,model=2", ""])

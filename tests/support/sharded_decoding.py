@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +22,8 @@ from tiny_model import SHAPES
 
 from dart_jax import DartModel
 from dart_jax.decoding.decoder import Loop
+from dart_jax.decoding.drafting import PromptLookupConfig
+from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.loop import start
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.step import step
@@ -61,16 +64,50 @@ SAMPLINGS = {
     "filtered": Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1),
 }
 LOOPS: dict[str, Loop] = {"fused": "fused", "host": "host", "changing sizes": "fused"}
+METHODS = ("plain", "dart", "eagle3", "ngram", "draft model", "prompt lookup")
+
+
+class Case(NamedTuple):
+    """One way to decode."""
+
+    target: str
+    mesh: str
+    method: str = "dart"
+    loop: str = "fused"
+    sampling: str = "greedy"
+
+    def __str__(self) -> str:
+        return ", ".join(self)
+
+
+def cases(target: str) -> list[Case]:
+    """With Qwen3 every method in both loops, greedy and sampled; elsewhere what may differ."""
+    few = ("plain", "fused", "greedy"), ("dart", "fused", "sampled")
+    if target != "qwen3":
+        return [Case(target, "data=2,model=4", *how) for how in few]
+    every = itertools.product(METHODS, ("fused", "host"), ("greedy", "sampled"))
+    most = [Case(target, "data=2,model=4", *how) for how in every]
+    most += [Case(target, "data=2,model=4", "dart", "fused", "filtered")]
+    most += [Case(target, "data=2,model=4", "dart", "changing sizes", "sampled")]
+    return most + [Case(target, mesh, *how) for mesh in ("model=2", "model=8") for how in few]
 
 
 def texts(model: DartModel, loop: str, sampling: Sampling) -> list[list[int]]:
     """New tokens of all prompts."""
     nodes = 0 if model.drafter is None else 8
-    sizes = (0, 4, 8) if loop == "changing sizes" and nodes else ()
+    sizes = (0, 4, 8) if loop == "changing sizes" else ()
     decoder = model.decoder(
         nodes=nodes, max_length=80, sizes=sizes, sampling=sampling, loop=LOOPS[loop]
     )
     return [row.tolist() for row in decoder(PROMPTS, 24, seed=3).tokens]
+
+
+def logits(model: DartModel) -> np.ndarray:
+    """Of the first new tokens of each prompt."""
+    decoder = model.decoder(max_length=64, nodes=0, logits=LogitsConfig(scores=True))
+    scores = decoder(PROMPTS, 4).scores
+    assert scores is not None
+    return np.stack([np.asarray(each.scores) for each in scores])
 
 
 def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
@@ -86,40 +123,53 @@ def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     return found
 
 
-def main(directory: Path, names: list[str], meshes: list[str]) -> None:
-    config = TARGETS["qwen3"]
-    tokenizer = tiny_model.train_tokenizer(
-        map(tiny_model.read, tiny_model._FILES), config.vocab_size
-    )
-    tokens = tiny_model.tokenize(tokenizer, tiny_model._FILES)
-    ngram = directory / "ngram.dng"
-    tiny_model.NgramModel.count(tokens).save(ngram)
+class Models:
+    """A target with its drafters, and the n-gram model of some text."""
+
+    def __init__(self, directory: Path, name: str):
+        files = tiny_model._FILES
+        tokenizer = tiny_model.train_tokenizer(map(tiny_model.read, files), QWEN3.vocab_size)
+        self.ngram = directory / "ngram.dng"
+        tiny_model.NgramModel.count(tiny_model.tokenize(tokenizer, files)).save(self.ngram)
+        self.target = directory / name
+        tiny_model.write_target(self.target, TARGETS[name], tokenizer)
+        self.drafters = {"draft model": self.target}
+        for method in ("dart", "eagle3"):
+            self.drafters[method] = directory / f"{name}_{method}"
+            config = DrafterShape(method=method, positions=4).config(TARGETS[name])
+            tiny_model.write_drafter(self.drafters[method], config)
+
+    def load(self, method: str, mesh: str | None = None) -> DartModel:
+        """The model that decodes by a method."""
+        ngram = self.ngram if method in ("dart", "ngram") else None
+        drafter = self.drafters.get(method)
+        model = DartModel.from_pretrained(self.target, drafter, ngram, mesh=mesh)
+        return model.with_drafter(PromptLookupConfig()) if method == "prompt lookup" else model
+
+
+def main(directory: Path, targets: list[str]) -> None:
     report: dict[str, Any] = {"same": {}, "exchanged": {}, "logits": {}}
-    for name in names:
-        target, drafter = directory / name, directory / f"{name}_drafter"
-        tiny_model.write_target(target, TARGETS[name], tokenizer)
-        tiny_model.write_drafter(drafter, DrafterShape(positions=4).config(TARGETS[name]))
-        methods = {
-            "plain": (None, None),
-            "dart": (drafter, ngram),
-            "ngram": (None, ngram),
-            "draft model": (target, None),
-        }
-        for method, parts in methods.items():
-            one = DartModel.from_pretrained(target, *parts)
-            for mesh in meshes:
-                several = DartModel.from_pretrained(target, *parts, mesh=mesh)
-                if method == "plain":
-                    report["exchanged"][f"{name} {mesh}"] = exchanged(several)
-                for loop in LOOPS:
-                    for how, options in SAMPLINGS.items():
-                        case = f"{name} {method} {mesh} {loop} {how}"
-                        same = texts(one, loop, options) == texts(several, loop, options)
-                        report["same"][case] = same
-                        print(case, same, file=sys.stderr, flush=True)
+    for target in targets:
+        models = Models(directory, target)
+        for (mesh, method), some in itertools.groupby(
+            cases(target), key=lambda case: (case.mesh, case.method)
+        ):
+            one, several = models.load(method), models.load(method, mesh)
+            if method == "plain":
+                name = f"{target}, {mesh}"
+                report["exchanged"][name] = exchanged(several)
+                apart = float(np.abs(logits(one) - logits(several)).max())
+                report["logits"][name] = apart
+                print(name, f"logits differ by {apart:.2g}", file=sys.stderr, flush=True)
+            for case in some:
+                sampling = SAMPLINGS[case.sampling]
+                same = texts(one, case.loop, sampling) == texts(several, case.loop, sampling)
+                report["same"][str(case)] = same
+                print(case, same, file=sys.stderr, flush=True)
+            jax.clear_caches()  # a process can map only so much code into its memory
     (directory / "report.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
     assert len(jax.devices()) == 8
-    main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3].split(";"))
+    main(Path(sys.argv[1]), sys.argv[2:] or list(TARGETS))
