@@ -112,7 +112,13 @@ def empty_caches(
     config: DecodeConfig, params: DecodeParams, *, batch: int, capacity: int
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
-    batch //= config.execution.groups
+    return caches_without_rows(config, params, batch // config.execution.groups, capacity)
+
+
+def caches_without_rows(
+    config: DecodeConfig, params: DecodeParams, batch: int, capacity: int
+) -> Caches:
+    """The same within a program, for the rows of a group."""
     none, token = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 1), jnp.int32)
     read = partial(read_rows, config, params, None, token, token, none, 0, capacity)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))

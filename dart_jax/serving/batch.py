@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple, cast
@@ -92,8 +93,11 @@ class Batch:
         """
         if isinstance(model.drafter, PromptLookupConfig):
             raise UserError("prompt lookup cannot be served; choose another drafting method")
-        if model.execution.mesh is not None:
-            raise UserError("a server decodes on one device; leave out --mesh")
+        if model.execution.groups > 1:
+            raise UserError(
+                "a server has no groups of devices: leave data out of --mesh, and start a replica "
+                "for each group"
+            )
         self.shapes = Shapes.of(model, config)
         decoder = model.decoder(
             nodes=self.shapes.most_nodes,
@@ -109,7 +113,9 @@ class Batch:
         self._programs: dict[tuple[int, int, Level], StepProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self.page_count = self._count_pages(config, share)
-        self._pools: Pools = empty_pools(self._config, self._params, self.page_count, config.page)
+        self._pools: Pools = empty_pools(
+            self._config, self._params, pages=self.page_count, page=config.page
+        )
         self._history: History = empty_history(config.slots, model.target.vocab_size)
         self._table = RowTable(config.slots, self.shapes.pages_each)
         self._drafts: _Drafts | None = None
@@ -210,7 +216,11 @@ class Batch:
         kind = verified, drafted, level
         if kind not in self._programs:
             config = self._config if drafted else self._config.plain
-            self._programs[kind] = StepProgram(config, *kind)
+            made = StepProgram(config, *kind)
+            if drafted and self._searches_in_program:
+                search = self._resized(made.host_buffer, drafted)
+                made = dataclasses.replace(made, search=search.in_program)
+            self._programs[kind] = made
         return self._programs[kind]
 
     def step(
@@ -309,18 +319,30 @@ class Batch:
         """The trees of rows of the last step, int32 [n, 3, ...]."""
         if drafts.trees is not None:
             return drafts.trees[rows]
+        return np.asarray(self._resized(drafts.host_buffer, nodes)(drafts.packed[rows]))
+
+    @property
+    def _searches_in_program(self) -> bool:
+        """Whether steps search the next trees themselves: on the device they are searched for all
+        rows at once, and need not come back to it."""
+        return self._search is not None and self._search.way == "device"
+
+    def _resized(self, host_buffer: HostBuffer, nodes: int) -> TreeSearch:
         assert self._search is not None
-        key = drafts.host_buffer, nodes
+        key = host_buffer, nodes
         if key not in self._searches:
             self._searches[key] = self._search.resized(*key)
-        return np.asarray(self._searches[key](drafts.packed[rows]))
+        return self._searches[key]
 
     def _run(
         self, rows: Any, program: StepProgram, trees: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray | None, Any]:
         history = self._history if program.level == "full" else None
         pools = self._pools_for(program.drafted > 0)
-        pools, history, result = step(program, self._params, pools, history, rows, trees)
+        argument = None
+        if program.search is not None:
+            argument = self._resized(program.host_buffer, program.drafted).argument
+        pools, history, result = step(program, self._params, pools, history, rows, trees, argument)
         self._keep(pools)
         if history is not None:
             self._history = history

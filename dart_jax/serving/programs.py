@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
-from dart_jax.decoding.prefill import Caches, ChunkShape, empty_caches, read_rows
+from dart_jax.decoding.prefill import Caches, ChunkShape, caches_without_rows, read_rows
+from dart_jax.decoding.search.base import SearchInProgram
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
     accept_and_compact,
@@ -27,6 +29,10 @@ from dart_jax.decoding.step import (
     verify,
 )
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.mesh import MODEL
+from dart_jax.models.sharding.program import ALL, program
 from dart_jax.serving.config import Level
 from dart_jax.serving.request import MOST_LOGPROBS
 from dart_jax.serving.rows import Rows, sampling_of, unpack
@@ -42,6 +48,10 @@ class Pools(NamedTuple):
 
     target: KVCache
     draft: KVCache | None
+
+
+# Their specs (see `dart_jax.models.sharding.program`): pages are split by heads.
+_POOLS = Pools(P(None, MODEL), ALL)
 
 
 class History(NamedTuple):
@@ -67,12 +77,24 @@ class StepProgram:
       verified: nodes of the trees that it verifies; 0 for plain decoding.
       drafted: nodes of the trees that it drafts for; 0 if it does not run the drafter.
       level: how it samples.
+      search: how the next trees are searched in it; None if that is done between steps, or not.
     """
 
     config: DecodeConfig
     verified: int
     drafted: int
     level: Level
+    search: SearchInProgram | None = None
+
+    @property
+    def target(self) -> TargetConfig:
+        """The target."""
+        return self.config.target
+
+    @property
+    def execution(self) -> Execution:
+        """How the models are computed."""
+        return self.config.execution
 
     @functools.cached_property
     def verifying(self) -> DecodeConfig:
@@ -105,9 +127,10 @@ class StepResult(NamedTuple):
     scores: TokenScores | None
 
 
-def empty_pools(config: DecodeConfig, params: DecodeParams, pages: int, page: int) -> Pools:
+@program(inputs={}, outputs=_POOLS, static=("config", "pages", "page"))
+def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
     """Pools of `pages` pages of `page` rows."""
-    caches = empty_caches(config.reading, params, batch=pages, capacity=page)
+    caches = caches_without_rows(config.reading, params, pages, page)
     return Pools(caches.target, caches.draft)
 
 
@@ -128,7 +151,12 @@ def begin_history(
     return History(*(old.at[slot].set(x) for old, x in zip(history, new, strict=True)))
 
 
-@partial(jax.jit, static_argnames=("config", "shape"), donate_argnames=("pools",))
+@program(
+    inputs={"pools": _POOLS, "tokens": ALL, "start": ALL, "pages": ALL},
+    outputs=_POOLS,
+    static=("config", "shape"),
+    donated=("pools",),
+)
 @exact_products
 def read_chunk(
     config: DecodeConfig,
@@ -168,44 +196,55 @@ def read_chunk(
     return _pools(read.target, read.draft)
 
 
-@partial(jax.jit, static_argnames=("program",), donate_argnames=("pools", "history"))
+@program(
+    inputs={"pools": _POOLS, "history": ALL, "rows": ALL, "trees": ALL, "searched": ALL},
+    outputs=(_POOLS, ALL, ALL),
+    static=("made_for",),
+    donated=("pools", "history"),
+    config="made_for",
+)
 @exact_products
 def step(
-    program: StepProgram,
+    made_for: StepProgram,
     params: DecodeParams,
     pools: Pools,
     history: History | None,
     rows: Rows,
     trees: jax.Array | None,
+    searched: Any = None,
 ) -> tuple[Pools, History | None, StepResult]:
     """Verifies a tree of each of n requests, and drafts their next ones.
 
     Args:
-      program: static.
+      made_for: static.
       params: see `DecodeParams`.
       pools: donated.
       history: donated; None unless the level is `full`.
       rows: the requests.
       trees: int32 [n, 3, N + 1]; None if the program verifies only the roots.
+      searched: what a search in the program needs; see `TreeSearch.argument`.
     """
-    state, slot = _begin(program, pools, history, rows)
-    verified = verify(program.verifying, params, state, trees)
-    state, path = accept_and_compact(program.verifying, state, trees, verified)
-    state, candidates = draft(
-        program.drafting, state, draft_input(program.drafting, params, state, path)
-    )
-    packed = pack(program.host_buffer, state, path, candidates)
+    state, slot = _begin(made_for.level, pools, history, rows)
+    verified = verify(made_for.verifying, params, state, trees)
+    state, path = accept_and_compact(made_for.verifying, state, trees, verified)
+    drafting = made_for.drafting
+    state, candidates = draft(drafting, state, draft_input(drafting, params, state, path))
+    packed = pack(made_for.host_buffer, state, path, candidates)
+    made = state.trees
+    if made_for.search is not None:
+        with jax.named_scope("search"):
+            made = made_for.search(searched, packed)
     if history is not None:
         new = (state.seen, state.counts)
         old = history.seen, history.counts
         seen, counts = (x.at[slot].set(y, mode="drop") for x, y in zip(old, new, strict=True))
         history = History(seen, counts, history.bias)
-    result = StepResult(packed, state.trees, state.scores)
+    result = StepResult(packed, made, state.scores)
     return _pools(state.target_cache, state.draft_state), history, result
 
 
 def _begin(
-    program: StepProgram, pools: Pools, history: History | None, rows: Rows
+    level: Level, pools: Pools, history: History | None, rows: Rows
 ) -> tuple[DecodeState, jax.Array]:
     """The state before a step, and the slots, int32 [n]."""
     row = unpack(rows.numbers)
@@ -223,8 +262,8 @@ def _begin(
         remaining=row.remaining,
         stop=row.stop,
         keys=row.keys,
-        sampling=sampling_of(program.level, rows.values),
-        scores=TokenScores() if program.level == "full" else None,
+        sampling=sampling_of(level, rows.values),
+        scores=TokenScores() if level == "full" else None,
         **of_slots,
     )
     return state, row.slot

@@ -52,6 +52,7 @@ def program(
     outputs: Any,
     static: tuple[str, ...] = ("config",),
     donated: tuple[str, ...] = (),
+    config: str = "config",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compiles a function whose arguments `config` and `params` are the decode step's, for one
     device or, if the config says so, for several.
@@ -62,6 +63,7 @@ def program(
         gets all rows.
       static: names of arguments that programs are compiled for.
       donated: names of arguments whose memory may be reused.
+      config: the name of the argument that is the config, or has its `target` and `execution`.
     """
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,14 +73,14 @@ def program(
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
             given = signature.bind(*args, **options).arguments
-            config: _Config = given["config"]
-            mesh = config.execution.mesh
+            compiled_for: _Config = given[config]
+            mesh = compiled_for.execution.mesh
             if mesh is None:
                 return function(*args, **options)
             fixed = {name: value for name, value in given.items() if name in static}
             arrays = {name: value for name, value in given.items() if name not in static}
             specs = {n: None if x is None else inputs.get(n) for n, x in arrays.items()}
-            specs["params"] = param_specs(config, arrays["params"])
+            specs["params"] = param_specs(compiled_for, arrays["params"])
             results = jax.shard_map(
                 lambda arrays: function(**fixed, **arrays),
                 mesh=mesh,
