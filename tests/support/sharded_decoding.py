@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tiny_model
+from engine_requests import ask
 from tiny_model import SHAPES
 
 from dart_jax import DartModel
@@ -28,6 +29,9 @@ from dart_jax.decoding.loop import start
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.step import step
 from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.engine import Engine
+from dart_jax.serving.request import Request
 from train.objective.drafter_shape import DrafterShape
 
 QWEN3 = dataclasses.replace(
@@ -102,6 +106,20 @@ def texts(model: DartModel, loop: str, sampling: Sampling) -> list[list[int]]:
     return [row.tolist() for row in decoder(PROMPTS, 24, seed=3).tokens]
 
 
+def served(model: DartModel) -> list[list[int]]:
+    """What a server's engine answers, to requests with different options."""
+    options = ServingConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
+    engine = Engine(model, options)
+    samplings = [*SAMPLINGS.values(), Sampling()]
+    requests = [
+        Request(prompt, 16, sampling, seed=n)
+        for n, (prompt, sampling) in enumerate(zip(PROMPTS, samplings, strict=True))
+    ]
+    answers = ask(engine, *requests)
+    engine.close()
+    return [answer.tokens for answer in answers]
+
+
 def logits(model: DartModel) -> np.ndarray:
     """Of the first new tokens of each prompt."""
     decoder = model.decoder(max_length=64, nodes=0, logits=LogitsConfig(scores=True))
@@ -166,6 +184,9 @@ def main(directory: Path, targets: list[str]) -> None:
                 same = texts(one, case.loop, sampling) == texts(several, case.loop, sampling)
                 report["same"][str(case)] = same
                 print(case, same, file=sys.stderr, flush=True)
+            if target == "qwen3" and mesh == "model=2" and method == "dart":
+                report["same"]["served"] = served(one) == served(several)
+                print("served", report["same"]["served"], file=sys.stderr, flush=True)
             jax.clear_caches()  # a process can map only so much code into its memory
     (directory / "report.json").write_text(json.dumps(report))
 
