@@ -58,6 +58,9 @@ class RegenerateConfig:
     """N-gram file for the tree search; without a drafter the n-gram model drafts by itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
+    mesh: str | None = None
+    """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share
+    the target's weights (model), each with some of a batch's answers (data). By default one."""
     max_new_tokens: int = 2048
     """Maximum tokens per answer."""
     temperature: tuple[float, ...] = (0.0,)
@@ -156,7 +159,7 @@ def run(config: RegenerateConfig) -> Summary:
     options = {
         f"--{name.replace('_', '-')}": value
         for name, value in dataclasses.asdict(config).items()
-        if name not in ("target", "data", "out", "drafter", "ngram", "skip_bad", "work")
+        if name not in ("target", "data", "out", "drafter", "ngram", "mesh", "skip_bad", "work")
     }
     settings = json.loads(
         json.dumps(
@@ -174,7 +177,7 @@ def run(config: RegenerateConfig) -> Summary:
     with work_directory.locked(work):
         work_directory.check_settings(work, settings, {})
         model = DartModel.from_pretrained(
-            directory, config.drafter, config.ngram, dtype=config.dtype
+            directory, config.drafter, config.ngram, dtype=config.dtype, mesh=config.mesh
         )
         try:
             blocks = _answer_blocks(config, files, model, work, skipped)
