@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.sampling import SamplingValues, divided, scale_and_filter
-from dart_jax.decoding.top_k import exact_top_k
 from dart_jax.decoding.tree import DraftTree
+from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.errors import UserError
 
 # (tokens int32 [S], logits float32 [V], length int32 scalar) -> float32 [V], a pure JAX function:

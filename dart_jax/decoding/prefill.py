@@ -229,12 +229,12 @@ def prefill(
     known = jnp.where(position <= last, tokens, -1)
     seen = sequences = None
     used = config.logits.reported or bool(config.logits.processors)
-    used |= sampling.repetition_penalty is not None
-    shards, logits = as_needed(config, sampling, logits, whole=used)
+    vocabulary, logits = as_needed(config, logits, whole=used)
     processed = logits
     if sampling.repetition_penalty is not None:
         seen = mark_seen(jnp.zeros((b, config.target.vocab_size), bool), known)
-        processed = penalize_repetition(sampling.repetition_penalty, processed, seen[:, None])
+        own_seen = vocabulary.own(seen[:, None])
+        processed = penalize_repetition(sampling.repetition_penalty, processed, own_seen)
     if config.logits.processors:
         sequences = jnp.pad(known, ((0, 0), (0, capacity - t)), constant_values=-1)
         processors = config.logits.processors
@@ -244,7 +244,7 @@ def prefill(
         rows = rows + rows_before(b)
     keys = row_keys(seed, rows)
     noise = noise_at(sampling, keys, length, 1, config.target.vocab_size)
-    first = draw(sampling, processed, noise, jnp.zeros_like(last), shards)
+    first = draw(sampling, processed, noise, jnp.zeros_like(last), vocabulary)
     scores = token_scores(config.logits, sampling, logits, processed, first)
 
     # The drafter's row i joins the feature at i with the token at i + 1.

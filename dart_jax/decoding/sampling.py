@@ -9,13 +9,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.top_k import exact_top_k
+from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
 from dart_jax.models.cpu.noise import add_noise_native
-from dart_jax.models.cpu.rows import largest
-from dart_jax.models.sharding.collectives import first, gathered, own_part
-from dart_jax.models.sharding.collectives import largest as largest_of_parts
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 _LARGEST = 128
@@ -117,7 +114,7 @@ def draw(
     logits: jax.Array,
     noise: jax.Array | None,
     levels: jax.Array,
-    shards: int = 1,
+    vocabulary: Vocabulary = WHOLE,
 ) -> jax.Array:
     """Draws one token per node, from logits with the repetition penalty (`penalize_repetition`).
 
@@ -127,37 +124,35 @@ def draw(
       noise: float32 [B, P, V], `gumbel_noise` of the positions drawn at each level; not used in
         greedy decoding.
       levels: int32 [B, T], the level of each node.
-      shards: devices, each of which has the logits of a part of the vocabulary, [B, T, V / shards];
-        above 1 there may be no filters.
+      vocabulary: of whose logits each device may have a part, [B, T, V / shards].
 
     Returns:
       int32 [B, T]; -1 where the logits are NaN.
     """
     chex.assert_shape(levels, logits.shape[:2])
     chex.assert_type(logits, jnp.float32)
-    best = _argmax if shards == 1 else _argmax_of_parts
     if sampling.temperature is None:
-        return best(logits)
+        return vocabulary.argmax(logits)
     assert noise is not None
-    if shards > 1:
-        assert not filters(sampling)
-        top = largest_of_parts(jnp.max(logits, axis=-1, keepdims=True))
-        return best(_plus_noise(sampling, logits - top, own_part(noise, shards), levels))
-    noisy = add_noise(sampling, logits, noise, levels)
+    if vocabulary.shards == 1:
+        noisy = add_noise(sampling, logits, noise, levels)
+    else:
+        below = logits - vocabulary.largest(logits)
+        noisy = _plus_noise(sampling, below, vocabulary.own(noise), levels)
     if not filters(sampling):
-        return best(noisy)
-    logits = _scale(sampling, logits)
+        return vocabulary.argmax(noisy)
+    logits = _scale(sampling, logits, vocabulary)
     if sampling.top_k is not None:
-        kept = _top_k_mask(logits, sampling.top_k)
+        kept = _top_k_mask(logits, sampling.top_k, vocabulary)
         logits, noisy = (jnp.where(kept, x, -jnp.inf) for x in (logits, noisy))
-    probability = jax.nn.softmax(logits, axis=-1)
+    probability = vocabulary.softmax(logits)
     if sampling.min_p is not None:
         # What top-p leaves has the same ratios.
-        kept = ~(probability < _least(probability, sampling.min_p))  # keeps NaN
+        kept = ~(probability < _least(probability, sampling.min_p, vocabulary))  # keeps NaN
         noisy = jnp.where(kept, noisy, -jnp.inf)
     if sampling.top_p is None:
-        return _argmax(noisy)
-    return _draw_from_nucleus(probability, noisy, sampling.top_p)
+        return vocabulary.argmax(noisy)
+    return _draw_from_nucleus(probability, noisy, sampling.top_p, vocabulary)
 
 
 def scale_and_filter(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
@@ -181,10 +176,9 @@ def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
     return logits
 
 
-def _least(probability: jax.Array, min_p: jax.Array) -> jax.Array:
+def _least(probability: jax.Array, min_p: jax.Array, vocabulary: Vocabulary = WHOLE) -> jax.Array:
     """The least probability that min-p keeps, [..., 1]."""
-    most = jnp.max(probability, axis=-1, keepdims=True)
-    return per_row(min_p, probability.ndim) * most
+    return per_row(min_p, probability.ndim) * vocabulary.largest(probability)
 
 
 def is_greedy(sampling: SamplingValues, dims: int) -> jax.Array:
@@ -200,12 +194,14 @@ def divided(sampling: SamplingValues, x: jax.Array) -> jax.Array:
     return x / jnp.where(is_greedy(sampling, x.ndim), 1, temperature)
 
 
-def _scale(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
+def _scale(
+    sampling: SamplingValues, logits: jax.Array, vocabulary: Vocabulary = WHOLE
+) -> jax.Array:
     """Divides logits by the temperature, up to a constant.
 
     The largest is subtracted first: divided by a very small temperature, all would overflow.
     """
-    return divided(sampling, logits - jnp.max(logits, axis=-1, keepdims=True))
+    return divided(sampling, logits - vocabulary.largest(logits))
 
 
 def _plus_noise(
@@ -216,8 +212,10 @@ def _plus_noise(
     return divided(sampling, logits) + jnp.where(is_greedy(sampling, 3), 0, rows)
 
 
-def _draw_from_nucleus(probability: jax.Array, noisy: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Returns `_argmax` of the noisy logits that top-p keeps, without finding the threshold.
+def _draw_from_nucleus(
+    probability: jax.Array, noisy: jax.Array, top_p: jax.Array, vocabulary: Vocabulary
+) -> jax.Array:
+    """Returns the argmax of the noisy logits that top-p keeps, without finding the threshold.
 
     The largest sum over all tokens is the answer if its token is kept, which it is unless the
     likelier ones reach `top_p`. Otherwise neither it nor any token less likely is kept, and the
@@ -228,89 +226,52 @@ def _draw_from_nucleus(probability: jax.Array, noisy: jax.Array, top_p: jax.Arra
       probability: float32 [B, T, V].
       noisy: float32 [B, T, V], logits plus noise; -inf for what other filters leave out.
       top_p: float32 scalar or [B].
+      vocabulary: of which both may be a part.
 
     Returns:
       int32 [B, T].
     """
-    *shape, vocab = probability.shape
+    *shape, size = probability.shape
     top_p = jnp.broadcast_to(per_row(top_p, 2), shape).ravel()
-    probability, noisy = (x.reshape(-1, vocab) for x in (probability, noisy))
+    probability, noisy = (x.reshape(-1, size) for x in (probability, noisy))
     tried = max(1, len(noisy) // 16)
 
     def likelier(probability: jax.Array, token: jax.Array) -> jax.Array:
-        return probability > jnp.take_along_axis(
-            probability, jnp.maximum(token, 0)[:, None], axis=1
-        )
+        return probability > vocabulary.at(probability, token)
 
     def cut(probability: jax.Array, token: jax.Array, top_p: jax.Array) -> jax.Array:
         more = likelier(probability, token)
-        return (jnp.sum(jnp.where(more, probability, 0.0), axis=1) >= top_p) & (token >= 0)
+        mass = vocabulary.total(jnp.where(more, probability, 0.0))[:, 0]
+        return (mass >= top_p) & (token >= 0)
 
     def try_again(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         token, rejected = state
         (rows,) = jnp.nonzero(rejected, size=tried, fill_value=len(rejected))
         own, mass = (jnp.take(x, rows, axis=0, mode="clip") for x in (probability, top_p))
         above = likelier(own, jnp.take(token, rows, mode="clip"))
-        again = _argmax(jnp.where(above, jnp.take(noisy, rows, axis=0, mode="clip"), -jnp.inf))
+        left = jnp.where(above, jnp.take(noisy, rows, axis=0, mode="clip"), -jnp.inf)
+        again = vocabulary.argmax(left)
         token = token.at[rows].set(again, mode="drop")
         return token, rejected.at[rows].set(cut(own, again, mass), mode="drop")
 
-    first = _argmax(noisy)
+    first = vocabulary.argmax(noisy)
     state = first, cut(probability, first, top_p)
     token, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), try_again, state)
     return token.reshape(shape)
 
 
-def _argmax(x: jax.Array) -> jax.Array:
-    """Argmax over the last axis, int32; the first index wins ties; -1 if there is a NaN."""
-    on_cpu = _argmax_by_core if available() else _argmax_in_two
-    return jax.lax.platform_dependent(x, cpu=on_cpu, default=_argmax_in_one)
-
-
-def _argmax_of_parts(x: jax.Array) -> jax.Array:
-    """`_argmax` of what all devices have, each a part of the last axis."""
-    at = _argmax(x) + first(x.shape[-1])
-    top = jax.lax.bitcast_convert_type(jnp.max(x, axis=-1), jnp.int32)
-    tops, places = jnp.moveaxis(gathered(jnp.stack([top, at])), 1, 0)
-    tops = jax.lax.bitcast_convert_type(tops, jnp.float32)
-    best = jnp.argmax(tops, axis=0)[None]  # of NaN, too, and the first one wins ties
-    chosen = jnp.take_along_axis(places, best, axis=0)[0]
-    return jnp.where(jnp.any(jnp.isnan(tops), axis=0), -1, chosen)
-
-
-def _argmax_by_core(x: jax.Array) -> jax.Array:
-    """One pass by the C++ core."""
-    top, at = largest(x, 1)
-    return jnp.where(jnp.isnan(top), -1, at)[..., 0]
-
-
-def _argmax_in_two(x: jax.Array) -> jax.Array:
-    """Two plain reductions: XLA's CPU code for `jax.lax.argmax` takes four times as long."""
-    index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-    top = jnp.max(x, axis=-1, keepdims=True)
-    first = jnp.min(jnp.where(x == top, index, x.shape[-1]), axis=-1)
-    return jnp.where(first < x.shape[-1], first, -1)  # nothing equals NaN
-
-
-def _argmax_in_one(x: jax.Array) -> jax.Array:
-    """One reduction, which reads the array once; it takes a NaN for the largest."""
-    at = jax.lax.argmax(x, x.ndim - 1, jnp.int32)
-    top = jnp.take_along_axis(x, at[..., None], axis=-1)[..., 0]
-    return jnp.where(jnp.isnan(top), -1, at)
-
-
-def _top_k_mask(logits: jax.Array, k: jax.Array) -> jax.Array:
+def _top_k_mask(logits: jax.Array, k: jax.Array, vocabulary: Vocabulary = WHOLE) -> jax.Array:
     """Which logits are at least the k-th largest: bool, same shape; all of them if k is 0."""
-    largest = min(_LARGEST, logits.shape[-1])
+    largest = min(_LARGEST, vocabulary.shards * logits.shape[-1])
     k = jnp.broadcast_to(per_row(k, logits.ndim), (*logits.shape[:-1], 1))
 
     def read() -> jax.Array:
-        top, _ = exact_top_k(logits, largest)
+        top = vocabulary.top(logits, largest)
         return jnp.take_along_axis(_ordered(top), jnp.clip(k, 1, largest) - 1, axis=-1)
 
     # Which way is taken depends on k only, never on the rows; both find the same.
     few = jnp.all(k <= largest)
-    threshold = jax.lax.cond(few, read, lambda: _search_threshold(_ordered(logits), k))
+    threshold = jax.lax.cond(few, read, lambda: _search_threshold(_ordered(logits), k, vocabulary))
     return (k == 0) | (_ordered(logits) >= threshold)
 
 
@@ -321,7 +282,7 @@ def _ordered(x: jax.Array) -> jax.Array:
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
-def _search_threshold(order: jax.Array, k: jax.Array) -> jax.Array:
+def _search_threshold(order: jax.Array, k: jax.Array, vocabulary: Vocabulary) -> jax.Array:
     """The k-th largest of uint32 [..., V], [..., 1]; 0 if there are fewer.
 
     Found bit by bit, so that k need not be a compile-time constant: 32 counts cost less than
@@ -331,7 +292,7 @@ def _search_threshold(order: jax.Array, k: jax.Array) -> jax.Array:
 
     def try_bit(i: jax.Array, threshold: jax.Array) -> jax.Array:
         higher = threshold | (sign >> i.astype(jnp.uint32))
-        enough = jnp.sum(order >= higher, axis=-1, keepdims=True, dtype=jnp.int32) >= k
+        enough = vocabulary.total((order >= higher).astype(jnp.int32)) >= k
         return jnp.where(enough, higher, threshold)
 
     return jax.lax.fori_loop(0, 32, try_bit, jnp.zeros((*order.shape[:-1], 1), jnp.uint32))

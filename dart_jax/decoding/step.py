@@ -23,7 +23,7 @@ from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
 from dart_jax.decoding.noise import noise_at
 from dart_jax.decoding.penalties import count_tokens, mark_seen, penalize
-from dart_jax.decoding.sampling import SamplingValues, draw, filters
+from dart_jax.decoding.sampling import draw
 from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,
@@ -33,6 +33,7 @@ from dart_jax.decoding.tree import (
     unused_as_root,
     with_unused,
 )
+from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import KVCache, wait_for
 from dart_jax.models.draft_layer import take_rows
@@ -145,11 +146,10 @@ def accept_and_compact(
     tree, depth, start = _tree(config, state, trees), config.max_depth, state.length
     mask = ancestor_mask(tree, depth)
     positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
-    uses = state.seen, state.counts, state.bias, state.tokens, state.scores
-    used = any(use is not None for use in uses)
-    shards, whole = as_needed(config, state.sampling, verified.logits, whole=used)
+    used = state.tokens is not None or state.scores is not None
+    vocabulary, own_logits = as_needed(config, verified.logits, whole=used)
     with jax.named_scope("accept"):
-        logits = penalize_at_nodes(state, tree, mask, whole)
+        logits = penalize_at_nodes(state, tree, mask, own_logits, vocabulary)
         if state.tokens is not None:
             sequences = sequences_at_nodes(state.tokens, start, tree, mask)
             logits = process(config.logits.processors, logits, *sequences)
@@ -157,7 +157,7 @@ def accept_and_compact(
         if noise is None:
             vocab = config.target.vocab_size
             noise = noise_at(state.sampling, state.keys, start + 1, depth + 1, vocab)
-        drawn = draw(state.sampling, logits, noise, tree.depth, shards)
+        drawn = draw(state.sampling, logits, noise, tree.depth, vocabulary)
         if config.imposed_tau is None:
             accepted = accept(tree, mask, drawn, depth)
         else:
@@ -166,7 +166,8 @@ def accept_and_compact(
     state, count = emit(state, accepted.tokens, accepted.count, start + 1)
     path = accepted.path
     if state.scores is not None:
-        own, processed = (jnp.take_along_axis(x, path[:, :, None], axis=1) for x in (whole, logits))
+        at = path[:, :, None]
+        own, processed = (jnp.take_along_axis(x, at, axis=1) for x in (own_logits, logits))
         scores = token_scores(config.logits, state.sampling, own, processed, accepted.tokens)
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
@@ -187,18 +188,18 @@ def accept_and_compact(
 
 
 def as_needed(
-    config: DecodeConfig, sampling: SamplingValues, logits: jax.Array, *, whole: bool
-) -> tuple[int, jax.Array]:
+    config: DecodeConfig, logits: jax.Array, *, whole: bool
+) -> tuple[Vocabulary, jax.Array]:
     """Joins the target's logits [B, T, ...], of which devices may each have a part, if the `whole`
-    vocabulary is used, or filters need it. Drawing as such does not.
+    vocabulary is used, as by processors. Drawing does not.
 
     Returns:
-      Among how many devices they still are divided, and the logits.
+      The vocabulary as it is divided now, and the logits.
     """
     shards = config.execution.shards
-    if shards > 1 and (whole or filters(sampling)):
-        return 1, joined(logits)
-    return shards, logits
+    if shards > 1 and whole:
+        return WHOLE, joined(logits)
+    return Vocabulary(shards), logits
 
 
 def draft_input(
@@ -342,10 +343,10 @@ def no_candidates(config: DecodeConfig, batch: int) -> Candidates:
 
 
 def penalize_at_nodes(
-    state: DecodeState, tree: DraftTree, mask: jax.Array, logits: jax.Array
+    state: DecodeState, tree: DraftTree, mask: jax.Array, logits: jax.Array, vocabulary: Vocabulary
 ) -> jax.Array:
-    """Applies bias and penalties to the logits of a tree's nodes, float32 [B, N + 1, V], each with
-    the tokens of the sequence up to it."""
+    """Applies bias and penalties to the logits of a tree's nodes, float32 [B, N + 1, V] or a part
+    of the vocabulary, each with the tokens of the sequence up to it."""
     b, nodes = tree.tokens.shape
 
     def of_nodes(counted: jax.Array) -> jax.Array:
@@ -359,4 +360,5 @@ def penalize_at_nodes(
         drafted = mask & tree.real[:, None]
         counts = count_tokens(of_nodes(counts), jnp.where(drafted, tree.tokens[:, None], -1))
     bias = None if state.bias is None else state.bias[:, None]
-    return penalize(state.sampling, logits, seen, counts, bias)
+    own = jax.tree.map(vocabulary.own, (seen, counts, bias))
+    return penalize(state.sampling, logits, *own)

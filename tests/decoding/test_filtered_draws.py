@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dart_jax.decoding import sampling as sampling_module
+from dart_jax.decoding import vocabulary as vocabulary_module
 from dart_jax.decoding.sampling import Sampling, SamplingValues
 from tests.support.draws import draw_at, noise_of
 
@@ -106,7 +107,8 @@ def test_both_ways_to_find_the_largest_agree():
     inf, nan = np.inf, np.nan
     x = [[1, 2, 2], [-inf, -inf, -inf], [0, nan, inf], [nan, nan, nan], [inf, 1, inf], [-1, -2, -1]]
     one, two = (
-        f(jnp.asarray(x)) for f in (sampling_module._argmax_in_one, sampling_module._argmax_in_two)
+        f(jnp.asarray(x))
+        for f in (vocabulary_module._argmax_in_one, vocabulary_module._argmax_in_two)
     )
     assert one.tolist() == two.tolist() == [1, 0, -1, -1, 0, 0]
     assert one.dtype == two.dtype == jnp.int32

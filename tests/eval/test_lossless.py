@@ -236,7 +236,7 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
     save_target(tmp_path, TARGET, target, eos=(0,))
     shutil.copy(f"{pair['target']}/tokenizer.json", tmp_path)
 
-    def last(sampling, logits, noise, levels, shards=1):
+    def last(sampling, logits, noise, levels, vocabulary):
         if levels.shape[1] == 1:
             return draw(sampling, logits, noise, levels)
         return (logits.shape[2] - 1 - jnp.argmax(logits[:, :, ::-1], axis=2)).astype(jnp.int32)
@@ -258,7 +258,7 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
 def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
     """The outputs are equal; the distribution is wrong."""
 
-    def hotter(sampling, logits, noise, levels, shards=1):
+    def hotter(sampling, logits, noise, levels, vocabulary):
         return draw(sampling, logits * 1.25, noise, levels)
 
     def repeated(sampling, keys, first, count, vocab):

@@ -16,7 +16,7 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.sampling import divided
-from dart_jax.decoding.top_k import exact_top_k
+from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.models.cache import Cache, KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig

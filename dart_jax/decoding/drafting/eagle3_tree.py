@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.top_k import exact_top_k
+from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.errors import UserError
 from dart_jax.models.attention.segments import Prefix
 from dart_jax.models.cache import Cache, KVCache

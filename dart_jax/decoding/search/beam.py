@@ -17,7 +17,7 @@ from dart_jax.decoding.search.candidates import Candidates, read_candidates
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.exact_math import product
 from dart_jax.decoding.search.lookup import Lookups, advance_found, look_up, read_context
-from dart_jax.decoding.top_k import exact_top_k
+from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.ngram.device_table import DeviceTable
 
 _NEVER = -np.float32(np.inf)  # the score of a place without a node

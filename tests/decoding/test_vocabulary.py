@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dart_jax.decoding import top_k
-from dart_jax.decoding.top_k import exact_top_k
+from dart_jax.decoding.vocabulary import exact_top_k
 
 
 @pytest.fixture

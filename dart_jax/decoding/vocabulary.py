@@ -1,0 +1,158 @@
+"""What is found over the vocabulary, the last axis: the largest, a sum; exactly, without a sort.
+
+Each device may have a part of the axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.models.cpu.foreign import available
+from dart_jax.models.cpu.rows import largest
+from dart_jax.models.sharding import collectives
+from dart_jax.models.sharding.collectives import first, gathered, own_part
+
+_MOST_ENTRIES = 64  # that the C++ core keeps in order while it passes over a row
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The vocabulary's axis. What is found is known to all devices, and of each row small.
+
+    Attributes:
+      shards: devices, each of which has a part of the axis, in order.
+    """
+
+    shards: int = 1
+
+    def own(self, x: jax.Array) -> jax.Array:
+        """A device's part of [..., V], which all have."""
+        return x if self.shards == 1 else own_part(x, self.shards)
+
+    def largest(self, x: jax.Array) -> jax.Array:
+        """The largest of each row, [..., 1]."""
+        top = jnp.max(x, axis=-1, keepdims=True)
+        return top if self.shards == 1 else collectives.largest(top)
+
+    def total(self, x: jax.Array) -> jax.Array:
+        """The sum of each row, [..., 1], in the dtype of x."""
+        sum_ = jnp.sum(x, axis=-1, keepdims=True, dtype=x.dtype)
+        return sum_ if self.shards == 1 else collectives.total(sum_)
+
+    def softmax(self, x: jax.Array) -> jax.Array:
+        """The probabilities of logits."""
+        if self.shards == 1:
+            return jax.nn.softmax(x, axis=-1)
+        odds = jnp.exp(x - self.largest(x))
+        return odds / self.total(odds)
+
+    def at(self, x: jax.Array, token: jax.Array) -> jax.Array:
+        """The numbers of tokens [...] in [..., V], [..., 1]; a negative one is token 0."""
+        token = jnp.maximum(token, 0)[..., None]
+        if self.shards == 1:
+            return jnp.take_along_axis(x, token, axis=-1)
+        at = token - first(x.shape[-1])
+        found = jnp.take_along_axis(x, at, axis=-1, mode="fill", fill_value=0)
+        return collectives.total(jnp.where(at < 0, 0, found))
+
+    def top(self, x: jax.Array, count: int) -> jax.Array:
+        """The largest `count` numbers of each row, descending; fewer if there are fewer."""
+        most, _ = exact_top_k(x, min(count, x.shape[-1]))
+        if self.shards == 1:
+            return most
+        every = collectives.joined(most)
+        return exact_top_k(every, min(count, every.shape[-1]))[0]
+
+    def argmax(self, x: jax.Array) -> jax.Array:
+        """Which number is the largest of each row, int32; the first one wins ties; -1 if there is
+        a NaN."""
+        return _argmax(x) if self.shards == 1 else _argmax_of_parts(x)
+
+
+WHOLE = Vocabulary()
+
+
+def _argmax(x: jax.Array) -> jax.Array:
+    """See `Vocabulary.argmax`."""
+    on_cpu = _argmax_by_core if available() else _argmax_in_two
+    return jax.lax.platform_dependent(x, cpu=on_cpu, default=_argmax_in_one)
+
+
+def _argmax_of_parts(x: jax.Array) -> jax.Array:
+    """`_argmax` of what all devices have, each a part of the last axis."""
+    at = _argmax(x) + first(x.shape[-1])
+    top = jax.lax.bitcast_convert_type(jnp.max(x, axis=-1), jnp.int32)
+    tops, places = jnp.moveaxis(gathered(jnp.stack([top, at])), 1, 0)
+    tops = jax.lax.bitcast_convert_type(tops, jnp.float32)
+    best = jnp.argmax(tops, axis=0)[None]  # of NaN, too, and the first one wins ties
+    chosen = jnp.take_along_axis(places, best, axis=0)[0]
+    return jnp.where(jnp.any(jnp.isnan(tops), axis=0), -1, chosen)
+
+
+def _argmax_by_core(x: jax.Array) -> jax.Array:
+    """One pass by the C++ core."""
+    top, at = largest(x, 1)
+    return jnp.where(jnp.isnan(top), -1, at)[..., 0]
+
+
+def _argmax_in_two(x: jax.Array) -> jax.Array:
+    """Two plain reductions: XLA's CPU code for `jax.lax.argmax` takes four times as long."""
+    index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    top = jnp.max(x, axis=-1, keepdims=True)
+    first = jnp.min(jnp.where(x == top, index, x.shape[-1]), axis=-1)
+    return jnp.where(first < x.shape[-1], first, -1)  # nothing equals NaN
+
+
+def _argmax_in_one(x: jax.Array) -> jax.Array:
+    """One reduction, which reads the array once; it takes a NaN for the largest."""
+    at = jax.lax.argmax(x, x.ndim - 1, jnp.int32)
+    top = jnp.take_along_axis(x, at[..., None], axis=-1)[..., 0]
+    return jnp.where(jnp.isnan(top), -1, at)
+
+
+def exact_top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k largest entries of every row, largest first; of equal ones the first.
+
+    The result of `jax.lax.top_k`, which on accelerators sorts whole rows. On CPUs the C++ core
+    passes over them once. Elsewhere rows are split into blocks, and only the k blocks with the
+    largest maxima can hold the answer: an entry of any other block is preceded by these k maxima,
+    for among equal maxima the first blocks are taken. So about 2 sqrt(k V) entries of V are sorted.
+
+    Args:
+      x: floats [..., V].
+      k: how many, 0 to V.
+
+    Returns:
+      Values [..., k] and their indices, int32.
+    """
+    blocks = partial(_in_blocks, k=k)
+    if k > _MOST_ENTRIES or x.dtype != jnp.float32 or not available():
+        return blocks(x)
+    return jax.lax.platform_dependent(x, cpu=partial(largest, k=k), default=blocks)
+
+
+def _in_blocks(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    size = x.shape[-1]
+    if k == 0 or size < 256 * k:  # too short to gain anything
+        top, at = jax.lax.top_k(x, k)
+        return top, at
+    # Otherwise the blocks' layout becomes that of the draft head, and a TPU copies the head, 1.2 GB
+    # for a vocabulary of 152,000, in every step.
+    x = jax.lax.optimization_barrier(x)
+    width = 2 ** round(math.log2(math.sqrt(size / k)))
+    blocks = math.ceil(size / width)
+    # What is added comes last in every order, so it is never among the k.
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, blocks * width - size)]
+    x = jnp.pad(x, padding, constant_values=-jnp.inf)
+    x = x.reshape(*x.shape[:-1], blocks, width)
+    _, chosen = jax.lax.top_k(jnp.max(x, axis=-1), k)
+    chosen = jnp.sort(chosen, axis=-1)  # so that of equal entries the first stays the first
+    entries = jnp.take_along_axis(x, chosen[..., None], axis=-2)
+    top, at = jax.lax.top_k(entries.reshape(*chosen.shape[:-1], k * width), k)
+    block = jnp.take_along_axis(chosen, at // width, axis=-1)
+    return top, block * width + at % width
