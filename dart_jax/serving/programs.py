@@ -51,7 +51,8 @@ class Pools(NamedTuple):
 
 
 # Their specs (see `dart_jax.models.sharding.program`): pages are split by heads.
-_POOLS = Pools(P(None, MODEL), ALL)
+_SPECS: Any = P(None, MODEL), ALL
+_POOLS = Pools(*_SPECS)
 
 
 class History(NamedTuple):
@@ -131,7 +132,7 @@ class StepResult(NamedTuple):
 def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
     """Pools of `pages` pages of `page` rows."""
     caches = caches_without_rows(config.reading, params, pages, page)
-    return Pools(caches.target, caches.draft)
+    return _pools(caches.target, caches.draft)
 
 
 def empty_history(slots: int, vocab_size: int) -> History:

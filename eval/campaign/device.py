@@ -96,9 +96,10 @@ def _attention_apart(kernel: AttentionKernel) -> float:
         drawn = rng.standard_normal((1, heads, rows, _HEAD_DIM))
         return jnp.asarray(drawn, jnp.bfloat16)
 
-    new = Segment(normal(_HEADS, _ROWS), *(normal(_KV_HEADS, _ROWS) for _ in "kv"), mask)
+    q, k, v = (normal(heads, _ROWS) for heads in (_HEADS, _KV_HEADS, _KV_HEADS))
+    new = Segment(q, k, v, jnp.asarray(mask))
     length = jnp.array([_CONTEXT - 100], jnp.int32)
-    prefix = Prefix(*(normal(_KV_HEADS, _CONTEXT) for _ in "kv"), length)
+    prefix = Prefix(normal(_KV_HEADS, _CONTEXT), normal(_KV_HEADS, _CONTEXT), length)
     got = jax.jit(partial(attend, kernel=kernel))([new], prefix)
     wide = jax.tree.map(_in_float32, ([new], prefix))
     with jax.default_matmul_precision("highest"):

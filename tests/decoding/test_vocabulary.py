@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from dart_jax.decoding import top_k
+from dart_jax.decoding import vocabulary
 from dart_jax.decoding.vocabulary import exact_top_k
 
 
 @pytest.fixture
 def in_blocks(monkeypatch):
     """As on accelerators."""
-    monkeypatch.setattr(top_k, "available", lambda: False)
+    monkeypatch.setattr(vocabulary, "available", lambda: False)
 
 
 @pytest.fixture(params=["on this platform", "in blocks"])

@@ -17,7 +17,7 @@ def has_triton() -> bool:
     return True
 
 
-def load(ref: Any, mask: jax.Array, other: int = 0) -> jax.Array:
+def load(ref: Any, mask: jax.Array, other: float = 0) -> jax.Array:
     """Reads where the mask, which is broadcast, is set; elsewhere gives `other`. Triton only."""
     from jax.experimental.pallas import triton
 
