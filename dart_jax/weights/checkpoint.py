@@ -24,7 +24,7 @@ from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.placement import Placement
+from dart_jax.models.sharding.placement import TargetPlacement
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
 from dart_jax.weights.parameters import (
@@ -37,7 +37,7 @@ from dart_jax.weights.parameters import (
 from dart_jax.weights.quantized.gptq import drop_zero_biases
 from dart_jax.weights.quantized.layers import Method
 from dart_jax.weights.quantized.methods import dequantized, quantization_method
-from dart_jax.weights.safetensors_file import Tensor
+from dart_jax.weights.safetensors_file import Region, Tensor
 from dart_jax.weights.tensor_files import (
     TensorFiles,
     open_pair_scores,
@@ -102,8 +102,9 @@ def load_target(
       dtype: float32 or bfloat16; weights are converted to it.
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so: the same values
         in half of the memory, for those who pack them (see `models.cpu.tiles`).
-      mesh: devices that share the target (see `models.sharding`); each gets its part. Where they
-        are more than heads of keys and values, these are repeated, and the config has as many.
+      mesh: devices that share the target (see `models.sharding`); each gets its part, and a process
+        reads no more than its devices get. Where they are more than heads of keys and values, these
+        are repeated, and the config has as many. All processes must load it.
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
@@ -125,8 +126,7 @@ def load_target(
         del files.tensors[name]  # old files store what the config determines
     if mesh is None:
         return config, load_params(files, config, dtype, narrow=narrow)
-    place = Placement(config, mesh)
-    params = load_params(files, config, dtype, place=place)
+    params = load_params(files, config, dtype, place=TargetPlacement(config, mesh))
     return with_kv_heads(config, mesh), params
 
 
@@ -346,9 +346,23 @@ def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
             tensor = tensors.get(name)
             turned = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
             if tensor is not None and tensor.shape == turned != entry.shape:
-                read = lambda tensor=tensor: tensor.read().swapaxes(-1, -2)  # noqa: E731
-                tensors[name] = Tensor(entry.shape, tensor.dtype, read)
+                tensors[name] = _turned(tensor)
     return files._replace(tensors=tensors, lost=lost)
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """A tensor with its last two axes swapped."""
+
+    def read_part(region: Region) -> np.ndarray:
+        assert tensor.read_part is not None
+        return tensor.read_part((*region[:-2], region[-1], region[-2])).swapaxes(-1, -2)
+
+    return Tensor(
+        (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]),
+        tensor.dtype,
+        lambda: tensor.read().swapaxes(-1, -2),
+        None if tensor.read_part is None else read_part,
+    )
 
 
 def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:
