@@ -19,7 +19,7 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, abstract_params
-from dart_jax.models.sharding.placement import Part, Placement
+from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
 from dart_jax.weights.layouts import (
     AnyConfig,
     Entry,
@@ -44,7 +44,7 @@ def load_params(
     dtype: np.dtype,
     *,
     narrow: bool = False,
-    place: Placement = Placement(),
+    place: Placement = DEFAULT,
 ) -> Params:
     """Loads the files' tensors onto the device; leaves out pair scores.
 
@@ -77,7 +77,7 @@ def _load(
     abstract: Params,
     dtype: np.dtype,
     narrow: bool,
-    place: Placement = Placement(),
+    place: Placement = DEFAULT,
 ) -> Params:
     """Loads the parameters that `abstract` describes."""
     _check(files, entries)

@@ -120,10 +120,10 @@ def _read(path: Path, start: int, dtype: np.dtype, shape: tuple[int, ...]) -> np
 def _read_part(
     path: Path, start: int, dtype: np.dtype, shape: tuple[int, ...], region: Region
 ) -> np.ndarray:
-    """Reads a region of a tensor that begins at a byte; raises ValueError if the file is too short.
+    """Reads a region of a tensor that begins at `start`; raises ValueError if the file ends early.
 
-    What is adjacent in the file is read at once. Short pieces of rows are taken from blocks of whole
-    rows: the disk reads no less.
+    What is adjacent in the file is read at once. Short pieces of rows are taken from blocks of
+    whole rows: the disk reads no less.
     """
     bounds = [part.indices(size)[:2] for part, size in zip(region, shape, strict=True)]
     part = np.empty([end - begin for begin, end in bounds], dtype)

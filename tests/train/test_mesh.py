@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
 
 from dart_jax.errors import UserError
+from dart_jax.programs.processes import DistributedConfig, initialize
 from train.run.checkpoints import whole_steps
-from train.run.distributed import DistributedConfig, initialize
 from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh, target_shardings
 from train.run.prefetch import load
 

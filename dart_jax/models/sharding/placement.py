@@ -54,6 +54,9 @@ class Placement:
         return counts
 
 
+DEFAULT = Placement()
+
+
 class ShardedPlacement(Placement):
     """Puts parameters, as they are loaded, where shardings want them, in every process alike."""
 
@@ -82,9 +85,7 @@ class TargetPlacement(ShardedPlacement):
     def __init__(self, config: TargetConfig, mesh: Mesh):
         """Raises UserError if the target cannot be split."""
         check_divides(config, mesh)
-        super().__init__(
-            lambda path, shape: NamedSharding(mesh, spec_of(config, path, len(shape)))
-        )
+        super().__init__(lambda path, shape: NamedSharding(mesh, spec_of(config, path, len(shape))))
         self._heads = config.num_key_value_heads
         self._copies = max(mesh.shape[MODEL] // self._heads, 1)
 

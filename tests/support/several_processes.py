@@ -1,0 +1,108 @@
+"""Decoding on eight devices of two processes; a program, since JAX connects them at startup.
+
+    several_processes.py DIRECTORY                        writes models, and what one device decodes
+    several_processes.py DIRECTORY COORDINATOR PROCESS    decodes as one of two processes
+
+Every process writes a JSON report: for each way of decoding, whether the tokens are those of one
+device; and the bytes of the target that its devices hold, of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tiny_model
+from sharded_decoding import QWEN3
+
+from dart_jax import DartModel
+from dart_jax.decoding.decoder import Loop
+from dart_jax.decoding.drafting import PromptLookupConfig
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.programs.processes import DistributedConfig, initialize
+from train.objective.drafter_shape import DrafterShape
+
+TARGET = dataclasses.replace(QWEN3, tie_word_embeddings=False)
+MESHES = ("data=2,model=4", "model=8")
+PROMPTS = [np.arange(3, 20), np.arange(7, 50)]
+LOOPS: tuple[Loop, ...] = ("fused", "host")
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0)}
+
+
+def models(directory: Path, **options: Any) -> Iterator[tuple[str, DartModel, tuple[int, ...]]]:
+    """The ways of drafting, and the sizes of trees between which each changes."""
+    load = DartModel.from_pretrained
+    target, ngram = directory / "target", directory / "ngram.dng"
+    plain = load(target, **options)
+    yield "plain", plain, ()
+    yield "prompt lookup", plain.with_drafter(PromptLookupConfig()), ()
+    yield "dart", load(target, directory / "dart", ngram, **options), ()
+    yield "eagle3", plain.with_drafter(directory / "eagle3"), ()
+    yield "draft model", plain.with_drafter(target), ()
+    alone = load(target, None, ngram, **options)
+    yield "n-gram only", alone, ()
+    yield "n-gram only, changing sizes", alone, (0, 4, 8)
+    for search in ("device", "callback"):
+        model = load(target, directory / "dart", ngram, search=search, **options)
+        yield f"dart, {search}", model, ()
+
+
+def texts(directory: Path, mesh: str | None) -> Iterator[tuple[str, list[list[int]]]]:
+    """New tokens of all prompts, for each way of decoding."""
+    for method, model, sizes in models(directory, mesh=mesh):
+        few = "," in method  # variants
+        for loop in LOOPS:
+            for how, sampling in SAMPLINGS.items():
+                if (few and how == "sampled") or (mesh == MESHES[0] and loop == "host" and few):
+                    continue
+                nodes = 0 if model.drafter is None else 8
+                decoder = model.decoder(
+                    nodes=nodes, max_length=80, sizes=sizes, sampling=sampling, loop=loop
+                )
+                made = decoder(PROMPTS, 16, seed=3)
+                yield f"{method} {loop} {how}", [row.tolist() for row in made.tokens]
+
+
+def prepare(directory: Path) -> None:
+    """Writes the models, and what one device decodes."""
+    tokenizer = tiny_model.train_tokenizer(
+        map(tiny_model.read, tiny_model._FILES), TARGET.vocab_size
+    )
+    tiny_model.write_target(directory / "target", TARGET, tokenizer)
+    for method, shape in (
+        ("dart", DrafterShape(positions=4)),
+        ("eagle3", DrafterShape(method="eagle3", positions=4)),
+    ):
+        tiny_model.write_drafter(directory / method, shape.config(TARGET))
+    tokens = tiny_model.tokenize(tokenizer, tiny_model._FILES)
+    tiny_model.NgramModel.count(tokens).save(directory / "ngram.dng")
+    (directory / "expected.json").write_text(json.dumps(dict(texts(directory, None))))
+
+
+def decode(directory: Path) -> None:
+    """Compares what the devices of all processes decode."""
+    assert (jax.device_count(), jax.local_device_count()) == (8, 4)
+    expected = json.loads((directory / "expected.json").read_text())
+    report: dict[str, Any] = {"same": {}}
+    for mesh in MESHES:
+        for case, rows in texts(directory, mesh):
+            report["same"][f"{mesh} {case}"] = rows == expected[case]
+            print(mesh, case, rows == expected[case], file=sys.stderr, flush=True)
+        params = DartModel.from_pretrained(directory / "target", mesh=mesh).params["target"]
+        leaf = params["layers"][0]["mlp"]["down_proj"]["kernel"]
+        report[f"parts {mesh}"] = sorted(str(s.index) for s in leaf.addressable_shards)
+    (directory / f"report{jax.process_index()}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    if sys.argv[2:]:
+        initialize(DistributedConfig(False, sys.argv[2], 2, int(sys.argv[3])))
+        decode(Path(sys.argv[1]))
+    else:
+        prepare(Path(sys.argv[1]))
