@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,52 @@ def test_eight_devices_decode_as_one(tmp_path, mesh):
     # The largest logit of each device and its token, of two rows.
     assert [math.prod(shape) for shape in exchanged.pop("all-gather")] == [4 * 2 * 2]
     assert not exchanged
+
+
+@pytest.mark.long
+def test_two_processes_decode_as_one_device(tmp_path):
+    """They are connected by loopback; each has four devices, and reads the weights of these."""
+    program = [sys.executable, str(SUPPORT / "several_processes.py"), str(tmp_path), "few"]
+    subprocess.run(program, check=True)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    coordinator = f"127.0.0.1:{free_port()}"
+    both = [
+        subprocess.Popen([*program, coordinator, number], env={**os.environ, "XLA_FLAGS": flags})
+        for number in "01"
+    ]
+    assert [process.wait(timeout=500) for process in both] == [0, 0]
+    for number in range(2):
+        report = json.loads((tmp_path / f"report{number}.json").read_text())
+        assert len(report["same"]) == 12
+        assert not [case for case, same in report["same"].items() if not same]
+        # A group of four devices is one process; of eight, both.
+        assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": EIGHT[number]}
+
+
+EIGHT = ([0, 1, 2, 3], [4, 5, 6, 7])
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.long
+def test_two_processes_generate_and_the_first_prints():
+    words = ["-m", "dart_jax.generate", "def mean(values):", "--mesh", "model=2"]
+    words += ["--max-new-tokens", "8", "--coordinator", f"127.0.0.1:{free_port()}"]
+    command = [sys.executable, *words, "--processes", "2", "--process-id"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*command, number], **pipes) for number in "01"]
+    told = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    alone = subprocess.run([sys.executable, *words[:3], *words[5:7]], check=True, **pipes)
+    # Gloo prints how it has connected.
+    shown = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in told]
+    assert shown == [alone.stdout, ""]
+    assert "8 tokens" in told[0][1]
+    assert "tokens" not in told[1][1]
 
 
 @pytest.mark.parametrize("text", ["model", "model=0", "rows=2", "model=2,model=2", ""])

@@ -1,10 +1,10 @@
 """Decoding on eight devices of two processes; a program, since JAX connects them at startup.
 
-    several_processes.py DIRECTORY                        writes models, and what one device decodes
-    several_processes.py DIRECTORY COORDINATOR PROCESS    decodes as one of two processes
+    several_processes.py DIRECTORY few|all                        writes models and expected tokens
+    several_processes.py DIRECTORY few|all COORDINATOR PROCESS    decodes as one of two processes
 
 Every process writes a JSON report: for each way of decoding, whether the tokens are those of one
-device; and the bytes of the target that its devices hold, of all.
+device; and which parts of a matrix its devices hold.
 """
 
 from __future__ import annotations
@@ -53,13 +53,34 @@ def models(directory: Path, **options: Any) -> Iterator[tuple[str, DartModel, tu
         yield f"dart, {search}", model, ()
 
 
-def texts(directory: Path, mesh: str | None) -> Iterator[tuple[str, list[list[int]]]]:
+# Of each mesh, what is run unless all is: loops and ways to sample, of some methods.
+FEW = {
+    "data=2,model=4": {
+        "dart": [("fused", "greedy"), ("host", "sampled")],
+        "n-gram only, changing sizes": [("fused", "greedy")],
+        "dart, device": [("fused", "greedy")],
+        "dart, callback": [("fused", "greedy")],
+    },
+    "model=8": {
+        "plain": [("fused", "sampled")],
+        "prompt lookup": [("fused", "greedy")],
+        "dart": [("fused", "sampled"), ("host", "greedy")],
+        "eagle3": [("fused", "sampled")],
+        "draft model": [("fused", "greedy")],
+        "n-gram only": [("host", "sampled")],
+    },
+}
+
+
+def texts(directory: Path, mesh: str | None, few: bool) -> Iterator[tuple[str, list[list[int]]]]:
     """New tokens of all prompts, for each way of decoding."""
     for method, model, sizes in models(directory, mesh=mesh):
-        few = "," in method  # variants
+        wanted = [case for each in FEW.values() for case in each.get(method, [])]
+        if mesh is not None:
+            wanted = FEW[mesh].get(method, [])
         for loop in LOOPS:
             for how, sampling in SAMPLINGS.items():
-                if (few and how == "sampled") or (mesh == MESHES[0] and loop == "host" and few):
+                if few and (loop, how) not in wanted:
                     continue
                 nodes = 0 if model.drafter is None else 8
                 decoder = model.decoder(
@@ -69,7 +90,7 @@ def texts(directory: Path, mesh: str | None) -> Iterator[tuple[str, list[list[in
                 yield f"{method} {loop} {how}", [row.tolist() for row in made.tokens]
 
 
-def prepare(directory: Path) -> None:
+def prepare(directory: Path, few: bool) -> None:
     """Writes the models, and what one device decodes."""
     tokenizer = tiny_model.train_tokenizer(
         map(tiny_model.read, tiny_model._FILES), TARGET.vocab_size
@@ -82,27 +103,29 @@ def prepare(directory: Path) -> None:
         tiny_model.write_drafter(directory / method, shape.config(TARGET))
     tokens = tiny_model.tokenize(tokenizer, tiny_model._FILES)
     tiny_model.NgramModel.count(tokens).save(directory / "ngram.dng")
-    (directory / "expected.json").write_text(json.dumps(dict(texts(directory, None))))
+    (directory / "expected.json").write_text(json.dumps(dict(texts(directory, None, few))))
 
 
-def decode(directory: Path) -> None:
+def decode(directory: Path, few: bool) -> None:
     """Compares what the devices of all processes decode."""
     assert (jax.device_count(), jax.local_device_count()) == (8, 4)
     expected = json.loads((directory / "expected.json").read_text())
-    report: dict[str, Any] = {"same": {}}
+    report: dict[str, Any] = {"same": {}, "parts": {}}
     for mesh in MESHES:
-        for case, rows in texts(directory, mesh):
+        for case, rows in texts(directory, mesh, few):
             report["same"][f"{mesh} {case}"] = rows == expected[case]
             print(mesh, case, rows == expected[case], file=sys.stderr, flush=True)
         params = DartModel.from_pretrained(directory / "target", mesh=mesh).params["target"]
         leaf = params["layers"][0]["mlp"]["down_proj"]["kernel"]
-        report[f"parts {mesh}"] = sorted(str(s.index) for s in leaf.addressable_shards)
+        size = leaf.shape[0] // int(mesh[-1])
+        report["parts"][mesh] = sorted(s.index[0].start // size for s in leaf.addressable_shards)
     (directory / f"report{jax.process_index()}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    if sys.argv[2:]:
-        initialize(DistributedConfig(False, sys.argv[2], 2, int(sys.argv[3])))
-        decode(Path(sys.argv[1]))
+    directory, few = Path(sys.argv[1]), sys.argv[2] == "few"
+    if sys.argv[3:]:
+        initialize(DistributedConfig(False, sys.argv[3], 2, int(sys.argv[4])))
+        decode(directory, few)
     else:
-        prepare(Path(sys.argv[1]))
+        prepare(directory, few)

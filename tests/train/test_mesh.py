@@ -128,6 +128,15 @@ def test_options_of_processes(config, told):
         initialize(config)
 
 
+def test_nobody_listens():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        told = f"^process 0 does not answer at --coordinator {address} within 0 seconds: "
+        with pytest.raises(UserError, match=told):
+            initialize(DistributedConfig(False, address, 2, 1), timeout=0)
+
+
 # Where things go
 
 
