@@ -140,7 +140,7 @@ def _read_part(
             """So many numbers from one on."""
             numbers = np.empty(count * dtype.itemsize, np.uint8)
             file.seek(start + first * dtype.itemsize)
-            left = memoryview(numbers)
+            left = numbers.data
             while left:
                 if not (read := file.readinto(left)):
                     raise ValueError("it is too short")
