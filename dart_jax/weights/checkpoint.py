@@ -37,7 +37,7 @@ from dart_jax.weights.parameters import (
 from dart_jax.weights.quantized.gptq import drop_zero_biases
 from dart_jax.weights.quantized.layers import Method
 from dart_jax.weights.quantized.methods import dequantized, quantization_method
-from dart_jax.weights.safetensors_file import Region, Tensor
+from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import (
     TensorFiles,
     open_pair_scores,
@@ -348,23 +348,8 @@ def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
             tensor = tensors.get(name)
             turned = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
             if tensor is not None and tensor.shape == turned != entry.shape:
-                tensors[name] = _turned(tensor)
+                tensors[name] = tensor.turned()
     return files._replace(tensors=tensors, lost=lost)
-
-
-def _turned(tensor: Tensor) -> Tensor:
-    """A tensor with its last two axes swapped."""
-
-    def read_part(region: Region) -> np.ndarray:
-        assert tensor.read_part is not None
-        return tensor.read_part((*region[:-2], region[-1], region[-2])).swapaxes(-1, -2)
-
-    return Tensor(
-        (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]),
-        tensor.dtype,
-        lambda: tensor.read().swapaxes(-1, -2),
-        None if tensor.read_part is None else read_part,
-    )
 
 
 def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:

@@ -55,6 +55,18 @@ class Tensor(NamedTuple):
     read: Callable[[], np.ndarray]
     read_part: Callable[[Region], np.ndarray] | None = None
 
+    def turned(self) -> Tensor:
+        """The tensor with its last two axes swapped."""
+        part = self.read_part
+
+        def read_part(region: Region) -> np.ndarray:
+            assert part is not None
+            return part((*region[:-2], region[-1], region[-2])).swapaxes(-1, -2)
+
+        shape = (*self.shape[:-2], self.shape[-1], *self.shape[-2:-1])
+        read = lambda: self.read().swapaxes(-1, -2)  # noqa: E731
+        return Tensor(shape, self.dtype, read, None if part is None else read_part)
+
 
 def open_safetensors(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file by name, in file order.

@@ -49,7 +49,7 @@ def test_two_processes_decode_as_one_device(tmp_path):
     assert [process.wait(timeout=500) for process in both] == [0, 0]
     for number in range(2):
         report = json.loads((tmp_path / f"report{number}.json").read_text())
-        assert len(report["same"]) == 12
+        assert len(report["same"]) == 11
         assert not [case for case, same in report["same"].items() if not same]
         # A group of four devices is one process; of eight, both.
         assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": EIGHT[number]}

@@ -10,9 +10,11 @@ device; and which parts of a matrix its devices hold.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +33,37 @@ from train.objective.drafter_shape import DrafterShape
 TARGET = dataclasses.replace(QWEN3, tie_word_embeddings=False)
 MESHES = ("data=2,model=4", "model=8")
 PROMPTS = [np.arange(3, 20), np.arange(7, 50)]
+Load = Callable[[], DartModel]
 LOOPS: tuple[Loop, ...] = ("fused", "host")
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0)}
 
 
-def models(directory: Path, **options: Any) -> Iterator[tuple[str, DartModel, tuple[int, ...]]]:
-    """The ways of drafting, and the sizes of trees between which each changes."""
-    load = DartModel.from_pretrained
-    target, ngram = directory / "target", directory / "ngram.dng"
-    plain = load(target, **options)
-    yield "plain", plain, ()
-    yield "prompt lookup", plain.with_drafter(PromptLookupConfig()), ()
-    yield "dart", load(target, directory / "dart", ngram, **options), ()
-    yield "eagle3", plain.with_drafter(directory / "eagle3"), ()
-    yield "draft model", plain.with_drafter(target), ()
-    alone = load(target, None, ngram, **options)
-    yield "n-gram only", alone, ()
-    yield "n-gram only, changing sizes", alone, (0, 4, 8)
-    for search in ("device", "callback"):
-        model = load(target, directory / "dart", ngram, search=search, **options)
-        yield f"dart, {search}", model, ()
+def models(directory: Path, **options: Any) -> dict[str, tuple[Load, tuple[int, ...]]]:
+    """The ways of drafting: what loads each, and the sizes of trees between which it changes."""
+    load = functools.partial(DartModel.from_pretrained, directory / "target", **options)
+    plain = functools.cache(load)
+    ngram = directory / "ngram.dng"
+    dart = functools.partial(load, directory / "dart", ngram)
+    alone = functools.partial(load, None, ngram)
+    return {
+        "plain": (plain, ()),
+        "prompt lookup": (lambda: plain().with_drafter(PromptLookupConfig()), ()),
+        "dart": (dart, ()),
+        "eagle3": (lambda: plain().with_drafter(directory / "eagle3"), ()),
+        "draft model": (lambda: plain().with_drafter(directory / "target"), ()),
+        "n-gram only": (alone, ()),
+        "n-gram only, changing sizes": (alone, (0, 4, 8)),
+        "dart, device": (functools.partial(dart, search="device"), ()),
+        "dart, callback": (functools.partial(dart, search="callback"), ()),
+    }
 
 
 # Of each mesh, what is run unless all is: loops and ways to sample, of some methods.
-FEW = {
+FEW: dict[str, dict[str, list[tuple[Loop, str]]]] = {
     "data=2,model=4": {
         "dart": [("fused", "greedy"), ("host", "sampled")],
         "n-gram only, changing sizes": [("fused", "greedy")],
         "dart, device": [("fused", "greedy")],
-        "dart, callback": [("fused", "greedy")],
     },
     "model=8": {
         "plain": [("fused", "sampled")],
@@ -74,20 +78,21 @@ FEW = {
 
 def texts(directory: Path, mesh: str | None, few: bool) -> Iterator[tuple[str, list[list[int]]]]:
     """New tokens of all prompts, for each way of decoding."""
-    for method, model, sizes in models(directory, mesh=mesh):
+    for method, (load, sizes) in models(directory, mesh=mesh).items():
         wanted = [case for each in FEW.values() for case in each.get(method, [])]
         if mesh is not None:
             wanted = FEW[mesh].get(method, [])
-        for loop in LOOPS:
-            for how, sampling in SAMPLINGS.items():
-                if few and (loop, how) not in wanted:
-                    continue
-                nodes = 0 if model.drafter is None else 8
-                decoder = model.decoder(
-                    nodes=nodes, max_length=80, sizes=sizes, sampling=sampling, loop=loop
-                )
-                made = decoder(PROMPTS, 16, seed=3)
-                yield f"{method} {loop} {how}", [row.tolist() for row in made.tokens]
+        if not few:
+            wanted = list(itertools.product(LOOPS, SAMPLINGS))
+        model = load() if wanted else None
+        for loop, how in wanted:
+            assert model is not None
+            nodes = 0 if model.drafter is None else 8
+            decoder = model.decoder(
+                nodes=nodes, max_length=80, sizes=sizes, sampling=SAMPLINGS[how], loop=loop
+            )
+            made = decoder(PROMPTS, 12, seed=3)
+            yield f"{method} {loop} {how}", [row.tolist() for row in made.tokens]
 
 
 def prepare(directory: Path, few: bool) -> None:
