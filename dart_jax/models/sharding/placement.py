@@ -21,7 +21,7 @@ from dart_jax.models.sharding.rules import check_divides, spec_of
 # Of all heads of keys and values.
 _KV = ("k_proj", "v_proj", "k_norm")
 
-Path = Sequence[str | int]
+ParamPath = Sequence[str | int]
 
 
 class Part(NamedTuple):
@@ -41,11 +41,13 @@ class Part(NamedTuple):
 class Placement:
     """Puts parameters, as they are loaded, onto JAX's default device."""
 
-    def parts(self, path: Path, shape: tuple[int, ...]) -> list[Part]:
+    def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
         """What this process must have of a parameter, given its path and shape."""
         return [Part(tuple(slice(0, size) for size in shape), (), True)]
 
-    def put(self, path: Path, shape: tuple[int, ...], values: Sequence[np.ndarray]) -> jax.Array:
+    def put(
+        self, path: ParamPath, shape: tuple[int, ...], values: Sequence[np.ndarray]
+    ) -> jax.Array:
         """Puts the parts of a parameter, in the order of `parts`, on their devices."""
         return jax.device_put(values[0])
 
@@ -60,15 +62,17 @@ DEFAULT = Placement()
 class ShardedPlacement(Placement):
     """Puts parameters, as they are loaded, where shardings want them, in every process alike."""
 
-    def __init__(self, sharding: Callable[[Path, tuple[int, ...]], NamedSharding]):
+    def __init__(self, sharding: Callable[[ParamPath, tuple[int, ...]], NamedSharding]):
         """Takes what a parameter's sharding is, given its path and shape."""
         self._sharding = sharding
 
-    def parts(self, path: Path, shape: tuple[int, ...]) -> list[Part]:
+    def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
         """As `Placement.parts`."""
         return list(_parts(self._sharding(path, shape), shape).values())
 
-    def put(self, path: Path, shape: tuple[int, ...], values: Sequence[np.ndarray]) -> jax.Array:
+    def put(
+        self, path: ParamPath, shape: tuple[int, ...], values: Sequence[np.ndarray]
+    ) -> jax.Array:
         """As `Placement.put`."""
         return _put_parts(self._sharding(path, shape), shape, self.parts(path, shape), values)
 
@@ -89,7 +93,7 @@ class TargetPlacement(ShardedPlacement):
         self._heads = config.num_key_value_heads
         self._copies = max(mesh.shape[MODEL] // self._heads, 1)
 
-    def parts(self, path: Path, shape: tuple[int, ...]) -> list[Part]:
+    def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
         """As `Placement.parts`; a device has one head of keys and values, at least."""
         if not self._repeats(path, shape):
             return super().parts(path, shape)
@@ -105,14 +109,16 @@ class TargetPlacement(ShardedPlacement):
             parts[head] = Part(region, devices, counted)
         return list(parts.values())
 
-    def put(self, path: Path, shape: tuple[int, ...], values: Sequence[np.ndarray]) -> jax.Array:
+    def put(
+        self, path: ParamPath, shape: tuple[int, ...], values: Sequence[np.ndarray]
+    ) -> jax.Array:
         """As `Placement.put`."""
         if not self._repeats(path, shape):
             return super().put(path, shape, values)
         placed = self._placed(shape)
         return _put_parts(self._sharding(path, placed), placed, self.parts(path, shape), values)
 
-    def _repeats(self, path: Path, shape: tuple[int, ...]) -> bool:
+    def _repeats(self, path: ParamPath, shape: tuple[int, ...]) -> bool:
         """Whether a parameter's heads are repeated, so that each device has one."""
         if self._copies == 1 or not any(name in _KV for name in path):
             return False
