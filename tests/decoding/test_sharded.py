@@ -35,27 +35,16 @@ def test_eight_devices_decode_as_one(tmp_path, mesh):
     assert not exchanged
 
 
-@pytest.mark.long
-def test_two_processes_decode_as_one_device(tmp_path):
-    """They are connected by loopback; each has four devices, and reads the weights of these."""
-    program = [sys.executable, str(SUPPORT / "several_processes.py"), str(tmp_path), "few"]
-    subprocess.run(program, check=True)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    coordinator = f"127.0.0.1:{free_port()}"
-    both = [
-        subprocess.Popen([*program, coordinator, number], env={**os.environ, "XLA_FLAGS": flags})
-        for number in "01"
-    ]
-    assert [process.wait(timeout=500) for process in both] == [0, 0]
-    for number in range(2):
-        report = json.loads((tmp_path / f"report{number}.json").read_text())
-        assert len(report["same"]) == 11
-        assert not [case for case, same in report["same"].items() if not same]
-        # A group of four devices is one process; of eight, both.
-        assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": EIGHT[number]}
-
-
+PROGRAM = [sys.executable, str(SUPPORT / "several_processes.py")]
 EIGHT = ([0, 1, 2, 3], [4, 5, 6, 7])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Models, and what one device decodes with them."""
+    directory = tmp_path_factory.mktemp("models")
+    subprocess.run([*PROGRAM, str(directory), "few"], check=True)
+    return directory
 
 
 def free_port() -> int:
@@ -65,20 +54,47 @@ def free_port() -> int:
 
 
 @pytest.mark.long
-def test_two_processes_generate_and_the_first_prints():
-    words = ["-m", "dart_jax.generate", "def mean(values):", "--mesh", "model=2"]
-    words += ["--max-new-tokens", "8", "--coordinator", f"127.0.0.1:{free_port()}"]
-    command = [sys.executable, *words, "--processes", "2", "--process-id"]
+def test_two_processes_decode_as_one_device(models):
+    """They are connected by loopback; each has four devices, and reads the weights of these."""
+    program = [*PROGRAM, str(models), "few", f"127.0.0.1:{free_port()}"]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    both = [subprocess.Popen([*program, number], env=environment) for number in "01"]
+    assert [process.wait(timeout=500) for process in both] == [0, 0]
+    for number in range(2):
+        report = json.loads((models / f"report{number}.json").read_text())
+        assert len(report["same"]) == 11
+        assert not [case for case, same in report["same"].items() if not same]
+        # A group of four devices is one process; of eight, both.
+        assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": EIGHT[number]}
+
+
+def generate(models, *words) -> subprocess.Popen:
+    """Starts the program."""
+    command = [sys.executable, "-m", "dart_jax.generate", "def", "--target", str(models / "target")]
+    command += ["--max-new-tokens", "6", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen([*command, number], **pipes) for number in "01"]
+    return subprocess.Popen(command, **pipes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", ["model=2", "model=3", "model=1"])
+def test_two_processes_generate_and_the_first_prints(models, mesh):
+    together = ("--mesh", mesh, "--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2")
+    both = [generate(models, *together, "--process-id", number) for number in "01"]
     told = [process.communicate(timeout=300) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    alone = subprocess.run([sys.executable, *words[:3], *words[5:7]], check=True, **pipes)
     # Gloo prints how it has connected.
     shown = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in told]
-    assert shown == [alone.stdout, ""]
-    assert "8 tokens" in told[0][1]
-    assert "tokens" not in told[1][1]
+    status = [process.returncode for process in both]
+    if mesh == "model=2":
+        alone = generate(models).communicate(timeout=300)[0]
+        assert (status, shown) == ([0, 0], [alone, ""]), told
+        assert "6 tokens" in told[0][1]
+        assert "tokens" not in told[1][1]
+    else:
+        why = "needs 3 devices; there are 2" if mesh == "model=3" else "leaves processes without"
+        assert status == [2, 2], told
+        assert all(err.startswith("error: ") and why in err for _, err in told)
 
 
 @pytest.mark.parametrize("text", ["model", "model=0", "rows=2", "model=2,model=2", ""])
