@@ -4,6 +4,9 @@
 
 Without --target, uses the demo model, which continues Python code. --chat without a message talks
 turn by turn. The generated text goes to standard output, statistics to standard error.
+
+Several processes, on one or several hosts, decode together: run the same command for each, with
+--mesh, --coordinator, --processes and its own --process-id. Process 0 prints.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +29,7 @@ from dart_jax.generation import Completion, GenerationConfig, Piece, TextGenerat
 from dart_jax.model import DartModel
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
 
@@ -50,11 +55,21 @@ class GenerateConfig(ModelChoice):
     its default value says nothing."""
     generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
     """Generation options."""
+    together: tyro.conf.OmitArgPrefixes[DistributedConfig] = dataclasses.field(
+        default_factory=DistributedConfig
+    )
+    """The processes that decode together, on the devices of --mesh."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.template_kwargs, dict):
             raise UserError("--chat-template-kwargs must be a JSON object")
+        if self.together.several and self.mesh is None:
+            raise UserError("processes decode together on the devices of a mesh; pass --mesh")
+        if self.together.several and self.prompt == "-":
+            raise UserError(
+                "where processes decode together, pass the prompt as an argument of all"
+            )
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -176,6 +191,11 @@ def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line; bad input is reported in one line, with exit status 2."""
     with program():
         config = parse(GenerateConfig, args, __doc__)
+        initialize(config.together)
+        if config.together.several and not is_main():
+            with open(os.devnull, "w") as nothing:
+                run(config, Console(file=nothing), Console(file=nothing))
+            return
         run(config, Console(highlight=False), Console(stderr=True), line_reader())
 
 

@@ -2,17 +2,26 @@
 
     python -m eval.loading --size 1GB --shards 4
     python -m eval.loading --target path/to/checkpoint
+    python -m eval.loading --size 2GB --processes 4
 
 Writes a random sharded checkpoint (or uses the given one) and loads it in a new process. Reports
 the process's peak resident memory, minus what was resident before, relative to the size of the
 largest file plus the model on the device. On CPU the model on the device is part of that memory.
+
+With --processes, so many processes of one device each share the model. Reports the peak resident
+memory of each, minus what was resident when it had imported JAX, beside its share of the model plus
+the largest tensor.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import math
+import os
+import socket
 import sys
 import tempfile
 import time
@@ -28,9 +37,12 @@ from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.child import run_child
 from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.processes import DistributedConfig, initialize
 from dart_jax.weights.checkpoint import load_target, save_target
+from dart_jax.weights.tensor_files import open_tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +61,12 @@ class LoadingConfig:
     """dtype of the weights on the device."""
     target: Path | None = None
     """Checkpoint to load instead of a generated one."""
+    processes: int = 1
+    """Processes that share the model, on this machine."""
 
     def __post_init__(self) -> None:
-        if self.shards < 1 or self.experts < 0:
-            raise UserError("--shards must be at least 1 and --experts at least 0")
+        if self.shards < 1 or self.experts < 0 or self.processes < 1:
+            raise UserError("--shards and --processes must be at least 1, --experts at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +106,48 @@ class Loading:
             f"time: {self.seconds:.2f} s, {self.files / self.seconds / 1e9:.2f} GB/s; "
             f"CPU time {self.cpu_seconds:.2f} s"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Memory in bytes, and time in seconds, of loading one process's share of a checkpoint.
+
+    Attributes:
+      share: size of the parameters on its devices.
+      largest_tensor: size of the largest stored tensor.
+      before: peak resident memory when JAX was imported.
+      peak: peak resident memory after loading.
+      seconds: time from the call until all parameters are on the devices.
+    """
+
+    share: int
+    largest_tensor: int
+    before: int
+    peak: int
+    seconds: float
+
+    @property
+    def beyond(self) -> int:
+        """Memory used beyond the share and the largest tensor, that of connecting included."""
+        return self.peak - self.before - self.share - self.largest_tensor
+
+
+def table(shares: Sequence[Share]) -> str:
+    """A row for each process."""
+    head = ("process", "share", "largest tensor", "before", "peak", "beyond", "seconds")
+    rows = [
+        (
+            str(number),
+            *(
+                f"{size / 1e6:,.0f} MB"
+                for size in (x.share, x.largest_tensor, x.before, x.peak, x.beyond)
+            ),
+            f"{x.seconds:.1f}",
+        )
+        for number, x in enumerate(shares)
+    ]
+    lines = [head, tuple("---:" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def shape(size: int, experts: int, bytes_per_weight: int) -> TargetConfig:
@@ -135,6 +191,38 @@ def in_new_process(directory: Path, dtype: str) -> Loading:
     return Loading(**json.loads(run_child("loading", ["--child", str(directory), dtype])))
 
 
+def measure_share(directory: Path, dtype: str, processes: DistributedConfig) -> Share:
+    """Loads this process's share of a checkpoint; the process should be a new one."""
+    before = peak_memory()
+    initialize(processes)
+    mesh = MeshShape(model=jax.device_count()).make()
+    start = time.perf_counter()
+    _, params = load_target(directory, dtype, mesh=mesh)
+    seconds = time.perf_counter() - start
+    leaves = jax.tree.leaves(params)
+    share = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards)
+    tensors = open_tensors(directory).tensors.values()
+    largest = max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
+    return Share(share, largest, before, peak_memory(), seconds)
+
+
+def in_processes(directory: Path, dtype: str, count: int) -> list[Share]:
+    """Runs `measure_share` in so many new processes; raises UserError if that fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    # One device each, whatever this process has.
+    environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+
+    def run(number: int) -> Share:
+        words = ["--child", str(directory), dtype, coordinator, str(count), str(number)]
+        printed = run_child("loading", words, environ)
+        return Share(**json.loads(printed.splitlines()[-1]))  # Gloo prints lines before
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
 @contextlib.contextmanager
 def _checkpoint(config: LoadingConfig) -> Iterator[Path]:
     """Yields the directory to load: the given one, or a generated temporary one."""
@@ -168,12 +256,20 @@ def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
     args = sys.argv[1:] if args is None else args
     with program():
+        if args[:1] == ["--child"] and args[3:]:
+            processes = DistributedConfig(False, args[3], int(args[4]), int(args[5]))
+            share = measure_share(Path(args[1]), args[2], processes)
+            print(json.dumps(dataclasses.asdict(share)))
+            return
         if args[:1] == ["--child"]:
             print(json.dumps(dataclasses.asdict(measure(Path(args[1]), args[2]))))
             return
         config = parse(LoadingConfig, args, __doc__)
         with _checkpoint(config) as directory:
-            print(in_new_process(directory, config.dtype))
+            if config.processes > 1:
+                print(table(in_processes(directory, config.dtype, config.processes)))
+            else:
+                print(in_new_process(directory, config.dtype))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import Params, abstract_params, init_params
 from dart_jax.models.target import untie
 from dart_jax.programs.command_line import RESUMABLE, program
+from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
@@ -63,7 +64,7 @@ from train.objective.predictions import Frozen, PackedForward
 from train.run import config_file
 from train.run.checkpoints import best_params
 from train.run.config import TrainerConfig
-from train.run.distributed import DistributedConfig, initialize, is_main, wait
+from train.run.distributed import wait
 from train.run.mesh import make_mesh, replicated
 from train.run.trainer import fit
 

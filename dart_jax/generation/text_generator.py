@@ -41,6 +41,7 @@ from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.generation.transformers_options import return_sequences
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.mesh import several_processes
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.user_cache import user_cache
@@ -261,7 +262,9 @@ class TextGenerator:
 
     @functools.cached_property
     def _tree_memory(self) -> TreeMemory:
-        return TreeMemory(user_cache() / "tree_costs")
+        # Processes that decode together must know the same.
+        together = several_processes(self.execution.mesh)
+        return TreeMemory(None if together else user_cache() / "tree_costs")
 
     def decoder(
         self,

@@ -334,9 +334,11 @@ def untie(
     if not config.tie_word_embeddings:
         return config, params
     table = params["embed_tokens"]
-    kernel = table.T if packed is None else packing(packed)(table, transposed=True)
     if mesh is not None:
-        kernel = jax.device_put(kernel, NamedSharding(mesh, P(None, MODEL)))
+        parts = NamedSharding(mesh, P(None, MODEL))
+        kernel = jax.jit(jnp.transpose, out_shardings=parts)(table)
+    else:
+        kernel = table.T if packed is None else packing(packed)(table, transposed=True)
     config = dataclasses.replace(config, tie_word_embeddings=False)
     return config, {**params, "lm_head": {"kernel": kernel}}
 

@@ -24,7 +24,7 @@ from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.placement import Placement
+from dart_jax.models.sharding.placement import DEFAULT, Placement, TargetPlacement
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
 from dart_jax.weights.parameters import (
@@ -92,6 +92,7 @@ def load_target(
     *,
     narrow: bool = False,
     mesh: Mesh | None = None,
+    place: Placement = DEFAULT,
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
@@ -102,8 +103,10 @@ def load_target(
       dtype: float32 or bfloat16; weights are converted to it.
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so: the same values
         in half of the memory, for those who pack them (see `models.cpu.tiles`).
-      mesh: devices that share the target (see `models.sharding`); each gets its part. Where they
-        are more than heads of keys and values, these are repeated, and the config has as many.
+      mesh: devices that share the target (see `models.sharding`); each gets its part, and a process
+        reads no more than its devices get. Where they are more than heads of keys and values, these
+        are repeated, and the config has as many. All processes must load it.
+      place: puts parameters onto devices, where no mesh says where they belong.
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
@@ -124,9 +127,8 @@ def load_target(
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
         del files.tensors[name]  # old files store what the config determines
     if mesh is None:
-        return config, load_params(files, config, dtype, narrow=narrow)
-    place = Placement(config, mesh)
-    params = load_params(files, config, dtype, place=place)
+        return config, load_params(files, config, dtype, narrow=narrow, place=place)
+    params = load_params(files, config, dtype, place=TargetPlacement(config, mesh))
     return with_kv_heads(config, mesh), params
 
 
@@ -346,8 +348,7 @@ def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
             tensor = tensors.get(name)
             turned = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
             if tensor is not None and tensor.shape == turned != entry.shape:
-                read = lambda tensor=tensor: tensor.read().swapaxes(-1, -2)  # noqa: E731
-                tensors[name] = Tensor(entry.shape, tensor.dtype, read)
+                tensors[name] = tensor.turned()
     return files._replace(tensors=tensors, lost=lost)
 
 

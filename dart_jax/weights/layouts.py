@@ -168,11 +168,6 @@ class Piece(NamedTuple):
     expert: int | None
     transposed: bool
 
-    def of(self, parameter: np.ndarray) -> np.ndarray:
-        """The piece as a view of its parameter, with the axes of the stored tensor."""
-        part = parameter if self.expert is None else parameter[self.expert]
-        return part.swapaxes(-1, -2) if self.transposed else part
-
 
 class Entry(NamedTuple):
     """A stored tensor: its pieces are concatenated along the second-to-last axis."""
@@ -191,16 +186,15 @@ class Entry(NamedTuple):
         """Returns the stored tensor, given the pieces with its axes."""
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
 
-    def split(self, tensor: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
-        """Yields each piece with its part of the stored tensor."""
+    def regions(self) -> Iterator[tuple[Piece, tuple[slice, ...]]]:
+        """Yields each piece with the region of the stored tensor that it fills."""
         start = 0
         for piece in self.pieces:
-            if len(self.pieces) == 1:
-                yield piece, tensor
-                return
-            end = start + piece.shape[-2]
-            yield piece, tensor[..., start:end, :]
-            start = end
+            region = [slice(0, size) for size in piece.shape]
+            if len(self.pieces) > 1:
+                region[-2] = slice(start, start + piece.shape[-2])
+                start += piece.shape[-2]
+            yield piece, tuple(region)
 
 
 def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:

@@ -2,12 +2,14 @@
 
 Tensors are read one by one into host buffers of the parameters' final shapes and dtypes. A buffer
 moves to the device as soon as it is full, so host memory holds little more than one parameter and
-one tensor.
+one tensor. Where devices share a model, a process reads only the parts that its devices have.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -17,6 +19,7 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, abstract_params
+from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
 from dart_jax.weights.layouts import (
     AnyConfig,
     Entry,
@@ -27,21 +30,12 @@ from dart_jax.weights.layouts import (
     own_params,
     pair_layout,
 )
-from dart_jax.weights.safetensors_file import Tensor
-from dart_jax.weights.tensor_files import TensorFiles, read_tensors
+from dart_jax.weights.safetensors_file import Region, Tensor
+from dart_jax.weights.tensor_files import TensorFiles
 
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 _MAX_PROBLEMS = 8
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-
-# Puts a parameter, of which the path is given, onto the devices.
-Place = Callable[[ParamPath, np.ndarray], jax.Array]
-
-
-def on_default_device(path: ParamPath, value: np.ndarray) -> jax.Array:
-    """Puts a parameter onto JAX's default device."""
-    return jax.device_put(value)
 
 
 def load_params(
@@ -50,7 +44,7 @@ def load_params(
     dtype: np.dtype,
     *,
     narrow: bool = False,
-    place: Place = on_default_device,
+    place: Placement = DEFAULT,
 ) -> Params:
     """Loads the files' tensors onto the device; leaves out pair scores.
 
@@ -59,7 +53,7 @@ def load_params(
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so.
-      place: puts each parameter onto the devices.
+      place: puts each parameter onto the devices, by parts; in every process alike.
 
     Raises:
       UserError: tensors are missing, unexpected or misshapen, or hold NaN or infinite weights; one
@@ -83,7 +77,7 @@ def _load(
     abstract: Params,
     dtype: np.dtype,
     narrow: bool,
-    place: Place = on_default_device,
+    place: Placement = DEFAULT,
 ) -> Params:
     """Loads the parameters that `abstract` describes."""
     _check(files, entries)
@@ -92,21 +86,34 @@ def _load(
     if narrow:
         dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
-    buffers: dict[ParamPath, np.ndarray] = {}
+    buffers: dict[ParamPath, list[tuple[Part, np.ndarray]]] = {}
     loaded: dict[ParamPath, jax.Array] = {}
-    damaged: collections.Counter[str] = collections.Counter()
-    for name, tensor in read_tensors(files.tensors, entries):
-        for piece, part in entries[name].split(tensor):
+    damaged = dict.fromkeys(entries, 0)
+    for name, tensor in files.tensors.items():
+        if name not in entries:
+            continue
+        read = None
+        for piece, region in entries[name].regions():
             path = piece.path
             if path not in buffers:
-                buffers[path] = _aligned(shapes[path], dtypes[path])
-            _fill(buffers[path], piece, part)
-            damaged[name] += _not_finite(buffers[path], piece)
+                buffers[path] = [
+                    (part, _aligned(_size(part.region), dtypes[path]))
+                    for part in place.parts(path, shapes[path])
+                ]
+            if read is None:
+                held = sum(buffer.size for _, buffer in buffers[path])
+                read = _reader(tensor, whole=held == math.prod(shapes[path]))
+            for part, buffer in buffers[path]:
+                damaged[name] += part.counted * _fill_part(buffer, part.region, piece, region, read)
             left[path] -= 1
             if not left[path]:
                 # Block: pending copies would accumulate in host memory.
-                loaded[path] = place(path, buffers.pop(path)).block_until_ready()
-    if found := [f"{name} ({count:,} of them)" for name, count in damaged.items() if count]:
+                values = [buffer for _, buffer in buffers.pop(path)]
+                loaded[path] = place.put(path, shapes[path], values).block_until_ready()
+                del values
+    counts = place.over_processes(np.array(list(damaged.values()), np.int32)).tolist()
+    found = zip(damaged, counts, strict=True)
+    if found := [f"{name} ({count:,} of them)" for name, count in found if count]:
         raise UserError(
             f"{files.path} has weights that are NaN or infinite in {dtype.name}, in "
             f"{_listed(found)}; pass a checkpoint without them"
@@ -171,27 +178,69 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _fill(parameter: np.ndarray, piece: Piece, stored: np.ndarray) -> None:
-    """Copies a stored tensor into its part of a parameter, converting the dtype."""
-    to = piece.of(parameter)
+def _size(region: Region) -> tuple[int, ...]:
+    return tuple(part.stop - part.start for part in region)
+
+
+def _reader(tensor: Tensor, whole: bool) -> Callable[[Region], np.ndarray]:
+    """Reads regions of a tensor, from its file or, where all are `whole` or it has to be, from all
+    of it."""
+    if not whole and tensor.read_part is not None:
+        return tensor.read_part
+    read = functools.cache(tensor.read)
+    return lambda region: read()[region]
+
+
+def _fill_part(
+    buffer: np.ndarray,
+    held: Region,
+    piece: Piece,
+    stored: Region,
+    read: Callable[[Region], np.ndarray],
+) -> int:
+    """Fills what a buffer has of a piece, and counts the NaN and infinite numbers in it.
+
+    Args:
+      buffer: the part of the parameter that is held.
+      held: where that is.
+      piece: of the parameter.
+      stored: where the piece is in its tensor.
+      read: reads regions of that.
+    """
+    if piece.expert is not None:
+        if not held[0].start <= piece.expert < held[0].stop:
+            return 0
+        buffer, held = buffer[piece.expert - held[0].start], held[1:]
+    if piece.transposed:
+        held = (*held[:-2], held[-1], held[-2])
+    region = tuple(
+        slice(axis.start + part.start, axis.start + part.stop)
+        for axis, part in zip(stored, held, strict=True)
+    )
+    _fill(buffer, piece.transposed, read(region))
+    return _not_finite(buffer)
+
+
+def _fill(part: np.ndarray, transposed: bool, stored: np.ndarray) -> None:
+    """Copies what is stored of a part of a parameter, converting the dtype."""
+    to = part.swapaxes(-1, -2) if transposed else part
     with np.errstate(all="ignore"):  # infinities and NaN are converted as well
-        if not piece.transposed:
+        if not transposed:
             np.copyto(to, stored, casting="unsafe")
             return
         # Transpose in tiles that stay in the processor's cache: several times as fast as all at
         # once. Copy as bits: NumPy is slower with dtypes that are not its own.
-        bits = np.dtype(f"u{parameter.dtype.itemsize}")
+        bits = np.dtype(f"u{part.dtype.itemsize}")
         for at in np.ndindex(stored.shape[:-2]):
             rows, columns = stored[at], to[at].view(bits)
             for j in range(0, rows.shape[1], 1024):
                 for i in range(0, len(rows), 16):
-                    tile = rows[i : i + 16, j : j + 1024].astype(parameter.dtype)
+                    tile = rows[i : i + 16, j : j + 1024].astype(part.dtype)
                     columns[i : i + 16, j : j + 1024] = tile.view(bits)
 
 
-def _not_finite(parameter: np.ndarray, piece: Piece) -> int:
-    """Counts the NaN and infinite numbers in a piece of a filled parameter."""
-    filled = parameter if piece.expert is None else parameter[piece.expert]
+def _not_finite(filled: np.ndarray) -> int:
+    """Counts the NaN and infinite numbers."""
     width = filled.dtype.itemsize
     infinity = np.array(np.inf, filled.dtype).view(f"u{width}").item()
     # As integers, the positive ones are the largest if signed, and the negative ones if unsigned.

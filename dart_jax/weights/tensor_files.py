@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,16 +81,6 @@ def write_pair_scores(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         return
     with atomic_path(path) as part:
         _write(part, tensors)
-
-
-def read_tensors(
-    tensors: Mapping[str, Tensor], names: Iterable[str]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads the tensors in `names` one by one, in file order; keeps only the last one in memory."""
-    required = set(names)
-    for name, tensor in tensors.items():
-        if name in required:
-            yield name, tensor.read()
 
 
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,68 @@ def test_eight_devices_decode_as_one(tmp_path, targets, cases):
         # The largest logit of each device and its token, of a group's rows.
         assert [math.prod(shape) for shape in exchanged.pop("all-gather")] == [devices * 2 * rows]
         assert not exchanged
+
+
+PROGRAM = [sys.executable, str(SUPPORT / "several_processes.py")]
+EIGHT = ([0, 1, 2, 3], [4, 5, 6, 7])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Models, and what one device decodes with them."""
+    directory = tmp_path_factory.mktemp("models")
+    subprocess.run([*PROGRAM, str(directory), "few"], check=True)
+    return directory
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.long
+def test_two_processes_decode_as_one_device(models):
+    """They are connected by loopback; each has four devices, and reads the weights of these."""
+    program = [*PROGRAM, str(models), "few", f"127.0.0.1:{free_port()}"]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    both = [subprocess.Popen([*program, number], env=environment) for number in "01"]
+    assert [process.wait(timeout=500) for process in both] == [0, 0]
+    for number in range(2):
+        report = json.loads((models / f"report{number}.json").read_text())
+        assert len(report["same"]) == 11
+        assert not [case for case, same in report["same"].items() if not same]
+        # A group of four devices is one process; of eight, both.
+        assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": EIGHT[number]}
+
+
+def generate(models, *words) -> subprocess.Popen:
+    """Starts the program."""
+    command = [sys.executable, "-m", "dart_jax.generate", "def", "--target", str(models / "target")]
+    command += ["--max-new-tokens", "6", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", ["model=2", "model=3", "model=1"])
+def test_two_processes_generate_and_the_first_prints(models, mesh):
+    together = ("--mesh", mesh, "--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2")
+    both = [generate(models, *together, "--process-id", number) for number in "01"]
+    told = [process.communicate(timeout=300) for process in both]
+    # Gloo prints how it has connected.
+    shown = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in told]
+    status = [process.returncode for process in both]
+    if mesh == "model=2":
+        alone = generate(models).communicate(timeout=300)[0]
+        assert (status, shown) == ([0, 0], [alone, ""]), told
+        assert "6 tokens" in told[0][1]
+        assert "tokens" not in told[1][1]
+    else:
+        why = "needs 3 devices; there are 2" if mesh == "model=3" else "leaves processes without"
+        assert status == [2, 2], told
+        assert all(err.startswith("error: ") and why in err for _, err in told)
 
 
 @pytest.mark.parametrize("text", ["model", "model=0", "rows=2", "model=2,model=2", ""])

@@ -13,8 +13,8 @@ import numpy as np
 import tyro
 
 from dart_jax.programs.command_line import program
+from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 from train.run.config import TrainerConfig
-from train.run.distributed import DistributedConfig, initialize, is_main
 from train.run.trainer import fit
 
 WIDTH = 64

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
 
 from dart_jax.errors import UserError
+from dart_jax.programs.processes import DistributedConfig, initialize
 from train.run.checkpoints import whole_steps
-from train.run.distributed import DistributedConfig, initialize
 from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh, target_shardings
 from train.run.prefetch import load
 
@@ -126,6 +126,15 @@ def test_two_processes(alone, tmp_path):
 def test_options_of_processes(config, told):
     with pytest.raises(UserError, match=told):
         initialize(config)
+
+
+def test_nobody_listens():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        told = f"^process 0 does not answer at --coordinator {address} within 0 seconds: "
+        with pytest.raises(UserError, match=told):
+            initialize(DistributedConfig(False, address, 2, 1), timeout=0)
 
 
 # Where things go

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dart_jax.files import writing
+from dart_jax.programs.processes import is_main
 from train.run.config import TrainerConfig
-from train.run.distributed import is_main
 from train.run.metrics import Metrics
 from train.run.progress import ProgressDisplay
 

@@ -23,9 +23,10 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import writing
 from dart_jax.models.pure import Params
+from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints
 from train.run.config import TrainerConfig
-from train.run.distributed import any_process, is_main, wait
+from train.run.distributed import any_process, wait
 from train.run.mesh import (
     batch_sharding,
     fsdp_shardings,

@@ -22,7 +22,8 @@ from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeSta
 from dart_jax.decoding.step import draft, draws_of, exact_products, noise_of_draft
 from dart_jax.models.cache import capacity_of
 from dart_jax.models.pure import bind
-from dart_jax.models.sharding.program import ROWS, program
+from dart_jax.models.sharding.mesh import first_of
+from dart_jax.models.sharding.program import DEVICE_ROWS, ROWS, program
 
 
 class TreeSize(NamedTuple):
@@ -135,6 +136,8 @@ class Switch:
           steps: int [B], those that each row took part in.
           seconds: see `Decisions.learn`.
         """
+        # The processes that decode together choose alike.
+        seconds = first_of(self.current.config.execution.mesh, seconds)
         if most := int(steps.max(initial=0)):
             self._policy.learn(self._size, ranks, int(steps.sum()), most, seconds)
 
@@ -167,8 +170,8 @@ def _rows(state: DecodeState) -> int:
 
 
 @program(
-    inputs={"draft_state": ROWS, "paused": ROWS, "length": ROWS},
-    outputs=ROWS,
+    inputs={"draft_state": DEVICE_ROWS, "paused": ROWS, "length": ROWS},
+    outputs=DEVICE_ROWS,
     static=("config", "capacity"),
     donated=("draft_state",),
 )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh
 
 from dart_jax.errors import UserError
@@ -65,6 +66,20 @@ class MeshShape(NamedTuple):
         """The mesh of exactly these devices, which are in order."""
         grid = np.array(devices).reshape(self.data, self.model)
         return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def several_processes(mesh: Mesh | None) -> bool:
+    """Whether processes share a mesh."""
+    return mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
+
+
+def first_of(mesh: Mesh | None, seconds: float | None) -> float | None:
+    """What the first of the processes that share a mesh has; all must call it."""
+    if not several_processes(mesh):
+        return seconds
+    given = np.float32(np.nan if seconds is None else seconds)
+    first = float(multihost_utils.broadcast_one_to_all(given))
+    return None if np.isnan(first) else first
 
 
 def in_order(devices: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ exchange is written where it happens (`collectives.py`).
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
@@ -21,8 +22,17 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from dart_jax.models.sharding.rules import target_specs
 
+
+@dataclasses.dataclass(frozen=True)
+class OnDevices:
+    """The spec of what the host never reads: a process has no more of it than its devices."""
+
+    spec: P
+
+
 # On all devices; by rows; and keys and values of the target [B, K, S, h], by rows and heads.
 ALL, ROWS, CACHE = P(), P(DATA), P(DATA, MODEL)
+DEVICE_ROWS = OnDevices(ROWS)
 
 
 class _Execution(Protocol):
@@ -59,8 +69,8 @@ def program(
 
     Args:
       inputs: the specs of its other arrays, by name; trees of specs, or their beginnings.
-      outputs: the specs of its results, in the same way. Where they are by rows only, every process
-        gets all rows.
+      outputs: the specs of its results, in the same way. Of those by rows, every process gets all
+        rows, unless they are `DEVICE_ROWS`.
       static: names of arguments that programs are compiled for.
       donated: names of arguments whose memory may be reused.
       config: the name of the argument that is the config, or has its `target` and `execution`.
@@ -68,6 +78,7 @@ def program(
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
+        results_specs = _specs(outputs)
 
         @partial(jax.jit, static_argnames=static, donate_argnames=donated)
         @wraps(function)
@@ -79,18 +90,18 @@ def program(
                 return function(*args, **options)
             fixed = {name: value for name, value in given.items() if name in static}
             arrays = {name: value for name, value in given.items() if name not in static}
-            specs = {n: None if x is None else inputs.get(n) for n, x in arrays.items()}
+            specs = {n: None if x is None else _specs(inputs.get(n)) for n, x in arrays.items()}
             specs["params"] = param_specs(compiled_for, arrays["params"])
             results = jax.shard_map(
                 lambda arrays: function(**fixed, **arrays),
                 mesh=mesh,
                 in_specs=(specs,),
-                out_specs=outputs,
+                out_specs=results_specs,
                 check_vma=False,
             )(arrays)
             everywhere = NamedSharding(mesh, ALL)
 
-            def gathered(spec: P, part: Any) -> Any:
+            def gathered(spec: P | OnDevices, part: Any) -> Any:
                 if spec != ROWS:
                     return part
                 constrain = jax.lax.with_sharding_constraint
@@ -98,8 +109,18 @@ def program(
 
             if jax.process_count() == 1:
                 return results
-            return jax.tree.map(gathered, outputs, results, is_leaf=lambda x: isinstance(x, P))
+            return jax.tree.map(gathered, outputs, results, is_leaf=_is_spec)
 
         return run
 
     return compiled
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, P | OnDevices)
+
+
+def _specs(tree: Any) -> Any:
+    """The specs in a tree of them, for `jax.shard_map`."""
+    of = lambda x: x.spec if isinstance(x, OnDevices) else x  # noqa: E731
+    return jax.tree.map(of, tree, is_leaf=_is_spec)

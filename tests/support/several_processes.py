@@ -1,0 +1,136 @@
+"""Decoding on eight devices of two processes; a program, since JAX connects them at startup.
+
+    several_processes.py DIRECTORY few|all                        writes models and expected tokens
+    several_processes.py DIRECTORY few|all COORDINATOR PROCESS    decodes as one of two processes
+
+Every process writes a JSON report: for each way of decoding, whether the tokens are those of one
+device; and which parts of a matrix its devices hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tiny_model
+from sharded_decoding import QWEN3
+
+from dart_jax import DartModel
+from dart_jax.decoding.decoder import Loop
+from dart_jax.decoding.drafting import PromptLookupConfig
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.programs.processes import DistributedConfig, initialize
+from train.objective.drafter_shape import DrafterShape
+
+TARGET = dataclasses.replace(QWEN3, tie_word_embeddings=False)
+MESHES = ("data=2,model=4", "model=8")
+PROMPTS = [np.arange(3, 20), np.arange(7, 50)]
+Load = Callable[[], DartModel]
+LOOPS: tuple[Loop, ...] = ("fused", "host")
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0)}
+
+
+def models(directory: Path, **options: Any) -> dict[str, tuple[Load, tuple[int, ...]]]:
+    """The ways of drafting: what loads each, and the sizes of trees between which it changes."""
+    load = functools.partial(DartModel.from_pretrained, directory / "target", **options)
+    plain = functools.cache(load)
+    ngram = directory / "ngram.dng"
+    dart = functools.partial(load, directory / "dart", ngram)
+    alone = functools.partial(load, None, ngram)
+    return {
+        "plain": (plain, ()),
+        "prompt lookup": (lambda: plain().with_drafter(PromptLookupConfig()), ()),
+        "dart": (dart, ()),
+        "eagle3": (lambda: plain().with_drafter(directory / "eagle3"), ()),
+        "draft model": (lambda: plain().with_drafter(directory / "target"), ()),
+        "n-gram only": (alone, ()),
+        "n-gram only, changing sizes": (alone, (0, 4, 8)),
+        "dart, device": (functools.partial(dart, search="device"), ()),
+        "dart, callback": (functools.partial(dart, search="callback"), ()),
+    }
+
+
+# Of each mesh, what is run unless all is: loops and ways to sample, of some methods.
+FEW: dict[str, dict[str, list[tuple[Loop, str]]]] = {
+    "data=2,model=4": {
+        "dart": [("fused", "greedy"), ("host", "sampled")],
+        "n-gram only, changing sizes": [("fused", "greedy")],
+        "dart, device": [("fused", "greedy")],
+    },
+    "model=8": {
+        "plain": [("fused", "sampled")],
+        "prompt lookup": [("fused", "greedy")],
+        "dart": [("fused", "sampled"), ("host", "greedy")],
+        "eagle3": [("fused", "sampled")],
+        "draft model": [("fused", "greedy")],
+        "n-gram only": [("host", "sampled")],
+    },
+}
+
+
+def texts(directory: Path, mesh: str | None, few: bool) -> Iterator[tuple[str, list[list[int]]]]:
+    """New tokens of all prompts, for each way of decoding."""
+    for method, (load, sizes) in models(directory, mesh=mesh).items():
+        wanted = [case for each in FEW.values() for case in each.get(method, [])]
+        if mesh is not None:
+            wanted = FEW[mesh].get(method, [])
+        if not few:
+            wanted = list(itertools.product(LOOPS, SAMPLINGS))
+        model = load() if wanted else None
+        for loop, how in wanted:
+            assert model is not None
+            nodes = 0 if model.drafter is None else 8
+            decoder = model.decoder(
+                nodes=nodes, max_length=80, sizes=sizes, sampling=SAMPLINGS[how], loop=loop
+            )
+            made = decoder(PROMPTS, 12, seed=3)
+            yield f"{method} {loop} {how}", [row.tolist() for row in made.tokens]
+
+
+def prepare(directory: Path, few: bool) -> None:
+    """Writes the models, and what one device decodes."""
+    tokenizer = tiny_model.train_tokenizer(
+        map(tiny_model.read, tiny_model._FILES), TARGET.vocab_size
+    )
+    tiny_model.write_target(directory / "target", TARGET, tokenizer)
+    for method, shape in (
+        ("dart", DrafterShape(positions=4)),
+        ("eagle3", DrafterShape(method="eagle3", positions=4)),
+    ):
+        tiny_model.write_drafter(directory / method, shape.config(TARGET))
+    tokens = tiny_model.tokenize(tokenizer, tiny_model._FILES)
+    tiny_model.NgramModel.count(tokens).save(directory / "ngram.dng")
+    (directory / "expected.json").write_text(json.dumps(dict(texts(directory, None, few))))
+
+
+def decode(directory: Path, few: bool) -> None:
+    """Compares what the devices of all processes decode."""
+    assert (jax.device_count(), jax.local_device_count()) == (8, 4)
+    expected = json.loads((directory / "expected.json").read_text())
+    report: dict[str, Any] = {"same": {}, "parts": {}}
+    for mesh in MESHES:
+        for case, rows in texts(directory, mesh, few):
+            report["same"][f"{mesh} {case}"] = rows == expected[case]
+            print(mesh, case, rows == expected[case], file=sys.stderr, flush=True)
+        params = DartModel.from_pretrained(directory / "target", mesh=mesh).params["target"]
+        leaf = params["layers"][0]["mlp"]["down_proj"]["kernel"]
+        size = leaf.shape[0] // int(mesh[-1])
+        report["parts"][mesh] = sorted(s.index[0].start // size for s in leaf.addressable_shards)
+    (directory / f"report{jax.process_index()}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    directory, few = Path(sys.argv[1]), sys.argv[2] == "few"
+    if sys.argv[3:]:
+        initialize(DistributedConfig(False, sys.argv[3], 2, int(sys.argv[4])))
+        decode(directory, few)
+    else:
+        prepare(directory, few)
