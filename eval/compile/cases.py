@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.loop import padded_stop, run
@@ -295,7 +295,7 @@ def _on(where: Any, tree: Any, specs: Any = ALL) -> Any:
     """The same shapes on a device, or on a mesh in parts; `specs` may be a tree's beginning."""
 
     def placed(spec: P, part: Any) -> Any:
-        if isinstance(where, Mesh):
+        if isinstance(where, Mesh | AbstractMesh):
             sharding: Any = NamedSharding(where, spec)
         else:
             sharding = jax.sharding.SingleDeviceSharding(where)

@@ -123,7 +123,7 @@ _NVLINK4, _NVLINK5 = Links(450e9, 9e-6), Links(900e9, 9e-6)
 
 
 def _ici(gigabits: float) -> Links:
-    """The links of a TPU: the vendor's rate a chip (cloud.google.com/tpu/docs, of each version), and
+    """The links of a TPU: the vendor's rate a chip (cloud.google.com/tpu/docs, by version), and
     about 1 us a hop ("How to Scale Your Model", jax-ml.github.io/scaling-book/sharding). Chips at
     the edge of a slice have fewer links than the rate is of."""
     return Links(gigabits / 8 * 1e9, 0.0, 1e-6)
