@@ -97,8 +97,8 @@ class Case:
         """The same with all layers of the shape."""
         return dataclasses.replace(self, layers=None)
 
-    def on(self, mesh: Mesh | None) -> Case:
-        """The same on several devices."""
+    def on(self, mesh: Any) -> Case:
+        """The same on a mesh of devices, or on an abstract one, for shapes; None for one device."""
         return dataclasses.replace(self, execution=dataclasses.replace(self.execution, mesh=mesh))
 
     @property

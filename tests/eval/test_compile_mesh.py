@@ -209,6 +209,7 @@ def test_predictions():
     plain, drafted = (summary_of("llama-3.1-70b", 8, 2, n, 8, found) for n in (0, 8))
     for each, tau in ((plain, 1), (drafted, 3.6)):
         cost = each.case.whole.least("step")
+        assert cost is not None
         exchange = setting.exchange(each.exchanged)
         seconds = cost.bytes / 4.8e12 + exchange
         assert each.seconds_of_step(setting) == pytest.approx(seconds)
