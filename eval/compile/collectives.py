@@ -72,7 +72,8 @@ def _walk(module: Module, name: str, times: int) -> Iterator[Collective]:
             for branch in each.branches:
                 yield from _walk(module, branch, times)
         elif each.opcode in ("while", "call", "fusion", "async-start"):
-            yield from _walk(module, each.called, times * each.trips)
+            for part in filter(None, (each.attribute("condition"), each.called)):
+                yield from _walk(module, part, times * each.trips)
 
 
 def _result(each: Instruction) -> int:
