@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.loop import padded_stop, run
-from dart_jax.decoding.prefill import ChunkShape, empty_caches, prefill
+from dart_jax.decoding.prefill import CACHES, ChunkShape, empty_caches, prefill
 from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.base import SearchInProgram, SearchWay
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearchProgram
 from dart_jax.decoding.search.pruner import HostSearch
-from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
-from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.program import ALL, ROWS, param_specs
+from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.programs import Pools, StepProgram, empty_pools
@@ -55,7 +60,7 @@ class Case:
       dtype: of weights and caches.
       sampling: how tokens are drawn.
       layers: layers of the target; None for the shape's own.
-      execution: how the models are computed.
+      execution: how the models are computed, and the mesh of several devices.
       search: where trees are searched.
       ngrams: n-grams of two and three tokens in the table of a search on the device.
     """
@@ -79,11 +84,27 @@ class Case:
         target = target_of(self.shape)
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)
-        if self.method == "plain":
-            return DecodeConfig(target, execution=self.execution)
         eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
         drafter = eagle or drafter_of(target)
+        if (mesh := self.execution.mesh) is not None:  # as `DartModel.from_pretrained` does
+            target = dataclasses.replace(with_kv_heads(target, mesh), tie_word_embeddings=False)
+        if self.method == "plain":
+            return DecodeConfig(target, execution=self.execution)
         return DecodeConfig(target, drafter, self.nodes, execution=self.execution)
+
+    @property
+    def whole(self) -> Case:
+        """The same with all layers of the shape."""
+        return dataclasses.replace(self, layers=None)
+
+    def on(self, mesh: Any) -> Case:
+        """The same on a mesh of devices, or on an abstract one, for shapes; None for one device."""
+        return dataclasses.replace(self, execution=dataclasses.replace(self.execution, mesh=mesh))
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.execution.groups * self.execution.shards
 
     @property
     def capacity(self) -> int:
@@ -91,24 +112,28 @@ class Case:
         return self.config.capacity(self.context)
 
     def lower(self, program: Program, device: Any) -> jax.stages.Lowered:
-        """Lowers one of the programs for a device."""
+        """Lowers one of the programs for a device; it is ignored if there is a mesh, on which
+        prefill, step and loop are spread."""
         config = self.config
-        on = partial(_on, jax.sharding.SingleDeviceSharding(device))
-        params = on(self._params())
+        mesh = self.execution.mesh
+        on = partial(_on, mesh or device)
+        params = on(self._params(), self._param_specs)
         if program == "prefill":
-            prompts, caches, shape = on(self._prompts(self.prompt)), None, None
+            prompts = on(self._prompts(self.prompt), (ROWS, ROWS, ROWS, ALL, ALL, ALL))
+            caches, shape = None, None
             if self.prompt > CHUNK:
                 empty = partial(empty_caches, batch=self.batch, capacity=self.capacity)
-                caches = on(jax.eval_shape(partial(empty, config.reading), params))
+                caches = on(jax.eval_shape(partial(empty, config.reading), params), CACHES)
                 shape = ChunkShape(CHUNK, self.capacity)
             return prefill.lower(
                 config.prefill, params, *prompts, caches, capacity=self.capacity, shape=shape
             )
         if program == "serve":
             return self._lower_serving(on, params)
-        state, packed = on(self._prefilled)
+        state, packed = on(self._prefilled, (STATE, ROWS))
         if program == "step":
-            trees = on(_ints(self.batch, 3, self.nodes + 1)) if config.searches else None
+            trees = _ints(self.batch, 3, self.nodes + 1)
+            trees = on(trees, ROWS) if config.searches else None
             return step.lower(config, params, state, trees)
         search, argument = self._search
         if program == "search":
@@ -152,13 +177,47 @@ class Case:
 
     @functools.cached_property
     def caches(self) -> frozenset[Array]:
-        """The shapes of the arrays that hold rows of all cached tokens."""
-        state, _ = self._prefilled
+        """The shapes of the arrays that hold rows of all cached tokens, on one device."""
+        arrays = self._cached
+        if self.execution.mesh is None:
+            arrays = [*arrays, *jax.tree.leaves(self._pools)]
         return frozenset(
-            Array(_XLA_NAMES[x.dtype.name], x.shape)
-            for x in jax.tree.leaves((state.target_cache, state.draft_state, self._pools))
+            Array(_XLA_NAMES[x.dtype.name], _local(x))
+            for x in arrays
             if x.ndim > 2 and {self.capacity, _PAGE} & {*x.shape}
         )
+
+    @property
+    def _cached(self) -> list[jax.ShapeDtypeStruct]:
+        """The caches in one piece, of target and drafter."""
+        state, _ = self._prefilled
+        caches, specs = (state.target_cache, state.draft_state), (STATE.target_cache, ROWS)
+        mesh = self.execution.mesh
+        return jax.tree.leaves(caches if mesh is None else _on(mesh, caches, specs))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the caches of all sequences that a device has."""
+        return sum(_bytes(x) for x in self._cached)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that a device holds, the table of embeddings included."""
+        mesh, params = self.execution.mesh, self._params()
+        placed = params if mesh is None else _on(mesh, params, self._param_specs)
+        return sum(_bytes(x) for x in jax.tree.leaves(placed))
+
+    @property
+    def cached_token(self) -> int:
+        """Bytes that a cached token takes on a device: target's and drafter's keys and values."""
+        own = self.method != "plain"
+        return self.costs.cached_row + own * self.costs.drafter_row
+
+    def weights_read(self) -> int:
+        """Bytes of the weights that a step must read on a device."""
+        costs, drafts = self.costs, self.method != "plain"
+        rows = costs.batch * (self.nodes + 1)
+        return costs.itemsize * (costs.target_weights(rows) + drafts * costs.drafter_weights)
 
     @functools.cached_property
     def _prefilled(self) -> tuple[Any, Any]:
@@ -167,9 +226,9 @@ class Case:
         return jax.eval_shape(begin, self._params(), *self._prompts(1))
 
     def least(self, program: Program) -> Cost | None:
-        """The least that a program moves and computes, with caches filled up to the context; None
-        where the cost model does not say."""
-        config, rows, costs = self.config, self.nodes + 1, self._costs
+        """The least that a program moves and computes on a device, with caches filled up to the
+        context; None where the cost model does not say."""
+        config, rows, costs = self.config, self.nodes + 1, self.costs
         if program in ("prefill", "search"):
             return None
         if isinstance(config.drafter, Eagle3Config):
@@ -182,16 +241,30 @@ class Case:
         moe = self.config.target.moe
         if moe is None or program == "prefill":
             return {}
-        share = self._costs.reached_experts(self.batch * (self.nodes + 1)) / moe.num_experts
+        share = self.costs.reached_experts(self.costs.batch * (self.nodes + 1)) / moe.num_experts
         d, f = self.config.target.hidden_size, moe.intermediate_size
-        shapes = ((moe.num_experts, d, f), (moe.num_experts, f, d))
+        own = moe.num_experts // self.execution.shards
+        shapes = ((own, d, f), (own, f, d))
         return {Array(_XLA_NAMES[self.dtype], shape): share for shape in shapes}
 
-    @property
-    def _costs(self) -> CostModel:
+    @functools.cached_property
+    def costs(self) -> CostModel:
+        """The model of what a device moves and computes."""
         target, itemsize = self.config.target, jnp.dtype(self.dtype).itemsize
-        candidates = self.config.candidates
-        return CostModel(target, drafter_of(target), self.batch, self.context, itemsize, candidates)
+        drafter = self.config.drafter
+        return CostModel(
+            target,
+            drafter if isinstance(drafter, DrafterConfig) else drafter_of(target),
+            self.batch // self.execution.groups,
+            self.context,
+            itemsize,
+            self.config.candidates,
+            self.execution.shards,
+        )
+
+    @property
+    def _param_specs(self) -> Any:
+        return param_specs(self.config, self._params())
 
     def _params(self) -> dict[str, Any]:
         def weights(config: Any) -> Any:
@@ -218,8 +291,29 @@ def _ints(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def _on(sharding: Any, tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+def _on(where: Any, tree: Any, specs: Any = ALL) -> Any:
+    """The same shapes on a device, or on a mesh in parts; `specs` may be a tree's beginning."""
+
+    def placed(spec: P, part: Any) -> Any:
+        if isinstance(where, Mesh | AbstractMesh):
+            sharding: Any = NamedSharding(where, spec)
+        else:
+            sharding = jax.sharding.SingleDeviceSharding(where)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
+        )
+
+    return jax.tree.map(placed, specs, tree, is_leaf=lambda x: isinstance(x, P))
+
+
+def _local(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    """The shape of a device's part."""
+    return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+
+
+def _bytes(x: jax.ShapeDtypeStruct) -> int:
+    """Bytes of a device's part."""
+    return math.prod(_local(x)) * x.dtype.itemsize
 
 
 def _table(ngrams: int) -> DeviceTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from eval.compile.collectives import Total
 from eval.compile.summary import Summary
 
 # Shorter rows are sorted whole: `exact_top_k` gains nothing there.
@@ -44,8 +45,34 @@ def violations(summary: Summary, limits: Limits) -> Iterator[str]:
     longest = max((kernel.sorted for kernel in summary.kernels), default=0)
     if longest >= max(vocabulary, _SHORT):
         yield f"{name}: a sort of {longest:,} entries, the whole vocabulary of {vocabulary:,}"
+    for line in _exchanges(summary):
+        yield f"{name}: {line}"
     most = limits.kernels_a_layer
     if most is not None and summary.of_a_layer > most:
         yield f"{name}: {summary.of_a_layer:g} kernels in a layer, more than {most:g}"
     if limits.ratio is not None and summary.ratio is not None and summary.ratio > limits.ratio:
         yield f"{name}: bytes moved are {summary.ratio:.2f} of those needed, > {limits.ratio:g}"
+
+
+def _exchanges(summary: Summary) -> Iterator[str]:
+    """Yields what devices should not exchange: in each layer more than what its two parts add to
+    the residual stream, and besides more than the largest logit of each row and its token."""
+    case, found = summary.case, summary.collectives
+    shards = case.execution.shards
+    expected = 2 if shards > 1 else 0
+    for layer in range(case.config.target.num_hidden_layers):
+        inside = [x for x in found if x.layer == layer]
+        count = Total.of(x for x in inside if x.kind == "all-reduce").count
+        others = ", ".join(sorted({x.kind for x in inside} - {"all-reduce"}))
+        if count != expected or others:
+            also = f" and {others}" if others else ""
+            yield f"{count} all-reduces{also} in layer {layer}, not {expected} all-reduces"
+            return
+    outside = [x for x in found if x.layer is None]
+    rows = case.costs.batch * (case.nodes + 1) + case.execution.least_rows
+    for x in outside:
+        if x.bytes > 8 * shards * rows:  # two numbers of 4 bytes
+            yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
+    once = summary.program in ("step", "prefill")
+    if once and (count := Total.of(outside).count) > expected // 2:
+        yield f"{count} exchanges outside of the layers, not {expected // 2}"

@@ -7,6 +7,7 @@ process itself runs on the CPU.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,6 +20,21 @@ from dart_jax.models.platform.execution import Execution
 
 
 @dataclasses.dataclass(frozen=True)
+class Links:
+    """What connects the devices of a mesh. Every number is somebody else's; nothing was measured.
+
+    Attributes:
+      rate: bytes per second that a device sends, while it receives as many.
+      latency: seconds of a small all-reduce of all devices, with its launch.
+      hop: seconds more for each link on the way between the two devices that are furthest apart.
+    """
+
+    rate: float
+    latency: float
+    hop: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Accelerator:
     """A device's kind, with the rates of its data sheet.
 
@@ -27,7 +43,8 @@ class Accelerator:
       bandwidth: bytes per second of its memory.
       rate: bfloat16 operations per second, without sparsity.
       memory: bytes.
-      topology: for TPUs, the smallest slice that libtpu describes.
+      links: to the other devices of a mesh.
+      slices: for TPUs, the layouts of chips that libtpu describes, from the smallest.
       description: for GPUs, what differs from `_GPU`.
     """
 
@@ -35,18 +52,35 @@ class Accelerator:
     bandwidth: float
     rate: float
     memory: int
-    topology: str = ""
+    links: Links
+    slices: tuple[tuple[int, ...], ...] = ()
     description: tuple[tuple[str, Any], ...] = ()
 
     @property
     def execution(self) -> Execution:
         """How models are computed on it."""
-        return Execution.of_tpu() if self.topology else Execution.of_gpu(9)
+        return Execution.of_tpu() if self.slices else Execution.of_gpu(9)
 
     @property
     def platform(self) -> str:
         """JAX's name of the platform: cuda or tpu."""
-        return "tpu" if self.topology else "cuda"
+        return "tpu" if self.slices else "cuda"
+
+    def topology(self, count: int) -> tuple[int, ...]:
+        """The layout of the fewest devices that are at least so many; they are linked directly.
+
+        Raises:
+          UserError: no machine or slice has so many.
+        """
+        layouts = self.slices or tuple((1, 1, n) for n in range(1, _GPUS + 1))
+        for layout in layouts:
+            if math.prod(layout) >= count:
+                return layout
+        most = math.prod(layouts[-1])
+        where = "the largest slice" if self.slices else "one machine"
+        raise UserError(
+            f"a mesh of {count} devices is larger than {where} of {self.title}, which has {most}"
+        )
 
 
 # NVIDIA's limits per block and per multiprocessor, the same since Hopper.
@@ -82,36 +116,60 @@ def _gpu(major: int, cores: int, clock: float, cache: int) -> tuple[tuple[str, A
     )
 
 
+# NVLink 4 has 900 GB/s a GPU and NVLink 5 1,800, both directions together (NVIDIA's data sheets of
+# H100 and B200). An all-reduce of 4 to 32 KB is said to take 8 H100s 6 to 12 us; the middle is
+# assumed, of Blackwell too.
+_NVLINK4, _NVLINK5 = Links(450e9, 9e-6), Links(900e9, 9e-6)
+
+
+def _ici(gigabits: float) -> Links:
+    """The links of a TPU: the vendor's rate a chip (cloud.google.com/tpu/docs, by version), and
+    about 1 us a hop ("How to Scale Your Model", jax-ml.github.io/scaling-book/sharding). Chips at
+    the edge of a slice have fewer links than the rate is of."""
+    return Links(gigabits / 8 * 1e9, 0.0, 1e-6)
+
+
 _HOPPER = _gpu(9, 132, 1.98, 50)
+_GPUS = 8  # of a machine, all linked by NVLink
+_PLANE = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8))
 ACCELERATORS = {
-    "h100": Accelerator("NVIDIA H100 SXM", 3.35e12, 990e12, 80 * 10**9, description=_HOPPER),
-    "h200": Accelerator("NVIDIA H200 SXM", 4.8e12, 990e12, 141 * 10**9, description=_HOPPER),
-    "b200": Accelerator(
-        "NVIDIA B200", 8e12, 2250e12, 180 * 10**9, description=_gpu(10, 148, 1.97, 126)
+    "h100": Accelerator(
+        "NVIDIA H100 SXM", 3.35e12, 990e12, 80 * 10**9, _NVLINK4, description=_HOPPER
     ),
-    "v5e": Accelerator("TPU v5e", 0.819e12, 197e12, 16 * 2**30, topology="v5e:2x2"),
-    "v5p": Accelerator("TPU v5p", 2.765e12, 459e12, 95 * 2**30, topology="v5p:2x2x1"),
-    "v6e": Accelerator("TPU v6e", 1.64e12, 918e12, 32 * 2**30, topology="v6e:2x2"),
+    "h200": Accelerator(
+        "NVIDIA H200 SXM", 4.8e12, 990e12, 141 * 10**9, _NVLINK4, description=_HOPPER
+    ),
+    "b200": Accelerator(
+        "NVIDIA B200", 8e12, 2250e12, 180 * 10**9, _NVLINK5, description=_gpu(10, 148, 1.97, 126)
+    ),
+    "v5e": Accelerator("TPU v5e", 0.819e12, 197e12, 16 * 2**30, _ici(1600), _PLANE),
+    "v5p": Accelerator("TPU v5p", 2.765e12, 459e12, 95 * 2**30, _ici(4800), _CUBE),
+    "v6e": Accelerator("TPU v6e", 1.64e12, 918e12, 32 * 2**30, _ici(3584), _PLANE),
 }
 
 
-def compile_only(name: str) -> Any:
-    """Returns a device that programs can be compiled for, but not run on.
+def compile_only(name: str, count: int = 1) -> list[Any]:
+    """Returns devices that programs can be compiled for, but not run on: the fewest that are linked
+    directly and at least `count`.
 
     Raises:
-      UserError: the compiler for its platform is not installed.
+      UserError: the compiler for their platform is not installed, or there are no so many.
     """
     accelerator = ACCELERATORS[name]
     from jax.experimental import topologies
 
+    layout = "x".join(map(str, accelerator.topology(count)))
     options: dict[str, Any]
     if accelerator.platform == "cuda":
-        options = {"target_config": _target_config(accelerator), "topology": "1x1x1"}
+        options = {"target_config": _target_config(accelerator), "topology": layout}
     else:
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no metadata server to ask
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-4")
-        options = {"topology_name": accelerator.topology}
+        # No device is used, so processes need not take turns.
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+        options = {"topology_name": f"{name}:{layout}"}
     try:
         found = topologies.get_topology_desc(platform=accelerator.platform, **options)
     except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -120,7 +178,7 @@ def compile_only(name: str) -> Any:
         raise UserError(
             f"cannot compile for {name}: {reason}; pip install 'dart-jax[{extra}]'"
         ) from None
-    return found.devices[0]
+    return list(found.devices)
 
 
 def described(name: str) -> AbstractContextManager[Any]:
@@ -187,6 +245,9 @@ def compile_lowered(
       lowered: the program.
       accelerator: what it was lowered for.
       dump: an empty folder, where the compiler for GPUs writes its schedule (`graphs.read_graphs`).
+
+    Raises:
+      UserError: it does not fit into the device's memory.
     """
     options: dict[str, Any] = {}
     if accelerator.platform == "cuda":
@@ -198,4 +259,13 @@ def compile_lowered(
         if jax.__version_info__ >= (0, 11):
             options["xla_gpu_experimental_cost_model_gemm_tiling_default"] = True
     lowered._lowering.compile_args["host_callbacks"] = ()  # type: ignore[attr-defined]
-    return lowered.compile(compiler_options=options)
+    try:
+        return lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"the program does not fit into the memory of a {accelerator.title}: "
+            f"{str(error).splitlines()[0]}; choose a smaller shape, batch or context, more devices "
+            "with --mesh, or fewer layers with --layers"
+        ) from None

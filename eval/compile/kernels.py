@@ -19,6 +19,7 @@ from eval.compile.hlo import Array, Instruction, Module, arrays
 # Instructions that run nothing, or whose work is counted elsewhere.
 _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all"}
 _FREE |= {"add-dependency", "copy-done", "slice-done", "async-done", "send-done", "recv-done"}
+_FREE |= {"all-reduce-done", "all-gather-done", "collective-permute-done", "partition-id"}
 _FREE_CALLS = {"AllocateBuffer", "AssumeGatherIndicesInBound"}
 _SLICES = {"slice", "dynamic-slice", "gather"}
 # Opcode -> the operand that is written.
@@ -27,7 +28,7 @@ _HOST = re.compile("callback|infeed|outfeed|send|recv", re.IGNORECASE)
 _PRODUCT = re.compile("gemm|matmul|cublas|cudnn\\$conv|dot|convolution", re.IGNORECASE)
 # Parts of an operation's name that no named scope of the source gave it.
 _NOISE = re.compile(
-    r"jit\(.*\)|while|body|cond|branch_\d+_fun|closed_call|eval_jaxpr|checkpoint|.*->.*|(?:vmap\()+\)+"
+    r"jit\(.*\)|shard_map|while|body|cond|branch_\d+_fun|closed_call|eval_jaxpr|checkpoint|.*->.*|(?:vmap\()+\)+"
 )
 _OF_COMPILER = {"constant", "parameter", "broadcast", "iota", "tuple", "bitcast"}
 _OF_COMPILER |= {"get-tuple-element", "while"}

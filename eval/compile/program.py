@@ -4,6 +4,7 @@
     python -m eval.compile --device v6e --method dart --program step
     python -m eval.compile --shape qwen3-8b --batch-size 32 --details 20
     python -m eval.compile --shape tiny --program step loop --check
+    python -m eval.compile --shape llama-3.1-70b --mesh data=1,model=8 --layers 8 --check
 
 Nothing is allocated or run: XLA is told what the device is like. Without the device it cannot time
 the ways to compute a matrix product and chooses by its own model of costs; what is fused, copied,
@@ -23,11 +24,14 @@ from pathlib import Path
 from typing import Literal
 
 import jax
+from jax.sharding import AbstractMesh
 from rich.console import Console
 
 from dart_jax.decoding.search.base import SearchWay
 from dart_jax.decoding.search.choice import SearchChoice
 from dart_jax.errors import UserError
+from dart_jax.models.sharding.mesh import DATA, MODEL, MeshShape
+from dart_jax.models.sharding.rules import check_divides
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
@@ -40,7 +44,18 @@ from eval.compile.devices import (
     compile_only,
     described,
 )
-from eval.compile.report import care, details, launches, memory, outside_graphs, traffic
+from eval.compile.prediction import Setting
+from eval.compile.report import (
+    care,
+    details,
+    exchanges,
+    launches,
+    memory,
+    outside_graphs,
+    prediction,
+    room,
+    traffic,
+)
 from eval.compile.summary import Summary, summarise
 from eval.latency.shapes import target_of
 
@@ -52,7 +67,8 @@ class CompileConfig:
     device: Literal["h100", "h200", "b200", "v5e", "v5p", "v6e"] = "h200"
     """GPUs need the extra aot, TPUs the extra tpu (in an environment without CUDA's)."""
     shape: tuple[str, ...] = ("qwen3-8b",)
-    """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny."""
+    """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b,
+    -235b-a22b, llama-3-8b, llama-3-70b, llama-3.1-70b, tiny."""
     method: tuple[Method, ...] = ("plain", "dart")
     """Ways to draft."""
     program: tuple[Program, ...] = ("step",)
@@ -75,11 +91,18 @@ class CompileConfig:
     """dtype of weights and caches."""
     layers: int | None = None
     """Compile only so many layers of the target, to be quicker; at least 7."""
+    mesh: str = "data=1,model=1"
+    """Devices that decode together, such as data=1,model=8; programs: prefill, step and loop."""
+    tau: float = 3.6
+    """Tokens per tree, bonus token included, that predictions for several devices assume."""
+    efficiency: float = 1.0
+    """Share of the data sheet's bandwidth and rate that they assume."""
     details: int = 8
     """List the kernels that move the most bytes besides weights and caches; 0 lists none."""
     check: bool = False
     """Exit with status 1 if a program copies a cache or does not update it in place, sorts the
-    whole vocabulary, or exchanges data with the host in a loop that needs no search on the host."""
+    whole vocabulary, exchanges data with the host in a loop that needs no search on the host, or
+    exchanges more among devices than two sums a layer and the largest logits."""
     max_kernels_a_layer: float | None = None
     """Also exit with status 1 if a layer of the target has more kernels."""
     max_ratio: float | None = None
@@ -102,6 +125,11 @@ class CompileConfig:
             raise UserError("--search native needs a GPU; choose callback or device")
         if self.ngrams < 1:
             raise UserError("--ngrams must be at least 1")
+        if not self.tau >= 1:
+            raise UserError("--tau must be at least 1")
+        if not 0 < self.efficiency <= 1:
+            raise UserError("--efficiency must be above 0 and at most 1")
+        self._check_mesh()
         if self.details < 0:
             raise UserError("--details must be 0 or more")
         for name in ("max_kernels_a_layer", "max_ratio"):
@@ -110,6 +138,34 @@ class CompileConfig:
                 raise UserError(f"--{name.replace('_', '-')} must be above 0")
             if value is not None and not self.check:
                 raise UserError(f"--{name.replace('_', '-')} needs --check")
+
+    def _check_mesh(self) -> None:
+        """Raises UserError if devices cannot share the models and the work."""
+        mesh = self.mesh_shape
+        if mesh.data * mesh.model == 1:
+            return
+        ACCELERATORS[self.device].topology(mesh.data * mesh.model)
+        if alone := {"serve", "search"} & {*self.program}:
+            raise UserError(f"--program {alone.pop()} runs on one device; leave --mesh out")
+        for name in self.shape:
+            check_divides(target_of(name), AbstractMesh(mesh, (DATA, MODEL)))
+        for batch in self.batch_size:
+            if batch % mesh.data:
+                raise UserError(
+                    f"{mesh.data} groups of devices cannot share a batch of {batch} evenly; change "
+                    "--batch-size or --mesh"
+                )
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        """Numbers of devices."""
+        return MeshShape.parse(self.mesh)
+
+    @property
+    def setting(self) -> Setting:
+        """What predictions assume."""
+        mesh, accelerator = self.mesh_shape, ACCELERATORS[self.device]
+        return Setting(accelerator, mesh.data * mesh.model, mesh.model, self.tau, self.efficiency)
 
     @property
     def way(self) -> SearchWay:
@@ -152,16 +208,19 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
       UserError: a report cannot be written, or the device's compiler is not installed.
     """
     check_outputs(config.json, config.markdown)
-    device = compile_only(config.device)
+    shape, setting = config.mesh_shape, config.setting
+    devices = compile_only(config.device, setting.devices)
+    mesh = shape.make(devices) if setting.devices > 1 else None
     allow_callbacks()
     accelerator = ACCELERATORS[config.device]
     summaries = []
-    for case, name in config.programs():
+    for alone, name in config.programs():
+        case = alone.on(mesh)
         title = f"{case.shape}, {case.method}, {name}"
         with console.status(f"compiling {title}"), tempfile.TemporaryDirectory() as dump:
             began = time.perf_counter()
             with described(config.device):
-                lowered = case.lower(name, device)
+                lowered = case.lower(name, devices[0])
             compiled = compile_lowered(lowered, accelerator, Path(dump))
             seconds = time.perf_counter() - began
             summary = summarise(case, name, compiled, seconds, Path(dump))
@@ -170,6 +229,8 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
         if config.details:
             console.print(details(summary, config.details).table())
     tables = [table(summaries, accelerator) for table in (traffic, launches, memory, care)]
+    if mesh is not None:
+        tables += [table(summaries, setting) for table in (room, exchanges, prediction)]
     for table in tables:
         console.print(table.table())
     for summary in summaries:
@@ -181,7 +242,10 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
             "revision": revision(),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "device": dataclasses.asdict(accelerator),
-            "programs": [summary.as_json() for summary in summaries],
+            "programs": [
+                summary.as_json() | ({"predicted": summary.predicted(setting)} if mesh else {})
+                for summary in summaries
+            ],
         }
         write_json(config.json, content)
     if config.markdown:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from eval.compile.cases import Case
+from eval.compile.collectives import Total
 from eval.compile.devices import Accelerator
 from eval.compile.kernels import Kernel
+from eval.compile.prediction import Setting
 from eval.compile.summary import Summary
 from eval.latency.report import Grid
 
@@ -28,6 +30,21 @@ _MEMORY = (
 _CARE = (
     "sort: entries in the longest row that is sorted; copies: MB; caches: copied, and updated not "
     "in place; host: transfers and callbacks in loops, and outside of them"
+)
+_ROOM = (
+    "GB of each device; weights: its part of the target, and embeddings and drafter whole; caches: "
+    "of the sequences of the setting; tokens: of all sequences, whose keys and values fit into "
+    "what weights and temporary memory leave; int8: computed with half the bytes of weights, not "
+    "compiled"
+)
+_EXCHANGE = (
+    "in a program, by each device; MB and KB: of results; latency: ms if there were no bytes; ms: "
+    "with the bytes at the links' rate"
+)
+_PREDICTION = (
+    "ms; memory, compute: bytes and operations of a device's part at {efficiency:.0%} of the data "
+    "sheet's rates; links: exchanges; step: the larger of the first two, and links; tok/s: of all "
+    "sequences, {tau:g} tokens a tree; int8: with half the bytes of weights, computed, not compiled"
 )
 _WIDTH = 30  # of a kernel's name, so that the table fits into 80 columns
 _KIND = 9  # letters of its kind
@@ -84,6 +101,78 @@ def memory(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     return _grid("Memory in use", columns, summaries, accelerator, _MEMORY)
 
 
+def room(summaries: Sequence[Summary], setting: Setting) -> Grid:
+    """What fits into the memory of each of several devices."""
+    accelerator = setting.accelerator
+
+    def fits(x: Summary) -> str:
+        return "yes" if x.room(accelerator.memory).left >= x.case.whole.cache_bytes else "no"
+
+    columns: dict[str, Callable[[Summary], str]] = {
+        "weights": lambda x: f"{x.room(accelerator.memory).weights / 1e9:.2f}",
+        "caches": lambda x: f"{x.case.whole.cache_bytes / 1e9:.2f}",
+        "temporary": lambda x: f"{x.room(accelerator.memory).temporary / 1e9:.2f}",
+        "fits": fits,
+        "tokens": lambda x: f"{x.room(accelerator.memory).tokens:,}",
+        "int8": lambda x: f"{x.room(accelerator.memory).with_int8.tokens:,}",
+    }
+    title = f"Memory, of {accelerator.memory / 1e9:.0f} GB"
+    return _grid(title, columns, summaries, accelerator, _ROOM)
+
+
+def exchanges(summaries: Sequence[Summary], setting: Setting) -> Grid:
+    """What several devices exchange."""
+
+    def reduced(x: Summary) -> Total:
+        return Total.of(each for each in x.exchanged if each.kind == "all-reduce")
+
+    def others(x: Summary) -> Total:
+        return Total.of(each for each in x.exchanged if each.kind != "all-reduce")
+
+    def latency(x: Summary) -> float:
+        return setting.exchange(each._replace(bytes=0) for each in x.exchanged)
+
+    columns: dict[str, Callable[[Summary], str]] = {
+        "all-reduces": lambda x: f"{reduced(x).count}",
+        "MB": lambda x: f"{reduced(x).bytes / 1e6:.2f}",
+        "others": lambda x: f"{others(x).count}",
+        "KB": lambda x: f"{others(x).bytes / 1e3:.2f}",
+        "latency": lambda x: f"{1e3 * latency(x):.2f}",
+        "ms": lambda x: f"{1e3 * setting.exchange(x.exchanged):.2f}",
+    }
+    return _grid("Exchanges", columns, summaries, setting.accelerator, _EXCHANGE)
+
+
+def prediction(summaries: Sequence[Summary], setting: Setting) -> Grid:
+    """What a step would take."""
+    accelerator, steps = setting.accelerator, [x for x in summaries if x.program == "step"]
+
+    def per(rate: float, what: str) -> Callable[[Summary], str]:
+        def show(x: Summary) -> str:
+            cost = x.case.whole.least("step")
+            return "-" if cost is None else f"{1e3 * getattr(cost, what) / rate:.2f}"
+
+        return show
+
+    def speed(int8: bool) -> Callable[[Summary], str]:
+        def show(x: Summary) -> str:
+            found = x.tokens_per_second(setting, int8=int8)
+            return "-" if found is None else f"{found:,.0f}"
+
+        return show
+
+    columns: dict[str, Callable[[Summary], str]] = {
+        "memory": per(accelerator.bandwidth * setting.efficiency, "bytes"),
+        "compute": per(accelerator.rate * setting.efficiency, "operations"),
+        "links": lambda x: f"{1e3 * setting.exchange(x.exchanged):.2f}",
+        "step": lambda x: f"{1e3 * (x.seconds_of_step(setting) or 0):.2f}",
+        "tok/s": speed(int8=False),
+        "int8 tok/s": speed(int8=True),
+    }
+    caption = _PREDICTION.format(efficiency=setting.efficiency, tau=setting.tau)
+    return _grid("Prediction", columns, steps, accelerator, caption)
+
+
 def care(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     """What each program had better not do."""
     columns: dict[str, Callable[[Summary], str]] = {
@@ -128,7 +217,9 @@ def _grid(
         for x in summaries
     ]
     where = ", ".join([*(shapes if len(shapes) == 1 else ()), *common])
-    head = f"{title}, compiled for {accelerator.title}\n{where}"
+    devices = max((case.devices for case in cases), default=1)
+    many = f"{devices} x " if devices > 1 else ""
+    head = f"{title}, compiled for {many}{accelerator.title}\n{where}"
     return Grid(head, ["program", *varied, *columns], rows, caption)
 
 

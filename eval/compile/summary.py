@@ -12,9 +12,11 @@ from typing import Any
 import jax
 
 from eval.compile.cases import Case, Program
+from eval.compile.collectives import Collective, Total, collectives, with_layers
 from eval.compile.graphs import Graphs, read_graphs
 from eval.compile.hlo import read_module
 from eval.compile.kernels import Kernel, kernels
+from eval.compile.prediction import Room, Setting
 from eval.latency.cost import Cost
 
 _LAYER = re.compile(r"\blayer_(\d+)\b")
@@ -36,6 +38,7 @@ class Summary:
       peak: bytes of memory in use at once, arguments and results included.
       arguments: bytes.
       least: what must be moved and computed; None where that is not known.
+      collectives: what it exchanges with other devices.
     """
 
     case: Case
@@ -49,6 +52,7 @@ class Summary:
     peak: int
     arguments: int
     least: Cost | None
+    collectives: list[Collective] = dataclasses.field(default_factory=list)
 
     @property
     def launches(self) -> int:
@@ -129,10 +133,70 @@ class Summary:
         """Bytes that the largest sort reads."""
         return max((kernel.read for kernel in self.kernels if kernel.kind == "sort"), default=0)
 
+    # Of several devices. If layers were left out to compile quickly, these are figures of the
+    # whole shape nevertheless.
+
+    @property
+    def exchanged(self) -> list[Collective]:
+        """The exchanges of the shape with all its layers."""
+        compiled, whole = self.case.config.target, self.case.whole.config.target
+        return with_layers(self.collectives, compiled.num_hidden_layers, whole.num_hidden_layers)
+
+    def room(self, memory: int) -> Room:
+        """What is left of the memory of a device. Of layers that were left out, temporary memory
+        holds the rows of a step."""
+        case, whole = self.case, self.case.whole
+        rows = case.costs.batch * max(case.nodes + 1, case.execution.least_rows)
+        left_out = rows * (whole.costs.cached_row - case.costs.cached_row)
+        temporary = self.temporary + left_out
+        groups = case.execution.groups
+        return Room(memory, whole.weight_bytes, temporary, whole.cached_token, groups)
+
+    def seconds_of_step(self, setting: Setting, *, int8: bool = False) -> float | None:
+        """What a step would take; None if this is none. `int8`: with weights of half the bytes."""
+        whole = self.case.whole
+        cost = whole.least(self.program) if self.program == "step" else None
+        if cost is None:
+            return None
+        if int8:
+            cost = cost._replace(bytes=cost.bytes - whole.weights_read() // 2)
+        return setting.step(cost, setting.exchange(self.exchanged))
+
+    def tokens_per_second(self, setting: Setting, *, int8: bool = False) -> float | None:
+        """Of all sequences together; None if this is no step."""
+        seconds = self.seconds_of_step(setting, int8=int8)
+        tau = 1 if self.case.method == "plain" else setting.tau
+        return None if seconds is None else self.case.batch * tau / seconds
+
+    def predicted(self, setting: Setting) -> dict[str, Any]:
+        """The figures of several devices."""
+        room = self.room(setting.accelerator.memory)
+        return {
+            "weights": room.weights,
+            "caches": self.case.whole.cache_bytes,
+            "temporary": room.temporary,
+            "cache_tokens": room.tokens,
+            "cache_tokens_int8": room.with_int8.tokens,
+            "exchange_seconds": setting.exchange(self.exchanged),
+            "step_seconds": self.seconds_of_step(setting),
+            "step_seconds_int8": self.seconds_of_step(setting, int8=True),
+            "tokens_per_second": self.tokens_per_second(setting),
+            "tokens_per_second_int8": self.tokens_per_second(setting, int8=True),
+        }
+
     def as_json(self) -> dict[str, Any]:
         """Everything except the single kernels."""
+        mesh = self.case.execution.mesh
+        alone = dataclasses.asdict(self.case.on(None))
+        shape = None if mesh is None else dict(mesh.shape)
+        alone["execution"] |= {"mesh": shape}
+        totals = {
+            kind: Total.of(x for x in self.collectives if x.kind == kind)._asdict()
+            for kind in dict.fromkeys(x.kind for x in self.collectives)
+        }
         return {
-            **dataclasses.asdict(self.case),
+            **alone,
+            "collectives": totals,
             "program": self.program,
             "seconds": self.seconds,
             "kernels": self.launches,
@@ -193,4 +257,5 @@ def summarise(
         peak=getattr(memory, "peak_memory_in_bytes", 0) or peak,
         arguments=memory.argument_size_in_bytes,
         least=case.least(program),
+        collectives=collectives(module),
     )

@@ -6,6 +6,10 @@ caches, which the programs here do read, are not counted, since they are not nee
 experts those are counted that rows reach if their experts are drawn at random: trained routers send
 the rows of a tree to fewer.
 
+Where devices share a target (`dart_jax.models.sharding`), costs are those of one of them: of its
+part of the weights, heads and vocabulary, and of the whole drafter. Experts count as if every
+device had equally many of those that rows reach.
+
 Axis letters as in `dart_jax.models.layers`; T is the verified rows, N + 1, P the rows of a path, C
 the cached tokens (used rows of the caches).
 """
@@ -13,6 +17,7 @@ the cached tokens (used rows of the caches).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
@@ -50,6 +55,7 @@ class CostModel:
       context: cached tokens, C.
       itemsize: bytes per weight or activation.
       candidates: candidates per drafted position, k.
+      shards: devices that share the target.
     """
 
     target: TargetConfig
@@ -58,15 +64,35 @@ class CostModel:
     context: int
     itemsize: int
     candidates: int
+    shards: int = 1
 
     def __post_init__(self) -> None:
         if self.drafter.num_hidden_layers > 1:
             raise UserError("only drafters of one layer are supported")
 
+    @functools.cached_property
+    def part(self) -> TargetConfig:
+        """The shapes of one device's part of the target; of a mixture all experts, since every
+        device chooses among them."""
+        t, n = self.target, self.shards
+        moe = t.moe
+        if moe is not None:
+            shared = moe.shared_intermediate_size
+            shared = None if shared is None else shared // n
+            moe = dataclasses.replace(moe, shared_intermediate_size=shared)
+        return dataclasses.replace(
+            t,
+            vocab_size=t.vocab_size // n,
+            intermediate_size=t.intermediate_size // n,
+            num_attention_heads=t.num_attention_heads // n,
+            num_key_value_heads=max(t.num_key_value_heads // n, 1),
+            moe=moe,
+        )
+
     @property
     def cached_row(self) -> int:
         """Bytes of one token's keys and values in the target's cache."""
-        target = self.target
+        target = self.part
         heads = 2 * target.num_key_value_heads * target.head_dim
         return self.itemsize * target.num_hidden_layers * heads
 
@@ -83,7 +109,7 @@ class CostModel:
     def target_weights(self, rows: int) -> int:
         """Number of weights that a forward of the target over so many rows in all reads: all except
         the embeddings and the experts that no row reaches; a tied head is read as the head."""
-        t = self.target
+        t = self.part
         d, h = t.hidden_size, t.head_dim
         norms = 2 * d + (2 * h if t.qk_norm else 0)
         layers = round(self._layers(self.reached_experts(rows)))
@@ -104,15 +130,16 @@ class CostModel:
         return 3 * d.target_hidden_size * d.hidden_size + _layer_of(d) + norms + self._head
 
     def _layers(self, experts: float) -> float:
-        """Number of matrix weights of all layers, with so many experts of each mixture."""
-        t = self.target
+        """Number of matrix weights of all layers, with so many experts of each mixture, of all
+        devices."""
+        t = self.part
         heads = 2 * t.num_attention_heads + 2 * t.num_key_value_heads
         total = 0.0
         for layer in range(t.num_hidden_layers):
             total += t.hidden_size * t.head_dim * heads
             if t.moe is not None and t.is_sparse(layer):
                 shared = t.moe.shared_intermediate_size or 0
-                width = experts * t.moe.intermediate_size + shared
+                width = experts / self.shards * t.moe.intermediate_size + shared
                 total += t.hidden_size * (t.moe.num_experts + 3 * width + bool(shared))
             else:
                 total += t.hidden_size * 3 * t.intermediate_size
@@ -135,13 +162,13 @@ class CostModel:
         """The target over T rows, of which only P are kept; logits and features do not cross the
         memory."""
         verify = self.verify(rows)
-        intermediate = self.batch * rows * (_FLOAT * self.target.vocab_size + self.features)
+        intermediate = self.batch * rows * (_FLOAT * self.part.vocab_size + self.features)
         rejected = self.batch * (rows - path) * self.cached_row
         return Cost(verify.bytes - intermediate - rejected, verify.operations)
 
     def verify(self, rows: int) -> Cost:
         """Returns the cost of the target over T rows: logits, features and new cache rows."""
-        t, b = self.target, self.batch
+        t, b = self.part, self.batch
         weights = self.itemsize * (self.target_weights(b * rows) + b * rows * t.hidden_size)
         cache = b * self.cached_row * (self.context + rows)
         outputs = b * rows * (_FLOAT * t.vocab_size + self.features)
@@ -155,7 +182,7 @@ class CostModel:
         """Returns the cost of sampling, accepting, and appending P of the T rows to the cache."""
         trees = 3 * _INT * rows
         kept = 2 * path * (self.cached_row + self.features)
-        return Cost(self.batch * (rows * _FLOAT * self.target.vocab_size + trees + kept), 0)
+        return Cost(self.batch * (rows * _FLOAT * self.part.vocab_size + trees + kept), 0)
 
     def draft(self, path: int) -> Cost:
         """Returns the cost of the drafter over P real rows and its mask rows."""

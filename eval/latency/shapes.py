@@ -78,6 +78,20 @@ def _llama3(hidden: int, mlp: int, layers: int, heads: int) -> TargetConfig:
     )
 
 
+def _llama31(hidden: int, mlp: int, layers: int, heads: int) -> TargetConfig:
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return dataclasses.replace(
+        _llama3(hidden, mlp, layers, heads),
+        rope=Rope(5e5, "llama3", tuple(scaling.items())),
+        max_position_embeddings=131072,
+    )
+
+
 _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
@@ -86,8 +100,10 @@ _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-14b": _qwen3(5120, 17408, 40, 40, tied=False),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64, tied=False),
     "qwen3-30b-a3b": _qwen3_moe(2048, 48, 32, 4, MoEConfig(128, 8, 768, norm_topk_prob=True)),
+    "qwen3-235b-a22b": _qwen3_moe(4096, 94, 64, 4, MoEConfig(128, 8, 1536, norm_topk_prob=True)),
     "llama-3-8b": _llama3(4096, 14336, 32, 32),
     "llama-3-70b": _llama3(8192, 28672, 80, 64),
+    "llama-3.1-70b": _llama31(8192, 28672, 80, 64),
     "tiny": TargetConfig(  # for tests
         vocab_size=512,
         hidden_size=64,

@@ -117,6 +117,8 @@ CASES = {
     "compile --shape gpt": "no shape 'gpt'; pass one of demo, qwen3",
     "compile --batch-size 0": "--batch-size must be at least 1",
     "compile --max-ratio 2": "--max-ratio needs --check",
+    "compile --mesh model=3": "3 devices of a mesh cannot share 32 attention heads evenly",
+    "compile --mesh model=16": "a mesh of 16 devices is larger than one machine of NVIDIA H200 SXM",
     "memory --length 0": "--length must be at least 1",
     "memory --tree-nodes 1000": "--tree-nodes must be from 0 to 512, got 1000",
     "memory --shape gpt": "no shape 'gpt'; pass one of demo, qwen3",

@@ -7,6 +7,9 @@ GPUs XLA multiplies every row with the weights of all experts for that.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -43,6 +46,21 @@ def loop_over_experts(
     return jax.lax.fori_loop(0, gate.shape[0], add, jnp.zeros_like(rows))
 
 
+def _exact_as_is(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Does not ask for exact products of bfloat16 numbers (see `decoding.step.exact_products`),
+    which are exact anyway: the TPU's kernel for `ragged_dot` does not compile if asked."""
+
+    @functools.wraps(function)
+    def wrapped(rows: jax.Array, *args: jax.Array) -> jax.Array:
+        if rows.dtype != jnp.bfloat16:
+            return function(rows, *args)
+        with jax.default_matmul_precision("default"):
+            return function(rows, *args)
+
+    return wrapped
+
+
+@_exact_as_is
 def grouped(
     rows: jax.Array,
     weights: jax.Array,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.errors import UserError
@@ -62,7 +62,7 @@ def target_specs(config: TargetConfig, params: Any) -> Any:
     return jax.tree.map_with_path(spec, params)
 
 
-def check_divides(config: TargetConfig, mesh: Mesh) -> None:
+def check_divides(config: TargetConfig, mesh: Mesh | AbstractMesh) -> None:
     """Checks that a target can be split.
 
     Raises:
@@ -91,7 +91,7 @@ def check_divides(config: TargetConfig, mesh: Mesh) -> None:
         )
 
 
-def with_kv_heads(config: TargetConfig, mesh: Mesh) -> TargetConfig:
+def with_kv_heads(config: TargetConfig, mesh: Mesh | AbstractMesh) -> TargetConfig:
     """The config with a head of keys and values for each device, at least: where there are fewer,
     several devices have the same."""
     heads = max(config.num_key_value_heads, mesh.shape[MODEL])

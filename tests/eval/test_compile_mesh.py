@@ -1,0 +1,266 @@
+"""eval.compile for several devices: what they exchange, what fits, and what is predicted."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+from dart_jax.errors import UserError
+from eval.compile.cases import Case
+from eval.compile.check import Limits, violations
+from eval.compile.collectives import Collective, Total, collectives, with_layers
+from eval.compile.devices import ACCELERATORS
+from eval.compile.hlo import read_module
+from eval.compile.prediction import Room, Setting
+from eval.compile.program import CompileConfig
+from eval.compile.report import exchanges, prediction, room
+from eval.compile.summary import Summary
+from eval.latency.cost import Cost
+from eval.latency.shapes import drafter_of, parameters, target_of
+
+SUPPORT = Path(__file__).parents[1] / "support"
+V5E = ACCELERATORS["v5e"]
+
+
+def summary_of(shape, shards=1, batch=1, nodes=8, layers=None, found=()):
+    """A step's, of which only the exchanges and 1 MB of temporary memory are known."""
+    method = "dart" if nodes else "plain"
+    case = Case(shape, method, nodes, batch, 2048, 16, layers=layers)
+    if shards > 1:
+        case = case.on(AbstractMesh((1, shards), ("data", "model")))
+    least = case.least("step")
+    return Summary(case, "step", 1.0, [], None, 0, 0, 10**6, 0, 0, least, list(found))
+
+
+def layers_of(count, size, sums=2):
+    return [Collective("all-reduce", size, 1, i) for i in range(count) for _ in range(sums)]
+
+
+HEAD = Collective("all-gather", 4 * 2 * 9 * 4, 1, None)
+
+# As XLA prints exchanges for GPUs and TPUs: in one instruction, in two, in a loop and in a fusion.
+EXCHANGES = """HloModule jit_step
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p = (s32[], f32[8]) parameter(0)
+  %x = f32[8]{0} get-tuple-element(%p), index=1
+  %sum = f32[8]{0} all-reduce(%x), to_apply=%add, metadata={op_name="jit(f)/layer_3/mlp/psum"}
+  ROOT %t = (s32[], f32[8]) tuple(%x, %sum)
+}
+
+%scattered (p: bf16[16]) -> bf16[4] {
+  %p = bf16[16]{0} parameter(0)
+  ROOT %part = bf16[4]{0} reduce-scatter(%p), to_apply=%add
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = bf16[1,8,64]{2,1,0} parameter(0)
+  %start = bf16[1,8,64]{2,1,0} all-reduce-start(%x), metadata={op_name="verify/layer_12/o/psum"}
+  %done = bf16[1,8,64]{2,1,0} all-reduce-done(%start)
+  %begin = (s32[1,2,8]{2,1,0}, s32[8,2,8]{2,1,0}) all-gather-start(%i), dimensions={0}
+  %end = s32[8,2,8]{2,1,0} all-gather-done(%begin)
+  %moved = (f32[4]{0}, f32[4]{0}, u32[], u32[]) collective-permute-start(%y)
+  %on_chip = s32[16]{0:T(128)S(1)} all-reduce(%z), to_apply=%add
+  %fused = bf16[4]{0} fusion(%x), kind=kCustom, calls=%scattered
+  ROOT %w = (s32[], f32[8]) while(%t), body=%body, \
+backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+
+
+def test_exchanges_in_a_program():
+    assert collectives(read_module(EXCHANGES)) == [
+        ("all-reduce", 2 * 8 * 64, 1, 12),
+        ("all-gather", 4 * 8 * 2 * 8, 1, None),
+        ("collective-permute", 16, 1, None),
+        ("all-reduce", 64, 1, None),
+        ("reduce-scatter", 8, 1, None),
+        ("all-reduce", 32, 5, 3),
+    ]
+
+
+def test_a_step_of_eight_devices():
+    """Two all-reduces a layer and the largest logits; a device holds what is said, and the bytes
+    that it must move are fewer than one device's."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / "sharded_compile.py")],
+        env={**os.environ, "XLA_FLAGS": flags},
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    report = json.loads(done.stdout)
+    for method, rows in (("plain", 1), ("dart", 9)):
+        found = report[method]
+        sums = [x for x in found["exchanged"] if x[0] == "all-reduce"]
+        # Rows of two sequences of each group, 64 numbers in float32.
+        assert sums == [["all-reduce", 2 * rows * 64 * 4, 1, i] for i in range(7) for _ in "ab"]
+        [gather] = [x for x in found["exchanged"] if x[0] != "all-reduce"]
+        assert gather == ["all-gather", 4 * 2 * 2 * rows * 4, 1, None]
+        assert found["violations"] == []
+        assert found["held"] <= found["arguments"] < found["held"] + 1000
+        assert found["held"] < found["whole"]
+        part, whole = found["least"]
+        assert part[0] < whole[0]
+        assert part[1] < whole[1]
+    assert report["whole weight"][0] == ["all-gather", 64 * 32 * 4, 1, None]
+
+
+def test_layers_that_were_left_out():
+    found = [*layers_of(7, 10), HEAD]
+    assert Total.of(with_layers(found, 7, 80)) == (161, 160 * 10 + HEAD.bytes)
+    assert with_layers(found, 7, 7) == found
+    cut, whole = (summary_of("tiny", 4, layers=n) for n in (7, None))
+    assert cut.room(10**9) == whole.room(10**9)
+    cut, whole = (summary_of("llama-3.1-70b", 8, layers=n) for n in (8, None))
+    # The rows of the tree wait for their places in the cache: 72 layers, keys and values of a head.
+    rows = 9 * 72 * 2 * 128 * 2
+    assert cut.room(10**12).temporary - whole.room(10**12).temporary == rows
+    assert cut.room(10**12).weights == whole.room(10**12).weights
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([*layers_of(7, 10), HEAD], None),
+        ([*layers_of(7, 10, sums=1), HEAD], "1 all-reduces in layer 0, not 2 all-reduces"),
+        (
+            [*layers_of(7, 10), Collective("all-gather", 10**6, 1, 2), HEAD],
+            "2 all-reduces and all-gather in layer 2, not 2 all-reduces",
+        ),
+        (
+            [*layers_of(7, 10), HEAD._replace(bytes=4 * 9 * 512)],
+            "an all-gather of 18,432 bytes: weights or logits are exchanged",
+        ),
+        ([*layers_of(7, 10), HEAD, HEAD], "2 exchanges outside of the layers, not 1"),
+    ],
+)
+def test_checks(found, message):
+    lines = list(violations(summary_of("tiny", 4, found=found), Limits()))
+    assert [line.partition(": ")[2] for line in lines] == ([message] if message else [])
+
+
+def test_one_device_exchanges_nothing():
+    assert list(violations(summary_of("tiny"), Limits())) == []
+    lines = list(violations(summary_of("tiny", found=layers_of(7, 10)), Limits()))
+    assert len(lines) == 1
+    assert "2 all-reduces in layer 0, not 0" in lines[0]
+
+
+def test_the_published_shapes():
+    llama, qwen = target_of("llama-3.1-70b"), target_of("qwen3-235b-a22b")
+    assert parameters(llama) == 70_553_706_496
+    assert parameters(qwen) == 235_093_634_560
+    assert drafter_of(qwen).hidden_size == 4096
+
+
+def test_what_a_device_holds_and_reads():
+    one, eight, sixteen = (summary_of("llama-3.1-70b", n, nodes=0).case for n in (1, 8, 16))
+    embeddings = 2 * 128256 * 8192
+    norms = 2 * (2 * 80 + 1) * 8192
+    assert one.weight_bytes == 2 * parameters(target_of("llama-3.1-70b"))
+    rest = one.weight_bytes - embeddings - norms
+    assert eight.weight_bytes == rest // 8 + embeddings + norms
+    assert eight.weights_read() == eight.weight_bytes - embeddings
+    # Sixteen devices have eight heads of keys and values twice.
+    doubled = 2 * 80 * 8192 * 8 * 128 * 2
+    assert sixteen.weight_bytes == (rest + doubled) // 16 + embeddings + norms
+    assert one.cached_token == 2 * 80 * 8 * 128 * 2
+    assert (eight.cached_token, sixteen.cached_token) == (one.cached_token // 8,) * 2
+    mixture = summary_of("qwen3-235b-a22b", 8, nodes=0).case
+    costs, alone = mixture.costs, summary_of("qwen3-235b-a22b", nodes=0).case.costs
+    assert costs.reached_experts(1) == pytest.approx(8)
+    assert 1 < alone.target_weights(1) / costs.target_weights(1) < 8  # the router is whole
+    assert alone.plain().operations / costs.plain().operations == pytest.approx(8, rel=0.1)
+
+
+def test_room_for_caches():
+    found = Room(memory=1000, weights=600, temporary=50, token=10, groups=2)
+    assert (found.left, found.tokens) == (350, 70)
+    assert found.with_int8.tokens == 130
+    full = dataclasses.replace(found, weights=960)
+    assert (full.left, full.tokens) == (-10, 0)
+
+
+def test_time_of_a_step():
+    setting = Setting(V5E, 16, 16, 3.6)
+    # Six hops of 1 us; 15/16 of the bytes leave a device, twice, at 200 GB/s.
+    one = Collective("all-reduce", 16 * 10**6, 1, 0)
+    assert setting.exchange([one]) == pytest.approx(6e-6 + 2 * 15e6 / 200e9)
+    gathered = one._replace(kind="all-gather", times=3)
+    assert setting.exchange([gathered]) == pytest.approx(3 * (6e-6 + 15e6 / 200e9))
+    assert setting.step(Cost(819 * 10**6, 1), 1e-4) == pytest.approx(1.1e-3)
+    assert setting.step(Cost(1, 197 * 10**9), 1e-4) == pytest.approx(1.1e-3)
+    half = dataclasses.replace(setting, efficiency=0.5)
+    assert half.step(Cost(819 * 10**6, 1), 1e-4) == pytest.approx(2.1e-3)
+    gpus = Setting(ACCELERATORS["h200"], 8, 8, 3.6)
+    assert gpus.exchange([one._replace(bytes=0)]) == 9e-6
+
+
+def test_predictions():
+    setting = Setting(ACCELERATORS["h200"], 8, 8, 3.6)
+    found = [*layers_of(8, 8 * 8192 * 2), HEAD]
+    plain, drafted = (summary_of("llama-3.1-70b", 8, 2, n, 8, found) for n in (0, 8))
+    for each, tau in ((plain, 1), (drafted, 3.6)):
+        cost = each.case.whole.least("step")
+        assert cost is not None
+        exchange = setting.exchange(each.exchanged)
+        seconds = cost.bytes / 4.8e12 + exchange
+        assert each.seconds_of_step(setting) == pytest.approx(seconds)
+        assert each.tokens_per_second(setting) == pytest.approx(2 * tau / seconds)
+        saved = each.case.whole.weights_read() / 2 / 4.8e12
+        assert each.seconds_of_step(setting, int8=True) == pytest.approx(seconds - saved)
+    assert dataclasses.replace(plain, program="prefill").tokens_per_second(setting) is None
+    content = json.loads(json.dumps(drafted.as_json() | {"predicted": drafted.predicted(setting)}))
+    assert content["collectives"]["all-reduce"]["count"] == 16
+    assert content["execution"]["mesh"] == {"data": 1, "model": 8}
+    assert content["predicted"]["cache_tokens"] < content["predicted"]["cache_tokens_int8"]
+    grids = [table([plain, drafted], setting) for table in (room, exchanges, prediction)]
+    for grid in grids:
+        assert "8 x NVIDIA H200" in grid.title
+        assert {len(row) for row in grid.rows} == {len(grid.columns)}
+        widths = [max(map(len, cells)) for cells in zip(grid.columns, *grid.rows, strict=True)]
+        assert sum(widths) + 2 * (len(widths) - 1) + 2 <= 80, grid.columns
+    small = room([plain], dataclasses.replace(setting, accelerator=V5E))
+    assert small.rows[0][small.columns.index("fits")] == "no"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": "model"}, "a mesh is written like data=1,model=4"),
+        (
+            {"mesh": "model=3"},
+            "3 devices of a mesh cannot share 32 attention heads evenly",
+        ),
+        ({"mesh": "data=2,model=8"}, "larger than one machine of NVIDIA H200 SXM, which has 8"),
+        (
+            {"device": "v6e", "mesh": "model=512"},
+            "a mesh of 512 devices is larger than the largest slice of TPU v6e, which has 256",
+        ),
+        ({"mesh": "data=2,model=4"}, "2 groups of devices cannot share a batch of 1 evenly"),
+        ({"mesh": "model=8", "program": ("serve",)}, "--program serve runs on one device"),
+        ({"tau": 0.5}, "--tau must be at least 1"),
+        ({"efficiency": 0.0}, "--efficiency must be above 0 and at most 1"),
+    ],
+)
+def test_what_cannot_be(options, message):
+    with pytest.raises(UserError, match=message):
+        CompileConfig(**options)
+
+
+def test_layouts_of_devices():
+    assert ACCELERATORS["h200"].topology(8) == (1, 1, 8)
+    assert V5E.topology(1) == (2, 2)
+    assert V5E.topology(16) == (4, 4)
+    assert ACCELERATORS["v5p"].topology(5) == (2, 2, 2)
+    config = CompileConfig(mesh="model=8", batch_size=(4,))
+    assert (config.setting.devices, config.setting.shards) == (8, 8)
+    assert all(case.execution.mesh is None for case in config.cases())
+    assert jax.devices()[0].platform == "cpu"

@@ -1,0 +1,58 @@
+"""Compiles for eight virtual devices; a program, since JAX fixes their number at startup.
+
+Prints JSON: of a step, what the devices exchange, what `--check` says and what they hold; and of a
+function that puts a weight together, its exchanges.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dart_jax.models.sharding.mesh import MODEL, MeshShape
+from eval.compile.cases import Case
+from eval.compile.check import Limits, violations
+from eval.compile.collectives import collectives
+from eval.compile.hlo import read_module
+from eval.compile.summary import summarise
+
+
+def main() -> None:
+    mesh = MeshShape(data=2, model=4).make()
+    report: dict[str, Any] = {}
+    for method in ("plain", "dart"):
+        case = Case("tiny", method, 8 if method == "dart" else 0, 4, 50, 16, "float32").on(mesh)
+        compiled = case.lower("step", None).compile()
+        summary = summarise(case, "step", compiled, 1.0, Path(tempfile.mkdtemp()))
+        report[method] = {
+            "exchanged": summary.collectives,
+            "violations": list(violations(summary, Limits())),
+            "arguments": summary.arguments,
+            "held": case.weight_bytes + case.cache_bytes,
+            "whole": case.on(None).weight_bytes,
+            "least": [summary.least, case.on(None).least("step")],
+        }
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(None, MODEL)), out_specs=P())
+    def whole(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.psum(x @ jax.lax.all_gather(w, MODEL, axis=1, tiled=True), MODEL)
+
+    shapes = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+        for shape, spec in (((4, 64), P()), ((64, 32), P(None, MODEL)))
+    )
+    text = jax.jit(whole).lower(*shapes).compile().as_text()
+    report["whole weight"] = collectives(read_module(text or ""))
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
