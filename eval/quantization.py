@@ -27,8 +27,8 @@ from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.decoding.loop import Generation
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.layers import Params
+from dart_jax.models.platform.execution import WeightsDtype
 from dart_jax.models.pure import bind
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice

@@ -92,6 +92,7 @@ def load_target(
     *,
     narrow: bool = False,
     mesh: Mesh | None = None,
+    rounded: bool = False,
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
@@ -104,6 +105,7 @@ def load_target(
         in half of the memory, for those who pack them (see `models.cpu.tiles`).
       mesh: devices that share the target (see `models.sharding`); each gets its part. Where they
         are more than heads of keys and values, these are repeated, and the config has as many.
+      rounded: whether matrices are rounded to 8 bits as they are loaded (see `models.int8`).
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
@@ -124,9 +126,10 @@ def load_target(
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
         del files.tensors[name]  # old files store what the config determines
     if mesh is None:
-        return config, load_params(files, config, dtype, narrow=narrow)
+        params = load_params(files, config, dtype, narrow=narrow, rounded=rounded)
+        return config, params
     place = Placement(config, mesh)
-    params = load_params(files, config, dtype, place=place)
+    params = load_params(files, config, dtype, rounded=rounded, place=place)
     return with_kv_heads(config, mesh), params
 
 
@@ -177,6 +180,7 @@ def load_drafter(
     embedding: jax.Array | None = None,
     *,
     narrow: bool = False,
+    rounded: bool = False,
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
     """Reads a DART or EAGLE-3 drafter in the reference's layout.
 
@@ -187,6 +191,7 @@ def load_drafter(
         an embedding; it must equal this one, up to rounding to the file's dtype. Such files are
         rejected if no embedding is given.
       narrow: as for `load_target`.
+      rounded: as for `load_target`.
 
     Returns:
       The config, the parameters and the draft vocabulary: int32 [Vd], target id of each draft id.
@@ -203,7 +208,7 @@ def load_drafter(
     pairs = None
     if isinstance(config, DrafterConfig) and config.pair_rank:
         pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
-    params = load_params(files, config, dtype, narrow=narrow)
+    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded)
     if pairs is not None:
         params["pairs"] = pairs
     if own is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.int8 import Kernel, round_one
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.weights.layouts import (
     AnyConfig,
@@ -36,7 +37,7 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 # Puts a parameter, of which the path is given, onto the devices.
-Place = Callable[[ParamPath, np.ndarray], jax.Array]
+Place = Callable[[ParamPath, np.ndarray], Kernel]
 
 
 def on_default_device(path: ParamPath, value: np.ndarray) -> jax.Array:
@@ -50,6 +51,7 @@ def load_params(
     dtype: np.dtype,
     *,
     narrow: bool = False,
+    rounded: bool = False,
     place: Place = on_default_device,
 ) -> Params:
     """Loads the files' tensors onto the device; leaves out pair scores.
@@ -59,6 +61,7 @@ def load_params(
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so.
+      rounded: whether matrices are rounded to 8 bits, each as soon as it is there.
       place: puts each parameter onto the devices.
 
     Raises:
@@ -66,7 +69,8 @@ def load_params(
         message names them.
     """
     entries = layout(config, files.tensors)
-    return _load(files, entries, own_params(abstract_params(config)), dtype, narrow, place)
+    placed: Place = place if not rounded else lambda path, x: round_one(path, place(path, x))
+    return _load(files, entries, own_params(abstract_params(config)), dtype, narrow, placed)
 
 
 def load_pairs(
@@ -93,7 +97,7 @@ def _load(
         dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
     buffers: dict[ParamPath, np.ndarray] = {}
-    loaded: dict[ParamPath, jax.Array] = {}
+    loaded: dict[ParamPath, Kernel] = {}
     damaged: collections.Counter[str] = collections.Counter()
     for name, tensor in read_tensors(files.tensors, entries):
         for piece, part in entries[name].split(tensor):
@@ -105,7 +109,7 @@ def _load(
             left[path] -= 1
             if not left[path]:
                 # Block: pending copies would accumulate in host memory.
-                loaded[path] = place(path, buffers.pop(path)).block_until_ready()
+                loaded[path] = jax.block_until_ready(place(path, buffers.pop(path)))
     if found := [f"{name} ({count:,} of them)" for name, count in damaged.items() if count]:
         raise UserError(
             f"{files.path} has weights that are NaN or infinite in {dtype.name}, in "

@@ -84,9 +84,7 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
             60,
             ("json", "markdown"),
         ),
-        Part(
-            "native-8b", "the same speed-up, searched on the host", f"{_8B} --search native", 75
-        ),
+        Part("native-8b", "the same speed-up, searched on the host", f"{_8B} --search native", 75),
         Part("callback-8b", "the same, searched through Python", f"{_8B} --search callback", 75),
         *batches,
         Part(

@@ -22,6 +22,7 @@ from dart_jax.decoding.search.pruner import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.int8 import round_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
 from dart_jax.ngram.device_table import DeviceTable
@@ -79,6 +80,8 @@ class Case:
         target = target_of(self.shape)
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)
+        if self.execution.rounded:
+            target = dataclasses.replace(target, tie_word_embeddings=False)  # see `untie`
         if self.method == "plain":
             return DecodeConfig(target, execution=self.execution)
         eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
@@ -195,10 +198,11 @@ class Case:
 
     def _params(self) -> dict[str, Any]:
         def weights(config: Any) -> Any:
-            return jax.tree.map(
+            stored = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(self.dtype)),
                 abstract_params(config, self.execution.fused),
             )
+            return jax.eval_shape(round_params, stored) if self.execution.rounded else stored
 
         params = {"target": weights(self.config.target)}
         drafter = self.config.drafter
