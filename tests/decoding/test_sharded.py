@@ -19,10 +19,12 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("weights", ["stored", "int8-channels"])
 @pytest.mark.parametrize("mesh", ["data=2,model=4"])
-def test_eight_devices_decode_as_one(tmp_path, mesh):
+def test_eight_devices_decode_as_one(tmp_path, mesh, weights):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    command = [sys.executable, str(SUPPORT / "sharded_decoding.py"), str(tmp_path), "qwen3", mesh]
+    command = [sys.executable, str(SUPPORT / "sharded_decoding.py"), str(tmp_path)]
+    command += ["qwen3", mesh, weights]
     subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True)
     report = json.loads((tmp_path / "report.json").read_text())
     assert len(report["same"]) == 36

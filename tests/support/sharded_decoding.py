@@ -25,6 +25,7 @@ from dart_jax.decoding.loop import start
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.step import step
 from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.models.platform.execution import WeightsDtype
 from train.objective.drafter_shape import DrafterShape
 
 QWEN3 = dataclasses.replace(
@@ -86,7 +87,7 @@ def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     return found
 
 
-def main(directory: Path, names: list[str], meshes: list[str]) -> None:
+def main(directory: Path, names: list[str], meshes: list[str], weights: WeightsDtype) -> None:
     config = TARGETS["qwen3"]
     tokenizer = tiny_model.train_tokenizer(
         map(tiny_model.read, tiny_model._FILES), config.vocab_size
@@ -106,9 +107,11 @@ def main(directory: Path, names: list[str], meshes: list[str]) -> None:
             "draft model": (target, None),
         }
         for method, parts in methods.items():
-            one = DartModel.from_pretrained(target, *parts)
+            one = DartModel.from_pretrained(target, *parts, weights_dtype=weights)
             for mesh in meshes:
-                several = DartModel.from_pretrained(target, *parts, mesh=mesh)
+                several = DartModel.from_pretrained(
+                    target, *parts, weights_dtype=weights, mesh=mesh
+                )
                 if method == "plain":
                     report["exchanged"][f"{name} {mesh}"] = exchanged(several)
                 for loop in LOOPS:
@@ -122,4 +125,5 @@ def main(directory: Path, names: list[str], meshes: list[str]) -> None:
 
 if __name__ == "__main__":
     assert len(jax.devices()) == 8
-    main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3].split(";"))
+    weights: Any = sys.argv[4] if len(sys.argv) > 4 else "stored"
+    main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3].split(";"), weights)
