@@ -81,6 +81,7 @@ def test_drafting_changes_nothing(temperature, form):
         assert [method.generate(prompt, **options).text for prompt in prompts] == plain
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_both_loops_emit_what_plain_decoding_does(temperature):
     """With a scale for each output, for methods with and without parameters."""

@@ -129,8 +129,13 @@ def test_joined_before_or_after():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
     "implementation",
-    [loop_over_experts, grouped, partial(routed, interpret=True)],
-    ids=["loop", "grouped", "kernels"],
+    [
+        loop_over_experts,
+        grouped,
+        partial(grouped, converted=False),
+        partial(routed, interpret=True),
+    ],
+    ids=["loop", "grouped", "grouped as stored", "kernels"],
 )
 def test_experts(implementation, dtype, rows):
     module = MoE(40, MoEConfig(6, 2, 72, True), dtype=dtype, rngs=nnx.Rngs(0))

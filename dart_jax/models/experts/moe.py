@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -76,7 +77,13 @@ class MoE(nnx.Module):
             experts = jnp.where((own >= 0) & (own < count), own, count)
         if self.kernel == "jax" or not fits(kernels[0]):
             out = jax.lax.platform_dependent(
-                rows, weights, experts, *kernels, cpu=loop_over_experts, default=grouped
+                rows,
+                weights,
+                experts,
+                *kernels,
+                cpu=loop_over_experts,
+                tpu=partial(grouped, converted=False),
+                default=grouped,
             )
         else:
             interpret = self.kernel == "interpret"

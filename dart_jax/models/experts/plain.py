@@ -53,8 +53,15 @@ def grouped(
     gate: Kernel,
     up: Kernel,
     down: Kernel,
+    *,
+    converted: bool = True,
 ) -> jax.Array:
-    """Same as `loop_over_experts`, with one copy of every row per expert, sorted by expert."""
+    """Same as `loop_over_experts`, with one copy of every row per expert, sorted by expert.
+
+    Args:
+      converted: whether weights in 8 bits are converted before the product, which is best on GPUs;
+        on TPUs XLA would then write those of all experts to memory.
+    """
     k = experts.shape[1]
     chosen = experts.reshape(-1)
     order = jnp.argsort(chosen)
@@ -65,7 +72,7 @@ def grouped(
     def product(x: jax.Array, kernels: Kernel) -> jax.Array:
         if not isinstance(kernels, Int8):
             return jax.lax.ragged_dot(x, kernels, sizes)
-        values = kernels.values.astype(x.dtype)
+        values = kernels.values.astype(x.dtype) if converted else kernels.values
         y = jax.lax.ragged_dot(x, values, sizes, preferred_element_type=jnp.float32)
         return (y * jnp.take(kernels.scale, of_copy, axis=0)).astype(x.dtype)
 
