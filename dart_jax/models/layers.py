@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from dart_jax.models.cpu.products import product
 from dart_jax.models.cpu.tiles import is_packed
 from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
-from dart_jax.models.int8 import sums, times
+from dart_jax.models.platform.int8 import sums, times
 from dart_jax.models.sharding.collectives import total
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
@@ -27,7 +27,7 @@ INIT = nnx.initializers.normal(0.02)
 class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
-    A loaded model's kernel may be in 8 bits (see `int8`) or, on a CPU, packed (see `cpu.tiles`). A
+    A loaded model's kernel may be in 8 bits (`platform.int8`) or, on a CPU, packed (see `cpu.tiles`). A
     layer that is split by its inputs adds up the products of all devices.
     """
 

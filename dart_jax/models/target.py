@@ -34,9 +34,9 @@ from dart_jax.models.cpu.rows import take_rows
 from dart_jax.models.cpu.tiles import packing
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
-from dart_jax.models.int8 import rounded_transposed
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.int8 import rounded_transposed
 from dart_jax.models.rope import rotate
 from dart_jax.models.sharding.rules import target_specs
 

@@ -105,7 +105,7 @@ def load_target(
         in half of the memory, for those who pack them (see `models.cpu.tiles`).
       mesh: devices that share the target (see `models.sharding`); each gets its part. Where they
         are more than heads of keys and values, these are repeated, and the config has as many.
-      rounded: whether matrices are rounded to 8 bits as they are loaded (see `models.int8`).
+      rounded: whether matrices are rounded to 8 bits as they are loaded (`models.platform.int8`).
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.

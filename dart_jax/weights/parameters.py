@@ -16,7 +16,7 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
-from dart_jax.models.int8 import Kernel, round_one
+from dart_jax.models.platform.int8 import Kernel, round_one
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.weights.layouts import (
     AnyConfig,

@@ -22,8 +22,8 @@ from dart_jax.decoding.search.pruner import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
-from dart_jax.models.int8 import round_params
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig

@@ -15,9 +15,16 @@ from dart_jax.models.config import MoEConfig
 from dart_jax.models.experts.kernel import routed
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.experts.plain import grouped, loop_over_experts
-from dart_jax.models.int8 import Int8, round_params, rounded, rounded_transposed, sums, times
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.fusion import fuse
+from dart_jax.models.platform.int8 import (
+    Int8,
+    round_params,
+    rounded,
+    rounded_transposed,
+    sums,
+    times,
+)
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.rules import target_specs
 from dart_jax.models.target import untie

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.int8 import Int8, Kernel, times
+from dart_jax.models.platform.int8 import Int8, Kernel, times
 
 
 def loop_over_experts(

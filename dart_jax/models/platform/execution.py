@@ -14,10 +14,10 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu import foreign
 from dart_jax.models.cpu.tiles import Packed
 from dart_jax.models.experts.moe import ExpertsKernel
-from dart_jax.models.int8 import round_params
 from dart_jax.models.layers import Params
 from dart_jax.models.platform import pallas
 from dart_jax.models.platform.fusion import fuse, pack
+from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from dart_jax.models.sharding.rules import target_specs
 
