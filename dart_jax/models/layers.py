@@ -27,7 +27,7 @@ INIT = nnx.initializers.normal(0.02)
 class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
-    A loaded model's kernel may be in 8 bits (`platform.int8`) or, on a CPU, packed (see `cpu.tiles`). A
+    A loaded model's kernel may be in 8 bits (`platform.int8`) or, on a CPU, packed (`cpu.tiles`). A
     layer that is split by its inputs adds up the products of all devices.
     """
 
