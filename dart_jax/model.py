@@ -26,10 +26,9 @@ from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig
 from dart_jax.generation.text_generator import TextGenerator
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.layers import Params
-from dart_jax.models.platform.execution import AttentionChoice, Execution
+from dart_jax.models.platform.execution import AttentionChoice, Execution, WeightsDtype
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
@@ -60,7 +59,8 @@ class DartModel(TextGenerator):
     """A target, its drafter and its n-gram model.
 
     Attributes:
-      target: the target's shapes; on CPU a tied head gets its own kernel, which is faster.
+      target: the target's shapes; a tied head gets its own kernel where that
+        is faster (see `untie`).
       drafter: config of the drafting method, such as the drafter's shapes; None for plain decoding.
       params: see `DecodeParams`.
       ngram: n-gram model of the tree search; None searches with only the DART drafter's scores.
@@ -154,8 +154,10 @@ class DartModel(TextGenerator):
           attention: what computes attention to the cache: "native", the C++ core, for CPUs,
             "triton", a kernel for NVIDIA GPUs from the A100 on, "mosaic", one for TPUs, or "dense",
             plain JAX; "auto" is the platform's best.
-          weights_dtype: "stored" keeps the values of the files; "int8", for CPUs, rounds those of
-            the linear layers, of target and drafter, to 8 bits, and their inputs too.
+          weights_dtype: "stored" keeps the values of the files; "int8" rounds those of the linear
+            layers, of target and drafter, to 8 bits as they are loaded: on one CPU with the C++
+            core in groups of 64, and their inputs too; elsewhere with a scale for each output, and
+            also those of a mixture's experts. "int8-channels" is the latter everywhere.
           search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
             NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
             n-gram model in the device's memory; "auto" is the platform's best.
@@ -245,8 +247,13 @@ class DartModel(TextGenerator):
         if isinstance(config, TargetConfig):
             config, params["drafter"] = _load_target(path, dtype, self.execution.alone)
         else:
-            embedding, narrow = params["target"]["embed_tokens"], self.execution.packed is not None
-            _, drafter, ids = load_drafter(path, dtype, embedding, narrow=narrow)
+            _, drafter, ids = load_drafter(
+                path,
+                dtype,
+                params["target"]["embed_tokens"],
+                narrow=self.execution.packed is not None,
+                rounded=self.execution.rounded,
+            )
             params["drafter"] = self.execution.prepare(drafter)
             params["draft_ids"] = jnp.asarray(ids)
         if self.execution.mesh is not None:
@@ -266,11 +273,16 @@ def _load_target(
     directory: Path, dtype: np.dtype, execution: Execution
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
-    mesh = execution.mesh
-    config, params = load_target(directory, dtype, narrow=execution.packed is not None, mesh=mesh)
+    config, params = load_target(
+        directory,
+        dtype,
+        narrow=execution.packed is not None,
+        mesh=execution.mesh,
+        rounded=execution.rounded,
+    )
     params = execution.prepare(params, config)
-    if jax.default_backend() == "cpu" or mesh is not None:
-        config, params = untie(config, params, execution.packed, mesh)
+    if jax.default_backend() == "cpu" or execution.mesh is not None or execution.rounded:
+        config, params = untie(config, params, execution)
     return config, params
 
 

@@ -10,6 +10,7 @@ the stored weights answers to the demo's prompts.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -27,8 +28,8 @@ from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.decoding.loop import Generation
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.models.cpu.tiles import WeightsDtype
 from dart_jax.models.layers import Params
+from dart_jax.models.platform.execution import WeightsDtype
 from dart_jax.models.pure import bind
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
@@ -86,11 +87,13 @@ class Difference(NamedTuple):
       same: share of positions with the same most likely token.
       divergence: mean Kullback-Leibler divergence of the other model's predictions, nats.
       losses: of the two, nats per token.
+      error: of the other model's logits, relative to the first one's: of root mean squares.
     """
 
     same: float
     divergence: float
     losses: tuple[float, float]
+    error: float
 
 
 def answers_of(
@@ -117,35 +120,42 @@ def answers_of(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _log_probabilities(config: Any, execution: Any, params: Params, tokens: jax.Array) -> jax.Array:
+def _logits(config: Any, execution: Any, params: Params, tokens: jax.Array) -> jax.Array:
     """int32 [T] -> float32 [T - 1, V], of each next token."""
     count = len(tokens) - 1
     at = jnp.arange(count, dtype=jnp.int32)[None]
     target = bind(config, params, execution)
     out = target(tokens[None, :-1], at, jnp.tril(jnp.ones((1, count, count), bool)))
-    return jax.nn.log_softmax(target.logits(out.hidden)[0])
+    return target.logits(out.hidden)[0]
 
 
 def compare(
     one: DartModel, other: DartModel, texts: Iterable[tuple[np.ndarray, int]]
 ) -> Difference:
     """Compares predictions of texts, int [T], from a position on."""
-    same, divergence, losses = [], [], ([], [])
+    same, divergence, losses, squares = [], [], ([], []), np.zeros(2)
     for tokens, first in texts:
-        p, q = (
+        a, b = (
             np.asarray(
-                _log_probabilities(m.target, m.execution, m.params["target"], jnp.asarray(tokens)),
-                np.float64,
+                _logits(m.target, m.execution, m.params["target"], jnp.asarray(tokens)), np.float64
             )[first - 1 :]
             for m in (one, other)
         )
+        squares += np.square(a - b).sum(), np.square(a).sum()
+        p, q = (_log_softmax(x) for x in (a, b))
         same.append(p.argmax(-1) == q.argmax(-1))
         divergence.append((np.exp(p) * (p - q)).sum(-1))
         for values, found in zip((p, q), losses, strict=True):
             found.append(-np.take_along_axis(values, tokens[first:, None], -1)[:, 0])
     shares, nats = np.concatenate(same).mean(), np.concatenate(divergence).mean()
     one_loss, other_loss = (float(np.concatenate(found).mean()) for found in losses)
-    return Difference(float(shares), float(nats), (one_loss, other_loss))
+    error = math.sqrt(squares[0] / squares[1])
+    return Difference(float(shares), float(nats), (one_loss, other_loss), error)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def agreeing_tokens(one: Sequence[int], other: Sequence[int]) -> int:
@@ -200,9 +210,12 @@ class Report:
             shown.add_column(column, justify="right" if column else "left")
         shown.add_row("size of target and drafter, MB", *(f"{x / 1e6:.1f}" for x in self.size))
         shown.add_row("loss of held-out text, nats a token", *_four(self.on_text.losses))
+        perplexities = (f"{math.exp(loss):.3f}" for loss in self.on_text.losses)
+        shown.add_row("perplexity of held-out text", *perplexities)
         for name, found in (("held-out text", self.on_text), ("stored's answers", self.on_answers)):
             shown.add_row(f"same most likely token, {name}", "", f"{found.same:.2%}")
             shown.add_row(f"KL divergence, {name}, nats", "", f"{found.divergence:.5f}")
+            shown.add_row(f"relative error of logits, {name}", "", f"{found.error:.2%}")
         shown.add_row("same answers", "", f"{self.same_answers} of {count}")
         median = statistics.median(self.agreeing)
         shown.add_row("tokens before answers differ, median", "", f"{median:.0f}")

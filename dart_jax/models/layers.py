@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from dart_jax.models.cpu.products import product
 from dart_jax.models.cpu.tiles import is_packed
 from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
+from dart_jax.models.platform.int8 import sums, times
 from dart_jax.models.sharding.collectives import total
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
@@ -26,8 +27,8 @@ INIT = nnx.initializers.normal(0.02)
 class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
-    On a CPU a loaded model's kernel may be packed (see `cpu.tiles`). A layer that is split by its
-    inputs adds up the products of all devices.
+    A loaded model's kernel may be in 8 bits (`platform.int8`) or, on a CPU, packed (`cpu.tiles`). A
+    layer that is split by its inputs adds up the products of all devices.
     """
 
     def __init__(
@@ -49,24 +50,22 @@ class Linear(nnx.Module):
 
     def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:
         """[..., in] -> [..., out]; added to the residual stream, if it is given."""
-        kernel = self.kernel[...]
+        kernel = self.kernel.get_value()
         bias = self.bias[...] if self.has_bias else None
         if is_packed(kernel):
             return product(inputs, kernel, self.d_out, bias, residual)
-        y = computed(inputs) @ kernel
+        y = times(computed(inputs), kernel)
         return add(total(y) if self.split else y, bias, residual)
 
     def logits(self, inputs: Inputs) -> jax.Array:
         """[..., in] -> float32 [..., out], without the bias: rounding logits to bfloat16 would make
         ties common."""
-        kernel = self.kernel[...]
+        kernel = self.kernel.get_value()
         if is_packed(kernel):
             if source(inputs).dtype != jnp.float32:
                 inputs = computed(inputs).astype(jnp.float32)
             return product(inputs, kernel, self.d_out)
-        return jnp.einsum(
-            "...d,dv->...v", computed(inputs), kernel, preferred_element_type=jnp.float32
-        )
+        return sums(computed(inputs), kernel)
 
 
 class RMSNorm(nnx.Module):

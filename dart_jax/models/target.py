@@ -7,6 +7,7 @@ only in the rows, their positions and the mask.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -14,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
@@ -32,13 +32,14 @@ from dart_jax.models.attention.segments import (
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu.rows import take_rows
-from dart_jax.models.cpu.tiles import WeightsDtype, packing
+from dart_jax.models.cpu.tiles import packing
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.int8 import Kernel, rounded_transposed
 from dart_jax.models.rope import rotate
-from dart_jax.models.sharding.mesh import MODEL
+from dart_jax.models.sharding.rules import target_specs
 
 
 class TargetOutput(NamedTuple):
@@ -322,11 +323,10 @@ class Target(nnx.Module):
 def untie(
     config: TargetConfig,
     params: Params,
-    packed: WeightsDtype | None = None,
-    mesh: Mesh | None = None,
+    execution: Execution = Execution(),
 ) -> tuple[TargetConfig, Params]:
-    """Gives a tied head its own kernel [D, V], packed if asked to (see `Execution.packed`), or
-    split among the devices of a mesh; returns an untied model unchanged.
+    """Gives a tied head its own kernel [D, V], packed, in 8 bits or split among the devices of a
+    mesh, as the execution says; returns an untied model unchanged.
 
     On CPU the product with the transposed table [V, D] takes three times as long for the few rows
     of a tree; the copy costs V * D weights.
@@ -334,13 +334,21 @@ def untie(
     if not config.tie_word_embeddings:
         return config, params
     table = params["embed_tokens"]
-    if mesh is not None:
-        parts = NamedSharding(mesh, P(None, MODEL))
-        kernel = jax.jit(jnp.transpose, out_shardings=parts)(table)
-    else:
-        kernel = table.T if packed is None else packing(packed)(table, transposed=True)
+    make: Callable[[jax.Array], Kernel] = jnp.transpose
+    if execution.rounded:
+        make = rounded_transposed
+    elif execution.packed:
+        make = partial(packing(execution.packed), transposed=True)
+
+    def head(table: jax.Array) -> Params:
+        return {"lm_head": {"kernel": make(table)}}
+
     config = dataclasses.replace(config, tie_word_embeddings=False)
-    return config, {**params, "lm_head": {"kernel": kernel}}
+    if (mesh := execution.mesh) is not None:
+        specs = target_specs(config, jax.eval_shape(head, table))
+        parts = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        return config, {**params, **jax.jit(head, out_shardings=parts)(table)}
+    return config, {**params, **head(table)}
 
 
 def _norm(config: TargetConfig, size: int, dtype: DTypeLike, split: bool = False) -> RMSNorm:

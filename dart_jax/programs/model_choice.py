@@ -9,8 +9,7 @@ from dart_jax.decoding.search.choice import SearchChoice, Searching
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.model import DEMO, DartModel
-from dart_jax.models.cpu.tiles import WeightsDtype
-from dart_jax.models.platform.execution import AttentionChoice
+from dart_jax.models.platform.execution import AttentionChoice, WeightsDtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +32,9 @@ class ModelChoice:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     weights: WeightsDtype = "stored"
-    """How the weights of linear layers are stored: with the files' values; or int8, on CPUs, which
-    rounds them and their inputs to 8 bits."""
+    """How the weights of linear layers are stored: with the files' values; int8, in 8 bits, in the
+    platform's own form, which on a CPU also rounds their inputs; or int8-channels, in that of GPUs
+    and TPUs, with a scale for each output, on any platform."""
     attention: AttentionChoice = "auto"
     """What computes attention to the cache: native, the C++ core, for CPUs; triton, a kernel for
     NVIDIA GPUs from the A100 on; mosaic, one for TPUs; or dense, plain JAX. auto is the platform's

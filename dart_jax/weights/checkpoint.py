@@ -93,6 +93,7 @@ def load_target(
     narrow: bool = False,
     mesh: Mesh | None = None,
     place: Placement = DEFAULT,
+    rounded: bool = False,
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
@@ -107,6 +108,7 @@ def load_target(
         reads no more than its devices get. Where they are more than heads of keys and values, these
         are repeated, and the config has as many. All processes must load it.
       place: puts parameters onto devices, where no mesh says where they belong.
+      rounded: whether matrices are rounded to 8 bits as they are loaded (`models.platform.int8`).
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
@@ -127,8 +129,10 @@ def load_target(
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
         del files.tensors[name]  # old files store what the config determines
     if mesh is None:
-        return config, load_params(files, config, dtype, narrow=narrow, place=place)
-    params = load_params(files, config, dtype, place=TargetPlacement(config, mesh))
+        params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
+        return config, params
+    on_mesh = TargetPlacement(config, mesh)
+    params = load_params(files, config, dtype, rounded=rounded, place=on_mesh)
     return with_kv_heads(config, mesh), params
 
 
@@ -179,6 +183,7 @@ def load_drafter(
     embedding: jax.Array | None = None,
     *,
     narrow: bool = False,
+    rounded: bool = False,
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
     """Reads a DART or EAGLE-3 drafter in the reference's layout.
 
@@ -189,6 +194,7 @@ def load_drafter(
         an embedding; it must equal this one, up to rounding to the file's dtype. Such files are
         rejected if no embedding is given.
       narrow: as for `load_target`.
+      rounded: as for `load_target`.
 
     Returns:
       The config, the parameters and the draft vocabulary: int32 [Vd], target id of each draft id.
@@ -205,7 +211,7 @@ def load_drafter(
     pairs = None
     if isinstance(config, DrafterConfig) and config.pair_rank:
         pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
-    params = load_params(files, config, dtype, narrow=narrow)
+    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded)
     if pairs is not None:
         params["pairs"] = pairs
     if own is not None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.platform.int8 import Kernel, round_one
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
 from dart_jax.weights.layouts import (
@@ -44,6 +45,7 @@ def load_params(
     dtype: np.dtype,
     *,
     narrow: bool = False,
+    rounded: bool = False,
     place: Placement = DEFAULT,
 ) -> Params:
     """Loads the files' tensors onto the device; leaves out pair scores.
@@ -53,6 +55,7 @@ def load_params(
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so.
+      rounded: whether matrices are rounded to 8 bits, each as soon as it is there.
       place: puts each parameter onto the devices, by parts; in every process alike.
 
     Raises:
@@ -60,7 +63,8 @@ def load_params(
         message names them.
     """
     entries = layout(config, files.tensors)
-    return _load(files, entries, own_params(abstract_params(config)), dtype, narrow, place)
+    abstract = own_params(abstract_params(config))
+    return _load(files, entries, abstract, dtype, narrow, rounded, place)
 
 
 def load_pairs(
@@ -77,6 +81,7 @@ def _load(
     abstract: Params,
     dtype: np.dtype,
     narrow: bool,
+    rounded: bool = False,
     place: Placement = DEFAULT,
 ) -> Params:
     """Loads the parameters that `abstract` describes."""
@@ -87,7 +92,7 @@ def _load(
         dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
     buffers: dict[ParamPath, list[tuple[Part, np.ndarray]]] = {}
-    loaded: dict[ParamPath, jax.Array] = {}
+    loaded: dict[ParamPath, Kernel] = {}
     damaged = dict.fromkeys(entries, 0)
     for name, tensor in files.tensors.items():
         if name not in entries:
@@ -109,8 +114,9 @@ def _load(
             if not left[path]:
                 # Block: pending copies would accumulate in host memory.
                 values = [buffer for _, buffer in buffers.pop(path)]
-                loaded[path] = place.put(path, shapes[path], values).block_until_ready()
-                del values
+                value = place.put(path, shapes[path], values)
+                loaded[path] = jax.block_until_ready(round_one(path, value) if rounded else value)
+                del values, value
     counts = place.over_processes(np.array(list(damaged.values()), np.int32)).tolist()
     found = zip(damaged, counts, strict=True)
     if found := [f"{name} ({count:,} of them)" for name, count in found if count]:

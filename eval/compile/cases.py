@@ -26,6 +26,7 @@ from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.program import ALL, ROWS, param_specs
 from dart_jax.models.sharding.rules import with_kv_heads
@@ -84,6 +85,8 @@ class Case:
         target = target_of(self.shape)
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)
+        if self.execution.rounded:
+            target = dataclasses.replace(target, tie_word_embeddings=False)  # see `untie`
         eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
         drafter = eagle or drafter_of(target)
         if (mesh := self.execution.mesh) is not None:  # as `DartModel.from_pretrained` does
@@ -268,10 +271,11 @@ class Case:
 
     def _params(self) -> dict[str, Any]:
         def weights(config: Any) -> Any:
-            return jax.tree.map(
+            stored = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(self.dtype)),
                 abstract_params(config, self.execution.fused),
             )
+            return jax.eval_shape(round_params, stored) if self.execution.rounded else stored
 
         params = {"target": weights(self.config.target)}
         drafter = self.config.drafter

@@ -89,6 +89,8 @@ class CompileConfig:
     """Tokens of the prefill. More than 512 are read in chunks, of which the last is compiled."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """dtype of weights and caches."""
+    weights: Literal["stored", "int8"] = "stored"
+    """How the weights of linear layers and experts are stored: with that dtype, or in 8 bits."""
     layers: int | None = None
     """Compile only so many layers of the target, to be quicker; at least 7."""
     mesh: str = "data=1,model=1"
@@ -177,6 +179,8 @@ class CompileConfig:
         settings = itertools.product(
             self.shape, self.batch_size, self.context, self.method, self.tree_nodes
         )
+        execution = ACCELERATORS[self.device].execution
+        execution = dataclasses.replace(execution, rounded=self.weights == "int8")
         cases = [
             Case(
                 shape.lower(),
@@ -187,7 +191,7 @@ class CompileConfig:
                 self.prompt,
                 self.dtype,
                 layers=self.layers,
-                execution=ACCELERATORS[self.device].execution,
+                execution=execution,
                 search=self.way,
                 ngrams=self.ngrams,
             )

@@ -8,23 +8,29 @@ import pytest
 from rich.console import Console
 
 from dart_jax import _core
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO, DartModel
 from eval.quantization import QuantizationConfig, agreeing_tokens, compare, run
 
-pytestmark = pytest.mark.skipif(
-    not _core.cpu_ffi_handlers, reason="weights in 8 bits need the C++ core's products"
+native = pytest.param(
+    "int8",
+    marks=pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="it needs the C++ core's products"),
 )
+forms = pytest.mark.parametrize("form", [native, "int8-channels"])
 
 
-def test_report(tmp_path):
+@forms
+def test_report(tmp_path, form):
     config = QuantizationConfig(
-        prompts=1, max_new_tokens=12, held_out=100, json=tmp_path / "report.json"
+        weights=form, prompts=1, max_new_tokens=12, held_out=100, json=tmp_path / "report.json"
     )
     shown = io.StringIO()
     run(config, Console(file=shown, width=120))
     report = json.loads(config.json.read_text())
-    assert "int8 beside stored weights, greedy, 4 prompts" in shown.getvalue()
+    assert f"{form} beside stored weights, greedy, 4 prompts" in shown.getvalue()
+    assert "perplexity of held-out text" in shown.getvalue()
     stored, rounded = report["size"]
     assert rounded < 0.7 * stored
     for each in report["answers"]:
@@ -34,6 +40,7 @@ def test_report(tmp_path):
     for name in ("on_text", "on_answers"):
         assert report[name]["same"] > 0.9
         assert 0 < report[name]["divergence"] < 0.01
+        assert 0 < report[name]["error"] < 0.02
     one, other = report["on_text"]["losses"]
     assert one == pytest.approx(other, rel=0.02)
 
@@ -42,7 +49,7 @@ def test_a_model_agrees_with_itself():
     model = DartModel.demo()
     tokens = np.arange(20, dtype=np.int32)
     found = compare(model, model, [(tokens, 1), (tokens, 7)])
-    assert (found.same, found.divergence) == (1, 0)
+    assert (found.same, found.divergence, found.error) == (1, 0, 0)
     assert found.losses[0] == found.losses[1] > 0
 
 
@@ -57,12 +64,14 @@ def test_stored_weights_are_no_choice():
         run(QuantizationConfig(weights="stored"), Console(file=io.StringIO()))
 
 
+@forms
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_changes_nothing(temperature):
+def test_drafting_changes_nothing(temperature, form):
     """With weights in 8 bits, for every kind of drafter; target and drafter are rounded."""
     paths = {"drafter": DEMO / "drafter", "ngram": DEMO / "ngram.dng"}
-    model = DartModel.from_pretrained(DEMO / "target", **paths, weights_dtype="int8")
-    assert model.params["drafter"]["lm_head"]["kernel"].dtype == np.int8
+    model = DartModel.from_pretrained(DEMO / "target", **paths, weights_dtype=form)
+    kernel = model.params["drafter"]["lm_head"]["kernel"]
+    assert (kernel.values if form == "int8-channels" else kernel).dtype == np.int8
     options = {"max_new_tokens": 48, "temperature": temperature, "seed": 3}
     prompts = ["def mean(values):", "import os\n\n\nclass Files"]
     drafters = [model.drafter, DEMO / "eagle3", DEMO / "draft_model"]
@@ -70,3 +79,28 @@ def test_drafting_changes_nothing(temperature):
     for drafter in drafters:
         method = model if drafter is model.drafter else model.with_drafter(drafter)
         assert [method.generate(prompt, **options).text for prompt in prompts] == plain
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_both_loops_emit_what_plain_decoding_does(temperature):
+    """With a scale for each output, for methods with and without parameters."""
+    paths = {"drafter": DEMO / "drafter", "ngram": DEMO / "ngram.dng"}
+    model = DartModel.from_pretrained(DEMO / "target", **paths, weights_dtype="int8-channels")
+    texts = ["def mean(values):", "import os\n\n\nclass Files"]
+    prompts = [np.asarray(model.tokenizer.encode(text), np.int32) for text in texts]
+    drafters = [None, model.drafter, NgramConfig(), PromptLookupConfig()]
+    drafters += [DEMO / "eagle3", DEMO / "draft_model"]
+    found = {}
+    for loop in ("fused", "host"):
+        for drafter in drafters:
+            method = model if drafter is model.drafter else model.with_drafter(drafter)
+            decoder = method.decoder(
+                nodes=0 if drafter is None else 6,
+                max_length=64,
+                sampling=Sampling(temperature=temperature),
+                loop=loop,
+            )
+            made = decoder(prompts, 32, seed=3)
+            found[loop, str(drafter)] = [row.tolist() for row in made.tokens]
+    assert all(tokens == found["fused", "None"] for tokens in found.values())

@@ -29,6 +29,7 @@ from dart_jax.decoding.loop import start
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.step import step
 from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.models.platform.execution import WeightsDtype
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
 from dart_jax.serving.request import Request
@@ -49,6 +50,7 @@ BIASES = {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}
 TARGETS = {
     "qwen3": QWEN3,
     "qwen3_moe": of("qwen3_moe", moe=EXPERTS),
+    "int8": QWEN3,  # with weights in 8 bits
     "llama": of("llama", tie_word_embeddings=False, **BIASES),
     "qwen2_moe": of("qwen2_moe", attention_bias=True, moe=SHARED),
     "olmo2": of("olmo2"),
@@ -151,6 +153,7 @@ class Models:
         tiny_model.NgramModel.count(tiny_model.tokenize(tokenizer, files)).save(self.ngram)
         self.target = directory / name
         tiny_model.write_target(self.target, TARGETS[name], tokenizer)
+        self.weights: WeightsDtype = "int8-channels" if name == "int8" else "stored"
         self.drafters = {"draft model": self.target}
         for method in ("dart", "eagle3"):
             self.drafters[method] = directory / f"{name}_{method}"
@@ -161,7 +164,9 @@ class Models:
         """The model that decodes by a method."""
         ngram = self.ngram if method in ("dart", "ngram") else None
         drafter = self.drafters.get(method)
-        model = DartModel.from_pretrained(self.target, drafter, ngram, mesh=mesh)
+        model = DartModel.from_pretrained(
+            self.target, drafter, ngram, weights_dtype=self.weights, mesh=mesh
+        )
         return model.with_drafter(PromptLookupConfig()) if method == "prompt lookup" else model
 
 

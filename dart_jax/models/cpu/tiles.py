@@ -22,11 +22,16 @@ GROUP = 64  # inputs of a group
 LARGEST = 127  # magnitude of a value in 8 bits
 _QUAD = 4
 
-# How a loaded model's weights are stored: as they are, or rounded to 8 bits.
-WeightsDtype = Literal["stored", "int8"]
+# How the C++ core's weights are stored: as they are, or rounded to 8 bits.
+Packed = Literal["stored", "int8"]
 
 
-def is_packed(weights: jax.Array) -> bool:
+class _HasAxes(Protocol):
+    @property
+    def ndim(self) -> int: ...
+
+
+def is_packed(weights: _HasAxes) -> bool:
     """Whether these weights are in tiles, by their shape."""
     return weights.ndim == 3
 
@@ -37,7 +42,7 @@ class Packing(Protocol):
     def __call__(self, weights: jax.Array, transposed: bool = False) -> jax.Array: ...
 
 
-def packing(weights_dtype: WeightsDtype) -> Packing:
+def packing(weights_dtype: Packed) -> Packing:
     """The function that stores weights so."""
     return pack_int8 if weights_dtype == "int8" else pack_exactly
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from dart_jax.models.platform.int8 import Int8, Kernel
 from dart_jax.models.platform.pallas import dot, load, store
 
 _SIZES = (16, 32, 64)  # rows of a block: the tensor cores need 16
@@ -37,7 +38,7 @@ class Blocks(NamedTuple):
     places: jax.Array
 
 
-def fits(kernels: jax.Array) -> bool:
+def fits(kernels: Kernel) -> bool:
     """Whether the kernels are made for experts of this size [E, D, F]; they count in 32 bits."""
     return kernels.size < 2**31
 
@@ -46,9 +47,9 @@ def routed(
     rows: jax.Array,
     weights: jax.Array,
     experts: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    down: jax.Array,
+    gate: Kernel,
+    up: Kernel,
+    down: Kernel,
     *,
     interpret: bool = False,
 ) -> jax.Array:
@@ -64,17 +65,18 @@ def routed(
       down: [E, F, D].
       interpret: run the kernels in Pallas' interpreter, on any platform.
     """
-    size = block_size(experts.size, len(gate))
-    blocks = divide(experts, len(gate), size)
+    count = gate.shape[0]
+    size = block_size(experts.size, count)
+    blocks = divide(experts, count, size)
 
-    def product(x: jax.Array, kernels: list[jax.Array], which: jax.Array) -> jax.Array:
+    def product(x: jax.Array, kernels: list[Kernel], which: jax.Array) -> jax.Array:
         return _product(x, kernels, which, blocks, size, interpret)
 
     hidden = product(rows, [gate, up], blocks.rows)
     out = product(hidden, [down], jnp.arange(len(blocks.rows), dtype=jnp.int32))
     copies = jnp.take(out, blocks.places, axis=0, mode="clip")
     # What blocks without rows have is undefined.
-    own = (experts < len(gate))[:, :, None]
+    own = (experts < count)[:, :, None]
     return jnp.sum(jnp.where(own, copies * weights[:, :, None], 0), axis=1)
 
 
@@ -121,7 +123,7 @@ def divide(experts: jax.Array, count: int, size: int) -> Blocks:
 
 def _product(
     x: jax.Array,
-    kernels: list[jax.Array],
+    kernels: list[Kernel],
     which: jax.Array,
     blocks: Blocks,
     size: int,
@@ -132,7 +134,7 @@ def _product(
 
     Args:
       x: [R, I].
-      kernels: one or two, [E, I, O].
+      kernels: one or two, [E, I, O]; in 8 bits, their scales multiply the sums.
       which: int32 [n * m], the rows of x that blocks have; R and more for none.
       blocks: see there.
       size: m.
@@ -144,10 +146,13 @@ def _product(
     from jax.experimental.pallas import triton
 
     count, inner, outer = len(blocks.experts), x.shape[1], kernels[0].shape[2]
+    arrays = [kernel.values if isinstance(kernel, Int8) else kernel for kernel in kernels]
+    scales = [kernel.scale for kernel in kernels if isinstance(kernel, Int8)]
     width = _OUTER if count > _FEW else _OUTER // 2
 
     def run(*refs: Any) -> None:
-        x_ref, which_ref, experts_ref, used_ref, *kernel_refs, out_ref = refs
+        x_ref, which_ref, experts_ref, used_ref, *weight_refs, out_ref = refs
+        kernel_refs, scale_refs = weight_refs[: len(kernels)], weight_refs[len(kernels) :]
         block, first = pl.program_id(0), pl.program_id(1) * width
 
         @pl.when(block < used_ref[0])
@@ -166,13 +171,18 @@ def _product(
                 tile = (expert, pl.ds(begin, _INNER), pl.ds(first, width))
                 inside = (at < inner)[:, None] & (columns < outer)[None]
                 return tuple(
-                    total + dot(left, load(ref.at[tile], inside))
+                    total + dot(left, load(ref.at[tile], inside).astype(left.dtype))
                     for total, ref in zip(sums, kernel_refs, strict=True)
                 )
 
             zeros = tuple(jnp.zeros((size, width), jnp.float32) for _ in kernels)
             steps = jnp.int32(pl.cdiv(inner, _INNER))
-            *gate, value = jax.lax.fori_loop(jnp.int32(0), steps, add, zeros)
+            sums = jax.lax.fori_loop(jnp.int32(0), steps, add, zeros)
+            if scale_refs:
+                own = (ref.at[expert, pl.ds(first, width)] for ref in scale_refs)
+                by = [load(scale, columns < outer) for scale in own]
+                sums = [total * scale[None] for total, scale in zip(sums, by, strict=True)]
+            *gate, value = sums
             if gate:
                 value = jax.nn.silu(gate[0]) * value
             tile = (pl.ds(block * size, size), pl.ds(first, width))
@@ -188,4 +198,4 @@ def _product(
         ),
         interpret=interpret,
         name="experts_gate_up" if len(kernels) == 2 else "experts_down",
-    )(x, which, blocks.experts, blocks.used, *kernels)
+    )(x, which, blocks.experts, blocks.used, *arrays, *scales)

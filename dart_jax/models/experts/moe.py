@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -66,16 +67,23 @@ class MoE(nnx.Module):
         rows = x.reshape(-1, x.shape[-1])
         weights, experts = self.route(rows)
         kernels = tuple(
-            param[...]
+            param.get_value()
             for param in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
         )
+        count = kernels[0].shape[0]
         if self.split:
             # Of other devices' experts nothing is known here: numbers beyond the own ones.
-            own = experts - first(len(kernels[0]))
-            experts = jnp.where((own >= 0) & (own < len(kernels[0])), own, len(kernels[0]))
+            own = experts - first(count)
+            experts = jnp.where((own >= 0) & (own < count), own, count)
         if self.kernel == "jax" or not fits(kernels[0]):
             out = jax.lax.platform_dependent(
-                rows, weights, experts, *kernels, cpu=loop_over_experts, default=grouped
+                rows,
+                weights,
+                experts,
+                *kernels,
+                cpu=loop_over_experts,
+                tpu=partial(grouped, converted=False),
+                default=grouped,
             )
         else:
             interpret = self.kernel == "interpret"

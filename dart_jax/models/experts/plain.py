@@ -13,14 +13,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from dart_jax.models.platform.int8 import Int8, Kernel, times
+
 
 def loop_over_experts(
     rows: jax.Array,
     weights: jax.Array,
     experts: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    down: jax.Array,
+    gate: Kernel,
+    up: Kernel,
+    down: Kernel,
 ) -> jax.Array:
     """Runs all rows through each expert in turn; skips experts that no row chose.
 
@@ -38,8 +40,9 @@ def loop_over_experts(
         share = jnp.sum(jnp.where(experts == expert, weights, 0), axis=1, keepdims=True)
 
         def run(total: jax.Array) -> jax.Array:
-            hidden = jax.nn.silu(rows @ gate[expert]) * (rows @ up[expert])
-            return total + (hidden @ down[expert]) * share
+            own = lambda kernels: jax.tree.map(lambda x: x[expert], kernels)  # noqa: E731
+            hidden = jax.nn.silu(times(rows, own(gate))) * times(rows, own(up))
+            return total + times(hidden, own(down)) * share
 
         return jax.lax.cond(jnp.any(experts == expert), run, lambda total: total, total)
 
@@ -65,19 +68,34 @@ def grouped(
     rows: jax.Array,
     weights: jax.Array,
     experts: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    down: jax.Array,
+    gate: Kernel,
+    up: Kernel,
+    down: Kernel,
+    *,
+    converted: bool = True,
 ) -> jax.Array:
-    """Same as `loop_over_experts`, with one copy of every row per expert, sorted by expert."""
+    """Same as `loop_over_experts`, with one copy of every row per expert, sorted by expert.
+
+    Args:
+      converted: whether weights in 8 bits are converted before the product, which is best on GPUs;
+        on TPUs XLA would then write those of all experts to memory.
+    """
     k = experts.shape[1]
     chosen = experts.reshape(-1)
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=gate.shape[0]).astype(jnp.int32)
     copies = jnp.take(rows, order // k, axis=0)
-    hidden = jax.nn.silu(jax.lax.ragged_dot(copies, gate, sizes))
-    hidden = hidden * jax.lax.ragged_dot(copies, up, sizes)
-    out = jax.lax.ragged_dot(hidden, down, sizes)
+    of_copy = jnp.minimum(jnp.take(chosen, order), gate.shape[0] - 1)
+
+    def product(x: jax.Array, kernels: Kernel) -> jax.Array:
+        if not isinstance(kernels, Int8):
+            return jax.lax.ragged_dot(x, kernels, sizes)
+        values = kernels.values.astype(x.dtype) if converted else kernels.values
+        y = jax.lax.ragged_dot(x, values, sizes, preferred_element_type=jnp.float32)
+        return (y * jnp.take(kernels.scale, of_copy, axis=0)).astype(x.dtype)
+
+    hidden = jax.nn.silu(product(copies, gate)) * product(copies, up)
+    out = product(hidden, down)
     back = jnp.take(out, jnp.argsort(order), axis=0).reshape(*experts.shape, -1)
     # What the products give for rows beyond all groups is undefined.
     back = jnp.where((experts < gate.shape[0])[:, :, None], back * weights[:, :, None], 0)

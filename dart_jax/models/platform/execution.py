@@ -12,13 +12,18 @@ from dart_jax.errors import UserError
 from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu import foreign
-from dart_jax.models.cpu.tiles import WeightsDtype
+from dart_jax.models.cpu.tiles import Packed
 from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform import pallas
 from dart_jax.models.platform.fusion import fuse, pack
+from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from dart_jax.models.sharding.rules import target_specs
+
+# How a loaded model's weights are stored: as they are, or rounded to 8 bits. int8 is the platform's
+# own form, which on CPUs is `cpu.tiles`; int8-channels is that of GPUs and TPUs, `int8`, anywhere.
+WeightsDtype = Literal["stored", "int8", "int8-channels"]
 
 AttentionChoice = Literal["auto", "dense", "native", "triton", "mosaic"]
 
@@ -44,6 +49,8 @@ class Execution:
       experts: what computes mixtures of experts; see `ExpertsKernel`.
       packed: how the weights of a loaded model's products are packed for the C++ core (see
         `cpu.tiles`); None if they are not.
+      rounded: whether the weights of a loaded model's products are in 8 bits, with a scale for each
+        output (see `int8`).
       mesh: the devices that decode together (see `dart_jax.models.sharding`); None for one.
     """
 
@@ -51,7 +58,8 @@ class Execution:
     least_rows: int = 1
     fused: bool = False
     experts: ExpertsKernel = "jax"
-    packed: WeightsDtype | None = None
+    packed: Packed | None = None
+    rounded: bool = False
     mesh: Mesh | None = None
 
     @property
@@ -70,15 +78,9 @@ class Execution:
         return dataclasses.replace(self, mesh=None)
 
     def on(self, mesh: Mesh) -> Execution:
-        """The same on several devices. On CPUs plain JAX: they are for trying out.
-
-        Raises:
-          UserError: the weights are to be stored in another way.
-        """
-        if self.packed not in (None, "stored"):
-            raise UserError(f"weights in {self.packed} cannot be shared by the devices of a mesh")
+        """The same on several devices. On CPUs plain JAX: they are for trying out."""
         if jax.default_backend() == "cpu":
-            return Execution(mesh=mesh)
+            return Execution(rounded=self.rounded or self.packed == "int8", mesh=mesh)
         return dataclasses.replace(self, mesh=mesh)
 
     @classmethod
@@ -108,7 +110,8 @@ class Execution:
 
         Args:
           attention: what computes attention to cached rows; `auto` is the platform's best.
-          weights_dtype: how the weights of products are stored.
+          weights_dtype: how the weights of products are stored; in 8 bits, the C++ core is used
+            for int8, but not for int8-channels.
 
         Raises:
           UserError: the platform does not have it.
@@ -129,16 +132,15 @@ class Execution:
             best = dataclasses.replace(best, attention=attention)
         if weights_dtype == "stored":
             return best
-        if best.packed is None:
-            raise UserError(
-                f"weights in {weights_dtype} need {_NEEDED['native']}; this is "
-                f"{device.device_kind} with JAX {jax.__version__}; choose 'stored'"
-            )
-        return dataclasses.replace(best, packed=weights_dtype)
+        if weights_dtype == "int8" and best.packed is not None:
+            return dataclasses.replace(best, packed=weights_dtype)
+        return dataclasses.replace(best, packed=None, rounded=True)
 
     def prepare(self, params: Params, config: TargetConfig | None = None) -> Params:
         """Returns loaded parameters as they are used; consumes `params`. `config`: of the target,
         if they are one's that devices share."""
+        if self.rounded:
+            params = round_params(params)
         if self.mesh is not None and config is not None:
             return _fuse_parts(self.mesh, config, params) if self.fused else params
         params = fuse(params) if self.fused else params

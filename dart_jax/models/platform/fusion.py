@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.cpu.tiles import WeightsDtype, is_packed, packing
+from dart_jax.models.cpu.tiles import Packed, is_packed, packing
 from dart_jax.models.layers import Params
 
 # Joined projection -> its parts, in order. Drafters compute queries and keys of different rows.
@@ -23,7 +23,7 @@ def fuse(params: Params) -> Params:
     return _fuse(params, _DRAFTER if "fc" in params else _TARGET)
 
 
-def pack(params: Params, weights: WeightsDtype) -> Params:
+def pack(params: Params, weights: Packed) -> Params:
     """Packs the kernels of all linear layers for the C++ core (see `cpu.tiles`); drops them from
     `params` on the way."""
     packed: Params = {}

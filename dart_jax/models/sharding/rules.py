@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import GetAttrKey
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
@@ -46,7 +47,8 @@ def spec_of(config: TargetConfig, names: Sequence[str | int], dims: int) -> P:
     axis = next((AXES[name] for name in names if name in AXES), None)
     if config.architecture.qk_norm == "all" and any(name in _HEAD_NORMS for name in names):
         axis = OUT
-    if axis is None or (axis == IN and names[-1] == "bias"):
+    # Of outputs: all devices have all of them.
+    if axis is None or (axis == IN and names[-1] in ("bias", "scale")):
         return P()
     parts: list[str | None] = [None] * dims
     parts[axis] = MODEL
@@ -57,7 +59,9 @@ def target_specs(config: TargetConfig, params: Any) -> Any:
     """The specs of a target's parameters, or of their shapes, in the same nested dicts."""
 
     def spec(path: Any, leaf: Any) -> P:
-        return spec_of(config, [key.key for key in path], len(leaf.shape))
+        # The parts of a matrix in 8 bits are attributes.
+        names = [key.name if isinstance(key, GetAttrKey) else key.key for key in path]
+        return spec_of(config, names, len(leaf.shape))
 
     return jax.tree.map_with_path(spec, params)
 

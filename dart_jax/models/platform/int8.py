@@ -1,0 +1,95 @@
+"""Weights in 8 bits for XLA: each output of a matrix has a scale, which multiplies the product.
+
+The values are converted where they are multiplied, so that a step reads one byte a weight; on GPUs
+and TPUs XLA fuses the two. CPUs have a form of their own (`cpu.tiles`), which the C++ core reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dart_jax.models.cpu.tiles import round_groups
+
+# Layers that stay as they are: they are small, and choose experts.
+_EXACT = ("router", "shared_expert_gate")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Int8:
+    """A matrix in 8 bits, or one for each expert: a weight is about its value times its scale.
+
+    Attributes:
+      values: int8 [..., in, out], from -127 to 127.
+      scale: float32 [..., out].
+    """
+
+    values: jax.Array
+    scale: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The matrix's: [..., in, out]."""
+        return self.values.shape
+
+    @property
+    def ndim(self) -> int:
+        """Its number of axes."""
+        return self.values.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return self.values.size
+
+
+Kernel = jax.Array | Int8
+
+
+@jax.jit
+def rounded(kernel: jax.Array) -> Int8:
+    """Rounds a matrix [..., in, out]: of each output's weights the largest becomes 127 or -127."""
+    return Int8(*round_groups(kernel.astype(jnp.float32), -2))
+
+
+@jax.jit
+def rounded_transposed(table: jax.Array) -> Int8:
+    """As `rounded`, of a matrix [out, in]."""
+    return rounded(table.T)
+
+
+def round_one(path: Sequence[str | int], value: Kernel) -> Kernel:
+    """Rounds a parameter of this path if it is a linear layer's or experts' matrix and not yet
+    rounded."""
+    if isinstance(value, Int8) or any(name in path for name in _EXACT):
+        return value
+    return rounded(value) if path[-1] == "kernel" or "experts" in path else value
+
+
+def round_params(params: dict[str, Any], path: tuple[str | int, ...] = ()) -> dict[str, Any]:
+    """Rounds the matrices of a model that are not yet; drops them from `params` on the way, so that
+    memory holds one of them twice."""
+    found: dict[str, Any] = {}
+    for name in [*params]:
+        value, at = params.pop(name), (*path, name)
+        found[name] = round_params(value, at) if isinstance(value, dict) else round_one(at, value)
+    return found
+
+
+def times(x: jax.Array, kernel: Kernel) -> jax.Array:
+    """[..., in] @ [in, out] -> [..., out], of x's dtype."""
+    return sums(x, kernel).astype(x.dtype) if isinstance(kernel, Int8) else x @ kernel
+
+
+def sums(x: jax.Array, kernel: Kernel) -> jax.Array:
+    """As `product`, but float32: the sums before they are rounded."""
+    weights = kernel.values.astype(x.dtype) if isinstance(kernel, Int8) else kernel
+    y = jnp.einsum("...d,dv->...v", x, weights, preferred_element_type=jnp.float32)
+    if isinstance(kernel, Int8):
+        y = y * kernel.scale.reshape((1,) * (y.ndim - 1) + kernel.scale.shape)
+    return y
