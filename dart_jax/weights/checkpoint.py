@@ -104,9 +104,8 @@ def load_target(
       dtype: float32 or bfloat16; weights are converted to it.
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so: the same values
         in half of the memory, for those who pack them (see `models.cpu.tiles`).
-      mesh: devices that share the target (see `models.sharding`); each gets its part, and a process
-        reads no more than its devices get. Where they are more than heads of keys and values, these
-        are repeated, and the config has as many. All processes must load it.
+      mesh: devices that share the target (see `models.sharding`). A process reads no more than its
+        devices get. If they are more than heads of keys and values, the config has one for each.
       place: puts parameters onto devices, where no mesh says where they belong.
       rounded: whether matrices are rounded to 8 bits as they are loaded (`models.platform.int8`).
 
@@ -128,12 +127,9 @@ def load_target(
         files.tensors.pop("lm_head.weight", None)
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
         del files.tensors[name]  # old files store what the config determines
-    if mesh is None:
-        params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
-        return config, params
-    on_mesh = TargetPlacement(config, mesh)
-    params = load_params(files, config, dtype, rounded=rounded, place=on_mesh)
-    return with_kv_heads(config, mesh), params
+    place = place if mesh is None else TargetPlacement(config, mesh)
+    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
+    return config if mesh is None else with_kv_heads(config, mesh), params
 
 
 def save_target(

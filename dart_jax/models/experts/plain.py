@@ -8,7 +8,6 @@ GPUs XLA multiplies every row with the weights of all experts for that.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -49,21 +48,6 @@ def loop_over_experts(
     return jax.lax.fori_loop(0, gate.shape[0], add, jnp.zeros_like(rows))
 
 
-def _exact_as_is(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Does not ask for exact products of bfloat16 numbers (see `decoding.step.exact_products`),
-    which are exact anyway: the TPU's kernel for `ragged_dot` does not compile if asked."""
-
-    @functools.wraps(function)
-    def wrapped(rows: jax.Array, *args: jax.Array) -> jax.Array:
-        if rows.dtype != jnp.bfloat16:
-            return function(rows, *args)
-        with jax.default_matmul_precision("default"):
-            return function(rows, *args)
-
-    return wrapped
-
-
-@_exact_as_is
 def grouped(
     rows: jax.Array,
     weights: jax.Array,
@@ -87,11 +71,16 @@ def grouped(
     copies = jnp.take(rows, order // k, axis=0)
     of_copy = jnp.minimum(jnp.take(chosen, order), gate.shape[0] - 1)
 
+    # Products of bfloat16 numbers are exact anyway (see `decoding.step.exact_products`), and the
+    # TPU's kernel for them does not compile if that is asked for.
+    precision = jax.lax.Precision.DEFAULT if rows.dtype == jnp.bfloat16 else None
+    multiply = functools.partial(jax.lax.ragged_dot, group_sizes=sizes, precision=precision)
+
     def product(x: jax.Array, kernels: Kernel) -> jax.Array:
         if not isinstance(kernels, Int8):
-            return jax.lax.ragged_dot(x, kernels, sizes)
+            return multiply(x, kernels)
         values = kernels.values.astype(x.dtype) if converted else kernels.values
-        y = jax.lax.ragged_dot(x, values, sizes, preferred_element_type=jnp.float32)
+        y = multiply(x, values, preferred_element_type=jnp.float32)
         return (y * jnp.take(kernels.scale, of_copy, axis=0)).astype(x.dtype)
 
     hidden = jax.nn.silu(product(copies, gate)) * product(copies, up)
