@@ -233,8 +233,7 @@ def step(
     packed = pack(made_for.host_buffer, state, path, candidates)
     made = state.trees
     if made_for.search is not None:
-        with jax.named_scope("search"):
-            made = made_for.search(searched, packed)
+        made = made_for.search(searched, packed)
     if history is not None:
         new = (state.seen, state.counts)
         old = history.seen, history.counts

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.loop import padded_stop, run
 from dart_jax.decoding.prefill import CACHES, ChunkShape, empty_caches, prefill
 from dart_jax.decoding.prompts import CHUNK
@@ -138,22 +139,30 @@ class Case:
             trees = _ints(self.batch, 3, self.nodes + 1)
             trees = on(trees, ROWS) if config.searches else None
             return step.lower(config, params, state, trees)
-        search, argument = self._search
+        search, argument = None, None
+        if config.searches:
+            search, argument = self._search_of(config.host_buffer)
         if program == "search":
             assert search is not None
             return jax.jit(search).lower(on(argument), packed)
         return run.lower(config, search, self.context, params, state, packed, on(argument))
 
     def _lower_serving(self, on: Any, params: Any) -> jax.stages.Lowered:
-        """Lowers the serving engine's step, with caches in pages."""
+        """Lowers the serving engine's step, with caches in pages, and the search if it is on the
+        device."""
         nodes = 0 if self.method == "plain" else self.nodes
         level = "greedy" if self.sampling.temperature == 0 else "filtered"
         program = StepProgram(self.config, nodes, nodes, level)
+        argument = None
+        if self.config.searches and self.search == "device":
+            search, argument = self._search_of(program.host_buffer)
+            program = dataclasses.replace(program, search=search)
         numbers: Any = _ints(self.batch, PAGES + self._pages_each)
         values: Any = jax.ShapeDtypeStruct((self.batch, VALUES), jnp.float32)
         rows = Rows(numbers, values)
         trees = _ints(self.batch, 3, nodes + 1) if nodes else None
-        return serving_step.lower(program, params, on(self._pools), None, on(rows), on(trees))
+        pools, argument = on(self._pools), on(argument)
+        return serving_step.lower(program, params, pools, None, on(rows), on(trees), argument)
 
     @property
     def _pages_each(self) -> int:
@@ -165,17 +174,12 @@ class Case:
         make = partial(empty_pools, self.config, pages=self.batch * self._pages_each, page=_PAGE)
         return jax.eval_shape(make, self._params())
 
-    @property
-    def _search(self) -> tuple[SearchInProgram | None, Any]:
+    def _search_of(self, host_buffer: HostBuffer) -> tuple[SearchInProgram, Any]:
         """The tree search as a part of programs, and its argument."""
-        config = self.config
-        if not config.searches:
-            return None, None
         if self.search != "device":
-            native = self.search == "native"
-            return HostSearch(config.host_buffer, self.nodes, native), _ints()
-        eos = (config.target.vocab_size - 1,)
-        search = DeviceSearchProgram(config.host_buffer, self.nodes, eos, SearchConfig())
+            return HostSearch(host_buffer, self.nodes, self.search == "native"), _ints()
+        eos = (self.config.target.vocab_size - 1,)
+        search = DeviceSearchProgram(host_buffer, self.nodes, eos, SearchConfig())
         return search, _table(self.ngrams)
 
     @functools.cached_property
