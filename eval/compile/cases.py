@@ -29,7 +29,7 @@ from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagl
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
-from dart_jax.models.sharding.program import ALL, ROWS, param_specs
+from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
@@ -311,7 +311,7 @@ def _on(where: Any, tree: Any, specs: Any = ALL) -> Any:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
         )
 
-    return jax.tree.map(placed, specs, tree, is_leaf=lambda x: isinstance(x, P))
+    return jax.tree.map(placed, specs_of(specs), tree, is_leaf=lambda x: isinstance(x, P))
 
 
 def _local(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ def program(
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
-        results_specs = _specs(outputs)
+        results_specs = specs_of(outputs)
 
         @partial(jax.jit, static_argnames=static, donate_argnames=donated)
         @wraps(function)
@@ -90,7 +90,7 @@ def program(
                 return function(*args, **options)
             fixed = {name: value for name, value in given.items() if name in static}
             arrays = {name: value for name, value in given.items() if name not in static}
-            specs = {n: None if x is None else _specs(inputs.get(n)) for n, x in arrays.items()}
+            specs = {n: None if x is None else specs_of(inputs.get(n)) for n, x in arrays.items()}
             specs["params"] = param_specs(compiled_for, arrays["params"])
             results = jax.shard_map(
                 lambda arrays: function(**fixed, **arrays),
@@ -120,7 +120,7 @@ def _is_spec(x: Any) -> bool:
     return isinstance(x, P | OnDevices)
 
 
-def _specs(tree: Any) -> Any:
+def specs_of(tree: Any) -> Any:
     """The specs in a tree of them, for `jax.shard_map`."""
     of = lambda x: x.spec if isinstance(x, OnDevices) else x  # noqa: E731
     return jax.tree.map(of, tree, is_leaf=_is_spec)
