@@ -62,7 +62,7 @@ def _append(
 
     old, structure = jax.tree.flatten(cache)
     new = jax.tree.leaves(rows)
-    _, kv_heads, page_rows, h = old[0].shape
+    count, kv_heads, page_rows, h = old[0].shape
     (b, kept), layers = index.shape, len(cache)
     size = pl.next_power_of_2(kept)
     numbers = [length, index] if pages is None else [length, index, pages]
@@ -90,8 +90,10 @@ def _append(
             within = inside & (row < pages_ref.shape[1] * page_rows)
             columns = jnp.full((size,), sequence, jnp.int32), row // page_rows
             page = load(pages_ref.at[columns], within, -1)
-            there = places(jnp.maximum(page, 0)[:, None], row % page_rows)
             written = page >= 0
+            # What is not written is beyond the pool: with the place of a row that is, Pallas'
+            # interpreter would write the old one there.
+            there = places(jnp.where(written, page, count)[:, None], row % page_rows)
         for layer in range(layers):
 
             @pl.when(pl.program_id(2) == layer)
