@@ -21,7 +21,6 @@ import dataclasses
 import json
 import math
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -40,7 +39,7 @@ from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.child import run_child
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.processes import DistributedConfig, initialize
+from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.tensor_files import open_tensors
 
@@ -208,9 +207,7 @@ def measure_share(directory: Path, dtype: str, processes: DistributedConfig) -> 
 
 def in_processes(directory: Path, dtype: str, count: int) -> list[Share]:
     """Runs `measure_share` in so many new processes; raises UserError if that fails."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    coordinator = free_address()
     # One device each, whatever this process has.
     environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
 

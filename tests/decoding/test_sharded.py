@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from tiny_configs import TARGET
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.rules import check_divides
+from dart_jax.programs.processes import free_address
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -55,16 +55,10 @@ def models(tmp_path_factory):
     return directory
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.mark.long
 def test_two_processes_decode_as_one_device(models):
     """They are connected by loopback; each has four devices, and reads the weights of these."""
-    program = [*PROGRAM, str(models), "few", f"127.0.0.1:{free_port()}"]
+    program = [*PROGRAM, str(models), "few", free_address()]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags}
     both = [subprocess.Popen([*program, number], env=environment) for number in "01"]
@@ -88,7 +82,7 @@ def generate(models, *words) -> subprocess.Popen:
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", ["model=2", "model=3", "model=1"])
 def test_two_processes_generate_and_the_first_prints(models, mesh):
-    together = ("--mesh", mesh, "--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2")
+    together = ("--mesh", mesh, "--coordinator", free_address(), "--processes", "2")
     both = [generate(models, *together, "--process-id", number) for number in "01"]
     told = [process.communicate(timeout=300) for process in both]
     # Gloo prints how it has connected.

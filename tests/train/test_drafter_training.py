@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.rope import Rope
+from dart_jax.programs.processes import free_address
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
 from train.data.batches import PackedBatches
 from train.data.packed_dataset import PackedDataset
@@ -313,16 +313,13 @@ def test_training_further_begins_where_it_was(trained, recipe, tmp_path):
 @pytest.mark.long
 def test_two_processes(trained, recipe_file, tiny, tmp_path):
     """The program as run on two hosts; only one of them evaluates and writes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     options = {
         "--config": recipe_file,
         "--out": tmp_path,
         "--teacher": "cached",
         "--draft-vocab": 200,
         "--ngram": tiny.ngram,
-        "--coordinator": f"127.0.0.1:{port}",
+        "--coordinator": free_address(),
         "--processes": 2,
         "--process-id": None,
     }

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
 
 from dart_jax.errors import UserError
-from dart_jax.programs.processes import DistributedConfig, initialize
+from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from train.run.checkpoints import whole_steps
 from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh, target_shardings
 from train.run.prefetch import load
@@ -91,10 +91,7 @@ def test_two_processes(alone, tmp_path):
     shutil.copytree(alone[1], run)
     for step in (10, 12):
         shutil.rmtree(run / "checkpoints" / str(step))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--directory", str(run), "--coordinator", f"127.0.0.1:{port}", "--processes", "2"]
+    options = ["--directory", str(run), "--coordinator", free_address(), "--processes", "2"]
     command = [sys.executable, str(SUPPORT / "toy_training.py"), *options, "--process-id"]
     both = [
         subprocess.Popen(

@@ -87,7 +87,7 @@ def times(x: jax.Array, kernel: Kernel) -> jax.Array:
 
 
 def sums(x: jax.Array, kernel: Kernel) -> jax.Array:
-    """As `product`, but float32: the sums before they are rounded."""
+    """As `times`, but float32: the sums before they are rounded."""
     weights = kernel.values.astype(x.dtype) if isinstance(kernel, Int8) else kernel
     y = jnp.einsum("...d,dv->...v", x, weights, preferred_element_type=jnp.float32)
     if isinstance(kernel, Int8):
