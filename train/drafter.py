@@ -26,8 +26,8 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
-from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, abstract_params, init_params
 from dart_jax.models.target import untie
 from dart_jax.programs.command_line import RESUMABLE, program
@@ -39,7 +39,6 @@ from dart_jax.weights.checkpoint import (
     check_fit,
     load_drafter,
     load_eos,
-    load_target,
     read_target_config,
     resolve_dtype,
     save_drafter,
@@ -49,7 +48,6 @@ from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 from train.data.batches import Order, PackedBatches
 from train.data.packed_dataset import PackedDataset, draft_vocabulary
 from train.data.prepare import DataConfig, prepare
-from train.data.target_outputs import cached_teacher
 from train.evaluation.acceptance import (
     AcceptanceConfig,
     AcceptanceLength,
@@ -65,8 +63,10 @@ from train.run import config_file
 from train.run.checkpoints import best_params
 from train.run.config import TrainerConfig
 from train.run.distributed import wait
-from train.run.mesh import make_mesh, replicated
+from train.run.mesh import batch_sharding, make_mesh, on_mesh, replicated
 from train.run.trainer import fit
+from train.teacher.outputs import cached_outputs
+from train.teacher.teacher import Teacher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,25 +127,26 @@ def train(config: DrafterTraining) -> Path:
         config.data, tokenizer, cache, vocab_size=target.vocab_size, longest=target.max_length
     )
     context = data.training.context
-    target, target_params = load_target(directory, dtype)
-    drafter, params, ids = _start(config, target, target_params, data.training)
+    trainer = config.trainer
+    mesh = make_mesh(trainer.mesh)
+    batch_sharding(mesh, trainer.batch_size, trainer.accumulate)  # before the weights are loaded
+    teacher = Teacher.load(directory, dtype, mesh, split_over_data=trainer.mesh.shard_target)
+    drafter, params, ids = _start(config, teacher, data.training)
     trained, rest = _divide(config.drafter, params)
-    frozen = Frozen(target_params, jnp.asarray(ids), rest)
+    frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
 
-    digest = model_digest(target, target_params)
     rows = data.training
     if config.teacher == "cached":
-        rows = cached_teacher(target, target_params, rows, cache / "features", digest)
+        rows = cached_outputs(teacher, rows, cache / "features")
     order = Order(rows.rows, config.trainer.batch_size, config.trainer.seed)
-    trainer = config.trainer
     if config.epochs is not None:
         trainer = dataclasses.replace(
             trainer, steps=max(1, math.ceil(config.epochs * order.steps_per_epoch))
         )
-    mesh = make_mesh(trainer.mesh)
     forward = PackedForward(
-        target, drafter, config.drafter.positions, config.chunk, devices=mesh.shape["data"]
+        teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
     )
+    on_devices = frozen if teacher.mesh is None else on_mesh(mesh, frozen)
     trained = fit(
         config.drafter.method,
         params=trained,
@@ -153,12 +154,12 @@ def train(config: DrafterTraining) -> Path:
         batches=PackedBatches(rows, order),
         config=trainer,
         directory=config.out,
-        frozen=frozen,
-        evaluate=_evaluation(config, forward, frozen, data.held_out, tokenizer, directory),
-        settings=_settings(config, digest, dtype, drafter, params),
+        frozen=on_devices,
+        evaluate=_evaluation(config, forward, on_devices, data.held_out, tokenizer, directory),
+        settings=_settings(config, teacher.digest, dtype, drafter, params),
         tokens_per_step=trainer.batch_size * context,
         flops_per_step=step_flops(
-            forward,
+            dataclasses.replace(forward, target=teacher.stored),
             trainer.batch_size,
             context,
             config.objective.anchors or context,
@@ -210,14 +211,14 @@ def _settings(
 
 
 def _start(
-    config: DrafterTraining, target: TargetConfig, target_params: Params, dataset: PackedDataset
+    config: DrafterTraining, teacher: Teacher, dataset: PackedDataset
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
     """Returns the initial drafter: config, float32 parameters, draft vocabulary."""
-    shape = config.drafter
+    shape, target = config.drafter, teacher.stored
     drafter = shape.config(target)
     if shape.init is not None:
         path = hub.resolve(shape.init, patterns=hub.DRAFTER)
-        found, params, ids = load_drafter(path, jnp.float32, target_params["embed_tokens"])
+        found, params, ids = load_drafter(path, jnp.float32, teacher.params["embed_tokens"])
         check_fit(target, found)
         if type(found) is not type(drafter) or (
             isinstance(found, DrafterConfig)
@@ -238,9 +239,7 @@ def _start(
         ids = draft_vocabulary(dataset, size)
     params = init_params(drafter, config.trainer.seed)
     if shape.head == "target":
-        _, untied = untie(target, target_params)
-        kernel = jnp.take(untied["lm_head"]["kernel"], jnp.asarray(ids), axis=1)
-        params["lm_head"] = {"kernel": kernel.astype(jnp.float32)}
+        params["lm_head"] = {"kernel": teacher.head(ids)}
     return drafter, params, ids
 
 
@@ -282,11 +281,11 @@ def _evaluation(
 ):
     """Returns a function from the drafter's trained parameters to figures by name."""
     ours = config.acceptance
-    # Evaluation runs on one device, which holds all rows of a batch.
-    single = dataclasses.replace(forward, devices=1)
-    agreement = Agreement(single, frozen, held_out, ours.eval_rows)
-    target, params = forward.target, frozen.target
-    if jax.default_backend() == "cpu":
+    agreement = Agreement(forward, frozen, held_out, ours.eval_rows)
+    target, params, execution = forward.target, frozen.target, Execution.here()
+    if forward.mesh is not None:
+        execution = execution.on(forward.mesh)
+    elif jax.default_backend() == "cpu":
         target, params = untie(target, params)
     ngram = None
     if ours.ngram is not None and isinstance(forward.drafter, DrafterConfig):
@@ -298,10 +297,18 @@ def _evaluation(
         ngram,
         tokenizer,
         load_eos(directory),
+        execution,
     )
     longest = min(held_out.context, target.max_length - ours.eval_new_tokens)
     prompts = held_out_prompts(held_out, ours.eval_prompts, longest)
-    length = AcceptanceLength(model, prompts, ours.eval_new_tokens, ours.ngram_weight)
+    length = AcceptanceLength(
+        model,
+        prompts,
+        ours.eval_new_tokens,
+        ours.ngram_weight,
+        # The fused loop would join what groups share before it begins, and keep it.
+        loop="host" if config.trainer.mesh.shard_target else "fused",
+    )
 
     def evaluate(params: Params) -> dict[str, float]:
         dtype = frozen.target["embed_tokens"].dtype

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from toy_training import RECIPE, ToyBatches, plain_loss, toy_fit
 
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.rope import Rope
+from dart_jax.weights.checkpoint import save_target
 from train.data.batch import Batch
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
-from train.run.mesh import MeshConfig, fsdp_shardings, make_mesh, place, target_shardings
+from train.run.mesh import SMALL, MeshConfig, fsdp_shardings, make_mesh, place
+from train.teacher.teacher import Teacher
 
 TARGET = TargetConfig(
-    vocab_size=64,
-    hidden_size=32,
+    model_type="qwen3_moe",
+    vocab_size=128,
+    hidden_size=64,
     intermediate_size=64,
     num_hidden_layers=7,
     num_attention_heads=4,
@@ -37,14 +43,14 @@ TARGET = TargetConfig(
 
 
 DRAFTER = DrafterConfig(
-    vocab_size=64,
-    draft_vocab_size=64,
-    hidden_size=32,
+    vocab_size=128,
+    draft_vocab_size=128,
+    hidden_size=64,
     intermediate_size=48,
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=16,
-    target_hidden_size=32,
+    target_hidden_size=64,
     draft_length=3,
     num_hidden_layers=2,
 )
@@ -59,32 +65,50 @@ def random_params(config: TargetConfig | DrafterConfig, seed: int) -> Params:
     )
 
 
-def drafter_losses() -> list[list[float]]:
+def drafter_losses(directory: Path) -> dict[str, Any]:
     """Returns the drafter's loss and gradient norm, on one device and on a mesh of 2 groups of 4
-    with target and drafter sharded."""
+    with target and drafter sharded; and how many of the target's weights each device then has, and
+    would have if the large ones were split evenly."""
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 64, (4, 16)).astype(np.int32)
+    tokens = rng.integers(0, 128, (4, 16)).astype(np.int32)
     document = np.repeat(np.array([[1] * 9 + [2] * 7], np.int32), 4, axis=0)
     batch = Batch(tokens, document, rng.random((4, 16)) < 0.9)
     params = random_params(DRAFTER, 1)
-    frozen = Frozen(random_params(TARGET, 0), np.arange(64, dtype=np.int32))
-    loss = DrafterLoss(PackedForward(TARGET, DRAFTER, 4, chunk=8), Objective(anchors=8))
+    save_target(directory, TARGET, random_params(TARGET, 0))
+    ids = np.arange(128, dtype=np.int32)
 
-    @jax.jit
-    def measure(params: Params, frozen: Frozen, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        total = lambda params: loss(params, frozen, batch, jax.random.key(0))[0]  # noqa: E731
-        value, gradient = jax.value_and_grad(total)(params)
-        return value, optax.tree.norm(gradient)
+    def measured(mesh: Mesh, params: Params, batch: Batch) -> tuple[Teacher, list[float]]:
+        teacher = Teacher.load(directory, np.dtype("float32"), mesh, split_over_data=True)
+        forward = PackedForward(teacher.config, DRAFTER, 4, chunk=8, mesh=teacher.mesh)
+        loss = DrafterLoss(forward, Objective(anchors=8))
+
+        @jax.jit
+        def measure(params: Params, frozen: Frozen, batch: Batch) -> tuple[jax.Array, jax.Array]:
+            total = lambda params: loss(params, frozen, batch, jax.random.key(0))[0]  # noqa: E731
+            value, gradient = jax.value_and_grad(total)(params)
+            return value, optax.tree.norm(gradient)
+
+        return teacher, [*map(float, measure(params, Frozen(teacher.params, ids), batch))]
 
     mesh = make_mesh(MeshConfig(data=2, model=4))
     rows = jax.NamedSharding(mesh, jax.P("data"))
-    single = measure(params, frozen, batch)
-    sharded = measure(
+    one, single = measured(make_mesh(MeshConfig(data=1)), params, batch)
+    many, sharded = measured(
+        mesh,
         place(params, fsdp_shardings(mesh, params)),
-        place(frozen, target_shardings(mesh, frozen, shard_target=True)),
         jax.tree.map(lambda x: jax.device_put(x, rows), batch),
     )
-    return [list(map(float, each)) for each in (single, sharded)]
+    assert one.digest == many.digest
+    held: dict[str, int] = collections.Counter()
+    leaves = jax.tree.leaves(many.params)
+    for leaf in leaves:
+        for shard in leaf.addressable_shards:
+            held[str(shard.device)] += shard.data.size
+    large = (
+        sum(leaf.size for leaf in leaves if leaf.size >= SMALL) - many.params["embed_tokens"].size
+    )
+    even = sum(leaf.size for leaf in leaves) - large + large // 8
+    return {"one": single, "many": sharded, "held": list(held.values()), "even": even}
 
 
 def main(directory: Path) -> None:
@@ -95,7 +119,7 @@ def main(directory: Path) -> None:
         toy_fit(directory / name, dataclasses.replace(RECIPE, mesh=mesh))
     config = dataclasses.replace(RECIPE, batch_size=16, accumulate=2)
     toy_fit(directory / "accumulated", config, loss=plain_loss, batches=ToyBatches(16))
-    (directory / "drafter.json").write_text(json.dumps(drafter_losses()))
+    (directory / "drafter.json").write_text(json.dumps(drafter_losses(directory / "target")))
 
 
 if __name__ == "__main__":

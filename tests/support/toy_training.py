@@ -51,8 +51,8 @@ def toy_params() -> dict:
 
 
 def toy_frozen() -> dict:
-    """Frozen parameters, named like the target's, to be sharded like them."""
-    return {"lm_head": {"kernel": jnp.eye(WIDTH, dtype=jnp.float32)}}
+    """A frozen parameter."""
+    return {"rotation": jnp.eye(WIDTH, dtype=jnp.float32)}
 
 
 def toy_loss(params, frozen, batch, key):
@@ -65,14 +65,14 @@ def plain_loss(params, frozen, batch, key):
     """Squared errors."""
     dtype = params["up"].dtype
     hidden = jnp.tanh(batch["x"].astype(dtype) @ params["up"] + params["bias"][None])
-    out = hidden @ params["down"] @ frozen["lm_head"]["kernel"].astype(dtype)
+    out = hidden @ params["down"] @ frozen["rotation"].astype(dtype)
     errors = jnp.sum((out.astype(jnp.float32) - batch["y"]) ** 2, axis=1)
     return jnp.sum(jnp.where(batch["counts"], errors, 0)), jnp.sum(batch["counts"], dtype="float32")
 
 
 def toy_evaluate(params) -> dict[str, float]:
-    """A figure that depends on all parameters, on one device."""
-    assert all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(params))
+    """A figure that depends on all parameters, which every device has whole."""
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
     return {"norm": float(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)))}
 
 

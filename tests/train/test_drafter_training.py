@@ -18,7 +18,9 @@ import tiny_model
 
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
+from dart_jax.models.config import MoEConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.pure import init_params
 from dart_jax.models.rope import Rope
 from dart_jax.programs.processes import free_address
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
@@ -310,37 +312,69 @@ def test_training_further_begins_where_it_was(trained, recipe, tmp_path):
     assert metrics(tmp_path)[0]["loss"] < metrics(trained[0].out)[0]["loss"]
 
 
-@pytest.mark.long
-def test_two_processes(trained, recipe_file, tiny, tmp_path):
-    """The program as run on two hosts; only one of them evaluates and writes."""
-    options = {
-        "--config": recipe_file,
-        "--out": tmp_path,
-        "--teacher": "cached",
-        "--draft-vocab": 200,
-        "--ngram": tiny.ngram,
-        "--coordinator": free_address(),
-        "--processes": 2,
-        "--process-id": None,
-    }
-    words = [str(word) for option in options.items() for word in option if word is not None]
-    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-m", "train.drafter", *words, str(process)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(2)
+def run_program(words, processes=1, devices=1):
+    """Runs `train.drafter` in processes with so many devices each; returns what they told."""
+    if processes > 1:
+        words = [*words, "--coordinator", free_address(), "--processes", processes]
+    count = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": count, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    command = [sys.executable, "-m", "train.drafter", *map(str, words)]
+    started = [
+        subprocess.Popen([*command, *own], env=environment, stderr=subprocess.PIPE, text=True)
+        for own in ([["--process-id", str(n)] for n in range(processes)] if processes > 1 else [[]])
     ]
-    told = [process.communicate(timeout=280)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    assert load_drafter(tmp_path / "drafter")[0] == load_drafter(trained[1])[0]
-    ours, theirs = metrics(tmp_path), metrics(trained[0].out)
-    for name in ("loss", "grad_norm"):
-        np.testing.assert_allclose([r[name] for r in ours], [r[name] for r in theirs], rtol=1e-4)
-    assert [r["step"] for r in ours if "tau" in r] == [3, 6]
+    told = [process.communicate(timeout=280)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * processes, told
+    return told
+
+
+@pytest.fixture(scope="module")
+def mixture(tiny, tmp_path_factory):
+    """A mixture of experts for groups of four devices, which have two heads of keys and values."""
+    config = dataclasses.replace(
+        tiny_model.SHAPES.target,
+        model_type="qwen3_moe",
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=16,
+        moe=MoEConfig(8, 2, 32, norm_topk_prob=True),
+    )
+    path = tmp_path_factory.mktemp("mixture")
+    save_target(path, config, init_params(config, 0), eos=(0,))
+    shutil.copy(tiny.target / "tokenizer.json", path)
+    return path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        ({"devices": 8}, ["--teacher", "online", "--shard-target"]),
+        ({"processes": 2, "devices": 4}, ["--teacher", "cached"]),
+    ],
+    ids=["eight devices", "two processes"],
+)
+def test_devices_that_share_the_target(
+    recipe, recipe_file, tiny, mixture, tmp_path, devices, options
+):
+    """They compute and evaluate what one device does; of two processes, one tells and writes."""
+    options += ["--target", mixture, "--ngram", tiny.ngram, "--draft-vocab", 200]
+    options += ["--eval-prompts", 3, "--mesh-model"]
+    told = run_program(
+        ["--config", recipe_file, "--out", tmp_path / "many", *options, 4], **devices
+    )
+    assert [f"step {STEPS}/{STEPS}" in each for each in told] == [True, False][: len(told)]
+    train(recipe(tmp_path / "one", *options, 1))
+    ours, theirs = metrics(tmp_path / "many"), metrics(tmp_path / "one")
+    assert [record.keys() for record in ours] == [record.keys() for record in theirs]
+    assert "tau_without_ngram" in ours[-1]
+    for our, their in zip(ours, theirs, strict=True):
+        for name in our.keys() - {"seconds", "tokens_per_second", "mfu"}:
+            assert our[name] == pytest.approx(their[name], rel=1e-4), name
+    # They know the target by the same name, so that a run can go on and a cache serve elsewhere.
+    names = [{path.name for path in tmp_path.glob(f"{run}/features/*")} for run in ("many", "one")]
+    assert names[0] == names[1]
+    assert len(names[0]) == ("cached" in options)
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
 from dart_jax.errors import UserError
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from train.run.checkpoints import whole_steps
-from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh, target_shardings
+from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh, split_over_groups
 from train.run.prefetch import load
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -69,8 +69,14 @@ def test_microbatches_on_eight_devices(many, tmp_path):
 
 @pytest.mark.long
 def test_a_split_target_and_drafter_compute_the_same(many):
-    one, split = json.loads((many / "drafter.json").read_text())
-    assert split == pytest.approx(one, rel=1e-5)
+    found = json.loads((many / "drafter.json").read_text())
+    assert found["many"] == pytest.approx(found["one"], rel=1e-5)
+
+
+@pytest.mark.long
+def test_no_device_holds_more_than_its_share(many):
+    found = json.loads((many / "drafter.json").read_text())
+    assert found["held"] == [found["even"]] * 8
 
 
 @pytest.mark.long
@@ -210,49 +216,14 @@ def test_what_is_trained_is_split_along_its_largest_axis():
     }
 
 
-TARGET = {
-    "embed_tokens": (256, 32),
-    "layers": {
-        0: {
-            "self_attn": {
-                "q_proj": {"kernel": (32, 128)},
-                "k_proj": {"kernel": (32, 66)},
-                "o_proj": {"kernel": (128, 32)},
-                "q_norm": {"scale": (16,)},
-            },
-            "mlp": {
-                "router": {"kernel": (32, 4)},
-                "experts": {"gate_proj": (4, 32, 64), "down_proj": (4, 64, 32)},
-            },
-            "input_layernorm": {"scale": (32,)},
-        }
-    },
-    "lm_head": {"kernel": (32, 256)},
-}
-
-
-def test_the_target_is_split_along_its_heads_and_widths():
-    got = specs(target_shardings(mesh_of(2, 4), {"target": shapes(TARGET)}))["target"]
-    layer = got["layers"][0]
-    assert got["embed_tokens"] == P("model", None)
-    assert got["lm_head"]["kernel"] == P(None, "model")
-    attention = layer["self_attn"]
-    assert attention["q_proj"]["kernel"] == P(None, "model")
-    assert attention["k_proj"]["kernel"] == P(None, None)  # 66 does not divide
-    assert attention["o_proj"]["kernel"] == P("model", None)
-    assert attention["q_norm"]["scale"] == P(None)
-    assert layer["mlp"]["router"]["kernel"] == P(None, None)
-    experts = layer["mlp"]["experts"]
-    assert experts == {"gate_proj": P(None, None, "model"), "down_proj": P(None, "model", None)}
-    assert layer["input_layernorm"]["scale"] == P(None)
-
-
 def test_the_target_is_split_over_the_rows_too_if_asked():
-    got = specs(target_shardings(mesh_of(2, 4), shapes(TARGET), shard_target=True))
-    assert got["embed_tokens"] == P("model", "data")
-    experts = got["layers"][0]["mlp"]["experts"]
-    assert experts["gate_proj"] == P(None, "data", "model")
-    assert got["layers"][0]["input_layernorm"]["scale"] == P(None)
+    split = split_over_groups(mesh_of(2, 4))
+    assert split(["lm_head", "kernel"], (64, 256), P(None, "model")) == P("data", "model")
+    assert split(["mlp", "experts", "gate_proj"], (4, 32, 64), P("model", None, None)) == P(
+        "model", None, "data"
+    )
+    assert split(["norm", "scale"], (32,), P()) == P(None)
+    assert split(["embed_tokens"], (256, 64), P()) == P()
 
 
 def test_rows_are_read_once_and_in_order():

@@ -512,4 +512,4 @@ def test_the_caller_keeps_its_parameters(tmp_path):
     before = bits(params)
     toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=2), params=params, frozen=frozen)
     assert bits(params) == before
-    assert not frozen["lm_head"]["kernel"].is_deleted()
+    assert not frozen["rotation"].is_deleted()

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Protocol
 
 import numpy as np
 
 from dart_jax.errors import UserError
 from train.data.batch import Batch
-from train.data.packed_dataset import PackedDataset
-from train.data.target_outputs import TeacherDataset
+
+
+class Dataset(Protocol):
+    """Packed rows, with or without the target's outputs."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def batch(self, rows: np.ndarray) -> Batch: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +69,7 @@ class PackedBatches:
       order: order of all rows.
     """
 
-    dataset: PackedDataset | TeacherDataset
+    dataset: Dataset
     order: Order
 
     def __post_init__(self) -> None:

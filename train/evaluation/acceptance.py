@@ -9,18 +9,23 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
-from dart_jax.decoding.decoder import Decoder
+from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
 from dart_jax.models.pure import Params
+from dart_jax.models.sharding.mesh import DATA
+from dart_jax.models.sharding.program import ROWS
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
 from train.objective.loss import kl, restrict
 from train.objective.predictions import Frozen, PackedForward, Predictions
+from train.run.mesh import replicated
 
 _LEAST = 8  # minimum tokens of a prompt
+_ROWS = 4  # rows compared at a time, by each group of devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +67,23 @@ class Agreement:
     def __init__(self, forward: PackedForward, frozen: Frozen, dataset: PackedDataset, rows: int):
         self._frozen = frozen
         # Small batches need less memory than a training step.
+        mesh, size = forward.mesh, _ROWS * _groups(forward.mesh)
         numbers = np.arange(min(rows, dataset.rows))
-        self._batches = [dataset.batch(numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
+        self._batches = [
+            _filled(dataset.batch(numbers[i : i + size]), size if mesh is not None else 0)
+            for i in range(0, len(numbers), size)
+        ]
 
         def sums(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
             def measure(predictions: Predictions) -> jax.Array:
                 return _compare(predictions, forward.num_positions)
 
+            if mesh is not None:
+                rows = NamedSharding(mesh, ROWS)
+                batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows), batch)
             return forward.total(measure, params, frozen, batch, None)
 
-        self._sums = jax.jit(sums)
+        self._sums = jax.jit(sums, out_shardings=None if mesh is None else replicated(mesh))
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Returns the figures; none without rows."""
@@ -87,6 +99,21 @@ class Agreement:
         figures |= {f"hit10_{t}": float(x) for t, x in enumerate(hit, 1)}
         # Late positions may have no valid prediction.
         return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def _groups(mesh: Mesh | None) -> int:
+    """Groups of devices that share the rows of a batch."""
+    return 1 if mesh is None else mesh.shape[DATA]
+
+
+def _filled(batch: Batch, rows: int) -> Batch:
+    """A batch with so many rows, at least: the further ones hold no document."""
+
+    def filled(leaf: np.ndarray) -> np.ndarray:
+        more = max(rows - len(leaf), 0)
+        return np.pad(leaf, [(0, more), *[(0, 0)] * (leaf.ndim - 1)])
+
+    return jax.tree.map(filled, batch)
 
 
 def _compare(predictions: Predictions, positions: int) -> jax.Array:
@@ -124,6 +151,7 @@ class AcceptanceLength:
         new_tokens: int,
         ngram_weight: float,
         nodes: int | None = None,
+        loop: Loop = "fused",
     ):
         """Prepares the measurement.
 
@@ -133,9 +161,11 @@ class AcceptanceLength:
           new_tokens: tokens to decode per prompt.
           ngram_weight: weight of the n-gram model in the tree search.
           nodes: nodes of the draft trees; None for the device's default.
+          loop: that of the decoder.
         """
         self._model, self._prompts, self._new = model, list(prompts), new_tokens
         self._ngram_weight, self._nodes = ngram_weight, nodes
+        self._loop: Loop = loop
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Returns the figures; none without prompts."""
@@ -148,9 +178,13 @@ class AcceptanceLength:
 
     def tau(self, params: Params, ngram_weight: float) -> float:
         """Returns tau at a weight of the n-gram model; 0 disables the model."""
-        made = self.decoder(params, ngram_weight)(self._prompts, self._new)
-        emitted = sum(len(tokens) - 1 for tokens in made.tokens)  # prefill emits the first
-        return emitted / max(1, int(made.steps.sum()))
+        decoder, count = self.decoder(params, ngram_weight), len(self._prompts)
+        # Each group of devices decodes equally many; those that fill up do not count.
+        groups = decoder.config.execution.groups
+        prompts = self._prompts + self._prompts[:1] * (-count % groups)
+        made = decoder(prompts, self._new)
+        emitted = sum(len(tokens) - 1 for tokens in made.tokens[:count])  # prefill emits the first
+        return emitted / max(1, int(made.steps[:count].sum()))
 
     def decoder(self, params: Params, ngram_weight: float) -> Decoder:
         """Returns the decoder of the prompts, with a drafter's parameters."""
@@ -162,6 +196,7 @@ class AcceptanceLength:
             max_length=min(length_bucket(longest), model.target.max_length),
             search=dataclasses.replace(search, ngram_weight=ngram_weight),
             use_ngram=ngram_weight > 0,
+            loop=self._loop,
         )
 
 

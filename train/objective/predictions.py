@@ -14,16 +14,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import Params, bind
+from dart_jax.models.sharding.mesh import DATA
 from dart_jax.models.target import Target
-from train.data.batch import Array, Batch, causal, positions
+from train.data.batch import Array, Batch
 from train.objective import dart_blocks, eagle3_unrolled
 from train.objective.chunked_sum import chunked_sum
+from train.teacher.teacher import forward
 
 # Byte limits per chunk of anchors and device: the logits of one position, the attention scores.
 _LOGITS = 2**28
@@ -109,14 +112,14 @@ class PackedForward:
       num_positions: d; for DART that of its config.
       chunk: maximum anchors per row processed at a time; None chooses it to fit 256 MB for the
         logits of one position and 1 GB for the attention scores.
-      devices: number of devices that share the rows of a batch.
+      mesh: the devices that share the target and the rows of a batch; None for one.
     """
 
     target: TargetConfig
     drafter: DrafterConfig | Eagle3Config
     num_positions: int
     chunk: int | None = None
-    devices: int = 1
+    mesh: Mesh | None = None
 
     def total(
         self,
@@ -228,7 +231,7 @@ class PackedForward:
         """Returns the maximum number of anchors per row to process at a time."""
         if self.chunk is not None:
             return self.chunk
-        batch = -(-batch // self.devices)
+        batch = -(-batch // (1 if self.mesh is None else self.mesh.shape[DATA]))
         queries = self.num_positions  # rows of attention scores per anchor
         if isinstance(self.drafter, Eagle3Config):
             queries = 1
@@ -240,15 +243,13 @@ class PackedForward:
 
     def run_target(self, frozen: Frozen, batch: Batch) -> TeacherBatch:
         """Runs the target over a batch, unless the batch already has its outputs."""
-        target = bind(self.target, frozen.target)
         tokens, document = jnp.asarray(batch.tokens), jnp.asarray(batch.document)
         if batch.features is None or batch.hidden is None:
-            out = target(tokens, positions(document), causal(document))
-            features, hidden = out.features, out.hidden
+            features, hidden = forward(self.target, frozen.target, batch, self.mesh)
         else:
             dtype = frozen.target["embed_tokens"].dtype
             features, hidden = (jnp.asarray(x, dtype) for x in (batch.features, batch.hidden))
-        embeds = target.embed(jnp.roll(tokens, -1, axis=1))
+        embeds = bind(self.target, frozen.target).embed(jnp.roll(tokens, -1, axis=1))
         data = TeacherBatch(
             tokens, document, supervised_runs(batch.supervised), features, hidden, embeds
         )

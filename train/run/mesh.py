@@ -1,8 +1,8 @@
 """How devices share a training step: rows over "data", the target's matrices over "model".
 
-Trained parameters are sharded along "data" (FSDP) and gathered where they are used; the frozen
-target's matrices are sharded along "model" (tensor parallelism) and, on request, along "data" too.
-A dimension that does not divide evenly is replicated.
+Trained parameters are sharded along "data" (FSDP) and gathered where they are used. The frozen
+target is sharded along "model" as for decoding (`dart_jax.models.sharding.rules`) and, on request,
+along "data" too.
 """
 
 from __future__ import annotations
@@ -19,17 +19,10 @@ from jax.sharding import PartitionSpec as P
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import MeshShape, in_order
-from dart_jax.models.sharding.placement import put
-from dart_jax.models.sharding.rules import AXES, IN
+from dart_jax.models.sharding.placement import ParamPath, Split, put
 
 # Parameters with fewer elements are not sharded: communication would cost more than it saves.
 SMALL = 2**12
-
-# Axis of a parameter that tensor parallelism splits, by the component of its path that names it.
-# The experts' three-dimensional weights are split inside each expert, as an MLP's are:
-# `dart_jax.models.experts` processes the experts one at a time.
-_TENSOR_PARALLEL = {name: axis for name, axis in AXES.items() if name != "experts"}
-_TENSOR_PARALLEL |= {"embed_tokens": IN}  # [V, D]: the vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +34,7 @@ class MeshConfig:
     model: Annotated[int, tyro.conf.arg(name="mesh-model")] = 1
     """Devices that share the target's matrices."""
     shard_target: bool = False
-    """Split the target over the groups as well: more communication, and less memory on all devices
-    except the first of a process, which loads the whole target and keeps it for evaluation."""
+    """Split the target over the groups as well: more communication, and less memory."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -107,31 +99,35 @@ def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map(sharding, tree)
 
 
-def target_shardings(mesh: Mesh, params: Any, *, shard_target: bool = False) -> Any:
-    """Shardings of frozen parameters: matrices over "model", the rest replicated.
+def split_over_groups(mesh: Mesh) -> Split:
+    """What splits a target's large parameters over "data" as well as over "model"; not the table of
+    embeddings, of which every device reads rows."""
 
-    Args:
-      mesh: with axes "data" and "model".
-      params: arrays or their shapes, in the target's nested dicts or in a tree around them.
-      shard_target: also split large parameters over "data".
-    """
+    def split(path: ParamPath, shape: tuple[int, ...], spec: P) -> P:
+        if "embed_tokens" in path:
+            return spec
+        axes = [*spec, *[None] * (len(shape) - len(spec))]
+        _split_largest(axes, shape, mesh)
+        return P(*axes)
 
-    def sharding(path: Any, leaf: Any) -> NamedSharding:
-        names = [getattr(key, "key", None) for key in path]
-        spec: list[str | None] = [None] * len(leaf.shape)
-        axis = next((_TENSOR_PARALLEL[name] for name in names if name in _TENSOR_PARALLEL), None)
-        if axis is not None and len(spec) >= -axis and _divides(leaf.shape[axis], mesh, "model"):
-            spec[axis] = "model"
-        if shard_target:
-            _split_largest(spec, leaf.shape, mesh)
-        return NamedSharding(mesh, P(*spec))
-
-    return jax.tree.map_with_path(sharding, params)
+    return split
 
 
 def place(tree: Any, shardings: Any) -> Any:
     """Puts arrays onto their devices; process-local arrays must be equal in all processes."""
     return jax.tree.map(put, tree, shardings)
+
+
+def on_mesh(mesh: Mesh, tree: Any) -> Any:
+    """Copies to all devices those arrays of a tree that are not on the mesh yet; process-local ones
+    must be equal in all processes."""
+
+    def moved(leaf: Any) -> jax.Array:
+        sharding = getattr(leaf, "sharding", None)
+        there = isinstance(sharding, NamedSharding) and sharding.mesh == mesh
+        return leaf if there else put(leaf, replicated(mesh))
+
+    return jax.tree.map(moved, tree)
 
 
 def _split_largest(spec: list[str | None], shape: Sequence[int], mesh: Mesh) -> None:

@@ -26,14 +26,14 @@ from dart_jax.models.pure import Params
 from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints
 from train.run.config import TrainerConfig
-from train.run.distributed import any_process, wait
+from train.run.distributed import any_process
 from train.run.mesh import (
     batch_sharding,
     fsdp_shardings,
     make_mesh,
+    on_mesh,
     place,
     replicated,
-    target_shardings,
 )
 from train.run.optimizer import learning_rate, make_optimizer
 from train.run.peak import peak_flops
@@ -69,8 +69,9 @@ def fit(
       batches: the data; `batches.batch` must be `config.batch_size`.
       config: the recipe.
       directory: receives `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
-      frozen: a tree of arrays that the loss needs, such as the target's parameters.
-      evaluate: called in process 0 with the parameters on one device, valid during the call; its
+      frozen: a tree of arrays that the loss needs, such as the target's parameters; those that
+        are not on the mesh are copied to all its devices.
+      evaluate: called with the parameters, whole on every device and valid during the call; its
         figures join the metrics, and `tau` or `held_out_loss` among them selects the best
         checkpoint.
       settings: further settings that must not change when a run resumes, by name; JSON values.
@@ -124,8 +125,7 @@ def fit(
         done, state = resumed or (0, jax.jit(initial_state, out_shardings=shardings)(placed))
         if done >= config.steps:
             return gathered(state.params)
-        split = target_shardings(mesh, frozen, shard_target=config.mesh.shard_target)
-        frozen = place(frozen, split)
+        frozen = on_mesh(mesh, frozen)
         work = StepWork(tokens_per_step)
         if flops_per_step:
             work = StepWork(
@@ -159,10 +159,7 @@ def fit(
             evaluated: dict[str, float] = {}
             evaluating = evaluate is not None and (last or number % config.eval_every == 0)
             if evaluate is not None and evaluating:
-                full = gathered(state.params)
-                if is_main():
-                    evaluated = evaluate(full)
-                wait(f"{name}: evaluation of step {number}")
+                evaluated = evaluate(gather(state.params))
             report.step(number, seconds, figures, evaluated)
             stopped = any_process(bool(signals))
             # An evaluated state is saved: it may be the best.

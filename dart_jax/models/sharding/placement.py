@@ -22,6 +22,8 @@ from dart_jax.models.sharding.rules import check_divides, spec_of
 _KV = ("k_proj", "v_proj", "k_norm")
 
 ParamPath = Sequence[str | int]
+# From a parameter's path, its shape and its spec to another spec.
+Split = Callable[[ParamPath, tuple[int, ...], P], P]
 
 
 class Part(NamedTuple):
@@ -84,12 +86,22 @@ class ShardedPlacement(Placement):
 
 
 class TargetPlacement(ShardedPlacement):
-    """Puts a target's parameters on the devices that decode together."""
+    """Puts a target's parameters on the devices that share it."""
 
-    def __init__(self, config: TargetConfig, mesh: Mesh):
-        """Raises UserError if the target cannot be split."""
+    def __init__(self, config: TargetConfig, mesh: Mesh, split: Split | None = None):
+        """Prepares the placement.
+
+        Args:
+          config: the target's, as in its files.
+          mesh: the devices.
+          split: splits parameters further than the rules do; None does not.
+
+        Raises:
+          UserError: the target cannot be split.
+        """
         check_divides(config, mesh)
-        super().__init__(lambda path, shape: NamedSharding(mesh, spec_of(config, path, len(shape))))
+        self._config, self._mesh, self._split = config, mesh, split
+        super().__init__(self._sharding_of)
         self._heads = config.num_key_value_heads
         self._copies = max(mesh.shape[MODEL] // self._heads, 1)
 
@@ -98,15 +110,17 @@ class TargetPlacement(ShardedPlacement):
         if not self._repeats(path, shape):
             return super().parts(path, shape)
         size = shape[-1] // self._heads
-        parts: dict[int, Part] = {}
-        for part in _parts(self._sharding(path, shape), self._placed(shape)).values():
+        parts: dict[Any, Part] = {}
+        placed = self._placed(shape)
+        for bounds, part in _parts(self._sharding(path, placed), placed).items():
             head = (part.region[-1].start or 0) // size // self._copies
             region = (*part.region[:-1], slice(head * size, (head + 1) * size))
-            known = parts.get(head, Part(region, (), False))
+            where = (bounds[:-1], head)
+            known = parts.get(where, Part(region, (), False))
             devices, counted = known.devices + part.devices, known.counted
             # Of the devices with this head, the first ones have the first of its copies.
             counted |= part.counted and (part.region[-1].start or 0) == head * size * self._copies
-            parts[head] = Part(region, devices, counted)
+            parts[where] = Part(region, devices, counted)
         return list(parts.values())
 
     def put(
@@ -122,7 +136,22 @@ class TargetPlacement(ShardedPlacement):
         """Whether a parameter's heads are repeated, so that each device has one."""
         if self._copies == 1 or not any(name in _KV for name in path):
             return False
-        return self._sharding(path, shape).spec != P()
+        return spec_of(self._config, path, len(shape)) != P()
+
+    def stored(self, path: ParamPath, leaf: jax.Array) -> jax.Array:
+        """What the files hold of a parameter, on all devices: no head twice."""
+        if not self._repeats(path, leaf.shape):
+            return leaf
+
+        def once(leaf: jax.Array) -> jax.Array:
+            heads = leaf.reshape(*leaf.shape[:-1], self._heads, self._copies, -1)
+            return heads[..., 0, :].reshape(*leaf.shape[:-1], -1)
+
+        return jax.jit(once, out_shardings=NamedSharding(self._mesh, P()))(leaf)
+
+    def _sharding_of(self, path: ParamPath, shape: tuple[int, ...]) -> NamedSharding:
+        spec = spec_of(self._config, path, len(shape))
+        return NamedSharding(self._mesh, self._split(path, shape, spec) if self._split else spec)
 
     def _placed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*shape[:-1], shape[-1] * self._copies)

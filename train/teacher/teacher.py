@@ -1,0 +1,107 @@
+"""The target of a run: its weights, on the devices of the run's mesh, and its forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.pure import Params, bind
+from dart_jax.models.sharding.placement import TargetPlacement
+from dart_jax.models.sharding.program import ROWS
+from dart_jax.models.sharding.rules import target_specs, with_kv_heads
+from dart_jax.models.target import untie
+from dart_jax.weights.checkpoint import load_target, read_target_config
+from dart_jax.weights.digest import model_digest
+from train.data.batch import Batch, causal, positions
+from train.run.mesh import replicated, split_over_groups
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Teacher:
+    """A target on the devices of a run; where these are several, it is split as for decoding.
+
+    Attributes:
+      stored: the shapes of its checkpoint.
+      config: the shapes of `params`: on several devices, a head of its own and heads of keys and
+        values for each device.
+      params: the weights.
+      digest: identifies the checkpoint's config and weights, whatever the devices.
+      mesh: the devices; None for one.
+    """
+
+    stored: TargetConfig
+    config: TargetConfig
+    params: Params
+    digest: str
+    mesh: Mesh | None = None
+
+    @classmethod
+    def load(
+        cls, directory: Path, dtype: np.dtype, mesh: Mesh, *, split_over_data: bool = False
+    ) -> Teacher:
+        """Loads a checkpoint; a process reads no more of it than its devices get.
+
+        Args:
+          directory: in the Hugging Face layout.
+          dtype: of the weights.
+          mesh: the devices of the run.
+          split_over_data: whether weights are split over the mesh's axis "data" too.
+
+        Raises:
+          UserError: as `load_target`, or the devices cannot share the target.
+        """
+        if mesh.size == 1:
+            config, params = load_target(directory, dtype)
+            return cls(config, config, params, model_digest(config, params))
+        split = split_over_groups(mesh) if split_over_data else None
+        place = TargetPlacement(read_target_config(directory), mesh, split)
+        stored, params = load_target(directory, dtype, place=place)
+        digest = model_digest(stored, params, place.stored)
+        config, params = untie(with_kv_heads(stored, mesh), params, Execution(mesh=mesh))
+        return cls(stored, config, params, digest, mesh)
+
+    def head(self, ids: np.ndarray) -> jax.Array:
+        """The head's kernel for the tokens `ids`, int32 [Vd], on every device: float32 [D, Vd]."""
+
+        def columns(params: Params) -> jax.Array:
+            kernel = untie(self.config, params)[1]["lm_head"]["kernel"]
+            return jnp.take(kernel, jnp.asarray(ids), axis=1).astype(jnp.float32)
+
+        everywhere = None if self.mesh is None else replicated(self.mesh)
+        return jax.jit(columns, out_shardings=everywhere)(self.params)
+
+
+def forward(
+    config: TargetConfig, params: Params, batch: Batch, mesh: Mesh | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The target's features [B, T, 3D] and last hidden states [B, T, D], after its final norm.
+
+    Args:
+      config: the target's config.
+      params: its parameters.
+      batch: packed rows; B is a multiple of the mesh's groups.
+      mesh: the devices that share target and rows; None for one.
+    """
+
+    def run(params: Params, tokens: jax.Array, document: jax.Array) -> tuple[jax.Array, jax.Array]:
+        target = bind(config, params, Execution(mesh=mesh))
+        out = target(tokens, positions(document), causal(document))
+        return out.features, out.hidden
+
+    rows = jnp.asarray(batch.tokens), jnp.asarray(batch.document)
+    if mesh is None:
+        return run(params, *rows)
+    return jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(target_specs(config, params), ROWS, ROWS),
+        out_specs=(ROWS, ROWS),
+        check_vma=False,
+    )(params, *rows)
