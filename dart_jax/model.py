@@ -229,7 +229,9 @@ class DartModel(TextGenerator):
             if isinstance(drafter, NgramConfig) and self.ngram is None:
                 raise UserError("no n-gram model was loaded; pass one")
         # Drop the previous drafter's weights.
-        return dataclasses.replace(self, drafter=drafter, params={"target": self.params["target"]})
+        params: DecodeParams = {"target": self.params["target"]}
+        execution = self.execution.with_drafter(None)
+        return dataclasses.replace(self, drafter=drafter, params=params, execution=execution)
 
     def without_pair_scores(self) -> DartModel:
         """Returns the same model without its DART drafter's pair scores, if it has any."""
@@ -244,21 +246,25 @@ class DartModel(TextGenerator):
     ) -> DartModel:
         """Returns the model with the parameters of a drafter that fits the target."""
         params: DecodeParams = {"target": self.params["target"]}
+        execution, alone = self.execution.with_drafter(config), self.execution.alone
+        mesh = execution.mesh if execution.split_drafter else None
         if isinstance(config, TargetConfig):
-            config, params["drafter"] = _load_target(path, dtype, self.execution.alone)
+            config, params["drafter"] = _load_target(path, dtype, alone)
         else:
-            _, drafter, ids = load_drafter(
+            config, drafter, ids = load_drafter(
                 path,
                 dtype,
                 params["target"]["embed_tokens"],
-                narrow=self.execution.packed is not None,
-                rounded=self.execution.rounded,
+                narrow=execution.packed is not None,
+                mesh=mesh,
+                rounded=execution.rounded,
             )
-            params["drafter"] = self.execution.prepare(drafter)
+            prepare = alone.prepare if mesh is None else execution.prepare
+            params["drafter"] = prepare(drafter, config)
             params["draft_ids"] = jnp.asarray(ids)
-        if self.execution.mesh is not None:
-            params = {"target": params.pop("target"), **everywhere(self.execution.mesh, params)}
-        return dataclasses.replace(self, drafter=config, params=params)
+        if execution.mesh is not None:
+            params = everywhere(execution.mesh, params)
+        return dataclasses.replace(self, drafter=config, params=params, execution=execution)
 
     @classmethod
     def demo(cls, dtype: DTypeLike = "auto") -> DartModel:

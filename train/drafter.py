@@ -29,6 +29,7 @@ from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, abstract_params, init_params
+from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
 from dart_jax.programs.command_line import RESUMABLE, program
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
@@ -63,7 +64,7 @@ from train.run import config_file
 from train.run.checkpoints import best_params
 from train.run.config import TrainerConfig
 from train.run.distributed import wait
-from train.run.mesh import batch_sharding, make_mesh, on_mesh, replicated
+from train.run.mesh import batch_sharding, make_mesh, replicated
 from train.run.trainer import fit
 from train.teacher.outputs import cached_outputs
 from train.teacher.teacher import Teacher
@@ -146,7 +147,7 @@ def train(config: DrafterTraining) -> Path:
     forward = PackedForward(
         teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
     )
-    on_devices = frozen if teacher.mesh is None else on_mesh(mesh, frozen)
+    on_devices = frozen if teacher.mesh is None else everywhere(mesh, frozen)
     trained = fit(
         config.drafter.method,
         params=trained,

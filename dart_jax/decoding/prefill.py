@@ -35,7 +35,7 @@ from dart_jax.models.cache import Cache, capacity_of, first_rows, keep_rows, wai
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import rows_before
-from dart_jax.models.sharding.program import ALL, CACHE, DEVICE_ROWS, ROWS, program
+from dart_jax.models.sharding.program import ALL, CACHE, DRAFT_ROWS, ROWS, program
 from dart_jax.models.target import Target, TargetOutput
 
 
@@ -104,7 +104,7 @@ def divide(config: DecodeConfig, prompts: Prompts) -> list[Chunk]:
 
 
 # The specs of these, see `dart_jax.models.sharding.program`.
-CACHES = Caches(CACHE, DEVICE_ROWS)  # pyright: ignore[reportArgumentType]
+CACHES = Caches(CACHE, DRAFT_ROWS)  # pyright: ignore[reportArgumentType]
 
 
 @program(inputs={}, outputs=CACHES, static=("config", "batch", "capacity"))

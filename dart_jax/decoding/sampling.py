@@ -134,11 +134,7 @@ def draw(
     if sampling.temperature is None:
         return vocabulary.argmax(logits)
     assert noise is not None
-    if vocabulary.shards == 1:
-        noisy = add_noise(sampling, logits, noise, levels)
-    else:
-        below = logits - vocabulary.largest(logits)
-        noisy = _plus_noise(sampling, below, vocabulary.own(noise), levels)
+    noisy = add_noise(sampling, logits, noise, levels, vocabulary=vocabulary)
     if not filters(sampling):
         return vocabulary.argmax(noisy)
     logits = _scale(sampling, logits, vocabulary)
@@ -155,23 +151,28 @@ def draw(
     return _draw_from_nucleus(probability, noisy, sampling.top_p, vocabulary)
 
 
-def scale_and_filter(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
+def scale_and_filter(
+    sampling: SamplingValues, logits: jax.Array, vocabulary: Vocabulary = WHOLE
+) -> jax.Array:
     """Divides logits by the temperature, up to a constant, and filters them."""
-    return filter_logits(sampling, _scale(sampling, logits))
+    return filter_logits(sampling, _scale(sampling, logits, vocabulary), vocabulary)
 
 
-def filter_logits(sampling: SamplingValues, logits: jax.Array) -> jax.Array:
+def filter_logits(
+    sampling: SamplingValues, logits: jax.Array, vocabulary: Vocabulary = WHOLE
+) -> jax.Array:
     """Sets logits excluded by top-k, top-p or min-p to -inf; the logits are already divided by the
     temperature."""
     if sampling.top_k is not None:
-        logits = jnp.where(_top_k_mask(logits, sampling.top_k), logits, -jnp.inf)
+        kept = _top_k_mask(logits, sampling.top_k, vocabulary)
+        logits = jnp.where(kept, logits, -jnp.inf)
     if sampling.top_p is not None:
-        probability = jax.nn.softmax(logits, axis=-1)
-        threshold = _nucleus_threshold(probability, sampling.top_p)
+        probability = vocabulary.softmax(logits)
+        threshold = _nucleus_threshold(probability, sampling.top_p, vocabulary)
         logits = jnp.where(probability < threshold, -jnp.inf, logits)  # keeps NaN
     if sampling.min_p is not None:
-        probability = jax.nn.softmax(logits, axis=-1)
-        least = _least(probability, sampling.min_p)
+        probability = vocabulary.softmax(logits)
+        least = _least(probability, sampling.min_p, vocabulary)
         logits = jnp.where(probability < least, -jnp.inf, logits)
     return logits
 
@@ -266,7 +267,7 @@ def _top_k_mask(logits: jax.Array, k: jax.Array, vocabulary: Vocabulary = WHOLE)
     k = jnp.broadcast_to(per_row(k, logits.ndim), (*logits.shape[:-1], 1))
 
     def read() -> jax.Array:
-        top = vocabulary.top(logits, largest)
+        top, _ = vocabulary.top(logits, largest)
         return jnp.take_along_axis(_ordered(top), jnp.clip(k, 1, largest) - 1, axis=-1)
 
     # Which way is taken depends on k only, never on the rows; both find the same.
@@ -298,7 +299,9 @@ def _search_threshold(order: jax.Array, k: jax.Array, vocabulary: Vocabulary) ->
     return jax.lax.fori_loop(0, 32, try_bit, jnp.zeros((*order.shape[:-1], 1), jnp.uint32))
 
 
-def _nucleus_threshold(probability: jax.Array, top_p: jax.Array) -> jax.Array:
+def _nucleus_threshold(
+    probability: jax.Array, top_p: jax.Array, vocabulary: Vocabulary
+) -> jax.Array:
     """The largest threshold such that the tokens at least that likely sum to `top_p` or more.
 
     Bisects over the bits of a float32, which have the same order as the non-negative numbers they
@@ -312,7 +315,7 @@ def _nucleus_threshold(probability: jax.Array, top_p: jax.Array) -> jax.Array:
         low, high = bounds
         middle = low + (high - low) // 2
         value = jax.lax.bitcast_convert_type(middle, jnp.float32)
-        mass = jnp.sum(jnp.where(probability >= value, probability, 0.0), -1, keepdims=True)
+        mass = vocabulary.total(jnp.where(probability >= value, probability, 0.0))
         enough = mass >= top_p
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
@@ -331,6 +334,7 @@ def add_noise(
     noise: jax.Array,
     levels: jax.Array,
     ids: jax.Array | None = None,
+    vocabulary: Vocabulary = WHOLE,
 ) -> jax.Array:
     """Divides logits by the temperature, up to a constant, and adds noise.
 
@@ -340,17 +344,22 @@ def add_noise(
       noise: float32 [B, P, V], see `draw`.
       levels: int32 [B, T], the rows' columns of the noise.
       ids: int32 [size], the logits' tokens; None if they are all V.
+      vocabulary: of whose logits each device may have a part, [B, T, size / shards].
 
     Returns:
       float32 [B, T, size]; rows that hold NaN become NaN.
     """
 
     def plainly(logits, temperature, noise, levels, ids):
-        noise = noise if ids is None else jnp.take(noise, ids, axis=-1)
-        top = jnp.max(logits, axis=-1, keepdims=True)
+        if ids is None:
+            noise = vocabulary.own(noise)
+        else:
+            noise = jnp.take(noise, vocabulary.own(ids), axis=-1)
         scaling = sampling._replace(temperature=temperature)
-        return _plus_noise(scaling, logits - top, noise, levels)
+        return _plus_noise(scaling, logits - vocabulary.largest(logits), noise, levels)
 
+    if vocabulary.shards > 1:
+        return plainly(logits, sampling.temperature, noise, levels, ids)
     on_cpu = add_noise_native if available() else plainly
     return jax.lax.platform_dependent(
         logits, sampling.temperature, noise, levels, ids, cpu=on_cpu, default=plainly

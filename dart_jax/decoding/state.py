@@ -17,7 +17,7 @@ from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.cache import Cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.program import ALL, CACHE, DEVICE_ROWS, ROWS
+from dart_jax.models.sharding.program import ALL, CACHE, DEVICE_ROWS, DRAFT_ROWS, ROWS
 
 # "target": the target's parameters; "drafter": the drafter's, if it has any; "draft_ids":
 # int32 [Vd], the target ids of a DART or EAGLE-3 drafter's vocabulary.
@@ -193,5 +193,5 @@ class DecodeState:
 # few of them.
 _SPECS: dict[str, Any] = dict.fromkeys(DecodeState.__dataclass_fields__, DEVICE_ROWS)
 _SPECS |= dict.fromkeys(("context", "remaining", "scores", "trees"), ROWS)
-_SPECS |= {"target_cache": CACHE, "stop": ALL, "sampling": ALL}
+_SPECS |= {"target_cache": CACHE, "draft_state": DRAFT_ROWS, "stop": ALL, "sampling": ALL}
 STATE = DecodeState(**_SPECS)

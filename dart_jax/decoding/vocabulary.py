@@ -51,6 +51,13 @@ class Vocabulary:
         odds = jnp.exp(x - self.largest(x))
         return odds / self.total(odds)
 
+    def log_softmax(self, x: jax.Array) -> jax.Array:
+        """The logarithms of the probabilities of logits."""
+        if self.shards == 1:
+            return jax.nn.log_softmax(x, axis=-1)
+        below = x - self.largest(x)
+        return below - jnp.log(self.total(jnp.exp(below)))
+
     def at(self, x: jax.Array, token: jax.Array) -> jax.Array:
         """The numbers of tokens [...] in [..., V], [..., 1]; a negative one is token 0."""
         token = jnp.maximum(token, 0)[..., None]
@@ -60,13 +67,17 @@ class Vocabulary:
         found = jnp.take_along_axis(x, at, axis=-1, mode="fill", fill_value=0)
         return collectives.total(jnp.where(at < 0, 0, found))
 
-    def top(self, x: jax.Array, count: int) -> jax.Array:
-        """The largest `count` numbers of each row, descending; fewer if there are fewer."""
-        most, _ = exact_top_k(x, min(count, x.shape[-1]))
+    def top(self, x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+        """The largest `count` of each row of float32 numbers, descending, and where they are,
+        int32; of equal ones the first. Fewer if there are fewer."""
+        most, at = exact_top_k(x, min(count, x.shape[-1]))
         if self.shards == 1:
-            return most
-        every = collectives.joined(most)
-        return exact_top_k(every, min(count, every.shape[-1]))[0]
+            return most, at
+        bits = jax.lax.bitcast_convert_type(most, jnp.int32)
+        bits, places = collectives.joined(jnp.stack([bits, at + first(x.shape[-1])]))
+        every = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        best, chosen = exact_top_k(every, min(count, every.shape[-1]))
+        return best, jnp.take_along_axis(places, chosen, axis=-1)
 
     def argmax(self, x: jax.Array) -> jax.Array:
         """Which number is the largest of each row, int32; the first one wins ties; -1 if there is

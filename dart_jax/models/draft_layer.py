@@ -18,6 +18,7 @@ from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.collectives import own_part
 
 
 class Layer(nnx.Module):
@@ -41,10 +42,16 @@ class Layer(nnx.Module):
         else:
             self.k_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
             self.v_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
-        self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs)
+        split = execution.drafter_shards > 1
+        self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs, split=split)
         self.post_attention_layernorm = RMSNorm(d, config.rms_norm_eps, dtype=dtype)
         self.mlp = GatedMLP(
-            d, config.intermediate_size, dtype=dtype, rngs=rngs, fused=execution.fused
+            d,
+            config.intermediate_size,
+            dtype=dtype,
+            rngs=rngs,
+            fused=execution.fused,
+            split=split,
         )
 
     def queries(self, inputs: jax.Array) -> jax.Array:
@@ -86,6 +93,8 @@ class LaterLayer(Layer):
 class DraftLayer(Layer):
     """The first decoder layer, the final norm and the head; drafters add the input projection."""
 
+    fc: Linear
+
     def __init__(
         self, config: DraftLayerConfig, execution: Execution, *, dtype: DTypeLike, rngs: nnx.Rngs
     ):
@@ -100,8 +109,14 @@ class DraftLayer(Layer):
         """Normalises and concatenates two halves [B, T, D] to the layer's inputs [B, T, 2D]."""
         return jnp.concatenate([self.input_layernorm(embeds), self.hidden_norm(hidden)], axis=-1)
 
+    def project(self, features: jax.Array) -> jax.Array:
+        """The target's features [..., 3D] -> the residual stream [..., D]."""
+        shards = self.execution.drafter_shards
+        return self.fc(features if shards == 1 else own_part(features, shards))
+
     def head(self, normed: jax.Array) -> jax.Array:
-        """Normalised [..., D] -> float32 logits [..., Vd]."""
+        """Normalised [..., D] -> float32 logits [..., Vd]; where devices share the drafter, a
+        device's part of the draft vocabulary."""
         return self.lm_head.logits(normed)
 
 

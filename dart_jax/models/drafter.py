@@ -42,7 +42,8 @@ class Drafter(DraftLayer):
         self.config = config
         d = config.hidden_size
         # Initialised before the layer, so that a seed keeps giving the same parameters.
-        self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
+        split = execution.drafter_shards > 1
+        self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs, split=split)
         self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
         super().__init__(config, execution, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
@@ -74,7 +75,7 @@ class Drafter(DraftLayer):
           length: int32 [B], valid rows of the cache.
 
         Returns:
-          float32 logits [B, d, Vd] and the keys and values of the real rows.
+          float32 logits [B, d, Vd] (see `head`) and the keys and values of the real rows.
         """
         normed, rows = self.normed_rows(features, embeds, positions, last, cache, length)
         return self.head(normed), rows
@@ -99,7 +100,7 @@ class Drafter(DraftLayer):
         seen = (column <= row) & ((column >= t) | (column <= at[:, :, None]) | (row < t))
 
         # Before the first layer all mask rows are identical: one row represents them.
-        residual = self.fc(features)
+        residual = self.project(features)
         mask_rep = jnp.broadcast_to(self.mask_rep[...], (b, 1, 2 * self.config.hidden_size))
         inputs = jnp.concatenate([self.join(embeds, residual), mask_rep], axis=1)
         x = jnp.concatenate([residual, mask_rep[..., : residual.shape[2]]], axis=1)

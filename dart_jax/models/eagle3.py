@@ -42,7 +42,8 @@ class Eagle3Drafter(DraftLayer):
     ):
         self.config = config
         d = config.hidden_size
-        self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs)
+        split = execution.drafter_shards > 1
+        self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs, split=split)
         super().__init__(config, execution, dtype=dtype, rngs=rngs)
 
     def keys_at(self, inputs: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,10 +74,6 @@ class Eagle3Drafter(DraftLayer):
         q = rotate(self.queries(inputs), positions, self.config.rope)
         return self.finish(hidden, [Segment(q, *rows) for rows in seen], prefix)
 
-    def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Log-probabilities of the token after each row's: [B, T, D] -> float32 [B, T, Vd]."""
-        return jax.nn.log_softmax(self.logits(hidden), axis=-1)
-
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """[..., D] after the layer -> float32 logits [..., Vd]."""
+        """[..., D] after the layer -> float32 logits [..., Vd] (see `head`)."""
         return self.head(self.norm(hidden))

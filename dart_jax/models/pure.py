@@ -60,9 +60,11 @@ def bind(
 ) -> Any:
     """Returns the module with these parameters; call this while tracing, never in a hot loop.
 
-    Where devices share a target, the parameters are one device's part of them.
+    Where devices share a model, the parameters are one device's part of them.
     """
     execution = dataclasses.replace(execution, fused=is_fused(params))
-    if isinstance(config, TargetConfig) and execution.shards > 1:
-        config = one_device(config, execution.shards)
+    target = isinstance(config, TargetConfig)
+    shards = execution.shards if target else execution.drafter_shards
+    if shards > 1:
+        config = one_device(config, shards)
     return nnx.merge(_split(config, execution)[0], params)

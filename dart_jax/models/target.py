@@ -39,7 +39,7 @@ from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.int8 import Kernel, rounded_transposed
 from dart_jax.models.rope import rotate
-from dart_jax.models.sharding.rules import target_specs
+from dart_jax.models.sharding.rules import model_specs
 
 
 class TargetOutput(NamedTuple):
@@ -345,7 +345,7 @@ def untie(
 
     config = dataclasses.replace(config, tie_word_embeddings=False)
     if (mesh := execution.mesh) is not None:
-        specs = target_specs(config, jax.eval_shape(head, table))
+        specs = model_specs(config, jax.eval_shape(head, table))
         parts = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         return config, {**params, **jax.jit(head, out_shardings=parts)(table)}
     return config, {**params, **head(table)}

@@ -32,7 +32,7 @@ from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.mesh import MODEL
-from dart_jax.models.sharding.program import ALL, program
+from dart_jax.models.sharding.program import ALL, OnDevices, program
 from dart_jax.serving.config import Level
 from dart_jax.serving.request import MOST_LOGPROBS
 from dart_jax.serving.rows import Rows, sampling_of, unpack
@@ -51,7 +51,8 @@ class Pools(NamedTuple):
 
 
 # Their specs (see `dart_jax.models.sharding.program`): pages are split by heads.
-_SPECS: Any = P(None, MODEL), ALL
+_PAGES = P(None, MODEL)
+_SPECS: Any = _PAGES, OnDevices(ALL, _PAGES)
 _POOLS = Pools(*_SPECS)
 
 
@@ -91,6 +92,11 @@ class StepProgram:
     def target(self) -> TargetConfig:
         """The target."""
         return self.config.target
+
+    @property
+    def drafter(self) -> Any:
+        """The drafter."""
+        return self.config.drafter
 
     @property
     def execution(self) -> Execution:

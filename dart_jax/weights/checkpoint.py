@@ -24,7 +24,7 @@ from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.placement import DEFAULT, Placement, TargetPlacement
+from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, everywhere
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
 from dart_jax.weights.parameters import (
@@ -127,7 +127,7 @@ def load_target(
         files.tensors.pop("lm_head.weight", None)
     for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
         del files.tensors[name]  # old files store what the config determines
-    place = place if mesh is None else TargetPlacement(config, mesh)
+    place = place if mesh is None else ModelPlacement(config, mesh)
     params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
     return config if mesh is None else with_kv_heads(config, mesh), params
 
@@ -179,6 +179,7 @@ def load_drafter(
     embedding: jax.Array | None = None,
     *,
     narrow: bool = False,
+    mesh: Mesh | None = None,
     rounded: bool = False,
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
     """Reads a DART or EAGLE-3 drafter in the reference's layout.
@@ -190,6 +191,7 @@ def load_drafter(
         an embedding; it must equal this one, up to rounding to the file's dtype. Such files are
         rejected if no embedding is given.
       narrow: as for `load_target`.
+      mesh: devices that share the drafter, as for `load_target`; None if each has all of it.
       rounded: as for `load_target`.
 
     Returns:
@@ -207,12 +209,13 @@ def load_drafter(
     pairs = None
     if isinstance(config, DrafterConfig) and config.pair_rank:
         pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
-    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded)
+    place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
+    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
     if pairs is not None:
-        params["pairs"] = pairs
+        params["pairs"] = pairs if mesh is None else everywhere(mesh, pairs)
     if own is not None:
         _check_embedding(files.path, own, embedding)
-    return config, params, ids
+    return config if mesh is None else with_kv_heads(config, mesh), params, ids
 
 
 def save_drafter(

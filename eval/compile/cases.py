@@ -90,11 +90,14 @@ class Case:
             target = dataclasses.replace(target, tie_word_embeddings=False)  # see `untie`
         eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
         drafter = eagle or drafter_of(target)
-        if (mesh := self.execution.mesh) is not None:  # as `DartModel.from_pretrained` does
+        execution = self.execution.with_drafter(drafter)
+        if (mesh := execution.mesh) is not None:  # as `DartModel.from_pretrained` does
             target = dataclasses.replace(with_kv_heads(target, mesh), tie_word_embeddings=False)
+            if execution.split_drafter:
+                drafter = with_kv_heads(drafter, mesh)
         if self.method == "plain":
-            return DecodeConfig(target, execution=self.execution)
-        return DecodeConfig(target, drafter, self.nodes, execution=self.execution)
+            return DecodeConfig(target, execution=execution)
+        return DecodeConfig(target, drafter, self.nodes, execution=execution)
 
     @property
     def whole(self) -> Case:
@@ -120,7 +123,7 @@ class Case:
         prefill, step and loop are spread."""
         config = self.config
         mesh = self.execution.mesh
-        on = partial(_on, mesh or device)
+        on = partial(_on, config, mesh or device)
         params = on(self._params(), self._param_specs)
         if program == "prefill":
             prompts = on(self._prompts(self.prompt), (ROWS, ROWS, ROWS, ALL, ALL, ALL))
@@ -198,9 +201,9 @@ class Case:
     def _cached(self) -> list[jax.ShapeDtypeStruct]:
         """The caches in one piece, of target and drafter."""
         state, _ = self._prefilled
-        caches, specs = (state.target_cache, state.draft_state), (STATE.target_cache, ROWS)
-        mesh = self.execution.mesh
-        return jax.tree.leaves(caches if mesh is None else _on(mesh, caches, specs))
+        caches = state.target_cache, state.draft_state
+        specs, mesh = (STATE.target_cache, STATE.draft_state), self.execution.mesh
+        return jax.tree.leaves(caches if mesh is None else _on(self.config, mesh, caches, specs))
 
     @property
     def cache_bytes(self) -> int:
@@ -211,7 +214,7 @@ class Case:
     def weight_bytes(self) -> int:
         """Bytes of the weights that a device holds, the table of embeddings included."""
         mesh, params = self.execution.mesh, self._params()
-        placed = params if mesh is None else _on(mesh, params, self._param_specs)
+        placed = params if mesh is None else _on(self.config, mesh, params, self._param_specs)
         return sum(_bytes(x) for x in jax.tree.leaves(placed))
 
     @property
@@ -299,7 +302,7 @@ def _ints(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def _on(where: Any, tree: Any, specs: Any = ALL) -> Any:
+def _on(config: DecodeConfig, where: Any, tree: Any, specs: Any = ALL) -> Any:
     """The same shapes on a device, or on a mesh in parts; `specs` may be a tree's beginning."""
 
     def placed(spec: P, part: Any) -> Any:
@@ -311,7 +314,7 @@ def _on(where: Any, tree: Any, specs: Any = ALL) -> Any:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
         )
 
-    return jax.tree.map(placed, specs_of(specs), tree, is_leaf=lambda x: isinstance(x, P))
+    return jax.tree.map(placed, specs_of(specs, config), tree, is_leaf=lambda x: isinstance(x, P))
 
 
 def _local(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:

@@ -41,6 +41,15 @@ def test_eight_devices_decode_as_one(tmp_path, targets, cases):
         # The largest logit of each device and its token, of a group's rows.
         assert [math.prod(shape) for shape in exchanged.pop("all-gather")] == [devices * 2 * rows]
         assert not exchanged
+        # The drafter's too: its projection of features, attention and MLP; and the candidates of
+        # each device, 25 for each of four positions.
+        exchanged = report["drafting"][name]
+        assert len(exchanged.pop("all-reduce")) == layers + 3, name
+        gathered = [math.prod(shape) for shape in exchanged.pop("all-gather")]
+        candidates = min(25, 320 // devices) * 4
+        assert gathered == [devices * 2 * rows * 9, devices * 2 * rows * candidates]
+        assert not exchanged
+        assert report["split"][name] == 1 / devices
 
 
 PROGRAM = [sys.executable, str(SUPPORT / "several_processes.py")]

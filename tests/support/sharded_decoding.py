@@ -131,11 +131,13 @@ def logits(model: DartModel) -> np.ndarray:
 
 
 def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
-    """The collectives of a plain step, and the shapes of their results."""
-    decoder = model.decoder(max_length=64, nodes=0)
+    """The collectives of a step, and the shapes of their results."""
+    nodes = 0 if model.drafter is None else 8
+    decoder = model.decoder(max_length=64, nodes=nodes)
     prompts = decoder.pad(PROMPTS, 8)
     state, _ = start(decoder.config, decoder.params, prompts, decoder.options(0))
-    text = step.lower(decoder.config, decoder.params, state).compile().as_text()
+    trees = np.zeros((len(PROMPTS), 3, nodes + 1), np.int32) if decoder.config.searches else None
+    text = step.lower(decoder.config, decoder.params, state, trees).compile().as_text()
     found: dict[str, list[list[int]]] = collections.defaultdict(list)
     for shapes, kind in re.findall(r"= (.+?) (all-[a-z]+|collective-\w+)(?:-start)?\(", text):
         for shape in re.findall(r"\[([\d,]*)\]", shapes):
@@ -171,15 +173,20 @@ class Models:
 
 
 def main(directory: Path, targets: list[str]) -> None:
-    report: dict[str, Any] = {"same": {}, "exchanged": {}, "logits": {}}
+    names = "same", "exchanged", "drafting", "split", "logits"
+    report: dict[str, Any] = {name: {} for name in names}
     for target in targets:
         models = Models(directory, target)
         for (mesh, method), some in itertools.groupby(
             cases(target), key=lambda case: (case.mesh, case.method)
         ):
             one, several = models.load(method), models.load(method, mesh)
+            name = f"{target}, {mesh}"
+            if method == "dart":
+                report["drafting"][name] = exchanged(several)
+                split = several.params["drafter"]["lm_head"]["kernel"]
+                report["split"][name] = split.sharding.shard_shape(split.shape)[1] / split.shape[1]
             if method == "plain":
-                name = f"{target}, {mesh}"
                 report["exchanged"][name] = exchanged(several)
                 apart = float(np.abs(logits(one) - logits(several)).max())
                 report["logits"][name] = apart

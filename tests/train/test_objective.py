@@ -220,7 +220,7 @@ def test_eagle3_is_trained_as_it_drafts(batch, target):
                 )[row, 0]
             ):
                 expected -= 0.8 ** (t - 1) * float(
-                    drafter.log_probs(hidden)[0, 0, batch.tokens[row, n + 1 + t]]
+                    jax.nn.log_softmax(drafter.logits(hidden))[0, 0, batch.tokens[row, n + 1 + t]]
                 )
             following = tokens[:, at + 1 + t : at + 2 + t]
             inputs = drafter.join(module.embed(following), hidden)

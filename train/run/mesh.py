@@ -118,18 +118,6 @@ def place(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(put, tree, shardings)
 
 
-def on_mesh(mesh: Mesh, tree: Any) -> Any:
-    """Copies to all devices those arrays of a tree that are not on the mesh yet; process-local ones
-    must be equal in all processes."""
-
-    def moved(leaf: Any) -> jax.Array:
-        sharding = getattr(leaf, "sharding", None)
-        there = isinstance(sharding, NamedSharding) and sharding.mesh == mesh
-        return leaf if there else put(leaf, replicated(mesh))
-
-    return jax.tree.map(moved, tree)
-
-
 def _split_largest(spec: list[str | None], shape: Sequence[int], mesh: Mesh) -> None:
     """Assigns "data" to the largest axis that is not yet split and divides evenly."""
     if int(np.prod(shape)) < SMALL:

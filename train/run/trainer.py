@@ -23,6 +23,7 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import writing
 from dart_jax.models.pure import Params
+from dart_jax.models.sharding.placement import everywhere
 from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints
 from train.run.config import TrainerConfig
@@ -31,7 +32,6 @@ from train.run.mesh import (
     batch_sharding,
     fsdp_shardings,
     make_mesh,
-    on_mesh,
     place,
     replicated,
 )
@@ -125,7 +125,7 @@ def fit(
         done, state = resumed or (0, jax.jit(initial_state, out_shardings=shardings)(placed))
         if done >= config.steps:
             return gathered(state.params)
-        frozen = on_mesh(mesh, frozen)
+        frozen = everywhere(mesh, frozen)
         work = StepWork(tokens_per_step)
         if flops_per_step:
             work = StepWork(

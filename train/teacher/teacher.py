@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
-from dart_jax.models.sharding.placement import TargetPlacement
+from dart_jax.models.sharding.placement import ModelPlacement
 from dart_jax.models.sharding.program import ROWS
-from dart_jax.models.sharding.rules import target_specs, with_kv_heads
+from dart_jax.models.sharding.rules import model_specs, with_kv_heads
 from dart_jax.models.target import untie
 from dart_jax.weights.checkpoint import load_target, read_target_config
 from dart_jax.weights.digest import model_digest
@@ -61,7 +61,7 @@ class Teacher:
             config, params = load_target(directory, dtype)
             return cls(config, config, params, model_digest(config, params))
         split = split_over_groups(mesh) if split_over_data else None
-        place = TargetPlacement(read_target_config(directory), mesh, split)
+        place = ModelPlacement(read_target_config(directory), mesh, split)
         stored, params = load_target(directory, dtype, place=place)
         digest = model_digest(stored, params, place.stored)
         config, params = untie(with_kv_heads(stored, mesh), params, Execution(mesh=mesh))
@@ -101,7 +101,7 @@ def forward(
     return jax.shard_map(
         run,
         mesh=mesh,
-        in_specs=(target_specs(config, params), ROWS, ROWS),
+        in_specs=(model_specs(config, params), ROWS, ROWS),
         out_specs=(ROWS, ROWS),
         check_vma=False,
     )(params, *rows)

@@ -23,7 +23,7 @@ from dart_jax.decoding.step import draft, draws_of, exact_products, noise_of_dra
 from dart_jax.models.cache import capacity_of
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.mesh import first_of
-from dart_jax.models.sharding.program import DEVICE_ROWS, ROWS, program
+from dart_jax.models.sharding.program import DRAFT_ROWS, ROWS, program
 
 
 class TreeSize(NamedTuple):
@@ -170,8 +170,8 @@ def _rows(state: DecodeState) -> int:
 
 
 @program(
-    inputs={"draft_state": DEVICE_ROWS, "paused": ROWS, "length": ROWS},
-    outputs=DEVICE_ROWS,
+    inputs={"draft_state": DRAFT_ROWS, "paused": ROWS, "length": ROWS},
+    outputs=DRAFT_ROWS,
     static=("config", "capacity"),
     donated=("draft_state",),
 )

@@ -16,7 +16,7 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.sampling import divided
-from dart_jax.decoding.vocabulary import exact_top_k
+from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.cache import Cache, KVCache, extend, first_rows, keep_rows, wait_for
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig
@@ -78,8 +78,9 @@ class Dart(DraftingMethod):
         logits, normed, rows = self.forward(draft_state, inputs)
         draft_ids, noise = inputs.params["draft_ids"], inputs.noise
         noise = None if noise is None else noise[:, : logits.shape[1]]
-        logits = coupled(inputs, logits, draft_ids, noise)
-        candidates, index = self.top_candidates(draft_ids, logits)
+        vocabulary = Vocabulary(inputs.target.execution.drafter_shards)
+        logits = coupled(inputs, logits, draft_ids, noise, vocabulary)
+        candidates, index = self.top_candidates(draft_ids, logits, vocabulary)
         if self.pairs:
             pairs = self._drafter(inputs).pairs.tables(normed, index)
             if noise is not None:  # as `coupled` divides the logits
@@ -94,7 +95,8 @@ class Dart(DraftingMethod):
         If the tree is too small to use all drafted positions, only the first ones are computed.
 
         Returns:
-          float32 logits [B, d, Vd]; what the head read, [B, d, D]; and the new rows for the cache.
+          float32 logits [B, d, Vd] (see `DraftLayer.head`); what the head read, [B, d, D]; and the
+          new rows for the cache.
         """
         drafter, embeds = self._drafter(inputs), inputs.target.embed(inputs.next_tokens)
         normed, rows = drafter.normed_rows(
@@ -103,10 +105,10 @@ class Dart(DraftingMethod):
         return drafter.head(normed), normed, rows
 
     def top_candidates(
-        self, draft_ids: jax.Array, logits: jax.Array
+        self, draft_ids: jax.Array, logits: jax.Array, vocabulary: Vocabulary = WHOLE
     ) -> tuple[Candidates, jax.Array]:
         """Returns each position's top-k candidates, without pair scores, and their draft ids."""
-        top, index = exact_top_k(logits, self.candidates)
+        top, index = vocabulary.top(logits, self.candidates)
         return Candidates(jnp.take(draft_ids, index), top), index
 
     def _drafter(self, inputs: DraftInput) -> Drafter:

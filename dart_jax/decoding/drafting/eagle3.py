@@ -9,6 +9,7 @@ import jax
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
+from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.cache import Cache, extend, keep_rows, wait_for
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.pure import bind
@@ -42,18 +43,20 @@ class Eagle3(DraftingMethod):
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config, rows.params["drafter"], rows.target.execution)
         embeds = rows.target.embed(rows.next_tokens)
-        inputs = drafter.join(embeds, drafter.fc(rows.features))
+        inputs = drafter.join(embeds, drafter.project(rows.features))
         read = (drafter.keys_at(inputs, rows.positions),)
         return keep_rows(draft_state, read, rows.start, rows.capacity)
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
+        vocabulary = Vocabulary(inputs.target.execution.drafter_shards)
 
         def couple(log_probs: jax.Array, level: jax.Array) -> jax.Array:
             if inputs.noise is None:
                 return log_probs
             noise = jax.lax.dynamic_slice_in_dim(inputs.noise, level, 1, axis=1)
-            return jax.nn.log_softmax(coupled(inputs, log_probs, inputs.params["draft_ids"], noise))
+            draft_ids = inputs.params["draft_ids"]
+            return vocabulary.log_softmax(coupled(inputs, log_probs, draft_ids, noise, vocabulary))
 
         trees, rows = draft_tree(
             self.tree,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.vocabulary import exact_top_k
+from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.errors import UserError
 from dart_jax.models.attention.segments import Prefix
 from dart_jax.models.cache import Cache, KVCache
@@ -53,7 +53,8 @@ class Eagle3Tree:
         return self.depth + 1
 
 
-# Changes the log-probabilities, float32 [B, T, Vd], of the tokens after rows of a depth.
+# Changes the log-probabilities, float32 [B, T, Vd], of the tokens after rows of a depth; where
+# devices share the drafter, a device's part of them.
 Couple = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -149,7 +150,7 @@ def draft_tree(
 
     # Only the last real row proposes tokens; the others only contribute keys and values.
     at = last[:, None]
-    hidden = drafter.fc(features)
+    hidden = drafter.project(features)
     inputs = drafter.join(embed(next_tokens), hidden)
     k, v = real_rows = drafter.keys_at(inputs, positions)
     real = jnp.arange(p, dtype=jnp.int32)[None] <= at
@@ -229,7 +230,9 @@ def _propose(
       scores: float32 [B, T], the rows' scores.
       numbers: int32 [B, T], the rows' numbers.
     """
-    log_probs, ids = exact_top_k(couple(drafter.log_probs(hidden), level), top_k)
+    vocabulary = Vocabulary(drafter.execution.drafter_shards)
+    log_probs = vocabulary.log_softmax(drafter.logits(hidden))
+    log_probs, ids = vocabulary.top(couple(log_probs, level), top_k)
     tokens = jnp.take(draft_ids, ids).reshape(ids.shape[0], -1)
     return _Candidates(
         scores=(scores[:, :, None] + log_probs).reshape(tokens.shape),

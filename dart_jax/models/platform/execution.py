@@ -10,16 +10,16 @@ from jax.sharding import Mesh
 
 from dart_jax.errors import UserError
 from dart_jax.models.attention.attend import AttentionKernel
-from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu import foreign
 from dart_jax.models.cpu.tiles import Packed
+from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.experts.moe import ExpertsKernel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform import pallas
 from dart_jax.models.platform.fusion import fuse, pack
 from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.sharding.mesh import DATA, MODEL
-from dart_jax.models.sharding.rules import target_specs
+from dart_jax.models.sharding.rules import SplitConfig, divides, model_specs
 
 # How a loaded model's weights are stored: as they are, or rounded to 8 bits. int8 is the platform's
 # own form, which on CPUs is `cpu.tiles`; int8-channels is that of GPUs and TPUs, `int8`, anywhere.
@@ -52,6 +52,7 @@ class Execution:
       rounded: whether the weights of a loaded model's products are in 8 bits, with a scale for each
         output (see `int8`).
       mesh: the devices that decode together (see `dart_jax.models.sharding`); None for one.
+      split_drafter: whether these share the drafter's weights, too; otherwise each has all.
     """
 
     attention: AttentionKernel = "dense"
@@ -61,11 +62,17 @@ class Execution:
     packed: Packed | None = None
     rounded: bool = False
     mesh: Mesh | None = None
+    split_drafter: bool = False
 
     @property
     def shards(self) -> int:
         """Devices that share a target's weights."""
         return 1 if self.mesh is None else self.mesh.shape[MODEL]
+
+    @property
+    def drafter_shards(self) -> int:
+        """Devices that share a drafter's weights."""
+        return self.shards if self.split_drafter else 1
 
     @property
     def groups(self) -> int:
@@ -75,7 +82,15 @@ class Execution:
     @property
     def alone(self) -> Execution:
         """For a model that every device has as a whole."""
-        return dataclasses.replace(self, mesh=None)
+        return dataclasses.replace(self, mesh=None, split_drafter=False)
+
+    def with_drafter(self, drafter: object) -> Execution:
+        """The same for a drafter, which devices share if they can. A small language model they do
+        not: it has many layers, and what each exchanges takes longer than to read its weights."""
+        split = False
+        if self.mesh is not None and isinstance(drafter, DraftLayerConfig):
+            split = self.shards > 1 and divides(drafter, self.mesh)
+        return dataclasses.replace(self, split_drafter=split)
 
     def on(self, mesh: Mesh) -> Execution:
         """The same on several devices. On CPUs plain JAX: they are for trying out."""
@@ -136,9 +151,9 @@ class Execution:
             return dataclasses.replace(best, packed=weights_dtype)
         return dataclasses.replace(best, packed=None, rounded=True)
 
-    def prepare(self, params: Params, config: TargetConfig | None = None) -> Params:
-        """Returns loaded parameters as they are used; consumes `params`. `config`: of the target,
-        if they are one's that devices share."""
+    def prepare(self, params: Params, config: SplitConfig | None = None) -> Params:
+        """Returns loaded parameters as they are used; consumes `params`. `config`: the model's, if
+        devices share it."""
         if self.rounded:
             params = round_params(params)
         if self.mesh is not None and config is not None:
@@ -147,9 +162,9 @@ class Execution:
         return pack(params, self.packed) if self.packed else params
 
 
-def _fuse_parts(mesh: Mesh, config: TargetConfig, params: Params) -> Params:
+def _fuse_parts(mesh: Mesh, config: SplitConfig, params: Params) -> Params:
     """`fuse` for the part of every device."""
-    parts = target_specs(config, params)
-    joined = target_specs(config, jax.eval_shape(fuse, params))
+    parts = model_specs(config, params)
+    joined = model_specs(config, jax.eval_shape(fuse, params))
     run = jax.shard_map(fuse, mesh=mesh, in_specs=(parts,), out_specs=joined, check_vma=False)
     return jax.jit(run, donate_argnums=0)(params)

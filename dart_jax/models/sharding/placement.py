@@ -14,9 +14,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dart_jax.models.config import TargetConfig
 from dart_jax.models.sharding.mesh import MODEL
-from dart_jax.models.sharding.rules import check_divides, spec_of
+from dart_jax.models.sharding.rules import SplitConfig, check_divides, spec_of
 
 # Of all heads of keys and values.
 _KV = ("k_proj", "v_proj", "k_norm")
@@ -85,19 +84,19 @@ class ShardedPlacement(Placement):
         return multihost_utils.process_allgather(counts).sum(axis=0)
 
 
-class TargetPlacement(ShardedPlacement):
-    """Puts a target's parameters on the devices that share it."""
+class ModelPlacement(ShardedPlacement):
+    """Puts a model's parameters on the devices that share it."""
 
-    def __init__(self, config: TargetConfig, mesh: Mesh, split: Split | None = None):
+    def __init__(self, config: SplitConfig, mesh: Mesh, split: Split | None = None):
         """Prepares the placement.
 
         Args:
-          config: the target's, as in its files.
+          config: the model's, as in its files.
           mesh: the devices.
           split: splits parameters further than the rules do; None does not.
 
         Raises:
-          UserError: the target cannot be split.
+          UserError: the model cannot be split.
         """
         check_divides(config, mesh)
         self._config, self._mesh, self._split = config, mesh, split
@@ -189,10 +188,16 @@ def _put_parts(
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
-def everywhere(mesh: Mesh, params: Any) -> Any:
-    """The same parameters, whole on every device; every process must have them."""
-    whole = NamedSharding(mesh, P())
-    return jax.tree.map(lambda x: put(x, whole), params)
+def everywhere(mesh: Mesh, tree: Any) -> Any:
+    """Copies those arrays of a tree to every device that are not on the mesh yet; every process
+    must have them, and the same."""
+
+    def moved(leaf: Any) -> jax.Array:
+        sharding = getattr(leaf, "sharding", None)
+        there = isinstance(sharding, NamedSharding) and sharding.mesh == mesh
+        return leaf if there else put(leaf, NamedSharding(mesh, P()))
+
+    return jax.tree.map(moved, tree)
 
 
 def put(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -20,24 +20,32 @@ from jax.sharding import PartitionSpec as P
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.sharding.mesh import DATA, MODEL
-from dart_jax.models.sharding.rules import target_specs
+from dart_jax.models.sharding.rules import model_specs
 
 
 @dataclasses.dataclass(frozen=True)
 class OnDevices:
-    """The spec of what the host never reads: a process has no more of it than its devices."""
+    """The spec of what the host never reads: a process has no more of it than its devices.
+
+    Attributes:
+      spec: the spec.
+      split: the spec if devices share the drafter; None for the same.
+    """
 
     spec: P
+    split: P | None = None
 
 
-# On all devices; by rows; and keys and values of the target [B, K, S, h], by rows and heads.
+# On all devices; by rows; and keys and values [B, K, S, h], by rows and heads.
 ALL, ROWS, CACHE = P(), P(DATA), P(DATA, MODEL)
-DEVICE_ROWS = OnDevices(ROWS)
+DEVICE_ROWS, DRAFT_ROWS = OnDevices(ROWS), OnDevices(ROWS, CACHE)
 
 
 class _Execution(Protocol):
     @property
     def mesh(self) -> Mesh | None: ...
+    @property
+    def split_drafter(self) -> bool: ...
 
 
 class _Config(Protocol):
@@ -46,14 +54,18 @@ class _Config(Protocol):
     @property
     def target(self) -> TargetConfig: ...
     @property
+    def drafter(self) -> Any: ...
+    @property
     def execution(self) -> _Execution: ...
 
 
 def param_specs(config: _Config, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The specs of the models' parameters by name: those of "target" are split, others are whole on
-    every device."""
+    """The specs of the models' parameters by name: those of "target" are split, and perhaps those
+    of "drafter"; others are whole on every device."""
     specs: dict[str, Any] = dict.fromkeys(params, ALL)
-    return specs | {"target": target_specs(config.target, params["target"])}
+    if config.execution.split_drafter and "drafter" in params:
+        specs["drafter"] = model_specs(config.drafter, params["drafter"])
+    return specs | {"target": model_specs(config.target, params["target"])}
 
 
 def program(
@@ -70,15 +82,15 @@ def program(
     Args:
       inputs: the specs of its other arrays, by name; trees of specs, or their beginnings.
       outputs: the specs of its results, in the same way. Of those by rows, every process gets all
-        rows, unless they are `DEVICE_ROWS`.
+        rows, unless they are `DEVICE_ROWS` or `DRAFT_ROWS`.
       static: names of arguments that programs are compiled for.
       donated: names of arguments whose memory may be reused.
-      config: the name of the argument that is the config, or has its `target` and `execution`.
+      config: the name of the argument that is the config, or has its `target`, `drafter` and
+        `execution`.
     """
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
-        results_specs = specs_of(outputs)
 
         @partial(jax.jit, static_argnames=static, donate_argnames=donated)
         @wraps(function)
@@ -90,13 +102,16 @@ def program(
                 return function(*args, **options)
             fixed = {name: value for name, value in given.items() if name in static}
             arrays = {name: value for name, value in given.items() if name not in static}
-            specs = {n: None if x is None else specs_of(inputs.get(n)) for n, x in arrays.items()}
+            specs = {
+                name: None if x is None else specs_of(inputs.get(name), compiled_for)
+                for name, x in arrays.items()
+            }
             specs["params"] = param_specs(compiled_for, arrays["params"])
             results = jax.shard_map(
                 lambda arrays: function(**fixed, **arrays),
                 mesh=mesh,
                 in_specs=(specs,),
-                out_specs=results_specs,
+                out_specs=specs_of(outputs, compiled_for),
                 check_vma=False,
             )(arrays)
             everywhere = NamedSharding(mesh, ALL)
@@ -120,7 +135,12 @@ def _is_spec(x: Any) -> bool:
     return isinstance(x, P | OnDevices)
 
 
-def specs_of(tree: Any) -> Any:
+def specs_of(tree: Any, config: _Config) -> Any:
     """The specs in a tree of them, for `jax.shard_map`."""
-    of = lambda x: x.spec if isinstance(x, OnDevices) else x  # noqa: E731
-    return jax.tree.map(of, tree, is_leaf=_is_spec)
+
+    def spec(x: P | OnDevices) -> P:
+        if not isinstance(x, OnDevices):
+            return x
+        return x.split if x.split is not None and config.execution.split_drafter else x.spec
+
+    return jax.tree.map(spec, tree, is_leaf=_is_spec)

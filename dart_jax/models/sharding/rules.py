@@ -1,17 +1,18 @@
-"""Which axis of a target's weights is split among the devices of the mesh's axis "model".
+"""Which axis of a model's weights is split among the devices of the mesh's axis "model".
 
 As in Megatron-LM (Shoeybi et al., arXiv 1909.08053): the projections that read the residual stream
 are split by their outputs, so that each device has some heads and some columns of the MLP, and
 those that write it by their inputs; what they write is a part of a sum. The head is split by the
-vocabulary, a mixture by its experts. All else is small and on every device, and so is the table of
-embeddings, of which a step reads a few rows.
+vocabulary, a mixture by its experts. A drafter's projection of the target's features is split by
+its inputs. All else is small and on every device, and so is the table of embeddings, of which a
+step reads a few rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -20,9 +21,13 @@ from jax.tree_util import GetAttrKey
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.sharding.mesh import MODEL
 
 OUT, IN, EXPERTS = -1, -2, 0
+
+SplitConfig = TargetConfig | DraftLayerConfig
+AnySplitConfig = TypeVar("AnySplitConfig", bound=SplitConfig)
 
 # By the component of a weight's path that names it. Of a bias, the axis of outputs is split.
 AXES: dict[str | int, int] = {
@@ -35,6 +40,7 @@ AXES: dict[str | int, int] = {
     "gate_up_proj": OUT,
     "o_proj": IN,
     "down_proj": IN,
+    "fc": IN,
     "lm_head": OUT,
     "experts": EXPERTS,
 }
@@ -42,10 +48,11 @@ AXES: dict[str | int, int] = {
 _HEAD_NORMS = ("q_norm", "k_norm")
 
 
-def spec_of(config: TargetConfig, names: Sequence[str | int], dims: int) -> P:
-    """The spec of one of a target's parameters, given its path and its number of dimensions."""
+def spec_of(config: SplitConfig, names: Sequence[str | int], dims: int) -> P:
+    """The spec of one of a model's parameters, given its path and its number of dimensions."""
     axis = next((AXES[name] for name in names if name in AXES), None)
-    if config.architecture.qk_norm == "all" and any(name in _HEAD_NORMS for name in names):
+    of_all_heads = isinstance(config, TargetConfig) and config.architecture.qk_norm == "all"
+    if of_all_heads and any(name in _HEAD_NORMS for name in names):
         axis = OUT
     # Of outputs: all devices have all of them.
     if axis is None or (axis == IN and names[-1] in ("bias", "scale")):
@@ -55,8 +62,8 @@ def spec_of(config: TargetConfig, names: Sequence[str | int], dims: int) -> P:
     return P(*parts)
 
 
-def target_specs(config: TargetConfig, params: Any) -> Any:
-    """The specs of a target's parameters, or of their shapes, in the same nested dicts."""
+def model_specs(config: SplitConfig, params: Any) -> Any:
+    """The specs of a model's parameters, or of their shapes, in the same nested dicts."""
 
     def spec(path: Any, leaf: Any) -> P:
         # The parts of a matrix in 8 bits are attributes.
@@ -66,8 +73,8 @@ def target_specs(config: TargetConfig, params: Any) -> Any:
     return jax.tree.map_with_path(spec, params)
 
 
-def check_divides(config: TargetConfig, mesh: Mesh | AbstractMesh) -> None:
-    """Checks that a target can be split.
+def check_divides(config: SplitConfig, mesh: Mesh | AbstractMesh) -> None:
+    """Checks that a model can be split.
 
     Raises:
       UserError: something does not divide evenly.
@@ -76,9 +83,13 @@ def check_divides(config: TargetConfig, mesh: Mesh | AbstractMesh) -> None:
     sizes = {
         "attention heads": config.num_attention_heads,
         "columns of the MLP": config.intermediate_size,
-        "tokens of the vocabulary": config.vocab_size,
     }
-    if config.moe is not None:
+    if not isinstance(config, TargetConfig):
+        sizes["tokens of the draft vocabulary"] = config.draft_vocab_size
+        sizes["features"] = 3 * config.target_hidden_size
+    else:
+        sizes["tokens of the vocabulary"] = config.vocab_size
+    if isinstance(config, TargetConfig) and config.moe is not None:
         sizes["experts"] = config.moe.num_experts
         if config.moe.shared_intermediate_size is not None:
             sizes["columns of the shared expert"] = config.moe.shared_intermediate_size
@@ -95,14 +106,23 @@ def check_divides(config: TargetConfig, mesh: Mesh | AbstractMesh) -> None:
         )
 
 
-def with_kv_heads(config: TargetConfig, mesh: Mesh | AbstractMesh) -> TargetConfig:
+def divides(config: SplitConfig, mesh: Mesh | AbstractMesh) -> bool:
+    """Whether a model can be split."""
+    try:
+        check_divides(config, mesh)
+    except UserError:
+        return False
+    return True
+
+
+def with_kv_heads(config: AnySplitConfig, mesh: Mesh | AbstractMesh) -> AnySplitConfig:
     """The config with a head of keys and values for each device, at least: where there are fewer,
     several devices have the same."""
     heads = max(config.num_key_value_heads, mesh.shape[MODEL])
     return dataclasses.replace(config, num_key_value_heads=heads)
 
 
-def one_device(config: TargetConfig, count: int) -> TargetConfig:
+def one_device(config: AnySplitConfig, count: int) -> AnySplitConfig:
     """The shapes of one device's part, of so many."""
     return dataclasses.replace(
         config,
