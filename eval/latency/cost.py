@@ -21,6 +21,7 @@ import functools
 from typing import NamedTuple
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
@@ -69,6 +70,15 @@ class CostModel:
     def __post_init__(self) -> None:
         if self.drafter.num_hidden_layers > 1:
             raise UserError("only drafters of one layer are supported")
+
+    @classmethod
+    def of(
+        cls, config: DecodeConfig, drafter: DrafterConfig, batch: int, context: int, itemsize: int
+    ) -> CostModel:
+        """The costs of one of the devices that decode by a config; `batch` is that of all."""
+        groups, shards = config.execution.groups, config.execution.shards
+        candidates = min(config.candidates, drafter.draft_vocab_size)
+        return cls(config.target, drafter, batch // groups, context, itemsize, candidates, shards)
 
     @functools.cached_property
     def part(self) -> TargetConfig:
