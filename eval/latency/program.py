@@ -47,8 +47,9 @@ class LatencyConfig:
     """What to measure."""
 
     shape: tuple[str, ...] = ()
-    """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny. By default
-    demo on a CPU, otherwise all of Qwen3."""
+    """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b, -235b-a22b,
+    llama-3-8b, llama-3-70b, llama-3.1-70b, tiny. By default demo on a CPU, otherwise the dense ones
+    of Qwen3."""
     context: tuple[int, ...] = ()
     """Cached tokens, such as 128 to 32768; by default 128 and 1024 on a CPU, otherwise 2048 and
     8192."""
