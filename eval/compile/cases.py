@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.loop import padded_stop, run
@@ -25,12 +22,9 @@ from dart_jax.decoding.search.device import DeviceSearchProgram
 from dart_jax.decoding.search.pruner import HostSearch
 from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import round_params
-from dart_jax.models.pure import abstract_params
-from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
-from dart_jax.models.sharding.rules import with_kv_heads
+from dart_jax.models.sharding.program import ALL, ROWS, param_specs
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.programs import Pools, StepProgram, empty_pools
@@ -38,7 +32,9 @@ from dart_jax.serving.programs import step as serving_step
 from dart_jax.serving.rows import PAGES, VALUES, Rows
 from eval.compile.hlo import Array
 from eval.latency.cost import Cost, CostModel
-from eval.latency.shapes import drafter_of, target_of
+from eval.latency.devices import abstract_weights, own_bytes, own_shape, weight_bytes
+from eval.latency.devices import on as on_devices
+from eval.latency.shapes import as_loaded, drafter_of, target_of
 
 _XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
 
@@ -86,15 +82,9 @@ class Case:
         target = target_of(self.shape)
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)
-        if self.execution.rounded:
-            target = dataclasses.replace(target, tie_word_embeddings=False)  # see `untie`
         eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
         drafter = eagle or drafter_of(target)
-        execution = self.execution.with_drafter(drafter)
-        if (mesh := execution.mesh) is not None:  # as `DartModel.from_pretrained` does
-            target = dataclasses.replace(with_kv_heads(target, mesh), tie_word_embeddings=False)
-            if execution.split_drafter:
-                drafter = with_kv_heads(drafter, mesh)
+        target, drafter, execution = as_loaded(target, drafter, self.execution)
         if self.method == "plain":
             return DecodeConfig(target, execution=execution)
         return DecodeConfig(target, drafter, self.nodes, execution=execution)
@@ -123,7 +113,8 @@ class Case:
         prefill, step and loop are spread."""
         config = self.config
         mesh = self.execution.mesh
-        on = partial(_on, config, mesh or device)
+        split = config.execution.split_drafter
+        on = partial(on_devices, mesh or device, split_drafter=split)
         params = on(self._params(), self._param_specs)
         if program == "prefill":
             prompts = on(self._prompts(self.prompt), (ROWS, ROWS, ROWS, ALL, ALL, ALL))
@@ -192,7 +183,7 @@ class Case:
         if self.execution.mesh is None:
             arrays = [*arrays, *jax.tree.leaves(self._pools)]
         return frozenset(
-            Array(_XLA_NAMES[x.dtype.name], _local(x))
+            Array(_XLA_NAMES[x.dtype.name], own_shape(x))
             for x in arrays
             if x.ndim > 2 and {self.capacity, _PAGE} & {*x.shape}
         )
@@ -203,19 +194,20 @@ class Case:
         state, _ = self._prefilled
         caches = state.target_cache, state.draft_state
         specs, mesh = (STATE.target_cache, STATE.draft_state), self.execution.mesh
-        return jax.tree.leaves(caches if mesh is None else _on(self.config, mesh, caches, specs))
+        if mesh is not None:
+            split = self.config.execution.split_drafter
+            caches = on_devices(mesh, caches, specs, split_drafter=split)
+        return jax.tree.leaves(caches)
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the caches of all sequences that a device has."""
-        return sum(_bytes(x) for x in self._cached)
+        return sum(own_bytes(x) for x in self._cached)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a device holds, the table of embeddings included."""
-        mesh, params = self.execution.mesh, self._params()
-        placed = params if mesh is None else _on(self.config, mesh, params, self._param_specs)
-        return sum(_bytes(x) for x in jax.tree.leaves(placed))
+        return weight_bytes(self.config, self.dtype)
 
     @property
     def cached_token(self) -> int:
@@ -260,36 +252,17 @@ class Case:
     @functools.cached_property
     def costs(self) -> CostModel:
         """The model of what a device moves and computes."""
-        target, itemsize = self.config.target, jnp.dtype(self.dtype).itemsize
-        drafter = self.config.drafter
-        return CostModel(
-            target,
-            drafter if isinstance(drafter, DrafterConfig) else drafter_of(target),
-            self.batch // self.execution.groups,
-            self.context,
-            itemsize,
-            self.config.candidates,
-            self.execution.shards,
-        )
+        drafter, itemsize = self.config.drafter, jnp.dtype(self.dtype).itemsize
+        if not isinstance(drafter, DrafterConfig):
+            drafter = drafter_of(self.config.target)
+        return CostModel.of(self.config, drafter, self.batch, self.context, itemsize)
 
     @property
     def _param_specs(self) -> Any:
         return param_specs(self.config, self._params())
 
     def _params(self) -> dict[str, Any]:
-        def weights(config: Any) -> Any:
-            stored = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(self.dtype)),
-                abstract_params(config, self.execution.fused),
-            )
-            return jax.eval_shape(round_params, stored) if self.execution.rounded else stored
-
-        params = {"target": weights(self.config.target)}
-        drafter = self.config.drafter
-        if isinstance(drafter, DraftLayerConfig):
-            params["drafter"] = weights(drafter)
-            params["draft_ids"] = _ints(drafter.draft_vocab_size)
-        return params
+        return abstract_weights(self.config, self.dtype)
 
     def _prompts(self, length: int) -> tuple[Any, ...]:
         batch, seed = self.batch, jax.ShapeDtypeStruct((), jnp.uint32)
@@ -300,31 +273,6 @@ class Case:
 
 def _ints(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def _on(config: DecodeConfig, where: Any, tree: Any, specs: Any = ALL) -> Any:
-    """The same shapes on a device, or on a mesh in parts; `specs` may be a tree's beginning."""
-
-    def placed(spec: P, part: Any) -> Any:
-        if isinstance(where, Mesh | AbstractMesh):
-            sharding: Any = NamedSharding(where, spec)
-        else:
-            sharding = jax.sharding.SingleDeviceSharding(where)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
-        )
-
-    return jax.tree.map(placed, specs_of(specs, config), tree, is_leaf=lambda x: isinstance(x, P))
-
-
-def _local(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    """The shape of a device's part."""
-    return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
-
-
-def _bytes(x: jax.ShapeDtypeStruct) -> int:
-    """Bytes of a device's part."""
-    return math.prod(_local(x)) * x.dtype.itemsize
 
 
 def _table(ngrams: int) -> DeviceTable:

@@ -57,6 +57,7 @@ from eval.compile.report import (
     traffic,
 )
 from eval.compile.summary import Summary, summarise
+from eval.latency.devices import check_batch
 from eval.latency.shapes import target_of
 
 
@@ -152,11 +153,7 @@ class CompileConfig:
         for name in self.shape:
             check_divides(target_of(name), AbstractMesh(mesh, (DATA, MODEL)))
         for batch in self.batch_size:
-            if batch % mesh.data:
-                raise UserError(
-                    f"{mesh.data} groups of devices cannot share a batch of {batch} evenly; change "
-                    "--batch-size or --mesh"
-                )
+            check_batch(batch, mesh.data)
 
     @property
     def mesh_shape(self) -> MeshShape:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.loop import start
@@ -25,11 +26,15 @@ from dart_jax.models.cache import KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.mesh import MeshShape
+from dart_jax.models.sharding.placement import everywhere
+from dart_jax.models.sharding.program import CACHE, DRAFT_ROWS, ROWS, specs_of
 from dart_jax.ngram import NgramModel
 from eval.latency import stages
-from eval.latency.clock import Stage, Times, Timing, calls_in, measure, measure_host
+from eval.latency.clock import Times, Timing, calls_in, measure, measure_host
 from eval.latency.cost import Cost, CostModel
-from eval.latency.shapes import drafter_of, parameters, random_params, target_of
+from eval.latency.devices import random_array, weight_bytes
+from eval.latency.shapes import configs, random_params
 
 # Longer contexts are not prefilled: their rows are random numbers.
 LONGEST_PREFILL = 1024
@@ -67,6 +72,8 @@ class Case:
       prefilled: whether a prompt was prefilled; otherwise the caches hold random numbers.
       ngram: whether the search had an n-gram model.
       rows: the stages, in the order of a step.
+      mesh: the devices that decode together; None for one. `capacity` is that of each, `batch`
+        that of all.
     """
 
     shape: str
@@ -76,6 +83,7 @@ class Case:
     prefilled: bool
     ngram: bool
     rows: list[Row]
+    mesh: MeshShape | None = None
 
     def find(self, stage: str, nodes: int | None = None) -> Row:
         """Returns the row of a stage with these nodes, otherwise its row for all nodes."""
@@ -96,8 +104,9 @@ class Model:
       name: name of the shape.
       target: the target; on CPU its head is untied, as when a model is loaded.
       drafter: a DART drafter.
-      params: the parameters, on the device.
+      params: the parameters, on the device, or on those of a mesh.
       ngram: n-gram model of the search; None without.
+      execution: how it is computed.
     """
 
     name: str
@@ -105,18 +114,28 @@ class Model:
     drafter: DrafterConfig
     params: DecodeParams
     ngram: NgramModel | None
+    execution: Execution
 
     @classmethod
     def random(cls, name: str, dtype: Any, execution: Execution | None = None) -> Model:
-        """Creates the weights on the device."""
-        target, drafter = configs(name)
+        """Creates the weights on the device, or on each device of a mesh what it has of them.
+
+        Raises:
+          UserError: devices cannot share this shape.
+        """
+        target, drafter, execution = configs(name, execution or Execution.here())
+        ids = jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32)
         params: DecodeParams = {
             "target": random_params(target, 0, dtype, execution),
             "drafter": random_params(drafter, 1, dtype, execution),
-            "draft_ids": jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32),
+            "draft_ids": ids if execution.mesh is None else everywhere(execution.mesh, ids),
         }
         ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None
-        return cls(name, target, drafter, jax.block_until_ready(params), ngram)
+        return cls(name, target, drafter, jax.block_until_ready(params), ngram, execution)
+
+    def config(self, nodes: int) -> DecodeConfig:
+        """What steps with trees of `nodes` nodes are compiled for."""
+        return DecodeConfig(self.target, self.drafter, nodes, execution=self.execution)
 
     @property
     def dtype(self) -> Any:
@@ -124,28 +143,23 @@ class Model:
         return self.params["target"]["embed_tokens"].dtype
 
 
-def configs(name: str) -> tuple[TargetConfig, DrafterConfig]:
-    """Returns the configurations of a shape on this device."""
-    target = target_of(name)
-    drafter = drafter_of(target)
-    if jax.default_backend() == "cpu":
-        target = dataclasses.replace(target, tie_word_embeddings=False)
-    return target, drafter
-
-
-def needed_memory(name: str, dtype: Any, batch: int, context: int, nodes: int) -> int:
-    """Returns the approximate bytes of weights, caches and the largest intermediate results."""
-    target, drafter = configs(name)
-    size = jnp.dtype(dtype).itemsize
-    costs = CostModel(target, drafter, batch, context, size, 1)
-    weights = size * (parameters(target) + parameters(drafter))
+def needed_memory(
+    name: str, dtype: Any, batch: int, context: int, nodes: int, execution: Execution | None = None
+) -> int:
+    """Returns the approximate bytes of weights, caches and the largest intermediate results, on
+    each device that decodes."""
+    target, drafter, execution = configs(name, execution or Execution.here())
+    config = DecodeConfig(target, drafter, nodes, execution=execution)
+    costs = CostModel.of(config, drafter, batch, context, jnp.dtype(dtype).itemsize)
+    part, batch = costs.part, costs.batch  # of a device
     caches = batch * (context + 64) * (costs.cached_row + costs.drafter_row)
-    logits = 3 * 4 * batch * (nodes + 1) * target.vocab_size
+    logits = 3 * 4 * batch * (nodes + 1) * part.vocab_size
     rows = max(context, nodes + 1) if context <= LONGEST_PREFILL else nodes + 1
     # Attention scores are computed in blocks of less than a gigabyte.
-    scores = min(2**30, 4 * batch * target.num_attention_heads * rows * (context + 64))
-    creation = 6 * target.vocab_size * target.hidden_size  # random bits of the largest matrix
-    return weights + caches + max(logits + 3 * scores, creation)
+    scores = min(2**30, 4 * batch * part.num_attention_heads * rows * (context + 64))
+    # Random bits of the largest matrix, which every device has as a whole.
+    creation = 6 * target.vocab_size * target.hidden_size
+    return weight_bytes(config, dtype) + caches + max(logits + 3 * scores, creation)
 
 
 def run_case(
@@ -175,8 +189,10 @@ def run_case(
     for count in nodes:
         if count == nodes[0] or not out_of_time():
             rows += runner.tree(count)
-    prefilled, ngram = context <= LONGEST_PREFILL, model.ngram is not None
-    return Case(model.name, context, runner.capacity, batch, prefilled, ngram, rows)
+    prefilled, ngram, mesh = context <= LONGEST_PREFILL, model.ngram is not None, None
+    if model.execution.mesh is not None:
+        mesh = MeshShape(**model.execution.mesh.shape)
+    return Case(model.name, context, runner.capacity, batch, prefilled, ngram, rows, mesh)
 
 
 class _Runner:
@@ -193,10 +209,8 @@ class _Runner:
         sampling: Sampling,
     ):
         self.model, self.timing, self.notify = model, timing, notify
-        config = DecodeConfig(model.target, model.drafter, max_nodes)
-        size = jnp.dtype(model.dtype).itemsize
-        candidates = config.host_buffer.candidates
-        self.cost = CostModel(model.target, model.drafter, batch, context, size, candidates)
+        config, size = model.config(max_nodes), jnp.dtype(model.dtype).itemsize
+        self.cost = CostModel.of(config, model.drafter, batch, context, size)
         self.capacity = config.capacity(context)
         notify("state")
         make = prefilled_state if context <= LONGEST_PREFILL else random_state
@@ -210,9 +224,8 @@ class _Runner:
     def plain(self) -> Row:
         """Measures a step of plain decoding."""
         self.notify("plain step")
-        config = DecodeConfig(self.model.target)
-        function = partial(stages.step_stage, config)
-        stage = Stage(function, self.model.params, (self.small, None), (self.cache, None))
+        config, params = self.model.config(0).plain, self.model.params
+        stage = stages.step_stage.stage(config, params, (self.small, None), (self.cache, None))
         times, (self.cache, _), _ = measure(stage, self.timing)
         self.calls = times.calls
         return Row("plain", None, times, self.cost.plain())
@@ -220,7 +233,7 @@ class _Runner:
     def tree(self, nodes: int) -> Iterator[Row]:
         """Measures all stages of a step with trees of one size."""
         model, timing, cost = self.model, self.timing, self.cost
-        config = DecodeConfig(model.target, model.drafter, nodes)
+        config = model.config(nodes)
         path, rows = config.max_depth + 1, nodes + 1
         context, *drafts = self.candidates
         drafts = (array[:, : config.host_buffer.positions] for array in drafts)
@@ -231,15 +244,14 @@ class _Runner:
 
         self.notify(f"{nodes} nodes: verify")
         fixed = (model.params, self.cache)
-        function = partial(stages.verify_stage, config)
-        times, _, verified = measure(Stage(function, fixed, inputs, calls=self.calls), timing)
+        stage = stages.verify_stage.stage(config, fixed, inputs, calls=self.calls)
+        times, _, verified = measure(stage, timing)
         yield Row("verify", nodes, times, cost.verify(rows))
-        del fixed
+        del fixed, stage
         self.calls = calls_in(timing.seconds, times.seconds)
 
         self.notify(f"{nodes} nodes: accept")
-        function = partial(stages.accept_stage, config)
-        stage = Stage(function, (), (*inputs, verified), self.cache)
+        stage = stages.accept_stage.stage(config, (), (*inputs, verified), self.cache)
         times, self.cache, accepted = measure(stage, timing)
         yield Row("accept", nodes, times, cost.accept(rows, path))
         del stage, verified
@@ -250,9 +262,8 @@ class _Runner:
             self.paths.add(path)
 
         self.notify(f"{nodes} nodes: step")
-        function = partial(stages.step_stage, config)
         donated = (self.cache, self.draft_state)
-        stage = Stage(function, model.params, inputs, donated)
+        stage = stages.step_stage.stage(config, model.params, inputs, donated)
         times, (self.cache, self.draft_state), output = measure(stage, timing)
         yield Row("step", nodes, times, cost.step(rows, path))
 
@@ -262,15 +273,18 @@ class _Runner:
         yield Row("to host", nodes, times, None)
         yield Row("search", nodes, measure_host(lambda _: pruner(packed), timing), None)
         on_host = np.asarray(trees)
-        times = measure_host(lambda _: jax.device_put(on_host), timing)
+        mesh = model.execution.mesh
+        where = None if mesh is None else NamedSharding(mesh, ROWS)
+        times = measure_host(lambda _: jax.device_put(on_host, where), timing)
         yield Row("to device", nodes, times, None)
 
         # As in the fused loop: all three in one call, or on the device.
         search = Searching().make(
             config.host_buffer, nodes, ngram=model.ngram, eos=(), search=SearchConfig()
         )
-        inside = partial(stages.search_stage, search.in_program)
-        stage = Stage(inside, search.argument, jnp.asarray(packed))
+        stage = stages.search_stage.stage(
+            config, search.argument, jnp.asarray(packed), search=search.in_program
+        )
         times, _, _ = measure(stage, timing)
         yield Row("inside", nodes, times, None)
 
@@ -279,16 +293,16 @@ class _Runner:
         params, timing, cost = self.model.params, self.timing, self.cost
         path = config.max_depth + 1
         self.notify("draft")
-        stage = Stage(partial(stages.draft_stage, config), (params, self.draft_state), accepted)
+        stage = stages.draft_stage.stage(config, (params, self.draft_state), accepted)
         times, _, (logits, rows) = measure(stage, timing)
         yield Row("draft", nodes, times, cost.draft(path))
         self.notify("top-k")
-        stage = Stage(partial(stages.topk_stage, config), params["draft_ids"], logits)
+        stage = stages.topk_stage.stage(config, params["draft_ids"], logits)
         times, _, candidates = measure(stage, timing)
         yield Row("top-k", nodes, times, cost.topk(path))
         self.notify("pack")
         inputs = (*accepted, rows, candidates)
-        stage = Stage(partial(stages.pack_stage, config), (), inputs, self.draft_state)
+        stage = stages.pack_stage.stage(config, (), inputs, self.draft_state)
         times, self.draft_state, _ = measure(stage, timing)
         yield Row("pack", nodes, times, cost.pack(path))
 
@@ -317,17 +331,21 @@ def random_state(
     assert isinstance(drafter, DrafterConfig)
     dtype, rng = params["target"]["embed_tokens"].dtype, np.random.default_rng(_SEED)
 
-    def cache(layers: int, heads: int, size: int, seed: int) -> KVCache:
+    mesh = config.execution.mesh
+    draft_cache = specs_of(DRAFT_ROWS, config.execution.split_drafter)
+
+    def cache(layers: int, heads: int, size: int, seed: int, spec: P) -> KVCache:
         keys = jax.random.split(jax.random.key(seed, impl="rbg"), 2 * layers)
         shape = (batch, heads, config.capacity(context), size)
-        arrays = [_random_rows(key, shape, dtype) for key in keys]
+        where = None if mesh is None else NamedSharding(mesh, spec)
+        arrays = [random_array(key, shape, dtype, where) for key in keys]
         return tuple(zip(arrays[::2], arrays[1::2], strict=True))
 
     t, d = target, drafter
     last = rng.integers(0, t.vocab_size, (batch, CONTEXT), np.int32)
     state = DecodeState(
-        target_cache=cache(t.num_hidden_layers, t.num_key_value_heads, t.head_dim, 0),
-        draft_state=cache(1, d.num_key_value_heads, d.head_dim, 1),
+        target_cache=cache(t.num_hidden_layers, t.num_key_value_heads, t.head_dim, 0, CACHE),
+        draft_state=cache(1, d.num_key_value_heads, d.head_dim, 1, draft_cache),
         length=jnp.full((batch,), context, jnp.int32),
         context=jnp.asarray(last),
         remaining=jnp.full((batch,), _UNLIMITED, jnp.int32),
@@ -339,11 +357,6 @@ def random_state(
     ids = rng.random((*shape[:2], d.draft_vocab_size)).argpartition(shape[2] - 1)[..., : shape[2]]
     logits = -np.sort(-rng.standard_normal(shape).astype(np.float32))
     return state, (last, ids.astype(np.int32), logits)
-
-
-@partial(jax.jit, static_argnames=("shape", "dtype"))
-def _random_rows(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jax.random.normal(key, shape, dtype)
 
 
 def pack_host_buffer(

@@ -17,6 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dart_jax.models.sharding.placement import put
 
 _MAX_CALLS = 1024
 
@@ -73,6 +77,44 @@ class Times:
         return lower, upper
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """How the devices of a mesh have a stage's arrays: specs, trees of them, or their beginnings.
+
+    Attributes:
+      mesh: the devices.
+      fixed: of `Stage.fixed`.
+      inputs: of `Stage.inputs`.
+      donated: of `Stage.donated`.
+      outputs: of what the function returns besides.
+    """
+
+    mesh: Mesh
+    fixed: Any
+    inputs: Any
+    donated: Any
+    outputs: Any
+
+    def place(self, specs: Any, arrays: Any) -> Any:
+        """Puts arrays where the specs say; those that are there stay."""
+
+        def placed(spec: P, part: Any) -> Any:
+            sharding = NamedSharding(self.mesh, spec)
+            return jax.tree.map(lambda x: put(x, sharding), part)
+
+        return jax.tree.map(placed, specs, arrays, is_leaf=lambda x: isinstance(x, P))
+
+    def on_devices(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of fixed, inputs and donated, run by every device with its parts of them."""
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=(self.fixed, self.inputs, self.donated),
+            out_specs=(self.donated, self.outputs),
+            check_vma=False,
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """A part of a step, as a pure function: fixed, inputs, donated -> donated, outputs.
@@ -84,6 +126,7 @@ class Stage:
       donated: arrays such as caches, which the function returns with the same shapes.
       calls: number of calls per measurement, if single calls are not to be timed, which compiles a
         second program.
+      layout: how the devices of a mesh have the arrays, if several run it.
     """
 
     function: Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -91,6 +134,25 @@ class Stage:
     inputs: Any
     donated: Any = ()
     calls: int | None = None
+    layout: Layout | None = None
+
+    def placed(self) -> Stage:
+        """The same with all arrays where its devices want them."""
+        if (layout := self.layout) is None:
+            return self
+        return dataclasses.replace(
+            self,
+            fixed=layout.place(layout.fixed, self.fixed),
+            inputs=layout.place(layout.inputs, self.inputs),
+            donated=layout.place(layout.donated, self.donated),
+        )
+
+    def __call__(self) -> tuple[Any, Any]:
+        """Calls it once; returns `donated` anew, and the outputs."""
+        placed = self.placed()
+        return _single_call(
+            self.function, placed.fixed, placed.inputs, placed.donated, layout=self.layout
+        )
 
 
 def measure(stage: Stage, timing: Timing) -> tuple[Times, Any, Any]:
@@ -100,13 +162,15 @@ def measure(stage: Stage, timing: Timing) -> tuple[Times, Any, Any]:
       The times; `donated` as the last call returned it, since the stage's own was donated; and the
       last call's outputs.
     """
+    stage = stage.placed()
     donated, outputs = stage.donated, None
+    on = {"layout": stage.layout}
 
     def single_call() -> float:
         nonlocal donated, outputs
         outputs = None  # free them before the call
         start = time.perf_counter()
-        result = _single_call(stage.function, stage.fixed, stage.inputs, donated)
+        result = _single_call(stage.function, stage.fixed, stage.inputs, donated, **on)
         donated, outputs = jax.block_until_ready(result)
         return time.perf_counter() - start
 
@@ -114,7 +178,7 @@ def measure(stage: Stage, timing: Timing) -> tuple[Times, Any, Any]:
         nonlocal donated, outputs
         outputs = None  # free them before the call
         start = time.perf_counter()
-        result = _looped_calls(stage.function, calls, stage.fixed, stage.inputs, donated)
+        result = _looped_calls(stage.function, calls, stage.fixed, stage.inputs, donated, **on)
         donated, outputs = jax.block_until_ready(result)
         return (time.perf_counter() - start) / calls
 
@@ -153,17 +217,27 @@ def calls_in(seconds: float, per_call: float) -> int:
     return 1 << math.ceil(math.log2(min(max(seconds / per_call, 2), _MAX_CALLS)))
 
 
-@partial(jax.jit, static_argnames=("function",), donate_argnames=("donated",))
-def _single_call(function: Any, fixed: Any, inputs: Any, donated: Any) -> tuple[Any, Any]:
-    return function(fixed, inputs, donated)
+@partial(jax.jit, static_argnames=("function", "layout"), donate_argnames=("donated",))
+def _single_call(
+    function: Any, fixed: Any, inputs: Any, donated: Any, layout: Layout | None = None
+) -> tuple[Any, Any]:
+    run = function if layout is None else layout.on_devices(function)
+    return run(fixed, inputs, donated)
 
 
-@partial(jax.jit, static_argnames=("function", "calls"), donate_argnames=("donated",))
+@partial(jax.jit, static_argnames=("function", "calls", "layout"), donate_argnames=("donated",))
 def _looped_calls(
-    function: Any, calls: int, fixed: Any, inputs: Any, donated: Any
+    function: Any, calls: int, fixed: Any, inputs: Any, donated: Any, layout: Layout | None = None
 ) -> tuple[Any, Any]:
     """Makes `calls` calls in a row; returns the last one's results. Their number is static, so that
-    a GPU need not ask the host after every call."""
+    a GPU need not ask the host after every call. Devices of a mesh run a loop each, in step where
+    they exchange something."""
+    loop = partial(_loop, function, calls)
+    run = loop if layout is None else layout.on_devices(loop)
+    return run(fixed, inputs, donated)
+
+
+def _loop(function: Any, calls: int, fixed: Any, inputs: Any, donated: Any) -> tuple[Any, Any]:
     _, shapes = jax.eval_shape(function, fixed, inputs, donated)
     outputs = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 

@@ -6,9 +6,9 @@ caches, which the programs here do read, are not counted, since they are not nee
 experts those are counted that rows reach if their experts are drawn at random: trained routers send
 the rows of a tree to fewer.
 
-Where devices share a target (`dart_jax.models.sharding`), costs are those of one of them: of its
-part of the weights, heads and vocabulary, and of the whole drafter. Experts count as if every
-device had equally many of those that rows reach.
+Where devices share models (`dart_jax.models.sharding`), costs are those of one of them: of its part
+of the weights, heads and vocabulary. Experts count as if every device had equally many of those
+that rows reach.
 
 Axis letters as in `dart_jax.models.layers`; T is the verified rows, N + 1, P the rows of a path, C
 the cached tokens (used rows of the caches).
@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+
+AnyDraftLayer = TypeVar("AnyDraftLayer", bound=DraftLayerConfig)
 
 _INT = _FLOAT = 4  # bytes of ids and of logits
 
@@ -56,6 +59,7 @@ class CostModel:
       itemsize: bytes per weight or activation.
       candidates: candidates per drafted position, k.
       shards: devices that share the target.
+      drafter_shards: devices that share the drafter.
     """
 
     target: TargetConfig
@@ -65,10 +69,28 @@ class CostModel:
     itemsize: int
     candidates: int
     shards: int = 1
+    drafter_shards: int = 1
 
     def __post_init__(self) -> None:
         if self.drafter.num_hidden_layers > 1:
             raise UserError("only drafters of one layer are supported")
+
+    @classmethod
+    def of(
+        cls, config: DecodeConfig, drafter: DrafterConfig, batch: int, context: int, itemsize: int
+    ) -> CostModel:
+        """The costs of one of the devices that decode by a config; `batch` is that of all."""
+        execution = config.execution
+        return cls(
+            config.target,
+            drafter,
+            batch // execution.groups,
+            context,
+            itemsize,
+            min(config.candidates, drafter.draft_vocab_size),
+            execution.shards,
+            execution.drafter_shards,
+        )
 
     @functools.cached_property
     def part(self) -> TargetConfig:
@@ -89,6 +111,11 @@ class CostModel:
             moe=moe,
         )
 
+    @functools.cached_property
+    def draft_part(self) -> DrafterConfig:
+        """The shapes of one device's part of the drafter."""
+        return _part_of(self.drafter, self.drafter_shards)
+
     @property
     def cached_row(self) -> int:
         """Bytes of one token's keys and values in the target's cache."""
@@ -99,7 +126,7 @@ class CostModel:
     @property
     def drafter_row(self) -> int:
         """Bytes of one token's keys and values in the drafter's cache."""
-        return self.itemsize * _cached(self.drafter)
+        return self.itemsize * _cached(self.draft_part)
 
     @property
     def features(self) -> int:
@@ -125,9 +152,9 @@ class CostModel:
     @property
     def drafter_weights(self) -> int:
         """Number of weights that every forward of the drafter reads: all."""
-        d = self.drafter
+        d = self.draft_part
         norms = 6 * d.hidden_size  # four norms and the mask rows' vector, which is twice as wide
-        return 3 * d.target_hidden_size * d.hidden_size + _layer_of(d) + norms + self._head
+        return self._projection(d) + _layer_of(d) + norms + self._head
 
     def _layers(self, experts: float) -> float:
         """Number of matrix weights of all layers, with so many experts of each mixture, of all
@@ -147,12 +174,16 @@ class CostModel:
 
     @property
     def _head(self) -> int:
-        return self.drafter.hidden_size * self.drafter.draft_vocab_size
+        return self.draft_part.hidden_size * self.draft_part.draft_vocab_size
+
+    def _projection(self, drafter: DraftLayerConfig) -> int:
+        """Number of a device's weights that project the target's features."""
+        return 3 * drafter.target_hidden_size * drafter.hidden_size // self.drafter_shards
 
     def _draft_logits(self, path: int) -> int:
         """Bytes of the batch's draft logits: one drafted position per level of a tree whose paths
         have P rows, root included."""
-        return self.batch * (path - 1) * _FLOAT * self.drafter.draft_vocab_size
+        return self.batch * (path - 1) * _FLOAT * self.draft_part.draft_vocab_size
 
     def _candidates(self, path: int) -> int:
         """Bytes of the batch's candidates: ids and logits."""
@@ -186,14 +217,14 @@ class CostModel:
 
     def draft(self, path: int) -> Cost:
         """Returns the cost of the drafter over P real rows and its mask rows."""
-        d, b = self.drafter.shortened(path - 1), self.batch
+        d, b = self.draft_part.shortened(path - 1), self.batch
         size, heads = d.hidden_size, d.head_dim * d.num_attention_heads
         keys, masks = 2 * d.head_dim * d.num_key_value_heads, d.draft_length
         embeddings = self.itemsize * b * path * size
         rows = b * (path * self.features + self.drafter_row * (self.context + path))
         moved = self.itemsize * self.drafter_weights + embeddings + rows + self._draft_logits(path)
         # Mask rows are the same until attention: one is computed for all.
-        products = path * 3 * d.target_hidden_size * size + (path + 1) * 2 * size * keys
+        products = path * self._projection(d) + (path + 1) * 2 * size * keys
         products += 2 * 2 * size * heads
         products += (1 + masks) * (heads * size + 3 * size * d.intermediate_size)
         products += 2 * heads * (1 + masks) * (self.context + path + masks)
@@ -223,12 +254,12 @@ class CostModel:
         projection of the target's features is read once. Drafted rows' keys, values and logits are
         intermediate results.
         """
-        d, b, size = drafter, self.batch, drafter.hidden_size
+        d, b, size = _part_of(drafter, self.drafter_shards), self.batch, drafter.hidden_size
         path = min(tree.levels, nodes) + 1
-        width = min(tree.top_k, d.draft_vocab_size, nodes)  # rows of a later pass
+        width = min(tree.top_k, drafter.draft_vocab_size, nodes)  # rows of a later pass
         later = max(min(tree.depth, nodes - 1), 1)
         head, layer, row = size * d.draft_vocab_size, _layer_of(d), _cached(d)
-        projection = 3 * d.target_hidden_size * size
+        projection = self._projection(d)
         weights = projection + (1 + later) * (layer + 4 * size + head)
         rows = path * size + row * (self.context + path)
         rows += later * (width * size + row * (self.context + path))
@@ -248,6 +279,17 @@ class CostModel:
     def plain(self) -> Cost:
         """Returns the cost of a plain step: one row, whose keys and values are cached."""
         return self._verified(1, 1)
+
+
+def _part_of(drafter: AnyDraftLayer, shards: int) -> AnyDraftLayer:
+    """The shapes of one device's part of a drafter."""
+    return dataclasses.replace(
+        drafter,
+        draft_vocab_size=drafter.draft_vocab_size // shards,
+        intermediate_size=drafter.intermediate_size // shards,
+        num_attention_heads=drafter.num_attention_heads // shards,
+        num_key_value_heads=max(drafter.num_key_value_heads // shards, 1),
+    )
 
 
 def _layer_of(drafter: DraftLayerConfig) -> int:

@@ -30,6 +30,8 @@ class Hardware(NamedTuple):
       copied: bytes of the array that was copied.
       size: size of the matrices in the fastest matmul.
       memory: bytes available for arrays, in total.
+      sharers: devices that share what was measured: virtual ones, of one CPU. The numbers are those
+        of one of them.
     """
 
     bandwidth: float
@@ -38,6 +40,16 @@ class Hardware(NamedTuple):
     copied: int
     size: int
     memory: int
+    sharers: int = 1
+
+    def shared_by(self, count: int) -> Hardware:
+        """What each of so many virtual devices has of these, if all are busy."""
+        return self._replace(
+            bandwidth=self.bandwidth / count,
+            rate=self.rate / count,
+            memory=self.memory // count,
+            sharers=count,
+        )
 
 
 def measure(dtype: Any, *, copied: int | None = None) -> Hardware:

@@ -2,6 +2,7 @@
 
     python -m eval.latency
     python -m eval.latency --shape qwen3-8b --context 1024 --tree-nodes 16 60
+    python -m eval.latency --shape llama-3.1-70b --mesh data=1,model=4
 
 Uses random weights in real shapes, so nothing is downloaded. Without arguments it measures the
 demo's shape on a CPU, and those of Qwen3 on a GPU.
@@ -22,6 +23,8 @@ from rich.progress import Progress
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.figures import save_figure
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
@@ -33,9 +36,10 @@ from eval.latency import hardware
 from eval.latency.case import Case, Model, Row, needed_memory, run_case
 from eval.latency.clock import Timing
 from eval.latency.derived import contradiction, derive, outliers, read_tau_by_nodes
+from eval.latency.devices import check_batch
 from eval.latency.hardware import Hardware
 from eval.latency.report import CLOCK, Result, draw, hardware_line, stage_grid, tree_grid
-from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
+from eval.latency.shapes import QWEN3, configs, drafter_of, parameters, target_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +47,9 @@ class LatencyConfig:
     """What to measure."""
 
     shape: tuple[str, ...] = ()
-    """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, llama-3-8b, tiny. By default
-    demo on a CPU, otherwise all of Qwen3."""
+    """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b, -235b-a22b,
+    llama-3-8b, llama-3-70b, llama-3.1-70b, tiny. By default demo on a CPU, otherwise the dense ones
+    of Qwen3."""
     context: tuple[int, ...] = ()
     """Cached tokens, such as 128 to 32768; by default 128 and 1024 on a CPU, otherwise 2048 and
     8192."""
@@ -66,6 +71,10 @@ class LatencyConfig:
     """Draw from the k most likely tokens; 0 is off."""
     top_p: float = 1.0
     """Draw from the most likely tokens whose probability reaches p; 1 is off."""
+    mesh: str | None = None
+    """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share
+    the target's weights (model), each with some of a batch's rows (data). Bytes, operations and
+    limits are then those of one device. By default one device."""
     tau: tuple[float, ...] = (2.5, 3.0, 3.6, 4.0)
     """Tokens per verification, bonus token included, for which to report the speed-up."""
     tau_by_nodes: Path | None = None
@@ -95,6 +104,8 @@ class LatencyConfig:
             raise UserError("--tree-nodes must be different numbers")
         if not 0 < self.seconds < float("inf"):
             raise UserError("--seconds must be a positive number")
+        if self.mesh is not None:
+            check_batch(self.batch_size, MeshShape.parse(self.mesh).data)
         if not self.tau or min(self.tau) < 1:
             raise UserError("--tau must be numbers of at least 1")
         if self.minutes is not None and not self.minutes > 0:
@@ -113,6 +124,19 @@ class LatencyConfig:
             minutes=minutes,
         )
 
+    def execution(self) -> Execution:
+        """How the models are computed, and by which devices.
+
+        Raises:
+          UserError: there are too few devices, or they cannot share one of the shapes.
+        """
+        execution = Execution.here()
+        if self.mesh is not None:
+            execution = execution.on(MeshShape.parse(self.mesh).make())
+        for name in self.shape:
+            configs(name, execution)
+        return execution
+
 
 class Latency:
     """One measurement: the results of all cases, and why others were left out."""
@@ -121,10 +145,12 @@ class Latency:
         self,
         config: LatencyConfig,
         console: Console,
+        execution: Execution,
         hardware: Hardware,
         taus: dict[int, float] | None,
     ):
         self.config, self.console, self.hardware, self.taus = config, console, hardware, taus
+        self.execution = execution
         self.dtype = resolve_dtype(config.dtype)
         self.results: list[Result] = []
         self.left_out: list[str] = []
@@ -151,7 +177,7 @@ class Latency:
         if reason is None:
             notify("weights")
             try:
-                model = Model.random(name, self.dtype)
+                model = Model.random(name, self.dtype, self.execution)
                 timing = Timing(config.repeats, config.seconds)
                 case = run_case(
                     model,
@@ -183,10 +209,11 @@ class Latency:
         if context + drafter_of(target_of(name)).num_positions + 1 > longest:
             return f"it leaves no room for a step within {longest} positions"
         nodes, batch = max(self.config.tree_nodes), self.config.batch_size
-        needed = needed_memory(name, self.dtype, batch, context, nodes)
+        needed = needed_memory(name, self.dtype, batch, context, nodes, self.execution)
         if needed > self.hardware.memory:
             free = self.hardware.memory / 1e9
-            return f"it needs about {needed / 1e9:.1f} GB, and the device has {free:.1f} GB"
+            which = "the device" if self.execution.mesh is None else "each device"
+            return f"it needs about {needed / 1e9:.1f} GB, and {which} has {free:.1f} GB"
         return None
 
     def _report(self, case: Case) -> None:
@@ -224,12 +251,15 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     taus = (
         read_tau_by_nodes(config.tau_by_nodes, config.tree_nodes) if config.tau_by_nodes else None
     )
+    execution = config.execution()
     machine = ", ".join(f"{k} {v}" for k, v in environment().items())
     console.print(machine)
     with console.status("measuring the device's limits"):
         limits = hardware.measure(resolve_dtype(config.dtype))
+    if execution.mesh is not None and jax.default_backend() == "cpu":
+        limits = limits.shared_by(execution.mesh.size)
     console.print(hardware_line(limits), highlight=False, soft_wrap=True)
-    latency = Latency(config, console, limits, taus)
+    latency = Latency(config, console, execution, limits, taus)
     latency.run()
     if not latency.results:
         raise UserError("nothing was measured: " + "; ".join(latency.left_out))

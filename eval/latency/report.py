@@ -69,12 +69,16 @@ class Grid:
 
 
 def hardware_line(hardware: Hardware) -> str:
-    """The device's limits in a line."""
-    return (
-        f"copy of {hardware.copied / 2**20:,.0f} MiB: {hardware.bandwidth / 1e9:,.1f} GB/s read "
-        f"and written; {hardware.dtype} product of {hardware.size} x {hardware.size}: "
-        f"{hardware.rate / 1e12:,.3g} Top/s"
+    """What was measured of the device's limits, in a line."""
+    count = hardware.sharers
+    line = (
+        f"copy of {hardware.copied / 2**20:,.0f} MiB: {count * hardware.bandwidth / 1e9:,.1f} GB/s "
+        f"read and written; {hardware.dtype} product of {hardware.size} x {hardware.size}: "
+        f"{count * hardware.rate / 1e12:,.3g} Top/s"
     )
+    if count == 1:
+        return line
+    return f"{line}; {count} virtual devices share this machine: limits are for 1/{count} of it"
 
 
 def heading(case: Case) -> str:
@@ -85,8 +89,15 @@ def heading(case: Case) -> str:
     ngram = "n-gram model" if case.ngram else "no n-gram model"
     return (
         f"{case.shape} ({size} parameters, random), context {case.context} ({state}, caches of "
-        f"{case.capacity} rows), batch {case.batch}, search with {ngram}"
+        f"{case.capacity} rows), batch {case.batch}, search with {ngram}{_on(case)}"
     )
+
+
+def _on(case: Case) -> str:
+    """The mesh, if there is one."""
+    if case.mesh is None:
+        return ""
+    return f"; mesh {case.mesh}: MB, Gop and limit are those of one device"
 
 
 def stage_grid(case: Case, hardware: Hardware) -> Grid:
@@ -185,7 +196,8 @@ def _draw_bars(axes: Any, results: Sequence[Result], hardware: Hardware) -> None
         shown = None if at else "limit of the step"
         axes.bar(at + width / 2, limit, width, color="#dddddd", edgecolor="#555555", label=shown)
         axes.annotate(f"{_ms(limit * plain)}", (at + width / 2, limit), **annotate)
-        names.append(f"{case.shape}\ncontext {case.context}\n{nodes} nodes")
+        on = "" if case.mesh is None else f"\n{case.mesh}"
+        names.append(f"{case.shape}\ncontext {case.context}\n{nodes} nodes{on}")
     axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
     axes.set_xticks(range(len(names)), names, fontsize=SMALL)
     axes.set_xlim(-0.6, len(names) - 0.4)

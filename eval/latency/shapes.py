@@ -11,10 +11,12 @@ import functools
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
@@ -24,7 +26,12 @@ from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
+from dart_jax.models.sharding.program import ALL
+from dart_jax.models.sharding.rules import check_divides, model_specs, with_kv_heads
 from dart_jax.weights.checkpoint import read_target_config
+from eval.latency.devices import random_array
+
+AnyDraftLayer = TypeVar("AnyDraftLayer", bound=DraftLayerConfig)
 
 # The usual initialisation of linear layers, which keeps activations finite.
 _STD = 0.02
@@ -139,6 +146,39 @@ def drafter_of(target: TargetConfig) -> DrafterConfig:
     return DrafterConfig.for_target(target, draft_length=_DRAFT_LENGTH)
 
 
+def as_loaded(
+    target: TargetConfig, drafter: AnyDraftLayer, execution: Execution
+) -> tuple[TargetConfig, AnyDraftLayer, Execution]:
+    """Returns models as `DartModel.from_pretrained` has them on GPUs and TPUs: where devices share
+    them, each has a head of keys and values, at least; there and in 8 bits the target's head is
+    untied."""
+    execution = execution.with_drafter(drafter)
+    if execution.mesh is not None:
+        target = with_kv_heads(target, execution.mesh)
+        if execution.split_drafter:
+            drafter = with_kv_heads(drafter, execution.mesh)
+    if execution.mesh is not None or execution.rounded:
+        target = dataclasses.replace(target, tie_word_embeddings=False)
+    return target, drafter, execution
+
+
+def configs(name: str, execution: Execution) -> tuple[TargetConfig, DrafterConfig, Execution]:
+    """Returns the configurations of a shape as they are loaded here, and how they are computed; on
+    a CPU heads are untied.
+
+    Raises:
+      UserError: there is no shape of this name, or the devices cannot share it.
+    """
+    target = target_of(name)
+    drafter = drafter_of(target)
+    if execution.mesh is not None:
+        check_divides(target, execution.mesh)
+    target, drafter, execution = as_loaded(target, drafter, execution)
+    if jax.default_backend() == "cpu":
+        target = dataclasses.replace(target, tie_word_embeddings=False)
+    return target, drafter, execution
+
+
 @functools.cache
 def parameters(config: TargetConfig | DraftLayerConfig) -> int:
     """Returns the number of parameters; allocates nothing. Only one layer of a dense target is
@@ -160,20 +200,36 @@ def random_params(
     execution: Execution | None = None,
 ) -> Params:
     """Returns random parameters as they are used, created on the device one by one; the scales of
-    norms are 1."""
+    norms are 1. On a mesh every device creates its part."""
     execution = execution or Execution.here()
-    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config, execution.fused))
+    shapes = abstract_params(config, execution.fused)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     params = [
-        jnp.ones(leaf.shape, dtype)
+        jnp.ones(leaf.shape, dtype, device=sharding)
         if path[-1].key == "scale"
-        else _normal(key, leaf.shape, jnp.dtype(dtype))
-        for (path, leaf), key in zip(leaves, keys, strict=True)
+        else _normal(key, leaf.shape, jnp.dtype(dtype), sharding)
+        for (path, leaf), key, sharding in zip(
+            leaves, keys, _shardings(config, shapes, execution), strict=True
+        )
     ]
     joined = dataclasses.replace(execution, fused=False)  # they are joined already
     return joined.prepare(jax.tree.unflatten(tree, params))
 
 
-@partial(jax.jit, static_argnames=("shape", "dtype"))
-def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return _STD * jax.random.normal(key, shape, dtype)
+def _shardings(
+    config: TargetConfig | DrafterConfig, shapes: Params, execution: Execution
+) -> list[Any]:
+    """Where each parameter belongs; None for JAX's default device."""
+    mesh = execution.mesh
+    if mesh is None:
+        return [None] * len(jax.tree.leaves(shapes))
+    split = isinstance(config, TargetConfig) or execution.split_drafter
+    specs = model_specs(config, shapes) if split else jax.tree.map(lambda _: ALL, shapes)
+    is_spec = lambda x: isinstance(x, P)  # noqa: E731
+    return [NamedSharding(mesh, spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec)]
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.Array:
+    return _STD * random_array(key, shape, dtype, sharding)

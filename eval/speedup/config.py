@@ -15,6 +15,7 @@ from dart_jax.generation import default_loop
 from dart_jax.model import DEMO as DEMO_MODEL
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -170,6 +171,8 @@ class SpeedupConfig(MethodChoice):
             )
         enable_compilation_cache()
         execution = Execution.here(self.attention, self.weights)
+        if self.mesh is not None:
+            execution = execution.on(MeshShape.parse(self.mesh).make())
         model = Model.random(self.shape.lower(), resolve_dtype(self.dtype), execution)
         parts = model.target, model.drafter, model.params, None, tokenizer, (), execution
         return DartModel(*parts, self.searching)

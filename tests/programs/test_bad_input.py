@@ -95,6 +95,7 @@ CASES = {
     "lossless --samples 3": "--samples must be 0 or at least 128",
     "lossless --tree-nodes -1": "--tree-nodes must be at least 0",
     "latency --shape gpt2": "no shape 'gpt2'",
+    "latency --shape tiny --mesh 4": "a mesh is written like data=1,model=4",
     "latency --tree-nodes 8 8": "--tree-nodes must be different numbers",
     "latency --seconds 0": "--seconds must be a positive number",
     "latency --top-p 0.9": "--top-k and --top-p need a --temperature above 0",

@@ -26,6 +26,10 @@ class MeshShape(NamedTuple):
     data: int = 1
     model: int = 1
 
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return f"data={self.data},model={self.model}"
+
     @classmethod
     def parse(cls, text: str) -> MeshShape:
         """Reads a shape such as "model=4" or "data=2,model=4".
@@ -52,13 +56,12 @@ class MeshShape(NamedTuple):
         used = devices[: self.data * self.model]
         if len(used) < self.data * self.model:
             raise UserError(
-                f"a mesh of data={self.data},model={self.model} needs {self.data * self.model} "
-                f"devices; there are {len(devices)}"
+                f"a mesh of {self} needs {self.data * self.model} devices; there are {len(devices)}"
             )
         if {d.process_index for d in used} != {d.process_index for d in devices}:
             raise UserError(
-                f"a mesh of data={self.data},model={self.model} leaves processes without a device; "
-                f"make it of all {len(devices)} devices"
+                f"a mesh of {self} leaves processes without a device; make it of all "
+                f"{len(devices)} devices"
             )
         return self.of(used)
 

@@ -100,10 +100,11 @@ def program(
             mesh = compiled_for.execution.mesh
             if mesh is None:
                 return function(*args, **options)
+            split = compiled_for.execution.split_drafter
             fixed = {name: value for name, value in given.items() if name in static}
             arrays = {name: value for name, value in given.items() if name not in static}
             specs = {
-                name: None if x is None else specs_of(inputs.get(name), compiled_for)
+                name: None if x is None else specs_of(inputs.get(name), split)
                 for name, x in arrays.items()
             }
             specs["params"] = param_specs(compiled_for, arrays["params"])
@@ -111,7 +112,7 @@ def program(
                 lambda arrays: function(**fixed, **arrays),
                 mesh=mesh,
                 in_specs=(specs,),
-                out_specs=specs_of(outputs, compiled_for),
+                out_specs=specs_of(outputs, split),
                 check_vma=False,
             )(arrays)
             everywhere = NamedSharding(mesh, ALL)
@@ -135,12 +136,12 @@ def _is_spec(x: Any) -> bool:
     return isinstance(x, P | OnDevices)
 
 
-def specs_of(tree: Any, config: _Config) -> Any:
-    """The specs in a tree of them, for `jax.shard_map`."""
+def specs_of(tree: Any, split_drafter: bool = False) -> Any:
+    """The specs in a tree of them, for `jax.shard_map`, where devices share the drafter or not."""
 
     def spec(x: P | OnDevices) -> P:
         if not isinstance(x, OnDevices):
             return x
-        return x.split if x.split is not None and config.execution.split_drafter else x.spec
+        return x.split if split_drafter and x.split is not None else x.spec
 
     return jax.tree.map(spec, tree, is_leaf=_is_spec)
