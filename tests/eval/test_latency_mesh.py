@@ -17,7 +17,7 @@ from eval.latency.case import needed_memory
 from eval.latency.hardware import Hardware
 from eval.latency.program import LatencyConfig
 from eval.latency.report import hardware_line
-from eval.latency.shapes import parameters, target_of
+from eval.latency.shapes import drafter_of, parameters, target_of
 
 SUPPORT = Path(__file__).parents[1] / "support"
 EIGHT = AbstractMesh((1, 8), ("data", "model"))
@@ -42,7 +42,7 @@ def test_stages_of_eight_devices(shape, mesh, groups):
         held, *counted = found[what]
         assert counted == [held] * len(counted)
     shards = 8 // groups
-    assert found["made"] == {"o_proj": [8, shards, shards], "drafter": [8, 1, 1]}
+    assert found["made"] == {name: [8, shards, shards] for name in ("o_proj", "drafter")}
     assert found["same trees"]
     assert found["apart"] < 1e-5
 
@@ -71,9 +71,13 @@ def test_the_memory_of_a_device():
         needed_memory("llama-3-8b", jnp.bfloat16, 1, 2048, 60, execution)
         for execution in (Execution(), Execution(mesh=EIGHT))  # pyright: ignore[reportArgumentType]
     )
-    # The table of embeddings and the drafter are whole on each device; so are random bits of it.
-    weights, embeddings = 2 * parameters(target_of("llama-3-8b")), 2 * 128256 * 4096
-    caches = (2048 + 64) * 2 * 32 * 8 * 128 * 2
+    # The table of embeddings is whole on each device; so are random bits of it.
+    target = target_of("llama-3-8b")
+    weights, embeddings = (
+        2 * (parameters(target) + parameters(drafter_of(target))),
+        2 * 128256 * 4096,
+    )
+    caches = (2048 + 64) * 2 * (32 + 1) * 8 * 128 * 2
     assert one - eight == pytest.approx((weights - embeddings + caches) * 7 / 8, rel=1e-3)
 
 

@@ -26,7 +26,7 @@ from dart_jax.models.platform.int8 import (
     times,
 )
 from dart_jax.models.pure import bind
-from dart_jax.models.sharding.rules import target_specs
+from dart_jax.models.sharding.rules import model_specs
 from dart_jax.models.target import untie
 from dart_jax.weights.checkpoint import load_target, save_target
 
@@ -183,7 +183,7 @@ def test_a_tied_head():
 
 
 def test_how_devices_share_them():
-    specs = target_specs(EXPERTS, jax.eval_shape(round_params, random_params(EXPERTS, 0)))
+    specs = model_specs(EXPERTS, jax.eval_shape(round_params, random_params(EXPERTS, 0)))
     layer = specs["layers"][0]
     out, into = (layer["self_attn"][name]["kernel"] for name in ("q_proj", "o_proj"))
     assert out == Int8(P(None, "model"), P("model"))
