@@ -27,7 +27,7 @@ from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import round_params
+from dart_jax.models.platform.int8 import Int8, round_params
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
 from dart_jax.models.sharding.rules import with_kv_heads
@@ -61,6 +61,8 @@ class Case:
       prompt: tokens of the prefill; of a long prompt, its last chunk is compiled.
       dtype: of weights and caches.
       sampling: how tokens are drawn.
+      penalties: whether steps also have the bias of logits and the penalties for what the text has,
+        for which a server's requests may ask.
       layers: layers of the target; None for the shape's own.
       execution: how the models are computed, and the mesh of several devices.
       search: where trees are searched.
@@ -79,6 +81,7 @@ class Case:
     execution: Execution = Execution()
     search: SearchWay = "native"
     ngrams: int = 1_700_000
+    penalties: bool = False
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
@@ -96,7 +99,7 @@ class Case:
             return DecodeConfig(target, execution=self.execution)
         return DecodeConfig(target, drafter, self.nodes, execution=self.execution)
 
-    @property
+    @functools.cached_property
     def whole(self) -> Case:
         """The same with all layers of the shape."""
         return dataclasses.replace(self, layers=None)
@@ -109,6 +112,11 @@ class Case:
     def devices(self) -> int:
         """Number of devices."""
         return self.execution.groups * self.execution.shards
+
+    @property
+    def weights(self) -> Literal["stored", "int8"]:
+        """How the weights of linear layers and experts are stored."""
+        return "int8" if self.execution.rounded else "stored"
 
     @property
     def capacity(self) -> int:
@@ -134,7 +142,7 @@ class Case:
             )
         if program == "serve":
             return self._lower_serving(on, params)
-        state, packed = on(self._prefilled, (STATE, ROWS))
+        state, packed = on(self._before_step, (STATE, ROWS))
         if program == "step":
             trees = _ints(self.batch, 3, self.nodes + 1)
             trees = on(trees, ROWS) if config.searches else None
@@ -210,9 +218,13 @@ class Case:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a device holds, the table of embeddings included."""
+        return sum(_bytes(x) for x in jax.tree.leaves(self._placed_params))
+
+    @functools.cached_property
+    def _placed_params(self) -> dict[str, Any]:
+        """The parameters' shapes, on a mesh if there is one."""
         mesh, params = self.execution.mesh, self._params()
-        placed = params if mesh is None else _on(mesh, params, self._param_specs)
-        return sum(_bytes(x) for x in jax.tree.leaves(placed))
+        return params if mesh is None else _on(mesh, params, self._param_specs)
 
     @property
     def cached_token(self) -> int:
@@ -223,14 +235,64 @@ class Case:
     def weights_read(self) -> int:
         """Bytes of the weights that a step must read on a device."""
         costs, drafts = self.costs, self.method != "plain"
-        rows = costs.batch * (self.nodes + 1)
-        return costs.itemsize * (costs.target_weights(rows) + drafts * costs.drafter_weights)
+        weights = costs.target_weights(self._rows) + drafts * costs.drafter_weights
+        return costs.itemsize * weights - self._saved(1)
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a step of the target on a device."""
+        return self.costs.batch * (self.nodes + 1)
+
+    def _saved(self, passes: int) -> int:
+        """Bytes by which weights in 8 bits, with their scales, are fewer than the dtype's, of those
+        that a step reads on a device; the drafter's layer and head are read in every pass."""
+        if not self.execution.rounded:
+            return 0
+        share, total = self._reached_share, 0.0
+        found = jax.tree_util.tree_flatten_with_path(
+            self._placed_params, is_leaf=lambda x: isinstance(x, Int8)
+        )[0]
+        for path, leaf in found:
+            if isinstance(leaf, Int8):
+                names = [key.key for key in path]
+                values: Any = leaf.values
+                scale: Any = leaf.scale
+                saved = (self.costs.itemsize - 1) * _bytes(values) - _bytes(scale)
+                again = names[0] == "drafter" and "fc" not in names
+                total += saved * (share if "experts" in names else passes if again else 1)
+        return round(total)
+
+    @property
+    def _reached_share(self) -> float:
+        """The share of a mixture's experts that rows of a step reach; 1 without a mixture."""
+        moe = self.config.target.moe
+        return 1 if moe is None else self.costs.reached_experts(self._rows) / moe.num_experts
 
     @functools.cached_property
     def _prefilled(self) -> tuple[Any, Any]:
         """The state and the host buffer after a prefill; the prompt's length does not matter."""
         begin = partial(prefill, self.config.prefill, capacity=self.capacity)
         return jax.eval_shape(begin, self._params(), *self._prompts(1))
+
+    @functools.cached_property
+    def _before_step(self) -> tuple[Any, Any]:
+        """The same, with what penalties and bias need."""
+        state, packed = self._prefilled
+        if not self.penalties:
+            return state, packed
+        number, vocabulary = jax.ShapeDtypeStruct((), jnp.float32), self.config.target.vocab_size
+        each = (self.batch, vocabulary)
+        sampling = state.sampling._replace(
+            repetition_penalty=number, presence_penalty=number, frequency_penalty=number
+        )
+        state = dataclasses.replace(
+            state,
+            sampling=sampling,
+            seen=jax.ShapeDtypeStruct(each, jnp.bool_),
+            counts=_ints(*each),
+            bias=jax.ShapeDtypeStruct(each, jnp.float32),
+        )
+        return state, packed
 
     def least(self, program: Program) -> Cost | None:
         """The least that a program moves and computes on a device, with caches filled up to the
@@ -239,8 +301,13 @@ class Case:
         if program in ("prefill", "search"):
             return None
         if isinstance(config.drafter, Eagle3Config):
-            return costs.eagle3_step(config.drafter, config.eagle, self.nodes)
-        return costs.plain() if self.method == "plain" else costs.step(rows, config.max_depth + 1)
+            cost = costs.eagle3_step(config.drafter, config.eagle, self.nodes)
+            passes = 1 + max(min(config.eagle.depth, self.nodes - 1), 1)
+        else:
+            plain = self.method == "plain"
+            cost = costs.plain() if plain else costs.step(rows, config.max_depth + 1)
+            passes = 1
+        return cost._replace(bytes=cost.bytes - self._saved(passes))
 
     def read_in_part(self, program: Program) -> dict[Array, float]:
         """Arrays of which kernels read only what rows need: a mixture's experts, with the share of
@@ -248,11 +315,11 @@ class Case:
         moe = self.config.target.moe
         if moe is None or program == "prefill":
             return {}
-        share = self.costs.reached_experts(self.costs.batch * (self.nodes + 1)) / moe.num_experts
         d, f = self.config.target.hidden_size, moe.intermediate_size
         own = moe.num_experts // self.execution.shards
         shapes = ((own, d, f), (own, f, d))
-        return {Array(_XLA_NAMES[self.dtype], shape): share for shape in shapes}
+        name = "s8" if self.execution.rounded else _XLA_NAMES[self.dtype]
+        return {Array(name, shape): self._reached_share for shape in shapes}
 
     @functools.cached_property
     def costs(self) -> CostModel:

@@ -108,13 +108,14 @@ def table(title: str, found: Sequence[Change]) -> Table:
 
 
 def _setting(program: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(program[name] for name in _SETTING)
+    return (*(program[name] for name in _SETTING), program.get("weights", "stored"))
 
 
 def _name(program: Mapping[str, Any]) -> str:
     name = f"{program['shape']} {program['method']} {program['program']}"
     tree = f", tree {program['nodes']}" if program["nodes"] else ""
-    return f"{name}, batch {program['batch']}{tree}, context {program['context']}"
+    int8 = ", int8" if program.get("weights") == "int8" else ""
+    return f"{name}, batch {program['batch']}{tree}, context {program['context']}{int8}"
 
 
 def _verdict(key: str, before: float, after: float) -> Literal["better", "worse", "same", ""]:
