@@ -17,9 +17,9 @@ On TPUs the hops are those between the chips that are furthest apart, added over
 slice: n - 1 along an axis of n chips, n / 2 where its links close a ring. Bytes come along all axes
 at once, over one link of an axis, two of a ring. An all-reduce is a reduce-scatter and an
 all-gather, twice as long; on GPUs its latency is what is reported for the whole. That is the model
-of "How to Scale Your Model" (jax-ml.github.io/scaling-book/sharding, "What happens when we AllGather
-over multiple axes?"). XLA's TPU programs name the same algorithm: of a 4 x 4 slice, two dimensions,
-two phases, two halves that take the axes in opposite orders.
+of "How to Scale Your Model" (jax-ml.github.io/scaling-book/sharding, "What happens when we
+AllGather over multiple axes?"). XLA's TPU programs name an algorithm of that kind: in a 4 x 4 slice
+two dimensions, two phases, and two halves of the bytes that take the axes in opposite orders.
 
 Not in there: the tree search, and what launches cost.
 """

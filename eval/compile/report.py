@@ -14,9 +14,9 @@ from eval.compile.summary import Summary
 from eval.latency.report import Grid
 
 _TRAFFIC = (
-    "moved: read and written, if no cache kept them; weights: of these, what is read of the models' "
-    "weights; needed: weights, used rows of the caches, results; ratio: moved over needed; ms: for "
-    "what is moved at the memory's rate / for the products at the full bfloat16 rate"
+    "moved: read and written, if no cache kept them; weights: of these, what is read of the "
+    "models' weights; needed: weights, used rows of the caches, results; ratio: moved over needed; "
+    "ms: for what is moved at the memory's rate / for the products at the full bfloat16 rate"
 )
 _LAUNCHES = (
     "layer: kernels in a layer of the target, the median; mean: all kernels over the number of "
@@ -37,14 +37,14 @@ _ROOM = (
     "what weights and temporary memory leave"
 )
 _EXCHANGE = (
-    "in a program, by each device; MB and KB: of results; latency: ms if there were no bytes; ms: "
-    "with the bytes at the links' rate; hidden: ms of these in which a TPU reads what it prefetches"
+    "in a program, by each device; sums: all-reduces, and MB of their results; others, and KB of "
+    "theirs; latency: ms if there were no bytes; ms: with the bytes at the links' rate"
 )
 _PREDICTION = (
     "ms; memory, compute: bytes and operations of a device's part at {efficiency:.0%} of the data "
-    "sheet's rates; links: exchanges; hidden: of these, meanwhile the memory is read; step: memory "
-    "and the exchanges that are not hidden, or compute and all of them; tok/s: of all sequences, "
-    "{tau:g} tokens a tree"
+    "sheet's rates; links: exchanges; hidden: the part of these in which a TPU reads what it "
+    "prefetches; step: memory and the exchanges that are not hidden, or compute and all of them; "
+    "tok/s: of all sequences, {tau:g} tokens a tree"
 )
 _WIDTH = 30  # of a kernel's name, so that the table fits into 80 columns
 _KIND = 9  # letters of its kind
@@ -134,13 +134,12 @@ def exchanges(summaries: Sequence[Summary], setting: Setting) -> Grid:
         return setting.exchange(each._replace(bytes=0) for each in x.exchanged)
 
     columns: dict[str, Callable[[Summary], str]] = {
-        "all-reduces": lambda x: f"{reduced(x).count}",
+        "sums": lambda x: f"{reduced(x).count}",
         "MB": lambda x: f"{reduced(x).bytes / 1e6:.2f}",
         "others": lambda x: f"{others(x).count}",
         "KB": lambda x: f"{others(x).bytes / 1e3:.2f}",
         "latency": lambda x: f"{1e3 * latency(x):.2f}",
         "ms": lambda x: f"{1e3 * setting.exchange(x.exchanged):.2f}",
-        "hidden": lambda x: f"{1e3 * setting.hidden(x.exchanged):.2f}",
     }
     return _grid("Exchanges", columns, summaries, setting.accelerator, _EXCHANGE)
 

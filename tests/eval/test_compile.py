@@ -152,9 +152,10 @@ def test_rows_of_a_table_that_are_converted():
   ROOT %g = f32[2,64]{1,0} gather(%c, %i), offset_dims={1}, slice_sizes={1,64}
 }
 """
+    argument = "metadata={op_name=\"params['target']['embed_tokens']\"}"
     [kernel] = kernels(
         module_of(
-            '  %table = bf16[1000,64]{1,0} parameter(0), metadata={op_name="params[\'target\'][\'t\']"}\n'
+            f"  %table = bf16[1000,64]{{1,0}} parameter(0), {argument}\n"
             "  %at = s32[2,1]{1,0} parameter(1)\n"
             "  ROOT %fusion = f32[2,64]{1,0} fusion(%table, %at), kind=kLoop, calls=%rows",
             rows,

@@ -85,7 +85,7 @@ def test_weights_in_8_bits(name):
 
 @pytest.mark.parametrize("shape", ["llama-3.1-70b", "qwen3-30b-a3b", "qwen3-4b"])
 def test_both_programs_count_the_same_weights(shape):
-    """`eval.compile` takes as many bytes for what one device holds, and few more for `draft_ids`."""
+    """`eval.compile` counts as many bytes, and besides the ids of the drafter's vocabulary."""
     rounded = Execution(rounded=True)
     target = target_of(shape)
     options = {"dtype": "bfloat16", "length": 200, "batch_size": 1, "tree_nodes": 8}

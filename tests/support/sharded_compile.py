@@ -4,9 +4,9 @@
     python sharded_compile.py dart step
 
 Prints JSON. Of greedy steps: what the devices exchange, what `--check` says and what they hold; and
-of a function that puts a weight together, its exchanges. Given a method and a program: what `--check`
-says if it draws tokens of a vocabulary of 151,936 with all filters, penalties and a bias, and what is
-exchanged outside of the layers.
+of a function that puts a weight together, its exchanges. Given a method and a program: what
+`--check` says if it draws tokens of a vocabulary of 151,936 with all filters, penalties and a bias,
+and what is exchanged outside of the layers.
 """
 
 from __future__ import annotations
