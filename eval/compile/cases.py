@@ -33,7 +33,7 @@ from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.programs import Pools, StepProgram, empty_pools
+from dart_jax.serving.programs import POOLS, Pools, StepProgram, empty_history, empty_pools
 from dart_jax.serving.programs import step as serving_step
 from dart_jax.serving.rows import PAGES, VALUES, Rows
 from eval.compile.hlo import Array
@@ -124,8 +124,8 @@ class Case:
         return self.config.capacity(self.context)
 
     def lower(self, program: Program, device: Any) -> jax.stages.Lowered:
-        """Lowers one of the programs for a device; it is ignored if there is a mesh, on which
-        prefill, step and loop are spread."""
+        """Lowers one of the programs for a device; it is ignored if there is a mesh, on which all
+        but search are spread."""
         config = self.config
         mesh = self.execution.mesh
         on = partial(_on, mesh or device)
@@ -160,6 +160,7 @@ class Case:
         device."""
         nodes = 0 if self.method == "plain" else self.nodes
         level = "greedy" if self.sampling.temperature == 0 else "filtered"
+        level = "full" if self.penalties else level
         program = StepProgram(self.config, nodes, nodes, level)
         argument = None
         if self.config.searches and self.search == "device":
@@ -169,8 +170,13 @@ class Case:
         values: Any = jax.ShapeDtypeStruct((self.batch, VALUES), jnp.float32)
         rows = Rows(numbers, values)
         trees = _ints(self.batch, 3, nodes + 1) if nodes else None
-        pools, argument = on(self._pools), on(argument)
-        return serving_step.lower(program, params, pools, None, on(rows), on(trees), argument)
+        pools, history = on(self._pools, POOLS), None
+        if level == "full":
+            empty = partial(empty_history, self.batch, self.config.target.vocab_size)
+            history = on(jax.eval_shape(empty))
+        return serving_step.lower(
+            program, params, pools, history, on(rows), on(trees), on(argument)
+        )
 
     @property
     def _pages_each(self) -> int:
@@ -193,9 +199,9 @@ class Case:
     @functools.cached_property
     def caches(self) -> frozenset[Array]:
         """The shapes of the arrays that hold rows of all cached tokens, on one device."""
-        arrays = self._cached
-        if self.execution.mesh is None:
-            arrays = [*arrays, *jax.tree.leaves(self._pools)]
+        mesh, pools = self.execution.mesh, self._pools
+        pools = pools if mesh is None else _on(mesh, pools, POOLS)
+        arrays = [*self._cached, *jax.tree.leaves(pools)]
         return frozenset(
             Array(_XLA_NAMES[x.dtype.name], _local(x))
             for x in arrays

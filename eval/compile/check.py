@@ -78,6 +78,6 @@ def _exchanges(summary: Summary) -> Iterator[str]:
     for x in outside:
         if x.bytes > 4 * numbers * shards * rows:
             yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
-    once = summary.program in ("step", "prefill") and not drawn
+    once = summary.program != "loop" and not drawn
     if once and (count := Total.of(outside).count) > expected // 2:
         yield f"{count} exchanges outside of the layers, not {expected // 2}"

@@ -107,7 +107,7 @@ class CompileConfig:
     layers: int | None = None
     """Compile only so many layers of the target, to be quicker; at least 7."""
     mesh: str = "data=1,model=1"
-    """Devices that decode together, such as data=1,model=8; programs: prefill, step and loop."""
+    """Devices that decode together, such as data=1,model=8; programs: all but search."""
     tau: float = 3.6
     """Tokens per tree, bonus token included, that predictions for several devices assume."""
     efficiency: float = 1.0
@@ -164,8 +164,10 @@ class CompileConfig:
         if mesh.data * mesh.model == 1:
             return
         ACCELERATORS[self.device].topology(mesh.data * mesh.model)
-        if alone := {"serve", "search"} & {*self.program}:
-            raise UserError(f"--program {alone.pop()} runs on one device; leave --mesh out")
+        if "search" in self.program:
+            raise UserError("--program search runs on one device; leave --mesh out")
+        if "serve" in self.program and mesh.data > 1:
+            raise UserError("--program serve runs on one group of devices; choose data=1")
         for name in self.shape:
             check_divides(target_of(name), AbstractMesh(mesh, (DATA, MODEL)))
         for batch in self.batch_size:

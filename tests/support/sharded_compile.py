@@ -40,6 +40,9 @@ def main() -> None:
 
 def drawing(mesh: Mesh, method: Any, program: Any) -> dict[str, Any]:
     """The report on a program that draws tokens."""
+    serves = program == "serve"  # in one group; penalties join its logits, as log-probabilities do
+    if serves:
+        mesh = MeshShape(data=1, model=4).make(jax.devices()[:4])
     sampling = Sampling(0.8, 50, 0.9, 0.05, 1.1)
     nodes = 8 if method == "dart" else 0
     case = Case(
@@ -52,7 +55,8 @@ def drawing(mesh: Mesh, method: Any, program: Any) -> dict[str, Any]:
         "float32",
         sampling,
         layers=7,
-        penalties=program != "prefill",
+        search="device",
+        penalties=program != "prefill" and not serves,
     ).on(mesh)
     compiled = case.lower(program, None).compile()
     summary = summarise(case, program, compiled, 1.0, Path(tempfile.mkdtemp()))
