@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.loop import padded_stop, run
@@ -29,18 +26,24 @@ from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagl
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.int8 import Int8, round_params
 from dart_jax.models.pure import abstract_params
-from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
+from dart_jax.models.sharding.program import ALL, ROWS, param_specs
 from dart_jax.models.sharding.rules import with_kv_heads
-from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.programs import POOLS, Pools, StepProgram, empty_history, empty_pools
 from dart_jax.serving.programs import step as serving_step
 from dart_jax.serving.rows import PAGES, VALUES, Rows
+from eval.compile.abstract_arrays import (
+    held_bytes,
+    ints,
+    local_shape,
+    ngram_table,
+    on_devices,
+)
 from eval.compile.hlo import Array
 from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import drafter_of, target_of
 
-_XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
+XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
 
 Method = Literal["plain", "dart", "eagle3"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
@@ -128,7 +131,7 @@ class Case:
         but search are spread."""
         config = self.config
         mesh = self.execution.mesh
-        on = partial(_on, mesh or device)
+        on = partial(on_devices, mesh or device)
         params = on(self._params(), self._param_specs)
         if program == "prefill":
             prompts = on(self._prompts(self.prompt), (ROWS, ROWS, ROWS, ALL, ALL, ALL))
@@ -144,7 +147,7 @@ class Case:
             return self._lower_serving(on, params)
         state, packed = on(self._before_step, (STATE, ROWS))
         if program == "step":
-            trees = _ints(self.batch, 3, self.nodes + 1)
+            trees = ints(self.batch, 3, self.nodes + 1)
             trees = on(trees, ROWS) if config.searches else None
             return step.lower(config, params, state, trees)
         search, argument = None, None
@@ -166,10 +169,10 @@ class Case:
         if self.config.searches and self.search == "device":
             search, argument = self._search_of(program.host_buffer)
             program = dataclasses.replace(program, search=search)
-        numbers: Any = _ints(self.batch, PAGES + self._pages_each)
+        numbers: Any = ints(self.batch, PAGES + self._pages_each)
         values: Any = jax.ShapeDtypeStruct((self.batch, VALUES), jnp.float32)
         rows = Rows(numbers, values)
-        trees = _ints(self.batch, 3, nodes + 1) if nodes else None
+        trees = ints(self.batch, 3, nodes + 1) if nodes else None
         pools, history = on(self._pools, POOLS), None
         if level == "full":
             empty = partial(empty_history, self.batch, self.config.target.vocab_size)
@@ -191,19 +194,19 @@ class Case:
     def _search_of(self, host_buffer: HostBuffer) -> tuple[SearchInProgram, Any]:
         """The tree search as a part of programs, and its argument."""
         if self.search != "device":
-            return HostSearch(host_buffer, self.nodes, self.search == "native"), _ints()
+            return HostSearch(host_buffer, self.nodes, self.search == "native"), ints()
         eos = (self.config.target.vocab_size - 1,)
         search = DeviceSearchProgram(host_buffer, self.nodes, eos, SearchConfig())
-        return search, _table(self.ngrams)
+        return search, ngram_table(self.ngrams)
 
     @functools.cached_property
     def caches(self) -> frozenset[Array]:
         """The shapes of the arrays that hold rows of all cached tokens, on one device."""
         mesh, pools = self.execution.mesh, self._pools
-        pools = pools if mesh is None else _on(mesh, pools, POOLS)
+        pools = pools if mesh is None else on_devices(mesh, pools, POOLS)
         arrays = [*self._cached, *jax.tree.leaves(pools)]
         return frozenset(
-            Array(_XLA_NAMES[x.dtype.name], _local(x))
+            Array(XLA_NAMES[x.dtype.name], local_shape(x))
             for x in arrays
             if x.ndim > 2 and {self.capacity, _PAGE} & {*x.shape}
         )
@@ -214,23 +217,23 @@ class Case:
         state, _ = self._prefilled
         caches, specs = (state.target_cache, state.draft_state), (STATE.target_cache, ROWS)
         mesh = self.execution.mesh
-        return jax.tree.leaves(caches if mesh is None else _on(mesh, caches, specs))
+        return jax.tree.leaves(caches if mesh is None else on_devices(mesh, caches, specs))
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the caches of all sequences that a device has."""
-        return sum(_bytes(x) for x in self._cached)
+        return sum(held_bytes(x) for x in self._cached)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a device holds, the table of embeddings included."""
-        return sum(_bytes(x) for x in jax.tree.leaves(self._placed_params))
+        return sum(held_bytes(x) for x in jax.tree.leaves(self._placed_params))
 
     @functools.cached_property
     def _placed_params(self) -> dict[str, Any]:
         """The parameters' shapes, on a mesh if there is one."""
         mesh, params = self.execution.mesh, self._params()
-        return params if mesh is None else _on(mesh, params, self._param_specs)
+        return params if mesh is None else on_devices(mesh, params, self._param_specs)
 
     @property
     def cached_token(self) -> int:
@@ -263,7 +266,7 @@ class Case:
                 names = [key.key for key in path]
                 values: Any = leaf.values
                 scale: Any = leaf.scale
-                saved = (self.costs.itemsize - 1) * _bytes(values) - _bytes(scale)
+                saved = (self.costs.itemsize - 1) * held_bytes(values) - held_bytes(scale)
                 again = names[0] == "drafter" and "fc" not in names
                 total += saved * (share if "experts" in names else passes if again else 1)
         return round(total)
@@ -295,7 +298,7 @@ class Case:
             state,
             sampling=sampling,
             seen=jax.ShapeDtypeStruct(each, jnp.bool_),
-            counts=_ints(*each),
+            counts=ints(*each),
             bias=jax.ShapeDtypeStruct(each, jnp.float32),
         )
         return state, packed
@@ -324,7 +327,7 @@ class Case:
         d, f = self.config.target.hidden_size, moe.intermediate_size
         own = moe.num_experts // self.execution.shards
         shapes = ((own, d, f), (own, f, d))
-        name = "s8" if self.execution.rounded else _XLA_NAMES[self.dtype]
+        name = "s8" if self.execution.rounded else XLA_NAMES[self.dtype]
         return {Array(name, shape): self._reached_share for shape in shapes}
 
     @functools.cached_property
@@ -358,54 +361,11 @@ class Case:
         drafter = self.config.drafter
         if isinstance(drafter, DraftLayerConfig):
             params["drafter"] = weights(drafter)
-            params["draft_ids"] = _ints(drafter.draft_vocab_size)
+            params["draft_ids"] = ints(drafter.draft_vocab_size)
         return params
 
     def _prompts(self, length: int) -> tuple[Any, ...]:
         batch, seed = self.batch, jax.ShapeDtypeStruct((), jnp.uint32)
-        stop = _ints(len(padded_stop((0,))))
-        prompts = (_ints(batch, length), _ints(batch), _ints(batch))
+        stop = ints(len(padded_stop((0,))))
+        prompts = (ints(batch, length), ints(batch), ints(batch))
         return (*prompts, stop, seed, self.sampling.values())
-
-
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def _on(where: Any, tree: Any, specs: Any = ALL) -> Any:
-    """The same shapes on a device, or on a mesh in parts; `specs` may be a tree's beginning."""
-
-    def placed(spec: P, part: Any) -> Any:
-        if isinstance(where, Mesh | AbstractMesh):
-            sharding: Any = NamedSharding(where, spec)
-        else:
-            sharding = jax.sharding.SingleDeviceSharding(where)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
-        )
-
-    return jax.tree.map(placed, specs_of(specs), tree, is_leaf=lambda x: isinstance(x, P))
-
-
-def _local(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    """The shape of a device's part."""
-    return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
-
-
-def _bytes(x: jax.ShapeDtypeStruct) -> int:
-    """Bytes of a device's part."""
-    return math.prod(_local(x)) * x.dtype.itemsize
-
-
-def _table(ngrams: int) -> DeviceTable:
-    """The shapes of a table with so many n-grams of two and three tokens."""
-    places = ngrams + ngrams // 9 + 1
-    return DeviceTable(
-        sections=_ints(2, 4),
-        seeds=jax.ShapeDtypeStruct((ngrams // 4 + 1,), jnp.uint16),
-        prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
-        entries=_ints(places, 3),
-        vocab_size=_ints(),
-        lists=_ints(0, 2),
-        followers=_ints(0, 2),
-    )

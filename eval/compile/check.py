@@ -74,7 +74,8 @@ def _exchanges(summary: Summary) -> Iterator[str]:
     outside = [x for x in found if x.layer is None]
     rows = case.costs.batch * (case.nodes + 1) + case.execution.least_rows
     drawn = case.sampling.temperature > 0
-    numbers = MOST_SORTED if drawn and case.sampling.top_k else 2
+    joins_largest = case.sampling.top_k > 0 or summary.program == "serve"  # whose rows may have one
+    numbers = MOST_SORTED if drawn and joins_largest else 2
     for x in outside:
         if x.bytes > 4 * numbers * shards * rows:
             yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"

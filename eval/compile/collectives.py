@@ -53,7 +53,8 @@ class Total(NamedTuple):
 
 def collectives(module: Module) -> list[Collective]:
     """The exchanges of a program. What a loop does counts as often as the compiler knows that it
-    runs; of one that starts and ends in two instructions, the first counts."""
+    runs, and all branches of a condition count; of one that starts and ends in two instructions,
+    the first counts."""
     return list(_walk(module, module.entry, 1))
 
 

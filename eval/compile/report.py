@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from eval.compile.cases import Case
+from eval.compile.cases import XLA_NAMES, Case
 from eval.compile.collectives import Total
 from eval.compile.devices import Accelerator
 from eval.compile.kernels import Kernel
@@ -187,7 +187,7 @@ _SETTING: dict[str, Callable[[Case], str]] = {
     "batch": lambda case: f"{case.batch}",
     "tree": lambda case: f"{case.nodes or '-'}",
     "context": lambda case: f"{case.context}",
-    "stored": lambda case: "int8" if case.weights == "int8" else case.dtype,
+    "stored": lambda case: "int8" if case.weights == "int8" else XLA_NAMES[case.dtype],
 }
 
 
