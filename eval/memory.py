@@ -2,6 +2,7 @@
 
     python -m eval.memory
     python -m eval.memory --shape qwen3-8b --length 32768 --batch-size 4
+    python -m eval.memory --shape llama-3-70b --weights int8
     python -m eval.memory --target Qwen/Qwen3-1.7B --drafter fvliang/qwen1.7b-dart
 
 Reads only shapes: nothing is allocated, and of a target and drafter only `config.json` is needed.
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import jax
 import numpy as np
 
 from dart_jax.decoding.state import DecodeConfig
@@ -21,6 +23,8 @@ from dart_jax.errors import UserError
 from dart_jax.generation.defaults import MAX_NODES, length_bucket
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.platform.int8 import round_params
+from dart_jax.models.pure import abstract_params
 from dart_jax.programs.command_line import parse, program
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
@@ -52,6 +56,9 @@ class MemoryConfig:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """dtype of weights and caches. On a CPU, the weights of products that bfloat16 holds exactly
     take 2 bytes each also in float32."""
+    weights: Literal["stored", "int8"] = "stored"
+    """How the weights of linear layers and experts are stored: with that dtype, or in 8 bits with a
+    scale for each output, as on GPUs and TPUs."""
     length: int = 4096
     """Tokens of prompt and new text together."""
     batch_size: int = 1
@@ -127,6 +134,7 @@ def memory(
     length: int,
     batch_size: int,
     tree_nodes: int,
+    weights: Literal["stored", "int8"] = "stored",
 ) -> Memory:
     """Computes what one model needs.
 
@@ -137,6 +145,7 @@ def memory(
       length: tokens of prompt and new text together, at most.
       batch_size: sequences decoded together.
       tree_nodes: nodes of the draft tree, beside the root.
+      weights: how those of linear layers and experts are stored.
     """
     itemsize = np.dtype(resolve_dtype(dtype)).itemsize
     config = DecodeConfig(target, drafter, tree_nodes)
@@ -144,11 +153,36 @@ def memory(
     features = itemsize * len(target.feature_layers) * target.hidden_size
     node = _FLOAT * target.vocab_size + features + cache_row(target, itemsize)
     return Memory(
-        target=itemsize * parameters(target),
-        drafter=itemsize * parameters(drafter),
+        target=_weight_bytes(target, dtype, weights),
+        drafter=_weight_bytes(drafter, dtype, weights),
         caches=rows * (cache_row(target, itemsize) + cache_row(drafter, itemsize)),
         verification=batch_size * (tree_nodes + 1) * node,
     )
+
+
+def _weight_bytes(config: AnyDrafter, dtype: str, weights: Literal["stored", "int8"]) -> int:
+    """Bytes of a model's weights."""
+    if weights == "stored":
+        return np.dtype(resolve_dtype(dtype)).itemsize * parameters(config)
+    if not isinstance(config, TargetConfig):
+        return _rounded_bytes(config, dtype)
+    config = dataclasses.replace(config, tie_word_embeddings=False)  # the head is rounded
+    if config.moe is not None:
+        return _rounded_bytes(config, dtype)
+    # As in `parameters`: all layers of a dense target are the same.
+    one, two = (
+        _rounded_bytes(dataclasses.replace(config, num_hidden_layers=n), dtype) for n in (1, 2)
+    )
+    return one + (config.num_hidden_layers - 1) * (two - one)
+
+
+def _rounded_bytes(config: AnyDrafter, dtype: str) -> int:
+    """Bytes of a model's weights, those of its linear layers and experts in 8 bits."""
+    stored = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, resolve_dtype(dtype)), abstract_params(config)
+    )
+    held = jax.tree.leaves(jax.eval_shape(round_params, stored))
+    return sum(x.size * x.dtype.itemsize for x in held)
 
 
 HEADER = ("model", "target", "drafter", "caches", "verification", "together")
@@ -166,7 +200,8 @@ def table(rows: Sequence[tuple[str, Memory]]) -> str:
 def run(config: MemoryConfig) -> str:
     """Computes and returns the table; raises UserError if a model cannot be read."""
     options = {
-        name: getattr(config, name) for name in ("dtype", "length", "batch_size", "tree_nodes")
+        name: getattr(config, name)
+        for name in ("dtype", "length", "batch_size", "tree_nodes", "weights")
     }
     return table(
         [(name, memory(target, drafter, **options)) for name, target, drafter in config.models()]

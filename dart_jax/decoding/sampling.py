@@ -15,7 +15,7 @@ from dart_jax.models.cpu.foreign import available
 from dart_jax.models.cpu.noise import add_noise_native
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
-_LARGEST = 128
+MOST_SORTED = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _draw_from_nucleus(
 
 def _top_k_mask(logits: jax.Array, k: jax.Array, vocabulary: Vocabulary = WHOLE) -> jax.Array:
     """Which logits are at least the k-th largest: bool, same shape; all of them if k is 0."""
-    largest = min(_LARGEST, vocabulary.shards * logits.shape[-1])
+    largest = min(MOST_SORTED, vocabulary.shards * logits.shape[-1])
     k = jnp.broadcast_to(per_row(k, logits.ndim), (*logits.shape[:-1], 1))
 
     def read() -> jax.Array:

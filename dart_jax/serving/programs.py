@@ -53,7 +53,7 @@ class Pools(NamedTuple):
 # Their specs (see `dart_jax.models.sharding.program`): pages are split by heads.
 _PAGES = P(None, MODEL)
 _SPECS: Any = _PAGES, OnDevices(ALL, _PAGES)
-_POOLS = Pools(*_SPECS)
+POOLS = Pools(*_SPECS)
 
 
 class History(NamedTuple):
@@ -134,7 +134,7 @@ class StepResult(NamedTuple):
     scores: TokenScores | None
 
 
-@program(inputs={}, outputs=_POOLS, static=("config", "pages", "page"))
+@program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
 def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
     """Pools of `pages` pages of `page` rows."""
     caches = caches_without_rows(config.reading, params, pages, page)
@@ -159,8 +159,8 @@ def begin_history(
 
 
 @program(
-    inputs={"pools": _POOLS, "tokens": ALL, "start": ALL, "pages": ALL},
-    outputs=_POOLS,
+    inputs={"pools": POOLS, "tokens": ALL, "start": ALL, "pages": ALL},
+    outputs=POOLS,
     static=("config", "shape"),
     donated=("pools",),
 )
@@ -204,8 +204,8 @@ def read_chunk(
 
 
 @program(
-    inputs={"pools": _POOLS, "history": ALL, "rows": ALL, "trees": ALL, "searched": ALL},
-    outputs=(_POOLS, ALL, ALL),
+    inputs={"pools": POOLS, "history": ALL, "rows": ALL, "trees": ALL, "searched": ALL},
+    outputs=(POOLS, ALL, ALL),
     static=("made_for",),
     donated=("pools", "history"),
     config="made_for",

@@ -24,19 +24,25 @@ from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.int8 import Int8
 from dart_jax.models.sharding.program import ALL, ROWS, param_specs
-from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.programs import Pools, StepProgram, empty_pools
+from dart_jax.serving.programs import POOLS, Pools, StepProgram, empty_history, empty_pools
 from dart_jax.serving.programs import step as serving_step
 from dart_jax.serving.rows import PAGES, VALUES, Rows
 from eval.compile.hlo import Array
+from eval.latency.abstract_arrays import (
+    abstract_weights,
+    held_bytes,
+    ints,
+    local_shape,
+    ngram_table,
+    on_devices,
+)
 from eval.latency.cost import Cost, CostModel
-from eval.latency.devices import abstract_weights, own_bytes, own_shape, weight_bytes
-from eval.latency.devices import on as on_devices
 from eval.latency.shapes import as_loaded, drafter_of, target_of
 
-_XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
+XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
 
 Method = Literal["plain", "dart", "eagle3"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
@@ -57,6 +63,8 @@ class Case:
       prompt: tokens of the prefill; of a long prompt, its last chunk is compiled.
       dtype: of weights and caches.
       sampling: how tokens are drawn.
+      penalties: whether steps also have the bias of logits and the penalties for what the text has,
+        for which a server's requests may ask.
       layers: layers of the target; None for the shape's own.
       execution: how the models are computed, and the mesh of several devices.
       search: where trees are searched.
@@ -75,6 +83,7 @@ class Case:
     execution: Execution = Execution()
     search: SearchWay = "native"
     ngrams: int = 1_700_000
+    penalties: bool = False
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
@@ -89,7 +98,7 @@ class Case:
             return DecodeConfig(target, execution=execution)
         return DecodeConfig(target, drafter, self.nodes, execution=execution)
 
-    @property
+    @functools.cached_property
     def whole(self) -> Case:
         """The same with all layers of the shape."""
         return dataclasses.replace(self, layers=None)
@@ -104,13 +113,18 @@ class Case:
         return self.execution.groups * self.execution.shards
 
     @property
+    def weights(self) -> Literal["stored", "int8"]:
+        """How the weights of linear layers and experts are stored."""
+        return "int8" if self.execution.rounded else "stored"
+
+    @property
     def capacity(self) -> int:
         """Rows of the caches."""
         return self.config.capacity(self.context)
 
     def lower(self, program: Program, device: Any) -> jax.stages.Lowered:
-        """Lowers one of the programs for a device; it is ignored if there is a mesh, on which
-        prefill, step and loop are spread."""
+        """Lowers one of the programs for a device; it is ignored if there is a mesh, on which all
+        but search are spread."""
         config = self.config
         mesh = self.execution.mesh
         split = config.execution.split_drafter
@@ -128,9 +142,9 @@ class Case:
             )
         if program == "serve":
             return self._lower_serving(on, params)
-        state, packed = on(self._prefilled, (STATE, ROWS))
+        state, packed = on(self._before_step, (STATE, ROWS))
         if program == "step":
-            trees = _ints(self.batch, 3, self.nodes + 1)
+            trees = ints(self.batch, 3, self.nodes + 1)
             trees = on(trees, ROWS) if config.searches else None
             return step.lower(config, params, state, trees)
         search, argument = None, None
@@ -146,17 +160,23 @@ class Case:
         device."""
         nodes = 0 if self.method == "plain" else self.nodes
         level = "greedy" if self.sampling.temperature == 0 else "filtered"
+        level = "full" if self.penalties else level
         program = StepProgram(self.config, nodes, nodes, level)
         argument = None
         if self.config.searches and self.search == "device":
             search, argument = self._search_of(program.host_buffer)
             program = dataclasses.replace(program, search=search)
-        numbers: Any = _ints(self.batch, PAGES + self._pages_each)
+        numbers: Any = ints(self.batch, PAGES + self._pages_each)
         values: Any = jax.ShapeDtypeStruct((self.batch, VALUES), jnp.float32)
         rows = Rows(numbers, values)
-        trees = _ints(self.batch, 3, nodes + 1) if nodes else None
-        pools, argument = on(self._pools), on(argument)
-        return serving_step.lower(program, params, pools, None, on(rows), on(trees), argument)
+        trees = ints(self.batch, 3, nodes + 1) if nodes else None
+        pools, history = on(self._pools, POOLS), None
+        if level == "full":
+            empty = partial(empty_history, self.batch, self.config.target.vocab_size)
+            history = on(jax.eval_shape(empty))
+        return serving_step.lower(
+            program, params, pools, history, on(rows), on(trees), on(argument)
+        )
 
     @property
     def _pages_each(self) -> int:
@@ -171,19 +191,23 @@ class Case:
     def _search_of(self, host_buffer: HostBuffer) -> tuple[SearchInProgram, Any]:
         """The tree search as a part of programs, and its argument."""
         if self.search != "device":
-            return HostSearch(host_buffer, self.nodes, self.search == "native"), _ints()
+            return HostSearch(host_buffer, self.nodes, self.search == "native"), ints()
         eos = (self.config.target.vocab_size - 1,)
         search = DeviceSearchProgram(host_buffer, self.nodes, eos, SearchConfig())
-        return search, _table(self.ngrams)
+        return search, ngram_table(self.ngrams)
 
     @functools.cached_property
     def caches(self) -> frozenset[Array]:
         """The shapes of the arrays that hold rows of all cached tokens, on one device."""
-        arrays = self._cached
-        if self.execution.mesh is None:
-            arrays = [*arrays, *jax.tree.leaves(self._pools)]
+        mesh, pools = self.execution.mesh, self._pools
+        pools = (
+            pools
+            if mesh is None
+            else on_devices(mesh, pools, POOLS, split_drafter=self.config.execution.split_drafter)
+        )
+        arrays = [*self._cached, *jax.tree.leaves(pools)]
         return frozenset(
-            Array(_XLA_NAMES[x.dtype.name], own_shape(x))
+            Array(XLA_NAMES[x.dtype.name], local_shape(x))
             for x in arrays
             if x.ndim > 2 and {self.capacity, _PAGE} & {*x.shape}
         )
@@ -202,12 +226,18 @@ class Case:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the caches of all sequences that a device has."""
-        return sum(own_bytes(x) for x in self._cached)
+        return sum(held_bytes(x) for x in self._cached)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a device holds, the table of embeddings included."""
-        return weight_bytes(self.config, self.dtype)
+        return sum(held_bytes(x) for x in jax.tree.leaves(self._placed_params))
+
+    @functools.cached_property
+    def _placed_params(self) -> dict[str, Any]:
+        """The parameters' shapes, on a mesh if there is one."""
+        mesh, params = self.execution.mesh, self._params()
+        return params if mesh is None else on_devices(mesh, params, self._param_specs)
 
     @property
     def cached_token(self) -> int:
@@ -218,14 +248,64 @@ class Case:
     def weights_read(self) -> int:
         """Bytes of the weights that a step must read on a device."""
         costs, drafts = self.costs, self.method != "plain"
-        rows = costs.batch * (self.nodes + 1)
-        return costs.itemsize * (costs.target_weights(rows) + drafts * costs.drafter_weights)
+        weights = costs.target_weights(self._rows) + drafts * costs.drafter_weights
+        return costs.itemsize * weights - self._saved(1)
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a step of the target on a device."""
+        return self.costs.batch * (self.nodes + 1)
+
+    def _saved(self, passes: int) -> int:
+        """Bytes by which weights in 8 bits, with their scales, are fewer than the dtype's, of those
+        that a step reads on a device; the drafter's layer and head are read in every pass."""
+        if not self.execution.rounded:
+            return 0
+        share, total = self._reached_share, 0.0
+        found = jax.tree_util.tree_flatten_with_path(
+            self._placed_params, is_leaf=lambda x: isinstance(x, Int8)
+        )[0]
+        for path, leaf in found:
+            if isinstance(leaf, Int8):
+                names = [key.key for key in path]
+                values: Any = leaf.values
+                scale: Any = leaf.scale
+                saved = (self.costs.itemsize - 1) * held_bytes(values) - held_bytes(scale)
+                again = names[0] == "drafter" and "fc" not in names
+                total += saved * (share if "experts" in names else passes if again else 1)
+        return round(total)
+
+    @property
+    def _reached_share(self) -> float:
+        """The share of a mixture's experts that rows of a step reach; 1 without a mixture."""
+        moe = self.config.target.moe
+        return 1 if moe is None else self.costs.reached_experts(self._rows) / moe.num_experts
 
     @functools.cached_property
     def _prefilled(self) -> tuple[Any, Any]:
         """The state and the host buffer after a prefill; the prompt's length does not matter."""
         begin = partial(prefill, self.config.prefill, capacity=self.capacity)
         return jax.eval_shape(begin, self._params(), *self._prompts(1))
+
+    @functools.cached_property
+    def _before_step(self) -> tuple[Any, Any]:
+        """The same, with what penalties and bias need."""
+        state, packed = self._prefilled
+        if not self.penalties:
+            return state, packed
+        number, vocabulary = jax.ShapeDtypeStruct((), jnp.float32), self.config.target.vocab_size
+        each = (self.batch, vocabulary)
+        sampling = state.sampling._replace(
+            repetition_penalty=number, presence_penalty=number, frequency_penalty=number
+        )
+        state = dataclasses.replace(
+            state,
+            sampling=sampling,
+            seen=jax.ShapeDtypeStruct(each, jnp.bool_),
+            counts=ints(*each),
+            bias=jax.ShapeDtypeStruct(each, jnp.float32),
+        )
+        return state, packed
 
     def least(self, program: Program) -> Cost | None:
         """The least that a program moves and computes on a device, with caches filled up to the
@@ -234,8 +314,13 @@ class Case:
         if program in ("prefill", "search"):
             return None
         if isinstance(config.drafter, Eagle3Config):
-            return costs.eagle3_step(config.drafter, config.eagle, self.nodes)
-        return costs.plain() if self.method == "plain" else costs.step(rows, config.max_depth + 1)
+            cost = costs.eagle3_step(config.drafter, config.eagle, self.nodes)
+            passes = 1 + max(min(config.eagle.depth, self.nodes - 1), 1)
+        else:
+            plain = self.method == "plain"
+            cost = costs.plain() if plain else costs.step(rows, config.max_depth + 1)
+            passes = 1
+        return cost._replace(bytes=cost.bytes - self._saved(passes))
 
     def read_in_part(self, program: Program) -> dict[Array, float]:
         """Arrays of which kernels read only what rows need: a mixture's experts, with the share of
@@ -243,11 +328,11 @@ class Case:
         moe = self.config.target.moe
         if moe is None or program == "prefill":
             return {}
-        share = self.costs.reached_experts(self.costs.batch * (self.nodes + 1)) / moe.num_experts
         d, f = self.config.target.hidden_size, moe.intermediate_size
         own = moe.num_experts // self.execution.shards
         shapes = ((own, d, f), (own, f, d))
-        return {Array(_XLA_NAMES[self.dtype], shape): share for shape in shapes}
+        name = "s8" if self.execution.rounded else XLA_NAMES[self.dtype]
+        return {Array(name, shape): self._reached_share for shape in shapes}
 
     @functools.cached_property
     def costs(self) -> CostModel:
@@ -266,24 +351,6 @@ class Case:
 
     def _prompts(self, length: int) -> tuple[Any, ...]:
         batch, seed = self.batch, jax.ShapeDtypeStruct((), jnp.uint32)
-        stop = _ints(len(padded_stop((0,))))
-        prompts = (_ints(batch, length), _ints(batch), _ints(batch))
+        stop = ints(len(padded_stop((0,))))
+        prompts = (ints(batch, length), ints(batch), ints(batch))
         return (*prompts, stop, seed, self.sampling.values())
-
-
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def _table(ngrams: int) -> DeviceTable:
-    """The shapes of a table with so many n-grams of two and three tokens."""
-    places = ngrams + ngrams // 9 + 1
-    return DeviceTable(
-        sections=_ints(2, 4),
-        seeds=jax.ShapeDtypeStruct((ngrams // 4 + 1,), jnp.uint16),
-        prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
-        entries=_ints(places, 3),
-        vocab_size=_ints(),
-        lists=_ints(0, 2),
-        followers=_ints(0, 2),
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from dart_jax.decoding.sampling import MOST_SORTED
 from eval.compile.collectives import Total
 from eval.compile.summary import Summary
 
@@ -56,7 +57,9 @@ def violations(summary: Summary, limits: Limits) -> Iterator[str]:
 
 def _exchanges(summary: Summary) -> Iterator[str]:
     """Yields what devices should not exchange: in each layer more than what its two parts add to
-    the residual stream, and besides more than the largest logit of each row and its token."""
+    the residual stream, and besides more than the largest logit of each row and its token. Drawing
+    tokens takes more exchanges, each of a number of each row and device or, for top-k, of its
+    largest logits: little beside a real vocabulary, which they do not depend on."""
     case, found = summary.case, summary.collectives
     shards = case.execution.shards
     expected = 2 if shards > 1 else 0
@@ -70,9 +73,12 @@ def _exchanges(summary: Summary) -> Iterator[str]:
             return
     outside = [x for x in found if x.layer is None]
     rows = case.costs.batch * (case.nodes + 1) + case.execution.least_rows
+    drawn = case.sampling.temperature > 0
+    joins_largest = case.sampling.top_k > 0 or summary.program == "serve"  # whose rows may have one
+    numbers = MOST_SORTED if drawn and joins_largest else 2
     for x in outside:
-        if x.bytes > 8 * shards * rows:  # two numbers of 4 bytes
+        if x.bytes > 4 * numbers * shards * rows:
             yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
-    once = summary.program in ("step", "prefill")
+    once = summary.program != "loop" and not drawn
     if once and (count := Total.of(outside).count) > expected // 2:
         yield f"{count} exchanges outside of the layers, not {expected // 2}"

@@ -1,9 +1,9 @@
-"""What the devices of a mesh exchange, as XLA compiled it."""
+"""What the devices of a mesh exchange, as XLA compiled it, and what a TPU reads meanwhile."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from eval.compile.hlo import Instruction, Module, arrays
@@ -21,12 +21,16 @@ class Collective(NamedTuple):
       bytes: of its result on a device.
       times: how often it happens.
       layer: of the target; None outside of the layers.
+      prefetched: bytes that are on their way into a TPU's vector memory meanwhile, such as the next
+        layer's weights. Of a prefetch that is under way during several exchanges, each has an equal
+        part.
     """
 
     kind: str
     bytes: int
     times: int
     layer: int | None
+    prefetched: int = 0
 
 
 class Total(NamedTuple):
@@ -49,7 +53,8 @@ class Total(NamedTuple):
 
 def collectives(module: Module) -> list[Collective]:
     """The exchanges of a program. What a loop does counts as often as the compiler knows that it
-    runs; of one that starts and ends in two instructions, the first counts."""
+    runs, and all branches of a condition count; of one that starts and ends in two instructions,
+    the first counts."""
     return list(_walk(module, module.entry, 1))
 
 
@@ -63,17 +68,43 @@ def with_layers(found: Iterable[Collective], compiled: int, layers: int) -> list
 
 
 def _walk(module: Module, name: str, times: int) -> Iterator[Collective]:
-    for each in module.computations.get(name, []):
-        kind = each.opcode.removesuffix("-start")
-        if kind in _KINDS:
+    body = module.computations.get(name, [])
+    prefetched = _prefetched(body)
+    for each in body:
+        if kind := _kind(each):
             found = _LAYER.search(each.attribute("op_name"))
-            yield Collective(kind, _result(each), times, int(found[1]) if found else None)
+            layer = int(found[1]) if found else None
+            meanwhile = prefetched.get(each.name, 0)
+            yield Collective(kind, _result(each), times, layer, meanwhile)
         elif each.opcode == "conditional":
             for branch in each.branches:
                 yield from _walk(module, branch, times)
         elif each.opcode in ("while", "call", "fusion", "async-start"):
             for part in filter(None, (each.attribute("condition"), each.called)):
                 yield from _walk(module, part, times * each.trips)
+
+
+def _kind(each: Instruction) -> str:
+    """The kind of an exchange; empty if it is none."""
+    kind = each.opcode.removesuffix("-start")
+    return kind if kind in _KINDS else ""
+
+
+def _prefetched(body: Sequence[Instruction]) -> Mapping[str, int]:
+    """Name of an exchange -> bytes that are prefetched meanwhile: XLA prints instructions in the
+    order in which they run."""
+    at = {each.name: place for place, each in enumerate(body)}
+    exchanges = [each.name for each in body if _kind(each)]
+    total = dict.fromkeys(exchanges, 0)
+    for each in body:
+        if each.opcode not in ("copy-done", "slice-done"):
+            continue
+        start = body[at[each.operands[0]]]
+        result = arrays(start.shape)[0 if start.opcode == "copy-start" else 1]
+        during = [name for name in exchanges if at[start.name] < at[name] < at[each.name]]
+        for name in during if result.on_chip else ():
+            total[name] += result._replace(on_chip=False).size // len(during)
+    return total
 
 
 def _result(each: Instruction) -> int:

@@ -108,13 +108,17 @@ def table(title: str, found: Sequence[Change]) -> Table:
 
 
 def _setting(program: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(program[name] for name in _SETTING)
+    drawn = [*program.get("sampling", {}).values(), program.get("penalties", False)]
+    return (*(program[name] for name in _SETTING), program.get("weights", "stored"), *drawn)
 
 
 def _name(program: Mapping[str, Any]) -> str:
     name = f"{program['shape']} {program['method']} {program['program']}"
     tree = f", tree {program['nodes']}" if program["nodes"] else ""
-    return f"{name}, batch {program['batch']}{tree}, context {program['context']}"
+    more = ", int8" if program.get("weights") == "int8" else ""
+    if temperature := program.get("sampling", {}).get("temperature"):
+        more += f", temperature {temperature:g}"
+    return f"{name}, batch {program['batch']}{tree}, context {program['context']}{more}"
 
 
 def _verdict(key: str, before: float, after: float) -> Literal["better", "worse", "same", ""]:

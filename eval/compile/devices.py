@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ class Links:
     """What connects the devices of a mesh. Every number is somebody else's; nothing was measured.
 
     Attributes:
-      rate: bytes per second that a device sends, while it receives as many.
-      latency: seconds of a small all-reduce of all devices, with its launch.
-      hop: seconds more for each link on the way between the two devices that are furthest apart.
+      rate: bytes per second that a device sends, while it receives as many; of TPUs, over each of
+        its links.
+      latency: of GPUs, seconds of a small all-reduce of all devices, with its launch.
+      hop: of TPUs, seconds from a device to its neighbour, however little is sent.
     """
 
     rate: float
-    latency: float
+    latency: float = 0.0
     hop: float = 0.0
 
 
@@ -83,6 +85,15 @@ class Accelerator:
         )
 
 
+def rings(layout: Sequence[int]) -> list[bool]:
+    """Along which axes of a slice of TPUs the links close a ring: in a plane, those of 16 chips; in
+    space, all, if the slice consists of cubes of 4 x 4 x 4, otherwise none ("How to Scale Your
+    Model", jax-ml.github.io/scaling-book/tpus)."""
+    if len(layout) == 3:
+        return [all(length % 4 == 0 for length in layout)] * 3
+    return [length % 16 == 0 for length in layout]
+
+
 # NVIDIA's limits per block and per multiprocessor, the same since Hopper.
 _GPU = {
     "fpus_per_core": 128,
@@ -122,11 +133,10 @@ def _gpu(major: int, cores: int, clock: float, cache: int) -> tuple[tuple[str, A
 _NVLINK4, _NVLINK5 = Links(450e9, 9e-6), Links(900e9, 9e-6)
 
 
-def _ici(gigabits: float) -> Links:
-    """The links of a TPU: the vendor's rate a chip (cloud.google.com/tpu/docs, by version), and
-    about 1 us a hop ("How to Scale Your Model", jax-ml.github.io/scaling-book/sharding). Chips at
-    the edge of a slice have fewer links than the rate is of."""
-    return Links(gigabits / 8 * 1e9, 0.0, 1e-6)
+# The rate of a TPU's link in one direction, and about 1 us a hop ("How to Scale Your Model",
+# jax-ml.github.io/scaling-book/tpus and /sharding). The vendor's rates of a chip are of all links,
+# four or six: 1,600 Gbit/s of a v5e are 50 GB/s a link.
+_ICI_V5E, _ICI_V5P, _ICI_V6E = (Links(rate, hop=1e-6) for rate in (45e9, 90e9, 90e9))
 
 
 _HOPPER = _gpu(9, 132, 1.98, 50)
@@ -143,9 +153,9 @@ ACCELERATORS = {
     "b200": Accelerator(
         "NVIDIA B200", 8e12, 2250e12, 180 * 10**9, _NVLINK5, description=_gpu(10, 148, 1.97, 126)
     ),
-    "v5e": Accelerator("TPU v5e", 0.819e12, 197e12, 16 * 2**30, _ici(1600), _PLANE),
-    "v5p": Accelerator("TPU v5p", 2.765e12, 459e12, 95 * 2**30, _ici(4800), _CUBE),
-    "v6e": Accelerator("TPU v6e", 1.64e12, 918e12, 32 * 2**30, _ici(3584), _PLANE),
+    "v5e": Accelerator("TPU v5e", 0.819e12, 197e12, 16 * 2**30, _ICI_V5E, _PLANE),
+    "v5p": Accelerator("TPU v5p", 2.765e12, 459e12, 95 * 2**30, _ICI_V5P, _CUBE),
+    "v6e": Accelerator("TPU v6e", 1.64e12, 918e12, 32 * 2**30, _ICI_V6E, _PLANE),
 }
 
 

@@ -30,6 +30,7 @@ _PRODUCT = re.compile("gemm|matmul|cublas|cudnn\\$conv|dot|convolution", re.IGNO
 _NOISE = re.compile(
     r"jit\(.*\)|shard_map|while|body|cond|branch_\d+_fun|closed_call|eval_jaxpr|checkpoint|.*->.*|(?:vmap\()+\)+"
 )
+_WEIGHTS = re.compile(r"(target|drafter)/")  # the path of an argument that is one
 _OF_COMPILER = {"constant", "parameter", "broadcast", "iota", "tuple", "bitcast"}
 _OF_COMPILER |= {"get-tuple-element", "while"}
 
@@ -48,6 +49,7 @@ class Kernel:
       read: bytes per run.
       written: bytes per run.
       arguments: of the bytes read, those of the program's arguments: weights and caches.
+      weights: of these, the models' weights.
       copied: arguments that it reads whole and writes again: as they are, padded, or in another
         type or layout.
       sorted: entries in a row that it sorts; 0 if it is not a sort.
@@ -63,6 +65,7 @@ class Kernel:
     read: int
     written: int
     arguments: int
+    weights: int
     copied: tuple[Array, ...]
     sorted: int
     path: str
@@ -195,11 +198,14 @@ class _Walk:
         reads = self._reads(computation, each)
         read = sum(reads.values())
         written = sum(output.written for output in outputs)
-        arguments = sum(size for name, size in reads.items() if values[name].argument)
+        given = {name: size for name, size in reads.items() if values[name].argument}
+        arguments = sum(given.values())
+        weights = sum(size for name, size in given.items() if _WEIGHTS.match(values[name].path))
         if each.estimate is not None:
             written = min(written, each.estimate)
             read = each.estimate - written
             arguments = min(arguments, read)
+            weights = min(weights, arguments)
         value = values[each.name]
         path = value.path
         if self._place(each) is None:  # it is named after what it reads
@@ -217,6 +223,7 @@ class _Walk:
             read=read,
             written=written,
             arguments=arguments,
+            weights=weights,
             copied=() if reduces else self._copied(computation, reads, values, outputs),
             sorted=max((_sorted_entries(x) for x in (each, *inside)), default=0),
             path=path,
@@ -366,6 +373,8 @@ def _read(inside: Sequence[Instruction], value: Instruction) -> int:
         first = user.operands[0] == value.name
         if user.opcode == "bitcast":
             total += _read(inside, user)
+        elif user.opcode == "convert" and not user.root:  # of no more than is used
+            total += _read(inside, user) * value.logical_size // user.logical_size
         elif first and user.opcode in _SLICES:
             total += user.logical_size
         elif not (first and user.opcode in _UPDATES):

@@ -5,6 +5,7 @@
     python -m eval.compile --shape qwen3-8b --batch-size 32 --details 20
     python -m eval.compile --shape tiny --program step loop --check
     python -m eval.compile --shape llama-3.1-70b --mesh data=1,model=8 --layers 8 --check
+    python -m eval.compile --shape llama-3.1-70b --mesh model=8 --layers 8 --weights stored int8
 
 Nothing is allocated or run: XLA is told what the device is like. Without the device it cannot time
 the ways to compute a matrix product and chooses by its own model of costs; what is fused, copied,
@@ -27,6 +28,7 @@ import jax
 from jax.sharding import AbstractMesh
 from rich.console import Console
 
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.base import SearchWay
 from dart_jax.decoding.search.choice import SearchChoice
 from dart_jax.errors import UserError
@@ -90,12 +92,23 @@ class CompileConfig:
     """Tokens of the prefill. More than 512 are read in chunks, of which the last is compiled."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """dtype of weights and caches."""
-    weights: Literal["stored", "int8"] = "stored"
+    weights: tuple[Literal["stored", "int8"], ...] = ("stored",)
     """How the weights of linear layers and experts are stored: with that dtype, or in 8 bits."""
+    temperature: float = 0.0
+    """0 decodes greedily."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens that together have this probability."""
+    min_p: float = 0.0
+    """Keep tokens at least this fraction as likely as the most likely one."""
+    penalties: bool = False
+    """Steps and loops also have the bias of logits and the penalties (repetition, presence,
+    frequency) for which a server's requests may ask."""
     layers: int | None = None
     """Compile only so many layers of the target, to be quicker; at least 7."""
     mesh: str = "data=1,model=1"
-    """Devices that decode together, such as data=1,model=8; programs: prefill, step and loop."""
+    """Devices that decode together, such as data=1,model=8; programs: all but search."""
     tau: float = 3.6
     """Tokens per tree, bonus token included, that predictions for several devices assume."""
     efficiency: float = 1.0
@@ -105,7 +118,8 @@ class CompileConfig:
     check: bool = False
     """Exit with status 1 if a program copies a cache or does not update it in place, sorts the
     whole vocabulary, exchanges data with the host in a loop that needs no search on the host, or
-    exchanges more among devices than two sums a layer and the largest logits."""
+    exchanges more among devices than two sums a layer and the largest logits, or a few numbers of
+    each row if tokens are drawn."""
     max_kernels_a_layer: float | None = None
     """Also exit with status 1 if a layer of the target has more kernels."""
     max_ratio: float | None = None
@@ -126,6 +140,9 @@ class CompileConfig:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
         if self.search == "native" and ACCELERATORS[self.device].platform != "cuda":
             raise UserError("--search native needs a GPU; choose callback or device")
+        kept_all = (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
+        if self.sampling.temperature == 0 and not kept_all:
+            raise UserError("--top-k, --top-p and --min-p need a --temperature above 0")
         if self.ngrams < 1:
             raise UserError("--ngrams must be at least 1")
         if not self.tau >= 1:
@@ -148,8 +165,10 @@ class CompileConfig:
         if mesh.data * mesh.model == 1:
             return
         ACCELERATORS[self.device].topology(mesh.data * mesh.model)
-        if alone := {"serve", "search"} & {*self.program}:
-            raise UserError(f"--program {alone.pop()} runs on one device; leave --mesh out")
+        if "search" in self.program:
+            raise UserError("--program search runs on one device; leave --mesh out")
+        if "serve" in self.program and mesh.data > 1:
+            raise UserError("--program serve runs on one group of devices; choose data=1")
         for name in self.shape:
             check_divides(target_of(name), AbstractMesh(mesh, (DATA, MODEL)))
         for batch in self.batch_size:
@@ -167,6 +186,11 @@ class CompileConfig:
         return Setting(accelerator, mesh.data * mesh.model, mesh.model, self.tau, self.efficiency)
 
     @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn; raises UserError if a value is out of range."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
     def way(self) -> SearchWay:
         """Where trees are searched."""
         return "device" if self.search == "auto" else self.search
@@ -174,10 +198,9 @@ class CompileConfig:
     def cases(self) -> list[Case]:
         """All settings; plain decoding has no tree, so it is in there once."""
         settings = itertools.product(
-            self.shape, self.batch_size, self.context, self.method, self.tree_nodes
+            self.shape, self.weights, self.batch_size, self.context, self.method, self.tree_nodes
         )
         execution = ACCELERATORS[self.device].execution
-        execution = dataclasses.replace(execution, rounded=self.weights == "int8")
         cases = [
             Case(
                 shape.lower(),
@@ -187,12 +210,14 @@ class CompileConfig:
                 context,
                 self.prompt,
                 self.dtype,
+                self.sampling,
                 layers=self.layers,
-                execution=execution,
+                execution=dataclasses.replace(execution, rounded=weights == "int8"),
                 search=self.way,
                 ngrams=self.ngrams,
+                penalties=self.penalties,
             )
-            for shape, batch, context, method, nodes in settings
+            for shape, weights, batch, context, method, nodes in settings
         ]
         return list(dict.fromkeys(cases))
 

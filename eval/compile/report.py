@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from eval.compile.cases import Case
+from eval.compile.cases import XLA_NAMES, Case
 from eval.compile.collectives import Total
 from eval.compile.devices import Accelerator
 from eval.compile.kernels import Kernel
@@ -14,9 +14,9 @@ from eval.compile.summary import Summary
 from eval.latency.report import Grid
 
 _TRAFFIC = (
-    "moved: read and written, if no cache kept them; needed: weights, used rows of the caches, "
-    "results; ratio: moved over needed; memory: ms for what is moved, at the memory's rate; "
-    "compute: ms for the products at the full bfloat16 rate"
+    "moved: read and written, if no cache kept them; weights: of these, what is read of the "
+    "models' weights; needed: weights, used rows of the caches, results; ratio: moved over needed; "
+    "ms: for what is moved at the memory's rate / for the products at the full bfloat16 rate"
 )
 _LAUNCHES = (
     "layer: kernels in a layer of the target, the median; mean: all kernels over the number of "
@@ -34,17 +34,17 @@ _CARE = (
 _ROOM = (
     "GB of each device; weights: its part of the target, and embeddings and drafter whole; caches: "
     "of the sequences of the setting; tokens: of all sequences, whose keys and values fit into "
-    "what weights and temporary memory leave; int8: computed with half the bytes of weights, not "
-    "compiled"
+    "what weights and temporary memory leave"
 )
 _EXCHANGE = (
-    "in a program, by each device; MB and KB: of results; latency: ms if there were no bytes; ms: "
-    "with the bytes at the links' rate"
+    "in a program, by each device; sums: all-reduces, and MB of their results; others, and KB of "
+    "theirs; latency: ms if there were no bytes; ms: with the bytes at the links' rate"
 )
 _PREDICTION = (
     "ms; memory, compute: bytes and operations of a device's part at {efficiency:.0%} of the data "
-    "sheet's rates; links: exchanges; step: the larger of the first two, and links; tok/s: of all "
-    "sequences, {tau:g} tokens a tree; int8: with half the bytes of weights, computed, not compiled"
+    "sheet's rates; links: exchanges; hidden: the part of these in which a TPU reads what it "
+    "prefetches; step: memory and the exchanges that are not hidden, or compute and all of them; "
+    "tok/s: of all sequences, {tau:g} tokens a tree"
 )
 _WIDTH = 30  # of a kernel's name, so that the table fits into 80 columns
 _KIND = 9  # letters of its kind
@@ -56,13 +56,15 @@ def traffic(summaries: Sequence[Summary], accelerator: Accelerator) -> Grid:
     large = max((x.moved for x in summaries), default=0) >= 1e9
     name, unit = ("GB", 1e9) if large else ("MB", 1e6)
     columns: dict[str, Callable[[Summary], str]] = {
-        f"{name} moved": lambda x: f"{x.moved / unit:.2f}",
+        "moved": lambda x: f"{x.moved / unit:.2f}",
+        "weights": lambda x: f"{x.weights_read / unit:.2f}",
         "needed": lambda x: "-" if x.least is None else f"{x.least.bytes / unit:.2f}",
         "ratio": lambda x: "-" if x.ratio is None else f"{x.ratio:.2f}",
-        "memory": lambda x: f"{1e3 * x.moved / accelerator.bandwidth:.2f}",
-        "compute": lambda x: _compute_time(x, accelerator),
+        "ms": lambda x: (
+            f"{1e3 * x.moved / accelerator.bandwidth:.2f} / {_compute_time(x, accelerator)}"
+        ),
     }
-    return _grid("Memory traffic", columns, summaries, accelerator, _TRAFFIC)
+    return _grid(f"Memory traffic in {name}", columns, summaries, accelerator, _TRAFFIC)
 
 
 def _compute_time(summary: Summary, accelerator: Accelerator) -> str:
@@ -114,7 +116,6 @@ def room(summaries: Sequence[Summary], setting: Setting) -> Grid:
         "temporary": lambda x: f"{x.room(accelerator.memory).temporary / 1e9:.2f}",
         "fits": fits,
         "tokens": lambda x: f"{x.room(accelerator.memory).tokens:,}",
-        "int8": lambda x: f"{x.room(accelerator.memory).with_int8.tokens:,}",
     }
     title = f"Memory, of {accelerator.memory / 1e9:.0f} GB"
     return _grid(title, columns, summaries, accelerator, _ROOM)
@@ -133,7 +134,7 @@ def exchanges(summaries: Sequence[Summary], setting: Setting) -> Grid:
         return setting.exchange(each._replace(bytes=0) for each in x.exchanged)
 
     columns: dict[str, Callable[[Summary], str]] = {
-        "all-reduces": lambda x: f"{reduced(x).count}",
+        "sums": lambda x: f"{reduced(x).count}",
         "MB": lambda x: f"{reduced(x).bytes / 1e6:.2f}",
         "others": lambda x: f"{others(x).count}",
         "KB": lambda x: f"{others(x).bytes / 1e3:.2f}",
@@ -154,20 +155,17 @@ def prediction(summaries: Sequence[Summary], setting: Setting) -> Grid:
 
         return show
 
-    def speed(int8: bool) -> Callable[[Summary], str]:
-        def show(x: Summary) -> str:
-            found = x.tokens_per_second(setting, int8=int8)
-            return "-" if found is None else f"{found:,.0f}"
-
-        return show
+    def speed(x: Summary) -> str:
+        found = x.tokens_per_second(setting)
+        return "-" if found is None else f"{found:,.0f}"
 
     columns: dict[str, Callable[[Summary], str]] = {
-        "memory": per(accelerator.bandwidth * setting.efficiency, "bytes"),
-        "compute": per(accelerator.rate * setting.efficiency, "operations"),
+        "memory": per(setting.bandwidth, "bytes"),
+        "compute": per(setting.rate, "operations"),
         "links": lambda x: f"{1e3 * setting.exchange(x.exchanged):.2f}",
+        "hidden": lambda x: f"{1e3 * setting.hidden(x.exchanged):.2f}",
         "step": lambda x: f"{1e3 * (x.seconds_of_step(setting) or 0):.2f}",
-        "tok/s": speed(int8=False),
-        "int8 tok/s": speed(int8=True),
+        "tok/s": speed,
     }
     caption = _PREDICTION.format(efficiency=setting.efficiency, tau=setting.tau)
     return _grid("Prediction", columns, steps, accelerator, caption)
@@ -189,6 +187,7 @@ _SETTING: dict[str, Callable[[Case], str]] = {
     "batch": lambda case: f"{case.batch}",
     "tree": lambda case: f"{case.nodes or '-'}",
     "context": lambda case: f"{case.context}",
+    "stored": lambda case: "int8" if case.weights == "int8" else XLA_NAMES[case.dtype],
 }
 
 

@@ -107,6 +107,11 @@ class Summary:
         return None if self.least is None else self.moved / self.least.bytes
 
     @property
+    def weights_read(self) -> int:
+        """Bytes of the weights that are read."""
+        return sum(kernel.times * kernel.weights for kernel in self.kernels)
+
+    @property
     def copied(self) -> int:
         """Bytes that copies write."""
         return sum(
@@ -152,19 +157,14 @@ class Summary:
         groups = case.execution.groups
         return Room(memory, whole.weight_bytes, temporary, whole.cached_token, groups)
 
-    def seconds_of_step(self, setting: Setting, *, int8: bool = False) -> float | None:
-        """What a step would take; None if this is none. `int8`: with weights of half the bytes."""
-        whole = self.case.whole
-        cost = whole.least(self.program) if self.program == "step" else None
-        if cost is None:
-            return None
-        if int8:
-            cost = cost._replace(bytes=cost.bytes - whole.weights_read() // 2)
-        return setting.step(cost, setting.exchange(self.exchanged))
+    def seconds_of_step(self, setting: Setting) -> float | None:
+        """What a step would take; None if this is none."""
+        cost = self.case.whole.least(self.program) if self.program == "step" else None
+        return None if cost is None else setting.step(cost, self.exchanged)
 
-    def tokens_per_second(self, setting: Setting, *, int8: bool = False) -> float | None:
+    def tokens_per_second(self, setting: Setting) -> float | None:
         """Of all sequences together; None if this is no step."""
-        seconds = self.seconds_of_step(setting, int8=int8)
+        seconds = self.seconds_of_step(setting)
         tau = 1 if self.case.method == "plain" else setting.tau
         return None if seconds is None else self.case.batch * tau / seconds
 
@@ -176,12 +176,10 @@ class Summary:
             "caches": self.case.whole.cache_bytes,
             "temporary": room.temporary,
             "cache_tokens": room.tokens,
-            "cache_tokens_int8": room.with_int8.tokens,
             "exchange_seconds": setting.exchange(self.exchanged),
+            "hidden_seconds": setting.hidden(self.exchanged),
             "step_seconds": self.seconds_of_step(setting),
-            "step_seconds_int8": self.seconds_of_step(setting, int8=True),
             "tokens_per_second": self.tokens_per_second(setting),
-            "tokens_per_second_int8": self.tokens_per_second(setting, int8=True),
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -196,6 +194,7 @@ class Summary:
         }
         return {
             **alone,
+            "weights": self.case.weights,
             "collectives": totals,
             "program": self.program,
             "seconds": self.seconds,
@@ -207,6 +206,7 @@ class Summary:
             "in_graphs": self.in_graphs,
             "outside_graphs": [kernel.name for kernel in self.outside_graphs],
             "moved": self.moved,
+            "weights_read": self.weights_read,
             "needed": None if self.least is None else self.least.bytes,
             "ratio": self.ratio,
             "operations": None if self.least is None else self.least.operations,

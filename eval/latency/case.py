@@ -31,9 +31,10 @@ from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.sharding.program import CACHE, DRAFT_ROWS, ROWS, specs_of
 from dart_jax.ngram import NgramModel
 from eval.latency import stages
+from eval.latency.abstract_arrays import weight_bytes
 from eval.latency.clock import Times, Timing, calls_in, measure, measure_host
 from eval.latency.cost import Cost, CostModel
-from eval.latency.devices import random_array, weight_bytes
+from eval.latency.devices import random_array
 from eval.latency.shapes import configs, random_params
 
 # Longer contexts are not prefilled: their rows are random numbers.

@@ -231,6 +231,24 @@ def test_other_differences_of_compiled_programs(program):
     ]
 
 
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({"weights": "int8"}, ", int8"),
+        ({"sampling": {"temperature": 0.8, "top_k": 50}}, ", temperature 0.8"),
+    ],
+)
+def test_compiled_programs_of_other_kinds_are_not_compared(program, changed, shown):
+    other = copy.deepcopy(program)
+    other["programs"][0] |= changed
+    assert list(compiled.changes(program, other)) == []
+    name = "qwen3-8b dart step, batch 1, tree 60, context 2048"
+    assert compiled.differences(program, other) == [
+        f"only before: {name}",
+        f"only after: {name}{shown}",
+    ]
+
+
 @pytest.mark.parametrize("other", ["batch", "speedup"])
 def test_compiled_programs_that_cannot_be_compared(program, report, tmp_path, capfd, other):
     before, after = tmp_path / "before.json", tmp_path / "after.json"

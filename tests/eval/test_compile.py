@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from dart_jax.errors import UserError
+from dart_jax.models.platform.execution import Execution
 from eval.compile import devices
 from eval.compile.cases import Case
 from eval.compile.check import Limits, violations
@@ -140,6 +141,27 @@ def test_a_part_that_is_brought_on_the_chip(to, kind, moved):
         )
     )
     assert (kernel.kind, kernel.moved) == (kind, moved)
+
+
+def test_rows_of_a_table_that_are_converted():
+    """A fusion converts no more than it takes."""
+    rows = """%rows (t: bf16[1000,64], i: s32[2,1]) -> f32[2,64] {
+  %t = bf16[1000,64]{1,0} parameter(0)
+  %i = s32[2,1]{1,0} parameter(1)
+  %c = f32[1000,64]{1,0} convert(%t)
+  ROOT %g = f32[2,64]{1,0} gather(%c, %i), offset_dims={1}, slice_sizes={1,64}
+}
+"""
+    argument = "metadata={op_name=\"params['target']['embed_tokens']\"}"
+    [kernel] = kernels(
+        module_of(
+            f"  %table = bf16[1000,64]{{1,0}} parameter(0), {argument}\n"
+            "  %at = s32[2,1]{1,0} parameter(1)\n"
+            "  ROOT %fusion = f32[2,64]{1,0} fusion(%table, %at), kind=kLoop, calls=%rows",
+            rows,
+        )
+    )
+    assert (kernel.read, kernel.weights) == (2 * 64 * 2 + 8, 2 * 64 * 2)
 
 
 @pytest.mark.parametrize(
@@ -312,10 +334,10 @@ def test_a_sort_of_many_passes():
 # The programs.
 
 
-def case(method, **settings):
+def case(method, shape="tiny", **settings):
     nodes = 0 if method == "plain" else 8
     given = {"batch": 2, "context": 50, "prompt": 16, "dtype": "float32"} | settings
-    return Case("tiny", method, nodes, **given)
+    return Case(shape, method, nodes, **given)
 
 
 @pytest.fixture(scope="module")
@@ -334,6 +356,33 @@ def summary(device, tmp_path_factory):
     tiny = case("dart")
     program = tiny.lower("step", device).compile()
     return summarise(tiny, "step", program, 1.0, tmp_path_factory.mktemp("dump"))
+
+
+@pytest.mark.parametrize("method", ["plain", "dart"])
+def test_a_step_reads_half_of_the_weights_in_8_bits(method, device, tmp_path):
+    """What the compiled programs read of the weights, and what they must, by the shapes."""
+    read, needed = [], []
+    for rounded in (False, True):
+        execution = Execution(rounded=rounded)
+        demo = case(method, shape="demo", dtype="bfloat16", execution=execution, layers=7)
+        found = summarise(demo, "step", demo.lower("step", device).compile(), 1.0, tmp_path)
+        assert demo.weights == ("int8" if rounded else "stored")
+        assert demo.weights_read() <= found.weights_read < 1.02 * demo.weights_read()
+        read.append(found.weights_read)
+        assert found.least is not None
+        needed.append(found.least.bytes - demo.weights_read())
+    assert read[1] <= 0.55 * read[0]
+    assert needed[0] == needed[1]  # beside the weights
+
+
+def test_an_eagle3_step_reads_its_drafter_in_8_bits_again_and_again():
+    eight, sixteen = (
+        case("eagle3", dtype="bfloat16", execution=Execution(rounded=rounded))
+        for rounded in (True, False)
+    )
+    saved = [x.least("step").bytes - x.weights_read() for x in (sixteen, eight)]
+    assert saved[0] > saved[1]
+    assert eight.least("step").bytes < 0.6 * sixteen.least("step").bytes
 
 
 def test_a_step_in_pages(device, tmp_path_factory):

@@ -14,7 +14,10 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import verify
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.model import DEMO
+from dart_jax.models.platform.execution import Execution
 from eval import memory
+from eval.compile.cases import Case
+from eval.latency.shapes import drafter_of, target_of
 from eval.memory import MemoryConfig, cache_row, run
 
 NODES, BATCH = 8, 3
@@ -24,7 +27,7 @@ def held(tree):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def of(model, length, batch=BATCH):
+def of(model, length, batch=BATCH, **options):
     """What the program computes for a model in float32."""
     return memory.memory(
         model.target,
@@ -33,6 +36,7 @@ def of(model, length, batch=BATCH):
         length=length,
         batch_size=batch,
         tree_nodes=NODES,
+        **options,
     )
 
 
@@ -66,6 +70,29 @@ def test_weights_and_caches_are_those_of_a_loaded_model(name):
     _, (state, _) = prefilled(model, 200)
     assert needed.caches == held((state.target_cache, state.draft_state))
     assert of(model, 200) == of(model, 256) != of(model, 257)  # caches come in few lengths
+
+
+@pytest.mark.parametrize("name", ["drafter", "eagle3", "draft_model"])
+def test_weights_in_8_bits(name):
+    loaded = DartModel.from_pretrained(
+        DEMO / "target", DEMO / name, dtype="float32", weights_dtype="int8-channels"
+    )
+    needed = of(loaded, 200, weights="int8")
+    assert needed.target == held(loaded.params["target"])
+    assert needed.drafter == held(loaded.params["drafter"])
+    assert needed.caches == of(loaded, 200).caches
+
+
+@pytest.mark.parametrize("shape", ["llama-3.1-70b", "qwen3-30b-a3b", "qwen3-4b"])
+def test_both_programs_count_the_same_weights(shape):
+    """`eval.compile` counts as many bytes, and besides the ids of the drafter's vocabulary."""
+    rounded = Execution(rounded=True)
+    target = target_of(shape)
+    options = {"dtype": "bfloat16", "length": 200, "batch_size": 1, "tree_nodes": 8}
+    found = memory.memory(target, drafter_of(target), **options, weights="int8")
+    compiled = Case(shape, "dart", 8, 1, 200, 16, execution=rounded).weight_bytes
+    assert found.target + found.drafter == compiled - 4 * target.vocab_size
+    assert found.target < 0.6 * memory.memory(target, drafter_of(target), **options).target
 
 
 def test_a_verification_returns_what_is_counted():

@@ -1,12 +1,18 @@
 """Compiles for eight virtual devices; a program, since JAX fixes their number at startup.
 
-Prints JSON: of a step, what the devices exchange, what `--check` says and what they hold; and of a
-function that puts a weight together, its exchanges.
+    python sharded_compile.py
+    python sharded_compile.py dart step
+
+Prints JSON. Of greedy steps: what the devices exchange, what `--check` says and what they hold; and
+of a function that puts a weight together, its exchanges. Given a method and a program: what
+`--check` says if it draws tokens of a vocabulary of 151,936 with all filters, penalties and a bias,
+and what is exchanged outside of the layers.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -14,9 +20,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.models.sharding.mesh import MODEL, MeshShape
 from eval.compile.cases import Case
 from eval.compile.check import Limits, violations
@@ -27,6 +34,41 @@ from eval.compile.summary import summarise
 
 def main() -> None:
     mesh = MeshShape(data=2, model=4).make()
+    method, program = [*sys.argv[1:], "", ""][:2]
+    print(json.dumps(drawing(mesh, method, program) if program else greedy(mesh)))
+
+
+def drawing(mesh: Mesh, method: Any, program: Any) -> dict[str, Any]:
+    """The report on a program that draws tokens."""
+    serves = program == "serve"  # in one group; penalties join its logits, as log-probabilities do
+    if serves:
+        mesh = MeshShape(data=1, model=4).make(jax.devices()[:4])
+    sampling = Sampling(0.8, 50, 0.9, 0.05, 1.1)
+    nodes = 8 if method == "dart" else 0
+    case = Case(
+        "qwen3-0.6b",
+        method,
+        nodes,
+        4,
+        50,
+        16,
+        "float32",
+        sampling,
+        layers=7,
+        search="device",
+        penalties=program != "prefill" and not serves,
+    ).on(mesh)
+    compiled = case.lower(program, None).compile()
+    summary = summarise(case, program, compiled, 1.0, Path(tempfile.mkdtemp()))
+    return {
+        "violations": list(violations(summary, Limits())),
+        "exchanged": [x for x in summary.collectives if x.layer is None],
+        "part": 4 * case.config.target.vocab_size // 4,  # bytes of a device's logits of a row
+    }
+
+
+def greedy(mesh: Mesh) -> dict[str, Any]:
+    """The report on greedy steps."""
     report: dict[str, Any] = {}
     for method in ("plain", "dart"):
         case = Case("tiny", method, 8 if method == "dart" else 0, 4, 50, 16, "float32").on(mesh)
@@ -51,7 +93,7 @@ def main() -> None:
     )
     text = jax.jit(whole).lower(*shapes).compile().as_text()
     report["whole weight"] = collectives(read_module(text or ""))
-    print(json.dumps(report))
+    return report
 
 
 if __name__ == "__main__":

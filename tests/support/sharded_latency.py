@@ -27,8 +27,8 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.mesh import MeshShape
 from eval.compile.cases import Case
 from eval.latency import hardware, program, shapes
+from eval.latency.abstract_arrays import weight_bytes
 from eval.latency.case import Model, pack_host_buffer, prefilled_state, random_state
-from eval.latency.devices import weight_bytes
 from eval.latency.program import LatencyConfig
 from eval.latency.stages import all_stages
 
