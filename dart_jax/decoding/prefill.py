@@ -329,7 +329,8 @@ def read_rows(
         rows = PromptRows(
             target, params, tokens, following, out.features, positions, start, filled, capacity
         )
-        draft_state = config.drafting.read(draft_state, rows)
+        with jax.named_scope("draft"):
+            draft_state = config.drafting.read(draft_state, rows)
     return Caches(keep_rows(cache, out.rows, start, capacity), draft_state)
 
 

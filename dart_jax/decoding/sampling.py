@@ -267,7 +267,7 @@ def _top_k_mask(logits: jax.Array, k: jax.Array, vocabulary: Vocabulary = WHOLE)
     k = jnp.broadcast_to(per_row(k, logits.ndim), (*logits.shape[:-1], 1))
 
     def read() -> jax.Array:
-        top, _ = vocabulary.top(logits, largest)
+        top = vocabulary.top(logits, largest)
         return jnp.take_along_axis(_ordered(top), jnp.clip(k, 1, largest) - 1, axis=-1)
 
     # Which way is taken depends on k only, never on the rows; both find the same.

@@ -67,7 +67,15 @@ class Vocabulary:
         found = jnp.take_along_axis(x, at, axis=-1, mode="fill", fill_value=0)
         return collectives.total(jnp.where(at < 0, 0, found))
 
-    def top(self, x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    def top(self, x: jax.Array, count: int) -> jax.Array:
+        """The largest `count` numbers of each row, descending; fewer if there are fewer."""
+        most, _ = exact_top_k(x, min(count, x.shape[-1]))
+        if self.shards == 1:
+            return most
+        every = collectives.joined(most)
+        return exact_top_k(every, min(count, every.shape[-1]))[0]
+
+    def top_k(self, x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         """The largest `count` of each row of float32 numbers, descending, and where they are,
         int32; of equal ones the first. Fewer if there are fewer."""
         most, at = exact_top_k(x, min(count, x.shape[-1]))

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from dart_jax.decoding.sampling import MOST_SORTED
+from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from eval.compile.cases import Case, Program
 from eval.compile.collectives import Total
 from eval.compile.summary import Summary
 
@@ -71,14 +73,52 @@ def _exchanges(summary: Summary) -> Iterator[str]:
             also = f" and {others}" if others else ""
             yield f"{count} all-reduces{also} in layer {layer}, not {expected} all-reduces"
             return
-    outside = [x for x in found if x.layer is None]
     rows = case.costs.batch * (case.nodes + 1) + case.execution.least_rows
     drawn = case.sampling.temperature > 0
     joins_largest = case.sampling.top_k > 0 or summary.program == "serve"  # whose rows may have one
     numbers = MOST_SORTED if drawn and joins_largest else 2
+    outside = [x for x in found if x.layer is None and not x.draft]
+    # XLA adds up independent sums at once: in a prefill, those of the drafter among others.
+    joint = 2 * _added(case, summary.program) if summary.program == "prefill" else 0
     for x in outside:
-        if x.bytes > 4 * numbers * shards * rows:
+        if x.bytes > 4 * numbers * shards * rows + (joint if x.kind == "all-reduce" else 0):
             yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
     once = summary.program != "loop" and not drawn
     if once and (count := Total.of(outside).count) > expected // 2:
         yield f"{count} exchanges outside of the layers, not {expected // 2}"
+    yield from _drafts(summary, once, numbers)
+
+
+def _added(case: Case, program: Program) -> int:
+    """Bytes that a part of a split drafter's layer adds up, at most; 0 without one."""
+    drafter, config = case.config.drafter, case.config
+    if not isinstance(drafter, DraftLayerConfig) or not config.execution.split_drafter:
+        return 0
+    # Rows of the prompt, of a path, or of one level of a tree.
+    read = case.prompt if program == "prefill" else 0
+    rows = max(read, config.max_depth + 1, config.eagle.top_k)
+    return 4 * case.costs.batch * rows * drafter.hidden_size
+
+
+def _drafts(summary: Summary, once: bool, numbers: int) -> Iterator[str]:
+    """Yields what devices that share a drafter should not exchange: more than what its projection,
+    attention and MLP add up, and the likeliest tokens of each device, with their logits."""
+    case, drafter = summary.case, summary.case.config.drafter
+    found = [x for x in summary.collectives if x.draft]
+    if not isinstance(drafter, DraftLayerConfig) or not case.config.execution.split_drafter:
+        if found:
+            yield f"{len(found)} exchanges of a drafter that every device has whole"
+        return
+    added = _added(case, summary.program)
+    rows, most = added // (4 * drafter.hidden_size), max(numbers, 2 * case.config.candidates)
+    likeliest = 4 * most * case.execution.shards * rows
+    for x in found:
+        if x.bytes > (added if x.kind == "all-reduce" else likeliest):
+            yield f"an {x.kind} of {x.bytes:,} bytes: the drafter's weights or logits are exchanged"
+    if not once or summary.program == "prefill":
+        return
+    expected = 3
+    if isinstance(drafter, Eagle3Config):  # a pass for each level, which adds up probabilities, too
+        expected = 1 + 4 * (1 + max(min(case.config.eagle.depth, case.nodes - 1), 1))
+    if (count := Total.of(x for x in found if x.kind == "all-reduce").count) > expected:
+        yield f"{count} all-reduces of the drafter, not {expected}"

@@ -10,7 +10,8 @@ from eval.compile.hlo import Instruction, Module, arrays
 
 _KINDS = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"}
 _KINDS |= {"collective-permute", "collective-broadcast"}
-_LAYER = re.compile(r"\blayer_(\d+)\b")
+# The scopes of the target's layers, and of all drafting.
+_LAYER, _DRAFT = re.compile(r"\blayer_(\d+)\b"), re.compile(r"(?:^|/)draft/")
 
 
 class Collective(NamedTuple):
@@ -21,6 +22,7 @@ class Collective(NamedTuple):
       bytes: of its result on a device.
       times: how often it happens.
       layer: of the target; None outside of the layers.
+      draft: whether it is the drafter's.
       prefetched: bytes that are on their way into a TPU's vector memory meanwhile, such as the next
         layer's weights. Of a prefetch that is under way during several exchanges, each has an equal
         part.
@@ -30,6 +32,7 @@ class Collective(NamedTuple):
     bytes: int
     times: int
     layer: int | None
+    draft: bool = False
     prefetched: int = 0
 
 
@@ -72,10 +75,11 @@ def _walk(module: Module, name: str, times: int) -> Iterator[Collective]:
     prefetched = _prefetched(body)
     for each in body:
         if kind := _kind(each):
-            found = _LAYER.search(each.attribute("op_name"))
-            layer = int(found[1]) if found else None
+            scope = each.attribute("op_name")
+            found, draft = _LAYER.search(scope), _DRAFT.search(scope) is not None
+            layer = int(found[1]) if found and not draft else None
             meanwhile = prefetched.get(each.name, 0)
-            yield Collective(kind, _result(each), times, layer, meanwhile)
+            yield Collective(kind, _result(each), times, layer, draft, meanwhile)
         elif each.opcode == "conditional":
             for branch in each.branches:
                 yield from _walk(module, branch, times)

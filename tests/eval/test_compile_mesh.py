@@ -151,6 +151,14 @@ def test_drawing_joins_no_logits(method, program):
     largest = max(size for _, size, *_ in report["exchanged"])
     assert largest == 4 * 128 * 4 * rows  # of each row, the 128 largest logits of four devices
     assert largest < report["part"] * rows / 10
+    if method == "dart":  # likewise of the eight drafted positions; else what its layer adds up
+        largest = {kind: 0 for kind, *_ in report["drafted"]}
+        for kind, size, *_ in report["drafted"]:
+            largest[kind] = max(size, largest[kind])
+        print(program, largest)
+        assert largest["all-gather"] == 4 * 128 * 4 * 8 * (4 if program == "serve" else 2)
+        read = 16 if program == "prefill" else 9
+        assert largest["all-reduce"] == 4 * 1024 * read * (4 if program == "serve" else 2)
 
 
 def test_a_step_of_eight_devices():
@@ -159,18 +167,29 @@ def test_a_step_of_eight_devices():
     report = on_eight_devices()
     for method, rows in (("plain", 1), ("dart", 9)):
         found = report[method]
+        drafting = [x for x in found["exchanged"] if x[4]]
+        found["exchanged"] = [x for x in found["exchanged"] if not x[4]]
         sums = [x for x in found["exchanged"] if x[0] == "all-reduce"]
         # Rows of two sequences of each group, 64 numbers in float32.
-        assert sums == [["all-reduce", 2 * rows * 64 * 4, 1, i, 0] for i in range(7) for _ in "ab"]
+        size = 2 * rows * 64 * 4
+        assert sums == [["all-reduce", size, 1, i, False, 0] for i in range(7) for _ in "ab"]
         [gather] = [x for x in found["exchanged"] if x[0] != "all-reduce"]
-        assert gather == ["all-gather", 4 * 2 * 2 * rows * 4, 1, None, 0]
+        assert gather == ["all-gather", 4 * 2 * 2 * rows * 4, 1, None, False, 0]
+        if method == "plain":
+            assert drafting == []
+        else:
+            # Its projection of the path's nine rows, its attention and MLP; 25 candidates of each
+            # device for each of eight positions, with their logits.
+            sizes = [["all-reduce", 2 * n * 64 * 4] for n in (9, 8, 8)]
+            sizes += [["all-gather", 2 * 8 * 25 * 4 * 2 * 4]]
+            assert drafting == [[*size, 1, None, True, 0] for size in sizes]
         assert found["violations"] == []
         assert found["held"] <= found["arguments"] < found["held"] + 1000
         assert found["held"] < found["whole"]
         part, whole = found["least"]
         assert part[0] < whole[0]
         assert part[1] < whole[1]
-    assert report["whole weight"][0] == ["all-gather", 64 * 32 * 4, 1, None, 0]
+    assert report["whole weight"][0] == ["all-gather", 64 * 32 * 4, 1, None, False, 0]
 
 
 def test_layers_that_were_left_out():

@@ -62,7 +62,8 @@ def drawing(mesh: Mesh, method: Any, program: Any) -> dict[str, Any]:
     summary = summarise(case, program, compiled, 1.0, Path(tempfile.mkdtemp()))
     return {
         "violations": list(violations(summary, Limits())),
-        "exchanged": [x for x in summary.collectives if x.layer is None],
+        "exchanged": [x for x in summary.collectives if x.layer is None and not x.draft],
+        "drafted": [x for x in summary.collectives if x.draft],
         "part": 4 * case.config.target.vocab_size // 4,  # bytes of a device's logits of a row
     }
 

@@ -232,7 +232,7 @@ def _propose(
     """
     vocabulary = Vocabulary(drafter.execution.drafter_shards)
     log_probs = vocabulary.log_softmax(drafter.logits(hidden))
-    log_probs, ids = vocabulary.top(couple(log_probs, level), top_k)
+    log_probs, ids = vocabulary.top_k(couple(log_probs, level), top_k)
     tokens = jnp.take(draft_ids, ids).reshape(ids.shape[0], -1)
     return _Candidates(
         scores=(scores[:, :, None] + log_probs).reshape(tokens.shape),
