@@ -256,7 +256,8 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
             console.print(details(summary, config.details).table())
     tables = [table(summaries, accelerator) for table in (traffic, launches, memory, care)]
     if mesh is not None:
-        tables += [table(summaries, setting) for table in (room, exchanges, prediction)]
+        more = (room, exchanges, *([prediction] if "step" in config.program else []))
+        tables += [table(summaries, setting) for table in more]
     for table in tables:
         console.print(table.table())
     for summary in summaries:

@@ -205,7 +205,7 @@ def _grid(
     common = [
         f"{name} {max(found)}"
         for name, found in values.items()
-        if name not in varied and found != {"-"}
+        if name not in varied and found - {"-"}
     ]
     rows = [
         [

@@ -328,7 +328,9 @@ def test_predictions():
         seconds = cost.bytes / 4.8e12 + exchange
         assert each.seconds_of_step(setting) == pytest.approx(seconds)
         assert each.tokens_per_second(setting) == pytest.approx(2 * tau / seconds)
-    assert dataclasses.replace(plain, program="prefill").tokens_per_second(setting) is None
+    prompt = dataclasses.replace(plain, program="prefill")
+    assert prompt.tokens_per_second(setting) is None
+    assert prediction([prompt], setting).rows == []
     content = json.loads(json.dumps(drafted.as_json() | {"predicted": drafted.predicted(setting)}))
     assert content["collectives"]["all-reduce"]["count"] == 16
     assert content["execution"]["mesh"] == {"data": 1, "model": 8}
