@@ -12,7 +12,7 @@ import pytest
 # `generate` are compared by `eval.lossless` and `eval.speedup` in `.ci/run`, compiled as users do.
 TESTS = """
     decoding/test_same_bits.py decoding/test_golden.py decoding/test_filtered_draws.py
-    models/test_drafter.py models/test_int8.py models/test_rope.py
+    models/test_drafter.py models/test_int8.py
     serving/test_engine.py::test_every_method[ngram]
 """
 
