@@ -8,7 +8,6 @@ import functools
 import gc
 import os
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -47,9 +46,9 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
 
 # Programs are small and run only a few times: LLVM's optimiser would take half of the total time.
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if "--long" not in sys.argv and jax.version.__version_info__ < (0, 12):
-    # A fifth less time to compile; the long run compiles fusions as users do. From 0.12 on JAX does
-    # not know the flag.
+if jax.version.__version_info__ < (0, 12):
+    # Half of the time to compile; `test_fusions.py` has fusions compiled as users do. From 0.12 on
+    # JAX does not know the flag.
     _QUICK += " --xla_cpu_use_fusion_emitters=false"
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}"
@@ -68,6 +67,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+# Tracing makes many objects, most of which live on: Python would look through them again and again.
+gc.set_threshold(50_000, 10, 10)
 settings.register_profile("no deadline", deadline=None)  # the machine may be busy
 settings.load_profile("no deadline")
 

@@ -109,6 +109,7 @@ def test_write_and_look_at_a_tree(visit):
 def test_race(visit):
     visitor = visit()
     visitor.set("tree_nodes", 8)
+    visitor.set("max_new_tokens", 64)
     visitor.race(HEAP)
     visitor.page.wait_for_selector("#board .winner")
     verdict = visitor.page.inner_text("#board .winner")
@@ -127,6 +128,7 @@ def test_stop_and_the_closed_tab(visit):
     for visitor in (first, second):
         visitor.method("plain decoding")
     first.set("max_new_tokens", 1504)
+    second.set("max_new_tokens", 8)
     first.write(HEAP)
     first.page.click("#stop")
     assert "stopped" in first.finished()
@@ -153,6 +155,7 @@ def test_stop_and_the_closed_tab(visit):
 def test_text_is_text(visit):
     """Markup, template syntax and control characters have no effect."""
     visitor = visit()
+    visitor.set("max_new_tokens", 16)
     visitor.write(WICKED)
     visitor.finished()
     shown = visitor.page.inner_text("#current .prompt")
@@ -233,6 +236,7 @@ def test_write_again(visit):
     """The new answer replaces the old one; when sampling, with another seed."""
     visitor = visit()
     visitor.set("temperature", 1)
+    visitor.set("max_new_tokens", 32)
     visitor.write(HEAP)
     visitor.finished()
     before = visitor.answer
@@ -347,18 +351,18 @@ def test_the_bars_of_a_race(visit, chromium, window):
     """A bar per method grows to the maximum number of tokens; one sentence explains, and the one
     that says who won is in view without scrolling."""
     visitor = visit(in_window_of(chromium, window))
-    visitor.set("max_new_tokens", 256)
+    visitor.set("max_new_tokens", 128)
     visitor.page.evaluate("scrollTo(0, 0)")
     visitor.race(HEAP)
     values = "[...document.querySelectorAll('#board progress')].map(e => [e.value, e.max])"
     (plain, most), (dart, _) = visitor.page.evaluate(values)
-    assert most == 256
-    assert 0 < plain < 256
+    assert most == 128
+    assert 0 < plain < 128
     assert dart > 0
     assert visitor.in_window("#stop")
     assert visitor.in_window("#board .runner:first-child progress")
     visitor.page.wait_for_selector("#board .winner")
-    assert visitor.page.evaluate(values) == [[256, 256], [256, 256]]
+    assert visitor.page.evaluate(values) == [[128, 128], [128, 128]]
     assert visitor.in_window("#board .winner")
     assert visitor.page.locator("#board .won").count() == 1
     # Beside its end, a text shows which method's it is.
@@ -416,6 +420,7 @@ def test_texts_can_be_read(visit, chromium, theme):
     """Texts have the contrast that WCAG's level AA asks for, and drafted tokens differ from the
     target's own in more than colour."""
     visitor = visit(in_window_of(chromium, (1280, 800), color_scheme=theme))
+    visitor.set("max_new_tokens", 64)
     visitor.write(HEAP)
     visitor.finished()
     for selector in (

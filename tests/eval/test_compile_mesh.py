@@ -148,17 +148,20 @@ def test_drawing_joins_no_logits(method, program):
     assert [x for x in report["violations"] if "copies of caches" not in x] == []
     nodes = 9 if method == "dart" and program != "prefill" else 1
     rows = nodes * (4 if program == "serve" else 2)
-    largest = max(size for _, size, *_ in report["exchanged"])
+    largest = most(report["exchanged"], "all-gather")
     assert largest == 4 * 128 * 4 * rows  # of each row, the 128 largest logits of four devices
     assert largest < report["part"] * rows / 10
-    if method == "dart":  # likewise of the eight drafted positions; else what its layer adds up
-        largest = {kind: 0 for kind, *_ in report["drafted"]}
-        for kind, size, *_ in report["drafted"]:
-            largest[kind] = max(size, largest[kind])
-        print(program, largest)
-        assert largest["all-gather"] == 4 * 128 * 4 * 8 * (4 if program == "serve" else 2)
-        read = 16 if program == "prefill" else 9
-        assert largest["all-reduce"] == 4 * 1024 * read * (4 if program == "serve" else 2)
+    if method == "dart":  # likewise of the eight positions that are drafted
+        assert most(report["drafted"], "all-gather") == 4 * 128 * 4 * rows // nodes * 8
+    # Else numbers of each row, and what the drafter's layer adds up.
+    added = 4 * 1024 * rows // nodes * (16 if program == "prefill" else 9)
+    sums = most([*report["exchanged"], *report["drafted"]], "all-reduce")
+    assert sums <= (added * 1.1 if method == "dart" else 8 * rows)
+
+
+def most(exchanged, kind):
+    """Bytes of the largest exchange of a kind."""
+    return max(size for each, size, *_ in exchanged if each == kind)
 
 
 def test_a_step_of_eight_devices():

@@ -112,7 +112,12 @@ def test_the_product(check, monkeypatch):
     monkeypatch.setattr("eval.lossless.check.LEVEL_DECAYS", (0.7,))
     sizes = (SIZES[0], SIZES[-1])
     passed, text, content = check(
-        tree_nodes=sizes, batch_size=(1, 8), prompts=2, top_k=4, max_new_tokens=32
+        tree_nodes=sizes,
+        batch_size=(1, 8),
+        temperature=(0.0, 0.7),
+        prompts=2,
+        top_k=4,
+        max_new_tokens=32,
     )
     assert passed
     assert content["lossless"]
@@ -126,15 +131,15 @@ def test_the_product(check, monkeypatch):
         )
         for s in content["settings"]
     }
-    samplings = [(0.0, 0), (0.7, 0), (0.7, 4), (1.0, 0), (1.0, 4)]
+    samplings = [(0.0, 0), (0.7, 0), (0.7, 4)]
     expected = itertools.product(samplings, (1, 8), sizes, ("fused", "host"))
     assert made == {(*sampling, *rest) for sampling, *rest in expected}
     assert all(s["prompts"] == 8 for s in content["settings"])
-    assert sum(s["tokens"] for s in content["settings"]) > 8000
+    assert sum(s["tokens"] for s in content["settings"]) > 4800
     assert min(s["tau"] for s in content["settings"]) >= 1
     # Drafts are accepted.
     assert max(s["tau"] for s in content["settings"] if s["sampling"]["temperature"]) > 1.4
-    assert re.search(r"^Lossless: [\d,]+ tokens in 40 settings; 0 divergences", text, re.M)
+    assert re.search(r"^Lossless: [\d,]+ tokens in 24 settings; 0 divergences", text, re.M)
 
 
 @pytest.mark.long

@@ -165,8 +165,11 @@ def test_accepted_rows_are_kept(layers, rows, kept, dtype):
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["T0", "T0.8"])
-@pytest.mark.parametrize("generate", [generate_streaming, generate_fused])
+@pytest.mark.parametrize(
+    ("sampling", "generate"),
+    [(Sampling(), generate_streaming), (Sampling(0.8, top_p=0.9), generate_fused)],
+    ids=["T0", "T0.8, fused"],
+)
 def test_a_gpus_way_emits_the_same_tokens(models, method, sampling, generate):
     """The kernel, joined projections and at least 8 rows, from the prefill to the end."""
     rows = [tokens[:n] for tokens, n in zip(models.of_prompts("prompt"), (8, 1), strict=False)]

@@ -127,6 +127,7 @@ def random_layers(rng, *shape):
     )
 
 
+APPEND = jax.jit(append_by, static_argnames="kernel")
 WAYS = pytest.mark.parametrize("way", ["dense", NATIVE, "interpret"])
 
 
@@ -150,7 +151,7 @@ def test_rows_are_kept_in_pages(way, kept, size, seed):
                 at = int(length[s]) + p
                 if at < each * size and not missing[s, at // size]:
                     old[s, :, at] = new[s, :, index[s, p]]
-    got = jax.jit(partial(append_by, kernel=way))(paged, rows, index, length)
+    got = APPEND(paged, rows, index, length, kernel=way)
     assert isinstance(got, PagedCache)
     jax.tree.map(np.testing.assert_array_equal, rows_of(got), expected)
     named = np.setdiff1d(np.asarray(paged.pages), [-1])
