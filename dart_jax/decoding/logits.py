@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.sampling import SamplingValues, divided, scale_and_filter
 from dart_jax.decoding.tree import DraftTree
-from dart_jax.decoding.vocabulary import exact_top_k
+from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.errors import UserError
 
 # (tokens int32 [S], logits float32 [V], length int32 scalar) -> float32 [V], a pure JAX function:
@@ -38,6 +38,11 @@ class LogitsConfig:
     processors: tuple[LogitsProcessor, ...] = ()
     logprobs: int | None = None
     scores: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether something needs the logits of the whole vocabulary at once."""
+        return self.scores or bool(self.processors)
 
     @property
     def reported(self) -> bool:
@@ -129,6 +134,7 @@ def token_scores(
     logits: jax.Array,
     processed: jax.Array,
     tokens: jax.Array,
+    vocabulary: Vocabulary = WHOLE,
 ) -> TokenScores | None:
     """Returns what is reported about the tokens; None if nothing is requested.
 
@@ -138,14 +144,15 @@ def token_scores(
       logits: float32 [B, P, V], the target's.
       processed: float32 [B, P, V], the same after penalty and processors.
       tokens: int32 [B, P], drawn from them.
+      vocabulary: of whose logits each device may have a part, unless scores are requested.
     """
     if config.logprobs is None and not config.scores:
         return None
     found = TokenScores()
     if config.logprobs is not None:
-        logprobs = jax.nn.log_softmax(logits, axis=-1)
-        chosen = jnp.take_along_axis(logprobs, jnp.maximum(tokens, 0)[:, :, None], axis=-1)
-        top, ids = exact_top_k(logprobs, config.logprobs)
+        logprobs = vocabulary.log_softmax(logits)
+        chosen = vocabulary.at(logprobs, tokens)
+        top, ids = vocabulary.top_k(logprobs, config.logprobs)
         found = TokenScores(chosen[:, :, 0], ids.astype(jnp.int32), top)
     if config.scores:
         scores = processed

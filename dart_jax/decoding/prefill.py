@@ -228,8 +228,7 @@ def prefill(
     position = jnp.arange(t, dtype=jnp.int32)[None]
     known = jnp.where(position <= last, tokens, -1)
     seen = sequences = None
-    used = config.logits.reported or bool(config.logits.processors)
-    vocabulary, logits = as_needed(config, logits, whole=used)
+    vocabulary, logits = as_needed(config, logits)
     processed = logits
     if sampling.repetition_penalty is not None:
         seen = mark_seen(jnp.zeros((b, config.target.vocab_size), bool), known)
@@ -245,7 +244,7 @@ def prefill(
     keys = row_keys(seed, rows)
     noise = noise_at(sampling, keys, length, 1, config.target.vocab_size)
     first = draw(sampling, processed, noise, jnp.zeros_like(last), vocabulary)
-    scores = token_scores(config.logits, sampling, logits, processed, first)
+    scores = token_scores(config.logits, sampling, logits, processed, first, vocabulary)
 
     # The drafter's row i joins the feature at i with the token at i + 1.
     following = jnp.concatenate([own[:, 1:], first], axis=1)

@@ -146,8 +146,7 @@ def accept_and_compact(
     tree, depth, start = _tree(config, state, trees), config.max_depth, state.length
     mask = ancestor_mask(tree, depth)
     positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
-    used = state.tokens is not None or state.scores is not None
-    vocabulary, own_logits = as_needed(config, verified.logits, whole=used)
+    vocabulary, own_logits = as_needed(config, verified.logits)
     with jax.named_scope("accept"):
         logits = penalize_at_nodes(state, tree, mask, own_logits, vocabulary)
         if state.tokens is not None:
@@ -168,7 +167,9 @@ def accept_and_compact(
     if state.scores is not None:
         at = path[:, :, None]
         own, processed = (jnp.take_along_axis(x, at, axis=1) for x in (own_logits, logits))
-        scores = token_scores(config.logits, state.sampling, own, processed, accepted.tokens)
+        scores = token_scores(
+            config.logits, state.sampling, own, processed, accepted.tokens, vocabulary
+        )
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
         length = wait_for(accepted.tokens, start)
@@ -187,17 +188,15 @@ def accept_and_compact(
     )
 
 
-def as_needed(
-    config: DecodeConfig, logits: jax.Array, *, whole: bool
-) -> tuple[Vocabulary, jax.Array]:
-    """Joins the target's logits [B, T, ...], of which devices may each have a part, if the `whole`
-    vocabulary is used, as by processors. Drawing does not.
+def as_needed(config: DecodeConfig, logits: jax.Array) -> tuple[Vocabulary, jax.Array]:
+    """Joins the target's logits [B, T, ...], of which devices may each have a part, if the whole
+    vocabulary is needed, as by processors. Drawing does not need it.
 
     Returns:
       The vocabulary as it is divided now, and the logits.
     """
     shards = config.execution.shards
-    if shards > 1 and whole:
+    if shards > 1 and config.logits.whole:
         return WHOLE, joined(logits)
     return Vocabulary(shards), logits
 

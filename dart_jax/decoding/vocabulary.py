@@ -79,7 +79,7 @@ class Vocabulary:
         """The largest `count` of each row of float32 numbers, descending, and where they are,
         int32; of equal ones the first. Fewer if there are fewer."""
         most, at = exact_top_k(x, min(count, x.shape[-1]))
-        if self.shards == 1:
+        if self.shards == 1 or count == 0:
             return most, at
         bits = jax.lax.bitcast_convert_type(most, jnp.int32)
         bits, places = collectives.joined(jnp.stack([bits, at + first(x.shape[-1])]))

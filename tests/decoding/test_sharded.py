@@ -1,5 +1,7 @@
 """Several devices decode as one does, and exchange no more than they must."""
 
+import dataclasses
+import functools
 import json
 import math
 import os
@@ -8,12 +10,16 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 
+import jax
 import pytest
-from tiny_configs import TARGET
+from jax.sharding import PartitionSpec as P
+from tiny_configs import DART, EAGLE3, TARGET
 
 from dart_jax.errors import UserError
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.mesh import MeshShape
-from dart_jax.models.sharding.rules import check_divides
+from dart_jax.models.sharding.rules import check_divides, model_specs
 from dart_jax.programs.processes import free_address
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -119,6 +125,25 @@ def test_a_mesh_larger_than_the_devices():
         MeshShape.parse("model=4096").make()
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("config", [TARGET, DART, EAGLE3], ids=["target", "dart", "eagle3"])
+def test_every_matrix_is_split(config, fused):
+    params = abstract_params(config, fused)
+    specs = model_specs(config, params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        spec = functools.reduce(lambda tree, key: tree[key.key], path, specs)
+        # All rows of the table are needed everywhere.
+        split = leaf.ndim > 1 and "embed_tokens" not in jax.tree_util.keystr(path)
+        assert (spec != P()) == split, path
+
+
 def test_what_does_not_divide():
+    mesh = Mock(shape={"data": 1, "model": 3})
     with pytest.raises(UserError, match="3 devices of a mesh cannot share 2 attention heads"):
-        check_divides(TARGET, Mock(shape={"data": 1, "model": 3}))
+        check_divides(TARGET, mesh)
+    # A drafter that cannot be split stays whole.
+    execution = Execution(mesh=Mock(shape={"data": 1, "model": 4}))
+    assert not execution.with_drafter(DART).split_drafter
+    even = dataclasses.replace(DART, draft_vocab_size=60)
+    assert execution.with_drafter(even).split_drafter
+    assert not execution.with_drafter(TARGET).split_drafter

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.mesh import MODEL, MeshShape
 from eval.compile.cases import Case
 from eval.compile.check import Limits, violations
@@ -40,8 +41,7 @@ def main() -> None:
 
 def drawing(mesh: Mesh, method: Any, program: Any) -> dict[str, Any]:
     """The report on a program that draws tokens."""
-    serves = program == "serve"  # in one group; penalties join its logits, as log-probabilities do
-    if serves:
+    if program == "serve":  # in one group
         mesh = MeshShape(data=1, model=4).make(jax.devices()[:4])
     sampling = Sampling(0.8, 50, 0.9, 0.05, 1.1)
     nodes = 8 if method == "dart" else 0
@@ -56,7 +56,7 @@ def drawing(mesh: Mesh, method: Any, program: Any) -> dict[str, Any]:
         sampling,
         layers=7,
         search="device",
-        penalties=program != "prefill" and not serves,
+        penalties=program != "prefill",
     ).on(mesh)
     compiled = case.lower(program, None).compile()
     summary = summarise(case, program, compiled, 1.0, Path(tempfile.mkdtemp()))
@@ -71,11 +71,16 @@ def drawing(mesh: Mesh, method: Any, program: Any) -> dict[str, Any]:
 def greedy(mesh: Mesh) -> dict[str, Any]:
     """The report on greedy steps."""
     report: dict[str, Any] = {}
-    for method in ("plain", "dart"):
-        case = Case("tiny", method, 8 if method == "dart" else 0, 4, 50, 16, "float32").on(mesh)
+    for name, method, fused in (
+        ("plain", "plain", False),
+        ("dart", "dart", False),
+        ("dart, projections joined", "dart", True),
+    ):
+        nodes, execution = 8 if method == "dart" else 0, Execution(fused=fused)
+        case = Case("tiny", method, nodes, 4, 50, 16, "float32", execution=execution).on(mesh)
         compiled = case.lower("step", None).compile()
         summary = summarise(case, "step", compiled, 1.0, Path(tempfile.mkdtemp()))
-        report[method] = {
+        report[name] = {
             "exchanged": summary.collectives,
             "violations": list(violations(summary, Limits())),
             "arguments": summary.arguments,

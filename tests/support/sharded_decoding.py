@@ -132,6 +132,24 @@ def logits(model: DartModel) -> np.ndarray:
     return np.stack([np.asarray(each.scores) for each in scores])
 
 
+def apart(one: DartModel, many: DartModel) -> float:
+    """The largest difference of the logits of first tokens and of reported log-probabilities;
+    infinite if others are reported."""
+    difference = float(np.abs(logits(one) - logits(many)).max())
+    ours, theirs = map(reported, (one, many))
+    for name in ("logprobs", "top_logprobs"):
+        pairs = [(getattr(a, name), getattr(b, name)) for a, b in zip(ours, theirs, strict=True)]
+        difference = max(difference, *(float(np.abs(a - b).max()) for a, b in pairs))
+    same = all(np.array_equal(a.top_ids, b.top_ids) for a, b in zip(ours, theirs, strict=True))
+    return difference if same else float("inf")
+
+
+def reported(model: DartModel) -> list[Any]:
+    """What is reported about the first new tokens of each prompt."""
+    decoder = model.decoder(max_length=64, nodes=0, logits=LogitsConfig(logprobs=5))
+    return list(decoder(PROMPTS, 4).scores or [])
+
+
 def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     """The collectives of a step, and the shapes of their results."""
     nodes = 0 if model.drafter is None else 8
@@ -191,9 +209,8 @@ def main(directory: Path, targets: list[str]) -> None:
                 report["split"][name] = split.sharding.shard_shape(split.shape)[1] / split.shape[1]
             if method == "plain":
                 report["exchanged"][name] = exchanged(several)
-                apart = float(np.abs(logits(one) - logits(several)).max())
-                report["logits"][name] = apart
-                print(name, f"logits differ by {apart:.2g}", file=sys.stderr, flush=True)
+                report["logits"][name] = difference = apart(one, several)
+                print(name, f"logits differ by {difference:.2g}", file=sys.stderr, flush=True)
             for case in some:
                 how, sampling = case[2:], SAMPLINGS[case.sampling]
                 if how not in alone:

@@ -34,6 +34,7 @@ AXES: dict[str | int, int] = {
     "q_proj": OUT,
     "k_proj": OUT,
     "v_proj": OUT,
+    "kv_proj": OUT,
     "qkv_proj": OUT,
     "gate_proj": OUT,
     "up_proj": OUT,
