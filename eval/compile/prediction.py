@@ -94,7 +94,7 @@ class Room:
 
     Attributes:
       memory: all of it.
-      weights: target's part and the whole drafter.
+      weights: its part of the models.
       temporary: of a step.
       token: what a cached token takes.
       groups: of devices; each has its own sequences.

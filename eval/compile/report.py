@@ -32,7 +32,7 @@ _CARE = (
     "in place; host: transfers and callbacks in loops, and outside of them"
 )
 _ROOM = (
-    "GB of each device; weights: its part of the target, and embeddings and drafter whole; caches: "
+    "GB of each device; weights: its part of target and drafter, and embeddings whole; caches: "
     "of the sequences of the setting; tokens: of all sequences, whose keys and values fit into "
     "what weights and temporary memory leave"
 )
