@@ -164,8 +164,8 @@ class DartModel(TextGenerator):
           ngram_device_memory: bytes that the n-gram model may take on the device; if it takes more,
             "device" leaves out the least frequent n-grams.
           mesh: devices that decode together, such as "model=4" or "data=2,model=4": groups of
-            devices that share the target's weights (`model`), each with some of a batch's rows
-            (`data`). None for one device.
+            devices that share the weights of target and drafter (`model`), each with some of a
+            batch's rows (`data`). None for one device.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 
@@ -263,7 +263,7 @@ class DartModel(TextGenerator):
             params["drafter"] = prepare(drafter, config)
             params["draft_ids"] = jnp.asarray(ids)
         if execution.mesh is not None:
-            params = everywhere(execution.mesh, params)
+            params = {"target": params.pop("target"), **everywhere(execution.mesh, params)}
         return dataclasses.replace(self, drafter=config, params=params, execution=execution)
 
     @classmethod

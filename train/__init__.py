@@ -4,6 +4,7 @@ The modules at the top level are the programs; `python -m dart_jax` lists them. 
 
     data/            from files to rows of tokens
     objective/       a drafter's predictions and its loss
+    teacher/         the target of a run, and its outputs
     run/             the training loop: steps, devices, checkpoints, progress and metrics
     evaluation/      how well a drafter predicts and decodes
     experiments/     the paper's experiments

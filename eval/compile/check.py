@@ -74,7 +74,8 @@ def _exchanges(summary: Summary) -> Iterator[str]:
             yield f"{count} all-reduces{also} in layer {layer}, not {expected} all-reduces"
             return
     rows = case.costs.batch * (case.nodes + 1) + case.execution.least_rows
-    drawn = case.sampling.temperature > 0
+    # The server's step with penalties can draw, and reports log-probabilities.
+    drawn = case.sampling.temperature > 0 or (summary.program == "serve" and case.penalties)
     joins_largest = case.sampling.top_k > 0 or summary.program == "serve"  # whose rows may have one
     numbers = MOST_SORTED if drawn and joins_largest else 2
     outside = [x for x in found if x.layer is None and not x.draft]

@@ -118,8 +118,8 @@ class CompileConfig:
     check: bool = False
     """Exit with status 1 if a program copies a cache or does not update it in place, sorts the
     whole vocabulary, exchanges data with the host in a loop that needs no search on the host, or
-    exchanges more among devices than two sums a layer and the largest logits, or a few numbers of
-    each row if tokens are drawn."""
+    exchanges more among devices than two sums a layer, the largest logits, the drafter's sums and
+    its likeliest tokens, or a few numbers of each row if tokens are drawn."""
     max_kernels_a_layer: float | None = None
     """Also exit with status 1 if a layer of the target has more kernels."""
     max_ratio: float | None = None

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
-
-AnyDraftLayer = TypeVar("AnyDraftLayer", bound=DraftLayerConfig)
+from dart_jax.models.sharding.rules import one_device
+from eval.latency.shapes import AnyDraftLayer
 
 _INT = _FLOAT = 4  # bytes of ids and of logits
 
@@ -283,13 +283,12 @@ class CostModel:
 
 def _part_of(drafter: AnyDraftLayer, shards: int) -> AnyDraftLayer:
     """The shapes of one device's part of a drafter."""
-    return dataclasses.replace(
+    each = dataclasses.replace(
         drafter,
         draft_vocab_size=drafter.draft_vocab_size // shards,
-        intermediate_size=drafter.intermediate_size // shards,
-        num_attention_heads=drafter.num_attention_heads // shards,
-        num_key_value_heads=max(drafter.num_key_value_heads // shards, 1),
+        num_key_value_heads=max(drafter.num_key_value_heads, shards),
     )
+    return one_device(each, shards)
 
 
 def _layer_of(drafter: DraftLayerConfig) -> int:

@@ -73,7 +73,7 @@ class LatencyConfig:
     """Draw from the most likely tokens whose probability reaches p; 1 is off."""
     mesh: str | None = None
     """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share
-    the target's weights (model), each with some of a batch's rows (data). Bytes, operations and
+    the models' weights (model), each with some of a batch's rows (data). Bytes, operations and
     limits are then those of one device. By default one device."""
     tau: tuple[float, ...] = (2.5, 3.0, 3.6, 4.0)
     """Tokens per verification, bonus token included, for which to report the speed-up."""

@@ -174,7 +174,7 @@ class SpeedupConfig(MethodChoice):
         if self.mesh is not None:
             execution = execution.on(MeshShape.parse(self.mesh).make())
         model = Model.random(self.shape.lower(), resolve_dtype(self.dtype), execution)
-        parts = model.target, model.drafter, model.params, None, tokenizer, (), execution
+        parts = model.target, model.drafter, model.params, None, tokenizer, (), model.execution
         return DartModel(*parts, self.searching)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:

@@ -69,18 +69,17 @@ class Agreement:
         # Small batches need less memory than a training step.
         mesh, size = forward.mesh, _ROWS * _groups(forward.mesh)
         numbers = np.arange(min(rows, dataset.rows))
-        self._batches = [
-            _filled(dataset.batch(numbers[i : i + size]), size if mesh is not None else 0)
-            for i in range(0, len(numbers), size)
-        ]
+        self._batches = [dataset.batch(numbers[i : i + size]) for i in range(0, len(numbers), size)]
+        if mesh is not None:  # each group of devices has equally many rows
+            self._batches = [_filled(batch, size) for batch in self._batches]
 
         def sums(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
             def measure(predictions: Predictions) -> jax.Array:
                 return _compare(predictions, forward.num_positions)
 
             if mesh is not None:
-                rows = NamedSharding(mesh, ROWS)
-                batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows), batch)
+                by_rows = NamedSharding(mesh, ROWS)
+                batch = jax.lax.with_sharding_constraint(batch, by_rows)
             return forward.total(measure, params, frozen, batch, None)
 
         self._sums = jax.jit(sums, out_shardings=None if mesh is None else replicated(mesh))

@@ -101,6 +101,14 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
                 problem = error
         wait("the cache of the target's outputs is open")
         start = int(from_main(np.int32(start)))
+        parts = _computed(teacher, dataset, start) if start != _NOWHERE else iter(())
+        if cached is None:
+            collections.deque(parts, maxlen=0)
+        elif start < rows:
+            try:
+                _fill(cached, parts, start, directory / _DONE)
+            except OSError as error:
+                start, problem = _NOWHERE, error
         if start == _NOWHERE:
             reason = "process 0 could not" if problem is None else problem.strerror or str(problem)
             raise UserError(
@@ -108,12 +116,6 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
                 f"{8 * d * rows * dataset.context / 1e9:.1f} GB; free disk space, or train with "
                 "--teacher online"
             ) from problem
-        if start < rows:
-            parts = _computed(teacher, dataset, start)
-            if cached is None:
-                collections.deque(parts, maxlen=0)
-            else:
-                _fill(cached, parts, start, directory / _DONE)
     wait("the cache of the target's outputs is filled")
     try:
         return cached or TeacherDataset(dataset, *map(_open, shapes, shapes.values()))
@@ -133,7 +135,10 @@ def _prepare(
         done.unlink(missing_ok=True)
         for path, shape in shapes.items():
             _reserve(path, shape)
-    filled = json.loads(done.read_text())["rows"] if done.is_file() else 0
+    try:
+        filled = int(json.loads(done.read_text())["rows"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # missing or damaged
+        filled = 0
     return TeacherDataset(dataset, *map(_open, shapes, shapes.values())), filled
 
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
+from dart_jax.models.sharding.mesh import MODEL
 from dart_jax.models.sharding.placement import ModelPlacement
 from dart_jax.models.sharding.program import ROWS
 from dart_jax.models.sharding.rules import model_specs, with_kv_heads
@@ -25,12 +26,12 @@ from train.run.mesh import replicated, split_over_groups
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Teacher:
-    """A target on the devices of a run; where these are several, it is split as for decoding.
+    """A target on the devices of a run; where several share it, it is split as for decoding.
 
     Attributes:
       stored: the shapes of its checkpoint.
-      config: the shapes of `params`: on several devices, a head of its own and heads of keys and
-        values for each device.
+      config: the shapes of `params`: where devices share them, with an untied head, and heads of
+        keys and values for each device.
       params: the weights.
       digest: identifies the checkpoint's config and weights, whatever the devices.
       mesh: the devices; None for one.
@@ -63,8 +64,9 @@ class Teacher:
         split = split_over_groups(mesh) if split_over_data else None
         place = ModelPlacement(read_target_config(directory), mesh, split)
         stored, params = load_target(directory, dtype, place=place)
-        digest = model_digest(stored, params, place.stored)
-        config, params = untie(with_kv_heads(stored, mesh), params, Execution(mesh=mesh))
+        digest, config = model_digest(stored, params, place.stored), with_kv_heads(stored, mesh)
+        if mesh.shape[MODEL] > 1:
+            config, params = untie(config, params, Execution(mesh=mesh))
         return cls(stored, config, params, digest, mesh)
 
     def head(self, ids: np.ndarray) -> jax.Array:
@@ -74,8 +76,8 @@ class Teacher:
             kernel = untie(self.config, params)[1]["lm_head"]["kernel"]
             return jnp.take(kernel, jnp.asarray(ids), axis=1).astype(jnp.float32)
 
-        everywhere = None if self.mesh is None else replicated(self.mesh)
-        return jax.jit(columns, out_shardings=everywhere)(self.params)
+        whole = None if self.mesh is None else replicated(self.mesh)
+        return jax.jit(columns, out_shardings=whole)(self.params)
 
 
 def forward(

@@ -1,9 +1,9 @@
 """Programs that several devices run together, each with its part of the arrays.
 
-Every device runs the same program (`jax.shard_map`): it has the rows of its group, and of the
-target its part of the weights and the heads that belong to it. What else there is, all devices of a
-group compute alike. So kernels, the search and plain JAX need not know of other devices; what these
-exchange is written where it happens (`collectives.py`).
+Every device runs the same program (`jax.shard_map`): it has the rows of its group, and of a model
+that devices share its part of the weights and the heads that belong to it. What else there is, all
+devices of a group compute alike. So kernels, the search and plain JAX need not know of other
+devices; what these exchange is written where it happens (`collectives.py`).
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ def program(
                 out_specs=specs_of(outputs, split),
                 check_vma=False,
             )(arrays)
-            everywhere = NamedSharding(mesh, ALL)
+            whole = NamedSharding(mesh, ALL)
 
             def gathered(spec: P | OnDevices, part: Any) -> Any:
                 if spec != ROWS:
                     return part
                 constrain = jax.lax.with_sharding_constraint
-                return jax.tree.map(lambda x: constrain(x, everywhere), part)
+                return jax.tree.map(lambda x: constrain(x, whole), part)
 
             if jax.process_count() == 1:
                 return results
