@@ -205,7 +205,7 @@ def main(directory: Path, targets: list[str]) -> None:
             name = f"{target}, {mesh}"
             if method == "dart":
                 report["drafting"][name] = exchanged(several)
-                split = several.params["drafter"]["lm_head"]["kernel"]
+                split, *_ = jax.tree.leaves(several.params["drafter"]["lm_head"]["kernel"])
                 report["split"][name] = split.sharding.shard_shape(split.shape)[1] / split.shape[1]
             if method == "plain":
                 report["exchanged"][name] = exchanged(several)
