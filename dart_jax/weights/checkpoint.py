@@ -206,12 +206,10 @@ def load_drafter(
     files = open_tensors(directory)
     own = files.tensors.pop("embed_tokens.weight", None)
     ids = _draft_ids(files, config)
-    pairs = None
-    if isinstance(config, DrafterConfig) and config.pair_rank:
-        pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
     place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
     params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
-    if pairs is not None:
+    if isinstance(config, DrafterConfig) and config.pair_rank:
+        pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
         params["pairs"] = pairs if mesh is None else everywhere(mesh, pairs)
     if own is not None:
         _check_embedding(files.path, own, embedding)

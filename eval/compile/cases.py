@@ -246,6 +246,13 @@ class Case:
         return self.costs.cached_row + own * self.costs.drafter_row
 
     @property
+    def weights_needed(self) -> int:
+        """Bytes of the weights that a step must read on a device."""
+        costs, drafts = self.costs, self.method != "plain"
+        weights = costs.target_weights(self._rows) + drafts * costs.drafter_weights
+        return costs.itemsize * weights - self._saved(1)
+
+    @property
     def _rows(self) -> int:
         """Rows of a step of the target on a device."""
         return self.costs.batch * (self.nodes + 1)

@@ -367,10 +367,10 @@ def test_a_step_reads_half_of_the_weights_in_8_bits(method, device, tmp_path):
         demo = case(method, shape="demo", dtype="bfloat16", execution=execution, layers=7)
         found = summarise(demo, "step", demo.lower("step", device).compile(), 1.0, tmp_path)
         assert demo.weights == ("int8" if rounded else "stored")
-        assert demo.weights_read() <= found.weights_read < 1.02 * demo.weights_read()
+        assert demo.weights_needed <= found.weights_read < 1.02 * demo.weights_needed
         read.append(found.weights_read)
         assert found.least is not None
-        needed.append(found.least.bytes - demo.weights_read())
+        needed.append(found.least.bytes - demo.weights_needed)
     assert read[1] <= 0.55 * read[0]
     assert needed[0] == needed[1]  # beside the weights
 
@@ -380,7 +380,7 @@ def test_an_eagle3_step_reads_its_drafter_in_8_bits_again_and_again():
         case("eagle3", dtype="bfloat16", execution=Execution(rounded=rounded))
         for rounded in (True, False)
     )
-    saved = [x.least("step").bytes - x.weights_read() for x in (sixteen, eight)]
+    saved = [x.least("step").bytes - x.weights_needed for x in (sixteen, eight)]
     assert saved[0] > saved[1]
     assert eight.least("step").bytes < 0.6 * sixteen.least("step").bytes
 

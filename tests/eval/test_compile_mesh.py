@@ -269,8 +269,7 @@ def test_what_a_device_holds_and_reads():
     assert one.weight_bytes == 2 * parameters(target_of("llama-3.1-70b"))
     rest = one.weight_bytes - embeddings - norms
     assert eight.weight_bytes == rest // 8 + embeddings + norms
-    read = eight.costs.itemsize * eight.costs.target_weights(1)
-    assert read == eight.weight_bytes - embeddings
+    assert eight.weights_needed == eight.weight_bytes - embeddings
     # Sixteen devices have eight heads of keys and values twice.
     doubled = 2 * 80 * 8192 * 8 * 128 * 2
     assert sixteen.weight_bytes == (rest + doubled) // 16 + embeddings + norms

@@ -328,7 +328,9 @@ def test_the_examples_in_the_documents(served, document, capsys):
     fenced = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)
     asked = [code for kind, code in fenced if kind == "python" and served.address in code]
     assert len(asked) == 1
-    exec(compile(asked[0], document, "exec"), {})
+    names = {}
+    exec(compile(asked[0], document, "exec"), names)
+    names["client"].close()  # else its connection may be collected before it, with a warning
     assert capsys.readouterr().out.strip()
     curls = [code for kind, code in fenced if kind == "sh" and "curl" in code]
     assert len(curls) == 1
