@@ -316,7 +316,7 @@ class Case:
             return None
         if isinstance(config.drafter, Eagle3Config):
             cost = costs.eagle3_step(config.drafter, config.eagle, self.nodes)
-            passes = 1 + max(min(config.eagle.depth, self.nodes - 1), 1)
+            passes = 1 + config.eagle.later_passes(self.nodes)
         else:
             plain = self.method == "plain"
             cost = costs.plain() if plain else costs.step(rows, config.max_depth + 1)

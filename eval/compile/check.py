@@ -120,6 +120,6 @@ def _drafts(summary: Summary, once: bool, numbers: int) -> Iterator[str]:
         return
     expected = 3
     if isinstance(drafter, Eagle3Config):  # a pass for each level, which adds up probabilities, too
-        expected = 1 + 4 * (1 + max(min(case.config.eagle.depth, case.nodes - 1), 1))
+        expected = 1 + 4 * (1 + case.config.eagle.later_passes(case.nodes))
     if (count := Total.of(x for x in found if x.kind == "all-reduce").count) > expected:
         yield f"{count} all-reduces of the drafter, not {expected}"

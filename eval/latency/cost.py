@@ -257,7 +257,7 @@ class CostModel:
         d, b, size = _part_of(drafter, self.drafter_shards), self.batch, drafter.hidden_size
         path = min(tree.levels, nodes) + 1
         width = min(tree.top_k, drafter.draft_vocab_size, nodes)  # rows of a later pass
-        later = max(min(tree.depth, nodes - 1), 1)
+        later = tree.later_passes(nodes)
         head, layer, row = size * d.draft_vocab_size, _layer_of(d), _cached(d)
         projection = self._projection(d)
         weights = projection + (1 + later) * (layer + 4 * size + head)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.mesh import DATA
 from dart_jax.models.sharding.program import ROWS
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
@@ -67,7 +67,7 @@ class Agreement:
     def __init__(self, forward: PackedForward, frozen: Frozen, dataset: PackedDataset, rows: int):
         self._frozen = frozen
         # Small batches need less memory than a training step.
-        mesh, size = forward.mesh, _ROWS * _groups(forward.mesh)
+        mesh, size = forward.mesh, _ROWS * Execution(mesh=forward.mesh).groups
         numbers = np.arange(min(rows, dataset.rows))
         self._batches = [dataset.batch(numbers[i : i + size]) for i in range(0, len(numbers), size)]
         if mesh is not None:  # each group of devices has equally many rows
@@ -98,11 +98,6 @@ class Agreement:
         figures |= {f"hit10_{t}": float(x) for t, x in enumerate(hit, 1)}
         # Late positions may have no valid prediction.
         return {name: value for name, value in figures.items() if math.isfinite(value)}
-
-
-def _groups(mesh: Mesh | None) -> int:
-    """Groups of devices that share the rows of a batch."""
-    return 1 if mesh is None else mesh.shape[DATA]
 
 
 def _filled(batch: Batch, rows: int) -> Batch:

@@ -20,8 +20,8 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
-from dart_jax.models.sharding.mesh import DATA
 from dart_jax.models.target import Target
 from train.data.batch import Array, Batch
 from train.objective import dart_blocks, eagle3_unrolled
@@ -231,7 +231,7 @@ class PackedForward:
         """Returns the maximum number of anchors per row to process at a time."""
         if self.chunk is not None:
             return self.chunk
-        batch = -(-batch // (1 if self.mesh is None else self.mesh.shape[DATA]))
+        batch = -(-batch // Execution(mesh=self.mesh).groups)
         queries = self.num_positions  # rows of attention scores per anchor
         if isinstance(self.drafter, Eagle3Config):
             queries = 1

@@ -24,8 +24,8 @@ from filelock import FileLock
 
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.mesh import DATA
 from dart_jax.programs.processes import is_main
 from dart_jax.programs.progress import progress_bars
 from train.data.batch import Batch
@@ -169,7 +169,7 @@ def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[
         return features.astype(jnp.bfloat16), hidden.astype(jnp.bfloat16)
 
     compiled = jax.jit(run, out_shardings=None if mesh is None else replicated(mesh))
-    groups = 1 if mesh is None else mesh.shape[DATA]
+    groups = Execution(mesh=mesh).groups
     size = groups * -(-_ROWS // groups)
     for first in range(start, dataset.rows, size):
         rows = np.arange(first, min(first + size, dataset.rows))

@@ -52,6 +52,10 @@ class Eagle3Tree:
         """Levels of a tree: its maximum depth."""
         return self.depth + 1
 
+    def later_passes(self, nodes: int) -> int:
+        """Forward passes after the first one: a tree of N nodes has at most N levels."""
+        return max(min(self.depth, nodes - 1), 1)
+
 
 # Changes the log-probabilities, float32 [B, T, Vd], of the tokens after rows of a depth; where
 # devices share the drafter, a device's part of them.
@@ -144,8 +148,7 @@ def draft_tree(
     chex.assert_type([draft_ids, next_tokens, positions, last], jnp.int32)
     # Only a level's best N nodes, and their descendants, can be among the best N overall.
     top_k = min(settings.top_k, draft_ids.shape[0], max(nodes, 1))
-    # A tree of N nodes has at most N levels.
-    depth = max(min(settings.depth, nodes - 1), 1)
+    depth = settings.later_passes(nodes)
     propose = functools.partial(_propose, drafter, draft_ids, top_k, couple)
 
     # Only the last real row proposes tokens; the others only contribute keys and values.
