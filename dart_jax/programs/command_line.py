@@ -7,6 +7,7 @@
 | what happens | stderr | exit status |
 |---|---|---|
 | bad input, in the options or later | `error: ...`, one line | 2 |
+| a part of the input is not used | `warning: ...`, one line | |
 | Ctrl-C | `interrupted`, one line | 130 |
 | the reader of the output closes it (`... | head -1`) | nothing | 141 |
 """
@@ -22,6 +23,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from unittest import mock
 import tyro
 
 from dart_jax import interruption
-from dart_jax.errors import UserError
+from dart_jax.errors import InputWarning, UserError
 
 RESUMABLE = "run the same command again to continue"
 
@@ -45,7 +47,7 @@ def program(advice: str = "") -> Iterator[None]:
       advice: what to do after Ctrl-C, such as `RESUMABLE`.
     """
     try:
-        with _interruptible():
+        with _interruptible(), _warnings_of_one_line():
             yield
             _flush()
     except KeyboardInterrupt:
@@ -72,6 +74,24 @@ def program(advice: str = "") -> Iterator[None]:
         if closed or isinstance(end.__context__, BrokenPipeError):  # Rich makes it status 1
             sys.exit(_CLOSED_PIPE)
         raise
+
+
+@contextlib.contextmanager
+def _warnings_of_one_line() -> Iterator[None]:
+    """Prints an `InputWarning` without the place in the code; other warnings as Python does."""
+    show = warnings.showwarning
+
+    def one_line(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
+        if issubclass(category, InputWarning):
+            print("warning:", message, file=sys.stderr)
+        else:
+            show(message, category, *place, **options)
+
+    warnings.showwarning = one_line
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 @contextlib.contextmanager
