@@ -143,13 +143,39 @@ class Tokenizer:
                 f"no chat template in {where}; pass plain text, or put a chat_template.jinja there"
             )
         options = {"add_generation_prompt": True} | template_kwargs
-        self._check_choice(options)
+        options["chat_template"] = self.template_for(options)
         try:
             return self._render(self.for_template(messages), options)
         except Exception as error:  # a template may raise anything
             raise UserError(
                 f"the chat template of {self.directory} refuses the messages: {line(error)}"
             ) from error
+
+    def template_for(self, options: Mapping[str, Any]) -> str:
+        """The source of the chat template that the options choose, as in transformers: the one that
+        `chat_template` names, or is; else the one for `tools`, if there are some; else the default.
+
+        Raises:
+          UserError: there is no such template.
+        """
+        template, choice = self.chat_template, options.get("chat_template")
+        named = template if isinstance(template, dict) else {"default": template or ""}
+        if choice is None:
+            tools = options.get("tools") is not None and "tool_use" in named
+            choice = "tool_use" if tools else "default"
+            if choice not in named:
+                names = sorted(named)
+                raise UserError(
+                    f"there are the chat templates {', '.join(names)}, and none is the default; "
+                    f'choose one by chat_template_kwargs, such as {{"chat_template": "{names[0]}"}}'
+                )
+        elif choice not in named:
+            if "{" in choice:
+                return choice
+            raise UserError(
+                f"there is no chat template {choice!r}; choose one of {', '.join(sorted(named))}"
+            )
+        return named[choice]
 
     def for_template(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the chat template reads them.
@@ -175,22 +201,6 @@ class Tokenizer:
     def chat_template(self) -> str | dict[str, str] | None:
         """The template's source, or several by name; None if there is none."""
         return None if self.wrapped is None else self.wrapped.chat_template
-
-    def _check_choice(self, options: Mapping[str, Any]) -> None:
-        """Raises UserError unless it is clear which of several templates is meant."""
-        template, choice = self.chat_template, options.get("chat_template")
-        names = sorted(template) if isinstance(template, dict) else []
-        if choice is None:
-            tools = options.get("tools") is not None and "tool_use" in names
-            if names and not tools and "default" not in names:
-                raise UserError(
-                    f"there are the chat templates {', '.join(names)}, and none is the default; "
-                    f'choose one by chat_template_kwargs, such as {{"chat_template": "{names[0]}"}}'
-                )
-        elif choice not in names and "{" not in str(choice):
-            raise UserError(
-                f"there is no chat template {choice!r}; there are {', '.join(names) or 'no names'}"
-            )
 
     def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         options = {**options, "tokenize": False}
