@@ -71,7 +71,7 @@ class TextStream:
         if self.stopped or not token:
             return ""
         special = token_id in self._tokenizer.special_ids
-        if special and not (self._stops and self._run):
+        if special and not (self._stops and self._run and self._run_parts()):
             return self._stops.push([_Part(token, hidden=True)])
         if self._stops and token.startswith("▁") and not (self._context or self._run):
             dropped = not self._tokenizer.decode([token_id]).startswith(" ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ from dart_jax.errors import UserError, warn
 
 FILE = "tokenizer.json"
 
-# Other files that hold a vocabulary -> what reads them, as far as it needs to be installed.
+# Other files that hold a vocabulary -> the packages by which transformers reads them.
 _VOCABULARIES = {
-    "*.model": "pip install sentencepiece protobuf",
-    "vocab*": "",
-    "*.tiktoken": "pip install tiktoken",
-    "tekken.json": "pip install tiktoken",
+    "*.model": ("sentencepiece", "protobuf"),
+    "vocab*": (),
+    "*.tiktoken": ("tiktoken",),
+    "tekken.json": (),
 }
 
 # Classes that take `FILE` as it is; others take only parts of it.
@@ -179,16 +179,26 @@ def _stub(transformers: Any, directory: Path) -> Any:
 def _unbuilt(directory: Path, reason: str) -> UserError:
     """The error that no tokenizer can be built from other files than `FILE`."""
     files = {
-        file.name: needs
-        for pattern, needs in _VOCABULARIES.items()
+        file.name: packages
+        for pattern, packages in _VOCABULARIES.items()
         for file in sorted(directory.glob(pattern))
     }
-    needs = next(filter(None, files.values()), "")
+    missing = [name for name in sum(files.values(), ()) if not _installed(name)]
+    if missing:
+        reason, cure = f"{missing[0]} is not installed", f"pip install {' '.join(missing)}, or put"
+    else:
+        cure = "put"
     return UserError(
         f"no file {directory / FILE}, and none can be built from {', '.join(files)} ({reason}); "
-        + (f"{needs}, or put" if needs else "put")
-        + f" the {FILE} of a conversion of the model for transformers there"
+        f"{cure} the {FILE} there that belongs to the model in the format of transformers"
     )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,7 +8,9 @@ import transformers
 from tokenizers_made import KINDS, TEXTS, byte_fallback, byte_level
 
 from dart_jax.errors import InputWarning, UserError
+from dart_jax.models.architectures import ARCHITECTURES
 from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.text.tokenizer_files import _OWN_CLASS
 
 TEXTS = [*TEXTS, "a<|new|>b </s>c", "<|im_start|>user\nhow are you?<|im_end|>"]
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -77,6 +79,18 @@ def test_ids_are_those_of_transformers(tmp_path, kind, config, files):
         assert ids == theirs(text)["input_ids"], text
         for skip in (False, True):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+def test_whose_class_transformers_prefers():
+    """A new version's preferences would otherwise give other ids without anybody having looked."""
+    from transformers.models.auto import tokenization_auto as auto
+
+    theirs = {
+        name
+        for name in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS & ARCHITECTURES.keys()
+        if auto.TOKENIZER_MAPPING_NAMES[name] != "TokenizersBackend"
+    }
+    assert theirs <= set(_OWN_CLASS)
 
 
 def test_code_of_a_tokenizer_is_not_run(tmp_path):
