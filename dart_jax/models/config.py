@@ -40,14 +40,6 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "query_pre_attn_scalar": (None,),
     "residual_multiplier": (None, 1),
 }
-# Fields that are read here, besides those of TargetConfig.
-_READ = (
-    "attention_out_bias decoder_sparse_step hidden_activation layer_types max_window_layers "
-    "mlp_only_layers moe_intermediate_size no_rope_layer_interval norm_topk_prob num_experts "
-    "num_experts_per_tok num_local_experts original_max_position_embeddings "
-    "partial_rotary_factor qkv_bias rope_local_base_freq rope_parameters rope_scaling rope_theta "
-    "shared_expert_intermediate_size sliding_window_pattern use_sliding_window"
-)
 # Names that transformers has for one activation -> the one in `ACTIVATIONS`.
 _ACTIVATION_NAMES = {
     "swish": "silu",
@@ -205,7 +197,7 @@ class TargetConfig:
         """
         json = text_part(json)
         architecture = architecture_of(json)
-        check_unread(json, {*_READ.split(), *(field.name for field in dataclasses.fields(cls))})
+        check_unread(json, cls)
         json = {**architecture.defaults, **json}
         # Required, because their defaults differ between architectures.
         require(json, ("num_hidden_layers", "rms_norm_eps", "max_position_embeddings"))

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError, warn
 
-# Fields of a target's `config.json` that change nothing here, by reason.
+# Fields of a target's `config.json` that are read, besides those of TargetConfig.
+_READ = (
+    "attention_out_bias decoder_sparse_step hidden_activation layer_types max_window_layers "
+    "mlp_only_layers moe_intermediate_size no_rope_layer_interval norm_topk_prob num_experts "
+    "num_experts_per_tok num_local_experts original_max_position_embeddings "
+    "partial_rotary_factor qkv_bias rope_local_base_freq rope_parameters rope_scaling rope_theta "
+    "shared_expert_intermediate_size sliding_window_pattern use_sliding_window"
+)
+# Fields that change nothing here, by reason.
 _UNUSED = {
     "they describe the file": (
         "architectures auto_map custom_pipelines dtype finetuning_task id2label is_llama_config "
@@ -95,12 +103,12 @@ def refuse(json: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> No
         raise UserError(f"config.json has {name}={json[name]!r}, which is not supported")
 
 
-def check_unread(json: Mapping[str, Any], read: Set[str]) -> None:
+def check_unread(json: Mapping[str, Any], cls: type) -> None:
     """Checks the fields of a target's `config.json` that nothing reads.
 
     Args:
       json: the config.
-      read: names of the fields that are read.
+      cls: the dataclass that has the fields that are read under their own names.
 
     Raises:
       UserError: one changes the computation.
@@ -111,7 +119,8 @@ def check_unread(json: Mapping[str, Any], read: Set[str]) -> None:
     """
     for name, supported in _UNSUPPORTED.items():
         refuse(json, name, supported)
-    unknown = json.keys() - read - _UNUSED_NAMES - _UNSUPPORTED.keys()
+    own = {field.name for field in dataclasses.fields(cls)}
+    unknown = json.keys() - own - {*_READ.split()} - _UNUSED_NAMES - _UNSUPPORTED.keys()
     names = sorted(n for n in unknown if not n.startswith("_") and json[n] not in _OFF)
     if names:
         warn(f"config.json has fields that nothing reads, nor in transformers: {', '.join(names)}")

@@ -35,9 +35,8 @@ from dart_jax.weights.parameters import (
     stored_pairs,
     stored_tensors,
 )
-from dart_jax.weights.quantized.methods import quantization_method
 from dart_jax.weights.safetensors_file import Tensor
-from dart_jax.weights.target_files import open_target
+from dart_jax.weights.target_files import open_target, target_config
 from dart_jax.weights.tensor_files import (
     TensorFiles,
     open_pair_scores,
@@ -56,7 +55,7 @@ def read_target_config(directory: Path) -> TargetConfig:
     Raises:
       UserError: it is missing or not supported.
     """
-    return _target_config(read_json(directory / "config.json"))
+    return target_config(directory)[0]
 
 
 def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
@@ -78,7 +77,7 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
     if is_drafter(json) or "model_type" not in json:
         return drafter_config(json)
     try:
-        return _target_config(json)
+        return target_config(directory)[0]
     except UserError as error:
         raise UserError(
             f"{directory} is neither a DART nor an EAGLE-3 drafter, nor a model that could draft "
@@ -330,12 +329,6 @@ def _save(
     write_pair_scores(directory, pairs)
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)
-
-
-def _target_config(json: dict[str, Any]) -> TargetConfig:
-    """A target's config; raises UserError also if its files are quantised by an unknown method."""
-    quantization_method(json)
-    return TargetConfig.from_json(json)
 
 
 def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:

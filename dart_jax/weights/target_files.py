@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dart_jax.errors import warn
+from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
+from dart_jax.weights.quantized.layers import Method
 from dart_jax.weights.quantized.methods import dequantized, quantization_method
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
@@ -23,6 +25,18 @@ _BUFFERS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)po
 # and for values. Those who load a language model leave them out, too.
 _OTHER_HEADS = ("mtp.", "model.mtp.", "score.", "v_head.", "medusa_head.")
 _AT_ONCE = 1 << 22  # numbers compared at a time
+
+
+def target_config(directory: Path) -> tuple[TargetConfig, Method | None]:
+    """Reads a target's config, and how its files are quantised.
+
+    Raises:
+      UserError: it is missing, not supported, or a drafter's.
+    """
+    json = read_json(directory / "config.json")
+    if is_drafter(json):
+        raise UserError(f"{directory} is a drafter; pass it as the drafter of its target")
+    return TargetConfig.from_json(json), quantization_method(json)
 
 
 def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
@@ -39,8 +53,7 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
     Warns:
       InputWarning: tensors are not used, or the head is not tied although the config says so.
     """
-    json = read_json(directory / "config.json")
-    config, quantization = TargetConfig.from_json(json), quantization_method(json)
+    config, quantization = target_config(directory)
     files = open_tensors(directory)
     if quantization is not None:
         of_text = {n: t for n, t in files.tensors.items() if text_tensor(n) is not None}
