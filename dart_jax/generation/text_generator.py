@@ -18,6 +18,7 @@ from dart_jax.decoding.search.choice import Searching
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
+from dart_jax.files import user_cache
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
 from dart_jax.generation.defaults import (
     MAX_NODES,
@@ -44,7 +45,6 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.mesh import several_processes
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
-from dart_jax.weights.user_cache import user_cache
 
 if TYPE_CHECKING:
     import transformers

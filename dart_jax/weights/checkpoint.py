@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from dart_jax.models.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, everywhere
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.generation_file import load_eos as load_eos
-from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
+from dart_jax.weights.layouts import AnyConfig
 from dart_jax.weights.parameters import (
     STORED_DTYPES,
     load_pairs,
@@ -35,10 +36,8 @@ from dart_jax.weights.parameters import (
     stored_pairs,
     stored_tensors,
 )
-from dart_jax.weights.quantized.gptq import drop_zero_biases
-from dart_jax.weights.quantized.layers import Method
-from dart_jax.weights.quantized.methods import dequantized, quantization_method
 from dart_jax.weights.safetensors_file import Tensor
+from dart_jax.weights.target_files import open_target, target_config
 from dart_jax.weights.tensor_files import (
     TensorFiles,
     open_pair_scores,
@@ -57,7 +56,7 @@ def read_target_config(directory: Path) -> TargetConfig:
     Raises:
       UserError: it is missing or not supported.
     """
-    return _target_config(read_json(directory / "config.json"))[0]
+    return target_config(directory)[0]
 
 
 def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
@@ -79,7 +78,7 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
     if is_drafter(json) or "model_type" not in json:
         return drafter_config(json)
     try:
-        return _target_config(json)[0]
+        return target_config(directory)[0]
     except UserError as error:
         raise UserError(
             f"{directory} is neither a DART nor an EAGLE-3 drafter, nor a model that could draft "
@@ -93,12 +92,13 @@ def load_target(
     *,
     narrow: bool = False,
     mesh: Mesh | None = None,
-    place: Placement = DEFAULT,
+    place: Callable[[TargetConfig], Placement] | None = None,
     rounded: bool = False,
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
-    Quantised weights (see `weights.quantized`) become the floats that they stand for.
+    Quantised weights (see `weights.quantized`) become the floats that they stand for. A LoRA
+    adapter in the same directory is merged into them (see `weights.adapter`).
 
     Args:
       directory: the checkpoint.
@@ -107,29 +107,25 @@ def load_target(
         in half of the memory, for those who pack them (see `models.cpu.tiles`).
       mesh: devices that share the target (see `models.sharding`). A process reads no more than its
         devices get. If they are more than heads of keys and values, the config has one for each.
-      place: puts parameters onto devices, where no mesh says where they belong.
+      place: makes, of the config, what puts parameters onto devices, where no mesh says where they
+        belong.
       rounded: whether matrices are rounded to 8 bits as they are loaded (`models.platform.int8`).
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
         One message reports all mismatches.
+
+    Warns:
+      InputWarning: as `weights.target_files.open_target`.
     """
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
-    config, quantization = _target_config(read_json(directory / "config.json"))
-    files = open_tensors(directory)
-    if quantization is not None:
-        of_text = {n: t for n, t in files.tensors.items() if text_tensor(n) is not None}
-        files = dequantized(files._replace(tensors=of_text), quantization)
-    files = _text_part(files, config)
-    if quantization is not None:
-        drop_zero_biases(files.tensors, layout(config, files.tensors))
-    if config.tie_word_embeddings:
-        files.tensors.pop("lm_head.weight", None)
-    for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
-        del files.tensors[name]  # old files store what the config determines
-    place = place if mesh is None else ModelPlacement(config, mesh)
-    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
+    config, files = open_target(directory)
+    if mesh is not None:
+        placement = ModelPlacement(config, mesh)
+    else:
+        placement = DEFAULT if place is None else place(config)
+    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=placement)
     return config if mesh is None else with_kv_heads(config, mesh), params
 
 
@@ -321,26 +317,6 @@ def _save(
     write_pair_scores(directory, pairs)
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)
-
-
-def _target_config(json: dict[str, Any]) -> tuple[TargetConfig, Method | None]:
-    """A target's config, and how its files are quantised."""
-    return TargetConfig.from_json(json), quantization_method(json)
-
-
-def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
-    """Leaves out what belongs to the other parts of a vision-language model, and turns experts
-    around that it stores as [.., in, out]; transformers, too, recognises them by their shape."""
-    renamed = {text_tensor(name): tensor for name, tensor in files.tensors.items()}
-    tensors = {name: tensor for name, tensor in renamed.items() if name is not None}
-    lost = {name for name in map(text_tensor, files.lost) if name is not None}
-    if tensors.keys() != files.tensors.keys() and config.moe is not None:
-        for name, entry in layout(config, tensors).items():
-            tensor = tensors.get(name)
-            turned = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
-            if tensor is not None and tensor.shape == turned != entry.shape:
-                tensors[name] = tensor.turned()
-    return files._replace(tensors=tensors, lost=lost)
 
 
 def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:

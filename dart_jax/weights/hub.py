@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.weights import adapter
 from dart_jax.weights.tensor_files import PAIR_SCORES
 
 TOKENIZER = (
@@ -28,10 +29,11 @@ TOKENIZER = (
     "processor_config.json",
     "config.json",
     "generation_config.json",
+    adapter.CONFIG,
 )
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
-TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS)
+TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS, "adapter_model.bin")
 DRAFTER = ("config.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 
 # Duplicates of the weights: in folders (`original/`), of which only additional_chat_templates is
@@ -49,6 +51,8 @@ def resolve(
 ) -> Path:
     """Returns the directory of a model, local or `owner/name` on the hub, downloaded if needed.
 
+    For a LoRA adapter, that is a directory that holds its base as well (see `adapter.with_base`).
+
     The hub's own settings apply: its cache, HF_HOME, HF_HUB_OFFLINE, HF_TOKEN. Cached models need
     no network.
 
@@ -64,9 +68,29 @@ def resolve(
     """
     path = _path(name)
     if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError(f"{name} is a file; pass the directory that contains it")
+        directory = path
+    elif path.exists():
+        raise UserError(
+            f"{name} is a GGUF file, which is not supported; pass the model's checkpoint of "
+            "safetensors and config.json"
+            if path.suffix == ".gguf"
+            else f"{name} is a file; pass the directory that contains it"
+        )
+    else:
+        directory = _downloaded(name, revision, token, patterns)
+    return adapter.with_base(
+        directory,
+        lambda base, revision: resolve(base, revision=revision, token=token, patterns=patterns),
+    )
+
+
+def _downloaded(
+    name: str | os.PathLike[str],
+    revision: str | None,
+    token: str | bool | None,
+    patterns: Sequence[str],
+) -> Path:
+    """Downloads the files of a repository that are not in the hub's cache; returns their place."""
     repository = _repository(name, "directory")
     import huggingface_hub
 

@@ -94,11 +94,6 @@ def test_drafter_defaults():
     [
         ("target", {"model_type": "gpt2"}, "model_type is 'gpt2'; supported are qwen3, "),
         ("target", {"model_type": None}, "model_type is None"),
-        (
-            "target",
-            {"model_type": "llama"},
-            "'Qwen3ForCausalLM'.*'llama'.*'LlamaForCausalLM'",
-        ),
         ("target", {"mlp_bias": True}, "mlp_bias=True"),
         ("target", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("target", {"attention_bias": "yes"}, "attention_bias='yes'; it must be true or false"),
@@ -154,7 +149,8 @@ def test_what_would_change_the_maths_is_refused_by_name(kind, changes, message):
 def test_all_missing_fields_are_named(kind):
     json = golden_json(kind)
     del json["head_dim"], json["hidden_size"]
-    json["target_hidden_size"] = 64  # a drafter's default is its hidden_size
+    if kind != "target":
+        json["target_hidden_size"] = 64  # the default is the drafter's hidden_size
     with pytest.raises(UserError, match=r"^config\.json lacks hidden_size, head_dim$"):
         KINDS[kind].from_json(json)
 

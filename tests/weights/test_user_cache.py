@@ -24,8 +24,8 @@ VOCAB = 512
 TRIE = GOLDEN / NAMES[0] / "ngram" / "small.trie"
 
 COMPILE = """
-    import dart_jax  # first, as in programs: it chooses what XLA prints
-    import jax
+    import jax  # before dart_jax, which chooses what XLA prints
+    import dart_jax
     import numpy as np
     from jax import monitoring
     from dart_jax.weights.user_cache import enable_compilation_cache
