@@ -111,6 +111,8 @@ def with_base(directory: Path, resolve: Callable[[str, str | None], Path]) -> Pa
     except UserError as error:
         raise UserError(f"{directory} is a LoRA adapter of the base {name!r}: {error}") from None
     files = {path.name: path for path in base.iterdir() if path.is_file()}
+    if CONFIG in files:
+        raise UserError(f"{directory} is an adapter of an adapter, {name!r}: {_CURE}")
     own = [path for path in directory.iterdir() if path.is_file()]
     if any(path.name.startswith("tokenizer") for path in own):
         files = {n: path for n, path in files.items() if not n.startswith(_TOKENIZER)}

@@ -13,6 +13,7 @@ from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.weights import adapter
+from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import PAIR_SCORES
 
 TOKENIZER = (
@@ -105,6 +106,11 @@ def _downloaded(
     weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
     if len(first) < len(patterns) and not weights:
         directory = download(patterns)
+    model = _WEIGHTS[0] in patterns
+    if model and not any((directory / file).is_file() for file in ("config.json", adapter.CONFIG)):
+        with _one_line(f"directory {name}", repository, revision):
+            other = other_format(_files(repository, revision, token))
+        raise UserError(f"{repository} has no config.json" + (f"; {other}" if other else ""))
     return directory
 
 

@@ -170,6 +170,28 @@ def test_a_drafter_without_safetensors(server, ask):
     assert ask("resolve", "some/drafter", patterns="DRAFTER", environment=OFFLINE) == found
 
 
+def test_a_repository_of_another_format_is_named(server, ask):
+    server.repositories["some/model-GGUF"] = {"README.md": b"", "model-Q4_K_M.gguf": b"GGUF"}
+    message = ask("resolve", "some/model-GGUF", patterns="TARGET")
+    assert "some/model-GGUF has no config.json; it holds GGUF files, which are not" in message
+    assert not server.fetched
+
+
+def test_an_adapter_and_its_base_are_downloaded(server, ask, tmp_path):
+    config = b'{"peft_type": "LORA", "base_model_name_or_path": "some/base"}'
+    server.repositories["some/base"] = TARGET
+    server.repositories["some/adapter"] = {
+        "adapter_config.json": config,
+        "adapter_model.bin": b"weights",
+    }
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    found = ask("resolve", "some/adapter", patterns="TARGET", environment=environment)
+    names = {*TARGET, "adapter_config.json", "adapter_model.bin"}
+    assert set(os.listdir(found)) == set(server.fetched) == names
+    environment |= OFFLINE
+    assert ask("resolve", "some/adapter", patterns="TARGET", environment=environment) == found
+
+
 def test_pair_scores_are_downloaded_too(server, ask):
     """With weights of either kind; alone they are no safetensors of the weights."""
     for weights in ("model.safetensors", "pytorch_model.bin"):
