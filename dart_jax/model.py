@@ -22,9 +22,10 @@ from dart_jax.decoding.drafting import (
 )
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, SearchChoice, Searching
 from dart_jax.decoding.state import DecodeParams
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, warn
 from dart_jax.generation import GenerationConfig
 from dart_jax.generation.text_generator import TextGenerator
+from dart_jax.generation.transformers_options import unused_by_default
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.layers import Params
@@ -38,12 +39,13 @@ from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
     check_fit,
     load_drafter,
-    load_eos,
     load_target,
     read_any_drafter_config,
     read_target_config,
     resolve_dtype,
 )
+from dart_jax.weights.generation_file import FILE as GENERATION_FILE
+from dart_jax.weights.generation_file import load_eos
 from dart_jax.weights.tensor_files import read_json
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 
@@ -117,7 +119,7 @@ class DartModel(TextGenerator):
           UserError: the file asks for something that is not supported, such as beam search.
         """
         directory = self.tokenizer.directory
-        path = None if directory is None else directory / "generation_config.json"
+        path = None if directory is None else directory / GENERATION_FILE
         if path is None or not path.is_file():
             return GenerationConfig()
         return GenerationConfig.from_transformers(read_json(path))
@@ -181,11 +183,6 @@ class DartModel(TextGenerator):
         # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
-        if tokenizer.vocab_size > config.vocab_size:
-            raise UserError(
-                f"{target}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, but the target "
-                f"has embeddings for {config.vocab_size} tokens; use the target's own tokenizer"
-            )
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
             drafter_path, draft_config = _find_drafter(drafter, config, token)
@@ -199,7 +196,8 @@ class DartModel(TextGenerator):
         config, target_params = _load_target(directory, kind, execution)
         params: DecodeParams = {"target": target_params}
         drafting = None if ngram_model is None else NgramConfig()
-        eos = load_eos(directory)
+        eos = load_eos(directory, config.vocab_size)
+        _tell_unused(directory / GENERATION_FILE)
         model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution, searching)
         if drafter_path is None or draft_config is None:
             return model
@@ -273,6 +271,13 @@ class DartModel(TextGenerator):
         return cls.from_pretrained(
             DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng", dtype=dtype
         )
+
+
+def _tell_unused(generation_file: Path) -> None:
+    """Warns if transformers would write another text because of the target's generation config."""
+    told = generation_file.is_file() and unused_by_default(read_json(generation_file))
+    if told:
+        warn(f"{generation_file}: {told}")
 
 
 def _load_target(

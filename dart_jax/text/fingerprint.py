@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterator
 from typing import Protocol
 
 # The fingerprint in n-gram files whose tokenizer is unknown.
@@ -29,8 +30,19 @@ def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
     SHA-256 over all tokens in ascending order of id, each as its id (8 bytes), its length in bytes
     (8 bytes), both little-endian, and its UTF-8 bytes.
     """
+    return [hashlib.sha256().digest(), *_digests(tokenizer)][-1]
+
+
+def extends(tokenizer: Vocabulary, fingerprint: bytes) -> bool:
+    """Whether a fingerprint is that of the tokenizer, or of one to which it only adds tokens, with
+    higher ids: then every id means the same to both."""
+    return any(digest == fingerprint for digest in _digests(tokenizer))
+
+
+def _digests(tokenizer: Vocabulary) -> Iterator[bytes]:
+    """The fingerprints of the vocabulary up to each of its tokens."""
     digest = hashlib.sha256()
     for id, token in sorted((id, token) for token, id in tokenizer.get_vocab().items()):
         encoded = token.encode(errors="surrogatepass")
         digest.update(struct.pack("<QQ", id, len(encoded)) + encoded)
-    return digest.digest()
+        yield digest.digest()

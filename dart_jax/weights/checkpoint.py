@@ -27,6 +27,7 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_
 from dart_jax.models.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, everywhere
 from dart_jax.models.sharding.rules import with_kv_heads
+from dart_jax.weights.generation_file import load_eos as load_eos
 from dart_jax.weights.layouts import AnyConfig
 from dart_jax.weights.parameters import (
     STORED_DTYPES,
@@ -154,19 +155,6 @@ def save_target(
     else:
         generation.unlink(missing_ok=True)  # of an earlier checkpoint
     _save(directory, config, special, params, {}, max_shard_size)
-
-
-def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Reads the ids that end a sequence, from `generation_config.json`, else from `config.json`."""
-    for name in ("generation_config.json", "config.json"):
-        path = Path(directory) / name
-        eos = read_json(path).get("eos_token_id") if path.is_file() else None
-        if eos is not None:
-            ids = tuple(eos) if isinstance(eos, list) else (eos,)
-            if not all(isinstance(i, int) for i in ids):
-                raise UserError(f"{path}: eos_token_id must be an integer or a list of them")
-            return ids
-    return ()
 
 
 def load_drafter(

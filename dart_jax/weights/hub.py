@@ -22,7 +22,12 @@ TOKENIZER = (
     "added_tokens.json",
     "vocab*",
     "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
     "chat_template*",
+    "additional_chat_templates/*.jinja",
+    "processor_config.json",
     "config.json",
     "generation_config.json",
     adapter.CONFIG,
@@ -32,8 +37,9 @@ _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS, "adapter_model.bin")
 DRAFTER = ("config.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 
-# Duplicates of the weights: in folders (`original/`), and in the authors' own layout.
-_DUPLICATES = ["*/*", "consolidated*"]
+# Duplicates of the weights: in folders (`original/`), of which only additional_chat_templates is
+# wanted, and in the authors' own layout.
+_DUPLICATES = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
 _NGRAM_FILES = (".dng", ".trie")
 
 
@@ -55,8 +61,8 @@ def resolve(
       name: a directory or, if there is no such directory, a repository.
       revision: branch, tag or commit of the repository.
       token: the hub's; None uses the one of `hf auth login`.
-      patterns: files to download, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Files in folders are
-        never downloaded, and `.bin` files only if there are no safetensors.
+      patterns: files to download, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Of files in folders
+        only chat templates are downloaded, and `.bin` files only if there are no safetensors.
 
     Raises:
       UserError: neither exists, or it cannot be downloaded; the message says why.

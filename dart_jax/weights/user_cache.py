@@ -126,7 +126,7 @@ def load_ngram(
     if not is_ngram_file(path):
         path = converted_trie(path, tokenizer)
     ngram = NgramModel.load(path)
-    check_tokenizer(ngram, tokenizer, str(name), vocab_size)
+    check_tokenizer(ngram, tokenizer, str(path), vocab_size)
     return ngram
 
 

@@ -20,6 +20,10 @@ TARGET = {
         "tokenizer_config.json",
         "special_tokens_map.json",
         "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "processor_config.json",
+        "tokenizer.model",
+        "tekken.json",
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
         "model.safetensors.index.json",
@@ -33,6 +37,9 @@ OTHERS = {
     "consolidated.00.pth": b"again",
     "original/consolidated.00.pth": b"again",
     "original/model.safetensors": b"again",
+    "original/tokenizer.model": b"again",
+    "assets/chat_template.jinja": b"another",
+    "additional_chat_templates/README.md": b"#",
     "onnx/config.json": b"{}",
 }
 PROGRAM = """

@@ -215,8 +215,11 @@ class AnswerGenerator:
         longest, vocab_size = self.model.target.max_length, self.model.target.vocab_size
         try:
             prompt = conversation.prompt(self.model.tokenizer, self.template_kwargs)
-            if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-                raise UserError(f"the prompt's tokens must be in 0..{vocab_size - 1}")
+            outside = self.model.tokenizer.outside(prompt, vocab_size)
+            if outside is not None:
+                raise UserError(
+                    f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
+                )
         except UserError as error:
             conversation.finish()
             self.bad(UserError(f"{conversation.where}: {error}"))

@@ -184,10 +184,10 @@ class Encoder:
         return Encoded(ids.astype(np.int32), supervised, whole)
 
     def _check_ids(self, ids: np.ndarray, source: str) -> None:
-        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
-        if len(outside):
+        outside = self.tokenizer.outside(ids, self.vocab_size)
+        if outside is not None:
             raise UserError(
-                f"{source} the token {outside[0]}, the target's are 0..{self.vocab_size - 1}; "
+                f"{source} the token {outside}, the target's are 0..{self.vocab_size - 1}; "
                 "use data and a tokenizer of this target"
             )
 
