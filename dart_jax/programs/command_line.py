@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import errno
 import io
@@ -39,19 +40,27 @@ RESUMABLE = "run the same command again to continue"
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells report it
 
 
+@dataclasses.dataclass
+class Advice:
+    """What is left after Ctrl-C and what to do, such as `RESUMABLE`; changes as a program works."""
+
+    text: str = ""
+
+
 @contextlib.contextmanager
-def program(advice: str = "") -> Iterator[None]:
+def program(advice: str = "") -> Iterator[Advice]:
     """Wraps a program's `main`, and ends the process as the table above says.
 
     Args:
-      advice: what to do after Ctrl-C, such as `RESUMABLE`.
+      advice: the advice that is yielded, to begin with.
     """
+    after = Advice(advice)
     try:
         with _interruptible(), _warnings_of_one_line():
-            yield
+            yield after
             _flush()
     except KeyboardInterrupt:
-        interruption.say_interrupted(advice)
+        interruption.say_interrupted(after.text)
         if _prepared():
             # At once: threads may still compile or compute, which crash or delay an orderly end.
             _drop_unwritable()

@@ -26,7 +26,7 @@ from dart_jax.data.records import PARQUET, find_files
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
-from dart_jax.programs.progress import progress_bars
+from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
 from train import ngram
 from train.counting import executors, text_tokenizer

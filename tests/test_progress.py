@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from dart_jax.programs.progress import progress_bar
+from dart_jax.progress import progress_bar
 
 
 def _work(console):
