@@ -301,12 +301,9 @@ class _Regeneration:
                 records, after = [example for example, _ in block], block[-1][1]
                 for part in self._answer_block(records):
                     answers = self._file.written.with_answers(self._conversations).answers
-                    pace = self._made / (time.monotonic() - began)
-                    progress.update(
-                        bar,
-                        completed=before + (after - before) * part,
-                        note=f"{answers:,} answers, {pace:.1f} a second",
-                    )
+                    note, pace = f"{answers:,} answers", self._made / (time.monotonic() - began)
+                    note += f", {pace:.1f} a second" * bool(self._made)
+                    progress.update(bar, completed=before + (after - before) * part, note=note)
                 before = after
             progress.update(bar, completed=size)
 
