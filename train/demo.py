@@ -41,13 +41,14 @@ from dart_jax.weights.checkpoint import (
     save_drafter,
     save_target,
 )
+from train.data.answer_file import unfinished
 from train.drafter import DrafterTraining, train
 from train.language_model.loss import held_out_loss, lm_losses
 from train.language_model.token_windows import TokenWindows
 from train.language_model.tokenizer import end_of_text, train_tokenizer
 from train.regenerate import RegenerateConfig
 from train.regenerate import run as regenerate
-from train.run import config_file
+from train.run import config_file, work_directory
 from train.run.config import TrainerConfig
 from train.run.trainer import fit
 
@@ -146,17 +147,14 @@ class DemoConfig:
 
 
 def check_config(config: DemoConfig) -> None:
-    """Records the configuration in the work directory; raises UserError if it has another."""
-    path = config.work / "config.json"
-    mine = {**dataclasses.asdict(config), "work": None, "export": None}
-    if path.is_file():
-        theirs = json.loads(path.read_text())
-        changed = [name for name, value in mine.items() if theirs.get(name) != value]
-        if changed:
-            raise UserError(
-                f"{config.work} was started with another {', '.join(changed)}; pass another --work"
-            )
-    write_atomically(path, (json.dumps(mine, indent=2) + "\n").encode())
+    """Records the configuration in the work directory; raises UserError if a stage's result that is
+    there was made with another."""
+    results = ("target/tokenizer.json", "*-training/checkpoints/[0-9]*", "answers.jsonl*")
+    begun = any(path for pattern in results for path in config.work.glob(pattern))
+    settings = config_file.options(config)
+    for name in ("--work", "--export"):
+        del settings[name]
+    work_directory.check_settings(config.work, settings, result="stages" * begun)
 
 
 def make_tokenizer(config: DemoConfig) -> tokenizers.Tokenizer:
@@ -232,7 +230,7 @@ def train_language_model(
 def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
     """Lets the target complete documented functions, greedily and sampled, unless already done."""
     path = config.work / "answers.jsonl"
-    if not path.is_file():
+    if not path.is_file() or unfinished(path):
         functions = config.work / "functions.jsonl"
         lines = [json.dumps({"text": prompt}) for prompt in prompts]
         write_atomically(functions, "\n".join(lines).encode())

@@ -33,6 +33,7 @@ from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
 from dart_jax.programs.command_line import RESUMABLE, program
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
+from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
@@ -131,7 +132,8 @@ def train(config: DrafterTraining) -> Path:
     trainer = config.trainer
     mesh = make_mesh(trainer.mesh)
     batch_sharding(mesh, trainer.batch_size, trainer.accumulate)  # before the weights are loaded
-    teacher = Teacher.load(directory, dtype, mesh, split_over_data=trainer.mesh.shard_target)
+    with stage(f"loading {config.target}"):
+        teacher = Teacher.load(directory, dtype, mesh, split_over_data=trainer.mesh.shard_target)
     drafter, params, ids = _start(config, teacher, data.training)
     trained, rest = _divide(config.drafter, params)
     frozen = Frozen(teacher.params, jnp.asarray(ids), rest)

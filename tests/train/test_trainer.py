@@ -270,9 +270,9 @@ def test_two_runs_do_not_share_a_directory(tmp_path):
 
 def test_other_settings_are_refused(half_way):
     for recipe, arguments, told in [
-        (dataclasses.replace(RECIPE, lr=0.5), {}, r"another lr \(0\.01, now 0\.5\)"),
-        (RECIPE, {"batches": ToyBatches(8, seed=1)}, r"another data \(toy 0, now toy 1\)"),
-        (RECIPE, {"settings": {"gamma": 0.6}}, r"another gamma \(None, now 0\.6\)"),
+        (dataclasses.replace(RECIPE, lr=0.5), {}, r"another --lr \(0\.01, now 0\.5\)"),
+        (RECIPE, {"batches": ToyBatches(8, seed=1)}, r"another --data \(toy 0, now toy 1\)"),
+        (RECIPE, {"settings": {"gamma": 0.6}}, r"another --gamma \(unset, now 0\.6\)"),
     ]:
         before = (half_way / "metrics.jsonl").read_bytes()
         with pytest.raises(UserError, match=told):

@@ -286,3 +286,15 @@ def test_a_full_disk(server, ask):
 def test_a_valid_token_is_passed_on(server, ask):
     server.repositories["some/model"] = TARGET
     assert ask("resolve", "some/model", patterns="TARGET", token="hf_valid").startswith("/")
+
+
+def test_a_log_tells_how_far_a_long_download_is(monkeypatch, capsys):
+    for interval, expected in (
+        (0.0, r"(\d\d:\d\d:\d\d model: \d+ of 9, .*, .* left\n)+"),
+        (60.0, ""),
+    ):
+        monkeypatch.setattr(hub, "INTERVAL", interval)
+        with hub._progress()(desc="model", total=9) as bar:
+            for _ in range(9):
+                bar.update()
+        assert re.fullmatch(expected, capsys.readouterr().err)

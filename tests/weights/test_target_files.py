@@ -400,7 +400,7 @@ def test_adapters_that_cannot_be_merged_are_named(tmp_path, links, fields, messa
 def test_an_adapter_of_an_adapter_is_refused(tmp_path, links):
     adapter(tmp_path / "first", base=target(tmp_path / "base"))
     adapter(tmp_path / "second", base=tmp_path / "first")
-    with pytest.raises(UserError, match="second is an adapter of an adapter, .*first': merge it"):
+    with pytest.raises(UserError, match=r"second is an adapter of an adapter, .*first': merge it"):
         hub.resolve(tmp_path / "second", patterns=hub.TARGET)
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
-from dart_jax.programs.progress import progress_bars
+from dart_jax.progress import progress_bars
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.documents import LONGEST
 from train.data.encoding import Encoder, LossOn, parse_template_kwargs
