@@ -36,13 +36,20 @@ class Bars(Progress):
     and at the end.
     """
 
-    def __init__(self, *columns: ProgressColumn, console: Console, transient: bool = False):
+    def __init__(
+        self,
+        *columns: ProgressColumn,
+        console: Console,
+        transient: bool = False,
+        at_once: bool = True,
+    ):
         """Sets up the bars; `start`, or a `with` statement, shows them.
 
         Args:
           columns: of each bar.
           console: where bars are drawn, if it is a terminal.
           transient: whether bars disappear at the end; then no line tells the end either.
+          at_once: whether lines tell descriptions at once, or only that a task goes on.
         """
         super().__init__(
             *columns,
@@ -51,7 +58,7 @@ class Bars(Progress):
             speed_estimate_period=_PACE,
             disable=not console.is_terminal,
         )
-        self._transient = transient
+        self._transient, self._at_once = transient, at_once
         self._told: dict[TaskID, str] = {}
         self._before: dict[TaskID, float] = {}  # what was done before this process began
         self._ended = threading.Event()
@@ -72,20 +79,24 @@ class Bars(Progress):
         """See `Progress`; the task's note is empty if none is given."""
         task = super().add_task(description, *args, **{"note": "", **kwargs})
         self._before[task] = self._tasks[task].completed
-        self._tell(task, description)
+        self._tell_new(task, description)
         return task
 
     def update(self, task_id: TaskID, *, description: str | None = None, **kwargs: Any) -> None:
         """See `Progress`."""
         super().update(task_id, description=description, **kwargs)
         if description is not None:
-            self._tell(task_id, description)
+            self._tell_new(task_id, description)
         self._tell_end(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         """See `Progress`."""
         super().advance(task_id, advance)
         self._tell_end(task_id)
+
+    def _tell_new(self, task_id: TaskID, description: str) -> None:
+        if self._at_once:
+            self._tell(task_id, description)
 
     def _tell_end(self, task_id: TaskID) -> None:
         if self._tasks[task_id].finished and not self._transient:
@@ -140,15 +151,23 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def stage(description: str, console: Console | None = None) -> Iterator[Callable[[str], None]]:
+def stage(
+    description: str, console: Console | None = None, *, short: bool = False
+) -> Iterator[Callable[[str], None]]:
     """Shows that work of unknown length is going on; yields a function that describes it anew.
 
     Args:
       description: the work, in words.
       console: see `Bars`; None for stderr.
+      short: whether the work is so short, as a rule, that only a log tells it, and only that it
+        goes on.
     """
+    console = console or Console(stderr=True)
+    if short and console.is_terminal:
+        yield lambda text: None
+        return
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Bars(*columns, console=console or Console(stderr=True), transient=True) as bars:
+    with Bars(*columns, console=console, transient=True, at_once=not short) as bars:
         task = bars.add_task(description, total=None)
         yield lambda text: bars.update(task, description=text)
 

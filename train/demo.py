@@ -34,6 +34,7 @@ from dart_jax.models.pure import init_params
 from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.programs.command_line import RESUMABLE, parse, program
+from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import (
     load_drafter,
     load_eos,
@@ -292,10 +293,11 @@ def run(config: DemoConfig) -> None:
     for directory in filter(None, (config.work, config.export)):
         check_writable(directory, directory=True)
     check_config(config)
-    tokenizer = make_tokenizer(config)
-    documents = tokenize(tokenizer, training_files())
-    packages = tokenize(tokenizer, package_files())
-    held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
+    with stage("tokenizing the library"):
+        tokenizer = make_tokenizer(config)
+        documents = tokenize(tokenizer, training_files())
+        packages = tokenize(tokenizer, package_files())
+        held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
     all_held_out, end = np.concatenate(held_out), end_of_text(tokenizer)
     train_language_model(
         config,
@@ -330,12 +332,13 @@ def run(config: DemoConfig) -> None:
     )
     for name in RECIPES:
         train_drafter(config, name, answers)
-    ngram = NgramModel.count(
-        [*documents, *made],
-        vocab_size=tokenizer.get_vocab_size(),
-        fingerprint=tokenizer_fingerprint(tokenizer),
-    )
-    ngram.save(config.work / "ngram.dng")
+    with stage("counting the n-grams"):
+        ngram = NgramModel.count(
+            [*documents, *made],
+            vocab_size=tokenizer.get_vocab_size(),
+            fingerprint=tokenizer_fingerprint(tokenizer),
+        )
+        ngram.save(config.work / "ngram.dng")
     if config.export is not None:
         export(config, config.export)
 

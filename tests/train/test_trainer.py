@@ -477,6 +477,7 @@ def watched(terminal: bool) -> str:
 
 def test_watching():
     assert watched(terminal=False).splitlines() == [
+        "it: 10 steps; the first compiles",
         "it: step 12/20  loss 5.000  100 tokens/s  MFU 2.0%  0:00:04 left",
         "it: step 16/20  loss 2.333  100 tokens/s  MFU 2.0%  0:00:02 left",
         "it: step 20/20  loss 1.800  100 tokens/s  MFU 2.0%  0:00:00 left",
@@ -485,6 +486,12 @@ def test_watching():
     bar = watched(terminal=True)
     assert "20/20" in bar
     assert "loss 1.800  100 tokens/s  MFU 2.0%" in bar
+
+
+def test_a_log_of_slow_steps_tells_each(monkeypatch):
+    monkeypatch.setattr("train.run.progress.INTERVAL", 0.0)
+    steps = [line for line in watched(terminal=False).splitlines() if ": step" in line]
+    assert [line.split()[2] for line in steps] == [f"{number}/20" for number in range(11, 21)]
 
 
 def test_peak():

@@ -189,8 +189,8 @@ def _make(
         )
         stack.callback(training.close)
         stack.callback(held_out.close)
-        below = _threshold(config, files)
         bar = progress.add_task("prepare", total=size, note="")
+        below = _threshold(config, files)
         for examples, read in _batches(read_all(files, config.limit, bad)):
             for example, document in zip(examples, encoder.encode(examples, bad=bad), strict=True):
                 if document is not None:

@@ -41,6 +41,7 @@ class ProgressDisplay:
           console: where to write; None for stderr.
         """
         self._name, self._steps, self._log_every = name, steps, log_every
+        self._left = steps - done
         self._tokens, self._utilisation = tokens, utilisation
         self._losses: deque[float] = deque(maxlen=_RECENT)
         self._seconds: deque[float] = deque(maxlen=_RECENT)
@@ -58,7 +59,9 @@ class ProgressDisplay:
             self._task = self._bar.add_task(name, total=steps, completed=done, note="")
 
     def __enter__(self) -> ProgressDisplay:
-        if self._bar is not None:
+        if self._bar is None:
+            self.say(f"{self._left:,} steps; the first compiles")
+        else:
             self._bar.start()
         return self
 
