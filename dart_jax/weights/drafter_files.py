@@ -4,6 +4,7 @@ embedding; and whether a drafter fits its target."""
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def authors_names(files: TensorFiles) -> TensorFiles:
 
     names = {name: renamed(name) for name in files.tensors}
     if len({*names.values()}) < len(names):
-        counts = list(names.values())
-        twice = [name for name, new in names.items() if counts.count(new) > 1]
+        counts = Counter(names.values())
+        twice = sorted(name for name, new in names.items() if counts[new] > 1)
         raise UserError(
             f"{files.path} has the same tensors under two names, {', '.join(twice[:4])}; keep "
             "those of one layout"

@@ -52,9 +52,9 @@ _DETERMINED = """
 """
 # Settings of training and of other programs.
 _SETTINGS = """
-    _attn_implementation attention_dropout embed_requires_grad initializer_range max_window_layers
-    parallel_draft_heads_num_layers pretraining_tp speculators_config speculators_model_type
-    speculators_version transformers_version use_cache
+    _attn_implementation attention_dropout embed_requires_grad has_no_defaults_at_init
+    initializer_range max_window_layers parallel_draft_heads_num_layers pretraining_tp
+    speculators_config speculators_model_type speculators_version transformers_version use_cache
 """
 # What other fields are read from.
 _SOURCES = f"""
