@@ -257,6 +257,7 @@ class DartModel(TextGenerator):
                 path,
                 dtype,
                 params["target"]["embed_tokens"],
+                target=self.tokenizer.directory,
                 narrow=execution.packed is not None,
                 mesh=mesh,
                 rounded=execution.rounded,

@@ -179,6 +179,7 @@ def load_drafter(
     dtype: DTypeLike = jnp.float32,
     embedding: jax.Array | None = None,
     *,
+    target: Path | None = None,
     narrow: bool = False,
     mesh: Mesh | None = None,
     rounded: bool = False,
@@ -192,6 +193,7 @@ def load_drafter(
       embedding: [V, D], the target's embedding. An embedding in the file becomes one of the
         parameters unless it equals this one, up to rounding to the file's dtype. Draft ids from V
         on are left out.
+      target: the target's directory, whose head takes the place of a missing one.
       narrow: as for `load_target`.
       mesh: devices that share the drafter, as for `load_target`; None if each has all of it.
       rounded: as for `load_target`.
@@ -207,7 +209,7 @@ def load_drafter(
     dtype = resolve_dtype(dtype)
     config = read_drafter_config(directory)
     files = authors_names(open_tensors(directory))
-    config = with_stored_parts(files, config, embedding)
+    config = with_stored_parts(files, config, embedding, target)
     config, ids = draft_vocabulary(files, config, None if embedding is None else len(embedding))
     place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
     params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)

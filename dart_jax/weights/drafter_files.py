@@ -16,7 +16,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.weights.parameters import STORED_DTYPES
 from dart_jax.weights.safetensors_file import Tensor
-from dart_jax.weights.tensor_files import TensorFiles
+from dart_jax.weights.tensor_files import TensorFiles, open_tensors
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 # Copies of the target's weights, with which speculators trains.
@@ -54,14 +54,19 @@ def authors_names(files: TensorFiles) -> TensorFiles:
 
 
 def with_stored_parts(
-    files: TensorFiles, config: DrafterConfig | Eagle3Config, embedding: jax.Array | None
+    files: TensorFiles,
+    config: DrafterConfig | Eagle3Config,
+    embedding: jax.Array | None,
+    target: Path | None,
 ) -> DrafterConfig | Eagle3Config:
-    """The config, completed by what the file holds; drops an embedding that is the target's.
+    """The config, completed by what the file holds.
 
     Args:
-      files: by the authors' names.
+      files: by the authors' names; an embedding that is the target's is dropped, and a head that
+        is missing becomes the target's.
       config: as `config.json` says.
       embedding: [V, D], the target's; None if it is not known.
+      target: its directory; None if it is not known.
 
     Raises:
       UserError: there is no embedding to read, or no head.
@@ -77,15 +82,25 @@ def with_stored_parts(
             "target's; pass a file with the embedding that it was trained with"
         )
     if HEAD not in files.tensors and HEAD not in files.lost:
-        raise UserError(
-            f"{files.path} does not fit its config: missing {HEAD}; if the drafter was trained "
-            "with the target's head, copy that into the file under this name"
-        )
+        head = None if target is None else _head_of(target)
+        if head is None or head.shape != (config.draft_vocab_size, config.hidden_size):
+            raise UserError(
+                f"{files.path} does not fit its config: missing {HEAD}, and its place can only be "
+                "taken by the head of a target of the same shape; pass the drafter together with "
+                "its target, or copy that head into the file"
+            )
+        files.tensors[HEAD] = head
     config = dataclasses.replace(config, own_embedding=stored is not None)
     if isinstance(config, Eagle3Config):
         normed = "midlayer.self_attn.q_norm.weight" in files.tensors
         config = dataclasses.replace(config, qk_norm=normed)
     return config
+
+
+def _head_of(target: Path) -> Tensor | None:
+    """The head as a target's files store it; of a tied one, the embedding."""
+    tensors = open_tensors(target).tensors
+    return tensors.get(HEAD, tensors.get(f"model.{EMBEDDING}"))
 
 
 def draft_vocabulary(

@@ -69,8 +69,9 @@ def test_a_small_draft_model_is_plain_decoding(models, prompts, plain, loop, sam
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED], ids=["greedy", "penalized"])
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("size", [200, 520])
+@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED], ids=["greedy", "penalized"])
 def test_a_draft_model_whose_vocabulary_has_another_size(models, prompts, plain, sampling, size):
     """The target's own weights, with fewer tokens or with more, which would be the likeliest."""
     target, params = models.target, models.params["target"]

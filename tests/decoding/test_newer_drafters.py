@@ -55,6 +55,7 @@ def into_speculators(directory):
 NEWER = {"norm_before_residual": True, "norm_output": True, "fc_norm": True}
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("layers", "options"),
     [

@@ -20,7 +20,7 @@ from test_checkpoint import (
 )
 
 from dart_jax.errors import InputWarning, UserError
-from dart_jax.weights.checkpoint import load_drafter, save_drafter
+from dart_jax.weights.checkpoint import load_drafter, save_drafter, save_target
 from dart_jax.weights.drafter_files import check_draft_model, check_fit
 
 TABLE = jnp.asarray(np.random.default_rng(3).normal(size=(30, 8)), jnp.float32)
@@ -128,11 +128,22 @@ def test_weights_of_norms_that_the_config_does_not_name(eagle3):
     assert all(f"missing fc_norm.{i}.weight" in message for i in range(3))
 
 
-def test_a_head_that_is_missing(eagle3):
-    change_tensors(eagle3, lambda t: {n: x for n, x in t.items() if n != "lm_head.weight"})
-    assert "missing lm_head.weight; if the drafter was trained with the target's" in report(
-        load_drafter, eagle3
-    )
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_that_is_missing_is_the_targets(tmp_path, tied):
+    config, drafter = dataclasses.replace(TARGET, tie_word_embeddings=tied), tmp_path / "drafter"
+    target = random_params(config, seed=1)
+    save_target(tmp_path / "target", config, target)
+    whole = dataclasses.replace(EAGLE3, draft_vocab_size=30)
+    params = random_params(whole)
+    save_drafter(drafter, whole, params, np.arange(30, dtype=np.int32))
+    change_tensors(drafter, lambda t: {n: x for n, x in t.items() if n != "lm_head.weight"})
+    head = target["embed_tokens"].T if tied else target["lm_head"]["kernel"]
+    loaded = load_drafter(drafter, target=tmp_path / "target")[1]
+    assert_same_bits(loaded, params | {"lm_head": {"kernel": head}})
+    assert "missing lm_head.weight" in report(load_drafter, drafter)
+    change_config(drafter, draft_vocab_size=20)
+    message = report(lambda d: load_drafter(d, target=tmp_path / "target"), drafter)
+    assert "missing lm_head.weight" in message
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16])
