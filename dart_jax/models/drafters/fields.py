@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dart_jax.errors import UserError, warn
-from dart_jax.models.config_fields import refuse
 
 _OFF = (False, None)
 # By option the values with which the computation is the one implemented here.
@@ -80,7 +79,7 @@ def check_options(
     options = {**_OPTIONS, **options}
     for name, values in options.items():
         if name not in honoured:
-            refuse(json, name, values)
+            _refuse(json, name, values)
     layers, window = json.get("layer_types"), json.get("sliding_window")
     full = isinstance(layers, list) and {*layers} <= {"full_attention"}
     unwindowed = window is None or json.get("use_sliding_window") is False
@@ -102,7 +101,7 @@ def eagle_config(json: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(eagle, dict):
         raise UserError(f"config.json has eagle_config={eagle!r}; it must be an object")
     for name, values in EAGLE3_OPTIONS.items():
-        refuse(eagle, name, values)
+        _refuse(eagle, name, values)
     for name in NORMS:
         if eagle.get(name) and not json.get(name):
             raise UserError(
@@ -145,6 +144,14 @@ def feature_layers(json: Mapping[str, Any]) -> tuple[int, ...] | None:
             f"those of layers {found[1]} in eagle_config; leave out the wrong list"
         )
     return found[0] if found else None
+
+
+def _refuse(json: Mapping[str, Any], name: str, values: tuple[Any, ...]) -> None:
+    if name in json and json[name] not in values:
+        raise UserError(
+            f"config.json has {name}={json[name]!r}, which is not supported in drafters; pass one "
+            f"that was trained with {name}={values[0]!r}"
+        )
 
 
 def _warn_of(names: Iterable[str]) -> None:
