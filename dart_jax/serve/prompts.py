@@ -93,7 +93,8 @@ async def encode_messages(
         raise bad(
             "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
         )
-    names = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ()
+    template = tokenizer.chat_template
+    names = list(template) if isinstance(template, dict) else []
     for name, value in template_kwargs.items():
         if name in _NOT_THE_TEMPLATES and not (name == "chat_template" and value in names):
             raise bad(f"chat_template_kwargs must not have {name}", "chat_template_kwargs")

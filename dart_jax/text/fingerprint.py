@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import struct
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
     SHA-256 over all tokens in ascending order of id, each as its id (8 bytes), its length in bytes
     (8 bytes), both little-endian, and its UTF-8 bytes.
     """
-    return [hashlib.sha256().digest(), *_digests(tokenizer)][-1]
+    [whole] = collections.deque(_digests(tokenizer), maxlen=1)
+    return whole
 
 
 def extends(tokenizer: Vocabulary, fingerprint: bytes) -> bool:
@@ -40,8 +42,9 @@ def extends(tokenizer: Vocabulary, fingerprint: bytes) -> bool:
 
 
 def _digests(tokenizer: Vocabulary) -> Iterator[bytes]:
-    """The fingerprints of the vocabulary up to each of its tokens."""
+    """The fingerprints of no tokens, and of the vocabulary up to each of its tokens."""
     digest = hashlib.sha256()
+    yield digest.digest()
     for id, token in sorted((id, token) for token, id in tokenizer.get_vocab().items()):
         encoded = token.encode(errors="surrogatepass")
         digest.update(struct.pack("<QQ", id, len(encoded)) + encoded)

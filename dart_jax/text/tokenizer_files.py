@@ -16,7 +16,7 @@ from dart_jax.errors import UserError, warn
 FILE = "tokenizer.json"
 
 # Other files that hold a vocabulary -> the packages by which transformers reads them.
-_VOCABULARIES = {
+_VOCABULARIES: dict[str, tuple[str, ...]] = {
     "*.model": ("sentencepiece", "protobuf"),
     "vocab*": (),
     "*.tiktoken": ("tiktoken",),
@@ -183,7 +183,7 @@ def _unbuilt(directory: Path, reason: str) -> UserError:
         for pattern, packages in _VOCABULARIES.items()
         for file in sorted(directory.glob(pattern))
     }
-    missing = [name for name in sum(files.values(), ()) if not _installed(name)]
+    missing = [name for packages in files.values() for name in packages if not _installed(name)]
     if missing:
         reason, cure = f"{missing[0]} is not installed", f"pip install {' '.join(missing)}, or put"
     else:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import local_hub
 import pytest
@@ -159,7 +160,9 @@ def test_a_path_is_never_a_repository(tmp_path, monkeypatch):
 def test_only_required_files_are_downloaded_and_once(server, ask, patterns, wanted):
     server.repositories["some/model"] = TARGET | OTHERS
     found = ask("resolve", "some/model", patterns=patterns)
-    assert set(os.listdir(found)) == set(server.fetched) == wanted
+    paths = [path for path in Path(found).rglob("*") if path.is_file()]
+    names = {path.relative_to(found).as_posix() for path in paths}
+    assert names == set(server.fetched) == wanted
     # From the cache: with the hub, without it, and in offline mode.
     for environment in ({}, UNREACHABLE, OFFLINE):
         assert ask("resolve", "some/model", patterns=patterns, environment=environment) == found
