@@ -245,7 +245,7 @@ def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way, c
     assert bits(toy_fit(half_way)) == bits(params)
     assert records(half_way) == records(directory)
     assert not list(checkpoints.glob("*tmp*"))
-    told = capsys.readouterr().err.splitlines()
+    _, *told = capsys.readouterr().err.splitlines()
     assert told[0].startswith(f"toy: skipped a damaged checkpoint: {checkpoints / '11'}: ")
     assert told[1] == "toy: resuming from the checkpoint of step 10"
     gc.collect()
