@@ -25,6 +25,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
+from dart_jax.data.contents import Chat
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, check_writable, write_atomically
@@ -250,8 +251,9 @@ def _conversations(
         except UserError as error:
             generator.bad(UserError(f"{example.where}: {error}"))
             continue
+        tools = example.content.tools if isinstance(example.content, Chat) else None
         for sampling in range(len(generator.samplings)):
-            yield Conversation(example.where, example.digest, sampling, turns)
+            yield Conversation(example.where, example.digest, sampling, turns, tools=tools)
 
 
 def _lines(conversations: Iterable[Conversation], model: DartModel) -> Iterator[bytes]:

@@ -11,10 +11,11 @@ import tokenizers_made
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dart_jax.data.contents import Chat, Completion, Text, Tokens, parse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.encoding import Encoder
-from train.data.examples import Chat, Completion, Example, Text, Tokens, parse, read_all
+from train.data.examples import Example, read_all
 
 BENCH = os.environ.get("DART_BENCH")
 

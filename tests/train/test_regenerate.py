@@ -10,6 +10,7 @@ import pytest
 import tiny_model
 import tokenizers_made
 
+from dart_jax.data.contents import Chat, Tokens, parse
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.pure import abstract_params
@@ -17,7 +18,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_target
 from train import regenerate
 from train.data.answers import prompt_turns
-from train.data.examples import Chat, Tokens, digest_of, parse, read_all
+from train.data.examples import digest_of, read_all
 from train.regenerate import RegenerateConfig, run
 
 # Prompts of 17 to 64 tokens: two shapes to compile.

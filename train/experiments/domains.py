@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dart_jax.data.records import find_files, records
+from dart_jax.data.contents import Tokens, read_contents
+from dart_jax.data.records import find_files
 from dart_jax.data.stdlib import function_prompts, module_files, read
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
-from train.data.examples import Tokens, parse
 
 Prompt = tuple[int, ...]
 
@@ -84,11 +84,7 @@ def split(
 def _answers(data: Sequence[str]) -> Iterator[tuple[Prompt, dict]]:
     """Yields prompts and their records."""
     for file in find_files(data):
-        for record in records(file):
-            try:
-                content = parse(record.value)
-            except UserError as error:
-                raise UserError(f"{record.where}: {error}") from None
+        for content, record in read_contents(file):
             if not isinstance(content, Tokens):
                 raise UserError(
                     f"{record.where}: not an answer of train.regenerate; this experiment needs "
