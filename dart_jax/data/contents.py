@@ -43,6 +43,7 @@ from dart_jax.data.fields import (
     describe_unknown,
     form_of,
     refuse_unread,
+    refuse_unsupported,
     unused_fields,
 )
 from dart_jax.data.messages import (
@@ -160,7 +161,7 @@ def parse(value: Any, field: str | None = None) -> Content:
     if isinstance(value, str):
         return Text(cleaned(value))
     if is_messages(value):
-        return _chat({}, read_messages(value, "record"))
+        return chat({}, read_messages(value, "record"))
     if not isinstance(value, dict):
         raise UserError(f"a record must be an object, not {kind(value)}")
     # Parquet fills missing fields with None.
@@ -185,12 +186,12 @@ def parse(value: Any, field: str | None = None) -> Content:
                         f"`{name}` beside `prompt` needs a chat; write the record as `messages`"
                     )
             return Completion(_text(record, "prompt"), _text(record, "completion"))
-        return _chat(record, _prompted(record))
+        return chat(record, _prompted(record))
     if len(form) == 1:
         if record.get("history"):
             raise UserError(f"`history` beside `{form[0]}` is not read; write it there")
-        return _chat(record, read_messages(record[form[0]], form[0]))
-    return _chat(record, Messages(alternating(_pair(record, *form))))
+        return chat(record, read_messages(record[form[0]], form[0]))
+    return chat(record, Messages(alternating(_pair(record, *form))))
 
 
 def _named(record: dict[str, Any], field: str, names: list[str]) -> Content:
@@ -203,8 +204,8 @@ def _named(record: dict[str, Any], field: str, names: list[str]) -> Content:
         raise UserError(f"expected a text or a list of messages, got {kind(value)}")
     if not value:
         return Text("")
-    refuse_unread(record, (field,))
-    return _chat(record, read_messages(value, field))
+    refuse_unsupported(record)
+    return chat(record, read_messages(value, field))
 
 
 def _check_field(field: str, names: list[str], where: str = "") -> None:
@@ -213,8 +214,8 @@ def _check_field(field: str, names: list[str], where: str = "") -> None:
         raise UserError(f"{where}no field {field!r}; name one with --field (it has {has})")
 
 
-def _chat(record: dict[str, Any], turns: Messages) -> Chat:
-    """Adds a record's system prompt and tools to its messages."""
+def chat(record: dict[str, Any], turns: Messages) -> Chat:
+    """Adds a record's system prompt and tools to its messages; raises UserError."""
     tools = parsed(record.get("tools")) or None
     tools = [parsed(tool) for tool in tools] if isinstance(tools, list) else tools
     if tools is not None and not (
@@ -255,13 +256,18 @@ def _pair(record: dict[str, Any], prompt_field: str, answer_field: str) -> list[
     if prompt_field == "instruction":
         more = [_text(record, name) for name in MORE if name in record]
         prompt = "\n\n".join([prompt, *(text for text in more if text.strip())])
+    return [*earlier_turns(record), prompt, answer]
+
+
+def earlier_turns(record: dict[str, Any]) -> list[str]:
+    """Returns the texts of a record's `history`, the user's first; raises UserError."""
     history = parsed(record.get("history")) or []
     if not isinstance(history, list) or not all(
         isinstance(turns, list) and len(turns) == 2 and all(isinstance(each, str) for each in turns)
         for turns in history
     ):
         raise UserError("`history` must be a list of pairs of texts")
-    return [*itertools.chain(*history), prompt, answer]
+    return list(itertools.chain(*history))
 
 
 def _tokens(record: dict[str, Any]) -> Tokens:

@@ -88,15 +88,20 @@ def refuse_unread(record: dict[str, Any], form: tuple[str, ...]) -> None:
             )
     if form == ("tokens",):
         return
-    for name, cure in REFUSED.items():
-        if record.get(name):
-            raise UserError(f"`{name}` is not supported; {cure}")
+    refuse_unsupported(record)
     for name in _PREFERENCES:
         if record.get(name) and record.get("chosen") != record[form[0]]:
             raise UserError(
                 f"`{name}` beside `{form[0]}` is a preference; put the answer to learn into "
                 f"`{form[-1]}`, and leave `chosen` and `rejected` out"
             )
+
+
+def refuse_unsupported(record: dict[str, Any]) -> None:
+    """Raises UserError for a field of a chat that is not supported."""
+    for name, cure in REFUSED.items():
+        if record.get(name):
+            raise UserError(f"`{name}` is not supported; {cure}")
 
 
 def unused_fields(value: dict[str, Any], texts: list[str]) -> list[str]:
