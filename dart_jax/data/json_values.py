@@ -20,7 +20,7 @@ LONGEST = 2**26  # characters of a value; one that is longer counts as broken
 _CHUNK = 2**16  # characters read at a time
 _BLANK = re.compile(r"\s*")
 _BETWEEN = re.compile(r"[\s,]*")
-_FIRST_NAME = re.compile(r'\{\s*"([^"\\]*)"\s*:')
+_FIRST_NAME = re.compile(r'\{\s*"?([^"\\{}:]+)"?\s*:')
 _TOO_LONG = f"it has more than {LONGEST:,} characters, or does not end"
 _BOM = b"\xef\xbb\xbf"
 
@@ -100,6 +100,7 @@ def elements(stream: TextIO, path: Path, bad: Bad) -> Iterator[tuple[int, Any]]:
             bad(UserError(f"{path}:{text.line}: it is not UTF-8 text"))
         elif value is not None:
             names |= value.keys() if isinstance(value, dict) else set()
+            text.opening = char if char in '{["' else text.opening
             yield text.line, value
         text.move(length)
     if array:
@@ -118,10 +119,11 @@ class _Text:
       at: the place in it up to which values were read.
       line: the line of this place.
       ended: whether nothing comes after this part.
+      opening: the character with which values begin, as far as is known.
     """
 
     def __init__(self, stream: TextIO):
-        self.text, self.at, self.line, self.ended = "", 0, 1, False
+        self.text, self.at, self.line, self.ended, self.opening = "", 0, 1, False, ""
         self._stream = stream
         self._decode = json.JSONDecoder().raw_decode
 
@@ -197,8 +199,8 @@ class _Text:
         Objects inside of the broken value, such as the messages of a chat, are not taken for the
         next one: it has mostly the names that objects had before, or begins as the broken one.
         """
-        opening = self.text[self.at]
-        opening = opening if opening in '{["' else "{"
+        here = self.text[self.at]
+        opening = self.opening or (here if here in '{["' else "{")
         broken = _FIRST_NAME.match(self.text, self.at)
         first = broken and broken[1]
         self.move(1)
@@ -215,11 +217,13 @@ class _Text:
                 self.move(1)
                 continue
             if not isinstance(value, dict):
-                alike = self.after(length) in ("", ",", "]")
-            elif names or first:
-                alike = 2 * len(value.keys() & names) > len(value) or next(iter(value), "") == first
-            else:
-                alike = True
-            if alike:
+                if self.after(length) in ("", ",", "]"):
+                    return True
+                length = 1  # where one text seems to end, another one may begin
+            elif (
+                2 * len(value.keys() & names) > len(value)
+                or next(iter(value), "") == first
+                or not (names or first)
+            ):
                 return True
             self.move(length)

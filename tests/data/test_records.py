@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import itertools
 import json
 import lzma
 import tracemalloc
@@ -85,25 +86,26 @@ def breaks(text):
     }
 
 
-@pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("place", [0, 4, 8])
 @pytest.mark.parametrize("fault", breaks(dump(CHATS[0], None)))
-@pytest.mark.parametrize("form", ["array", "sequence"])
-def test_a_broken_record_costs_itself(tmp_path, monkeypatch, indent, place, fault, form):
+def test_a_broken_record_costs_itself(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(json_values, "_CHUNK", 64)
+    for indent, place, form in itertools.product((None, 1), (0, 4, 8), ("array", "sequence")):
+        _check_broken(tmp_path / "a.json", indent, place, fault, form)
+
+
+def _check_broken(path, indent, place, fault, form):
     texts = [dump(chat, indent) for chat in CHATS]
     broken = breaks(texts[place])[fault]
     assert broken != texts[place]
     texts[place] = broken
-    path = tmp_path / "a.json"
     text = f"[{', '.join(texts)}]" if form == "array" else "\n".join(texts)
     path.write_text(text)
     found, errors = read(path)
     whole = CHATS[:place] + CHATS[place + 1 :]
     if fault == "a closing more":  # behind a record that is whole
         whole = CHATS
-    assert found == whole
-    assert len(errors) == 1
+    assert found == whole, (indent, place, form)
+    assert len(errors) == 1, (indent, place, form)
     assert errors[0].startswith(f"{path}:")
 
 
@@ -139,7 +141,11 @@ def test_what_is_not_utf_8_costs_itself(tmp_path):
         list(records(path, bad=Skipped()))
 
 
-COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".bz2": lambda text: bz2.compress(text, 1),  # in small blocks
+    ".xz": lzma.compress,
+}
 
 
 @pytest.mark.parametrize("compression", [*COMPRESS, ".zst"])
@@ -158,7 +164,7 @@ def test_compressed_files_that_are_cut_off(tmp_path, compression, name):
     path.write_bytes(whole[: len(whole) * 2 // 3])
     found, errors = read(path)
     assert found == chats[: len(found)]
-    assert len(found) > (0 if compression == ".bz2" else 500)
+    assert len(found) > 500
     assert len(errors) == 1
     assert errors[0].startswith(f"cannot read all of {path}: ")
 
@@ -228,4 +234,4 @@ def test_memory_is_bounded(tmp_path, monkeypatch, name):
     lost = {100, 200} if name == "a.json" else {100, 200, 300}
     assert numbers == [n for n in range(500) if n not in lost]
     assert peak < 12 * 2**16
-    assert any("65,536 characters, or does not end" in str(error) for error in errors)
+    assert any("characters, or does not end" in str(error) for error in errors)

@@ -2,6 +2,7 @@
 
 import bz2
 import collections
+import dataclasses
 import gzip
 import itertools
 import json
@@ -22,7 +23,7 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 
 from dart_jax.data import json_values
-from dart_jax.data.records import PARQUET, find_files
+from dart_jax.data.records import PARQUET, Skipped, find_files
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
@@ -213,6 +214,75 @@ def test_chats(tmp_path, tokenizer_directory):
         Document(b"plain", False),
     ]
     assert texts_of(tmp_path / "a.parquet", template=template) == [rendered, "<s>user: how?\n"]
+
+
+def test_all_forms_of_records_are_counted(tmp_path, count, tokenizer, encode):
+    """The same that a drafter is trained on."""
+    records = [
+        {"conversations": [{"from": "human", "value": "how?"}, {"from": "gpt", "value": "so."}]},
+        {"question": "how?", "answer": "so."},
+        {"messages": CHAT[1:], "system": "how?"},
+        {"prompt": "how", "completion": "ever"},
+        {"tokens": [104, 111, 119], "prompt_length": 1, "text": "other"},
+        "a text",
+    ]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(each) + "\n" for each in records))
+    end = [tokenizer.token_to_id("</s>")]
+    chat = "<s>user: how?\n<s>assistant: so.\n"
+    system = chat.replace("user", "system")
+    rendered = [tokenizer.encode(text, add_special_tokens=False).ids for text in (chat, system)]
+    expected = [[*ids, *end] for ids in (rendered[0], *rendered, [104, 111, 119])]
+    made = decoded(count(path))
+    assert made == ngrams([*expected, *encode(["however", "a text"])], 3)
+
+
+def test_tools_reach_the_template(tmp_path, tokenizer_directory):
+    options = {"chat_template": "{{ tools[0].name }}{{ also }}" + TEMPLATE, "also": "!"}
+    template = text_tokenizer.load(str(tokenizer_directory), options).template
+    record = {"messages": CHAT[:1], "tools": [{"name": "f"}]}
+    path = write(tmp_path / "a.jsonl", json.dumps(record))
+    assert texts_of(path, template=template) == ["f!<s>user: how?\n"]
+
+
+@pytest.mark.parametrize("size", [1, 10**9])
+def test_bad_records_are_skipped_and_counted_once(tmp_path, tokenizer, size):
+    """Wherever a run is resumed."""
+    rows = ['{"text": "a"}', "{", '{"text": "b"}', '{"text": 3}', '{"tokens": [1, 999]}', '"c"']
+    files = (
+        write(tmp_path / "a.jsonl", "\n".join(rows)),
+        write(tmp_path / "b.json", f"[{', '.join(rows[:1] * 3)}, {{"),
+        write(tmp_path / "c.txt", b"\xff"),
+    )
+    skipped = Skipped()
+    corpus = Corpus(files, vocab_size=tokenizer.get_vocab_size(), bad=skipped)
+    units = list(corpus.units(size))
+    texts = [document.text for unit in units for document in unit.documents]
+    assert texts == [b"a", b"b", b"c", b"a", b"a", b"a"]
+    assert skipped.count == 5
+    assert skipped.first.startswith(f"{files[0]}:2: ")
+    for unit in units:
+        again = Skipped()
+        rest = list(dataclasses.replace(corpus, bad=again).units(size, start=unit.end))
+        assert unit.end.skipped + again.count == 5
+        assert sum(len(each.documents) for each in rest) == 6 - texts_before(units, unit)
+
+
+def texts_before(units, last):
+    return sum(len(unit.documents) for unit in units[: last.number + 1])
+
+
+def test_the_program_says_what_it_skipped(tmp_path, count, tokenizer_directory):
+    path = write(tmp_path / "a.json", json.dumps(words(3))[:-9])
+    with pytest.raises(UserError, match="; --skip-bad skips such records"):
+        count(path, work=tmp_path / "other")
+    config = NgramConfig(
+        (str(path),),
+        str(tokenizer_directory),
+        tmp_path / "m.dng",
+        memory="2GB",
+        skip_bad=True,
+    )
+    assert f", skipped 1 bad records, the first: {path}:1: broken JSON" in str(run(config))
 
 
 def test_large_json_values_and_records_between_reads(tmp_path, monkeypatch):
