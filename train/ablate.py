@@ -28,7 +28,7 @@ import jax
 import numpy as np
 import tyro
 
-from dart_jax.data.records import find_files, fingerprint
+from dart_jax.data.records import Skipped, find_files, fingerprint, refuse
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
@@ -178,13 +178,17 @@ def run(config: AblateConfig, command: str) -> Path:
             load_ngram(config.ngram, tokenizer, target.vocab_size)  # fail before hours of training
         split = None
         if config.experiment == "domain":
+            skipped = Skipped()
             split = domains.split(
                 recipe.data.data,
                 config.family,
                 tokenizer.encode,
                 config.work / f"domain-{config.family}",
                 config.prompts * 4,
+                skipped if recipe.data.skip_bad else refuse,
             )
+            if skipped.count:
+                print(f"{', '.join(recipe.data.data)}{skipped}", file=sys.stderr)
         if config.drafter is None:
             drafters = _train(config, plan, recipe, split)
         else:

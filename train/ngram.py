@@ -2,9 +2,9 @@
 
     python -m train.ngram --data 'corpus/**/*.jsonl.gz' --tokenizer path/to/target --out model.dng
 
-Data: .jsonl, .ndjson, .json and .parquet files of texts or chats, and plain text, one document per
-file; optionally compressed (.gz, .bz2, .xz or .zst). To resume an interrupted run, run the same
-command again. The result does not depend on workers, memory or interruptions.
+Data: .jsonl, .ndjson, .json and .parquet files of the records that `train.drafter` reads, and plain
+text, one document per file; optionally compressed (.gz, .bz2, .xz or .zst). To resume a killed
+run, run the same command again. The result does not depend on workers, memory or interruptions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import duckdb
 import tyro
 
-from dart_jax.data.records import PARQUET, find_files, fingerprint, without
+from dart_jax.data.records import PARQUET, Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically
 from dart_jax.machine import available_cores, available_memory
@@ -33,6 +33,7 @@ from train.counting import text_tokenizer
 from train.counting.executors import Executor, LocalExecutor, RayExecutor
 from train.counting.pipeline import MB, Budget, Counted, Counting, Least, counted_from, end
 from train.data.documents import Corpus
+from train.data.encoding import parse_template_kwargs
 from train.run import work_directory
 
 _VERSION = 2  # of the work directory's format
@@ -49,7 +50,9 @@ class NgramConfig:
     out: Path
     """The file to write."""
     field: str | None = None
-    """Field or column with the text or the chat; by default `messages` if present, else `text`."""
+    """Field or column with the text or the chat; by default as for `train.drafter`."""
+    chat_template_kwargs: str = '{"enable_thinking": false}'
+    """Options for the tokenizer's chat template, as JSON."""
     eos: Annotated[
         bool, tyro.conf.arg(help="Do not end documents with the end-of-sequence token.")
     ] = True
@@ -64,6 +67,8 @@ class NgramConfig:
     """Significant bits kept per count, 2 to 16; by default all."""
     limit: int | None = None
     """Maximum number of documents to read; each piece of a long one counts."""
+    skip_bad: bool = False
+    """Skip and count records that cannot be used, instead of stopping at the first."""
     workers: int | None = None
     """Worker processes; by default one per core, as far as memory allows."""
     memory: str | None = None
@@ -85,6 +90,7 @@ class Summary(NamedTuple):
 
     Attributes:
       counted: numbers of documents and tokens.
+      skipped: number of bad records, and why the first of this run is bad.
       sizes: distinct n-grams of 1, 2, .. tokens in the file.
       file_size: size of the model's file, in bytes.
       seconds: duration of the program.
@@ -92,6 +98,7 @@ class Summary(NamedTuple):
     """
 
     counted: Counted
+    skipped: Skipped
     sizes: tuple[int, ...]
     file_size: int
     seconds: float
@@ -105,6 +112,7 @@ class Summary(NamedTuple):
             f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} per n-gram), "
             f"{self.seconds:.1f} s, {self.counted.new / self.seconds:,.0f} tokens/s, "
             f"peak memory {self.memory / MB:,.0f} MB"
+            f"{self.skipped}"
         )
 
 
@@ -119,8 +127,16 @@ def run(config: NgramConfig) -> Summary:
     work = config.work or config.out.with_name(config.out.name + ".work")
     work = work.resolve()  # workers may have another current directory
     files = without(find_files(config.data), (work, config.out))
-    tokenizer = text_tokenizer.load(config.tokenizer)
-    corpus = Corpus(files, config.field, tokenizer.template)
+    template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
+    tokenizer = text_tokenizer.load(config.tokenizer, template_kwargs)
+    skipped = Skipped()
+    corpus = Corpus(
+        files,
+        config.field,
+        tokenizer.template,
+        tokenizer.vocab_size,
+        bad=skipped if config.skip_bad else refuse,
+    )
     least = Least.of(corpus)
     eos = tokenizer.eos_named(config.eos_token) if config.eos else None
     layout = WindowLayout(config.order, tokenizer.vocab_size)
@@ -129,6 +145,7 @@ def run(config: NgramConfig) -> Summary:
         "version": _VERSION,
         "--tokenizer": hashlib.sha256(encoder + tokenizer.template_text.encode()).hexdigest(),
         "--field": config.field,
+        "--chat-template-kwargs": template_kwargs,
         "--eos": eos,
         "--order": config.order,
         "--limit": config.limit,
@@ -168,6 +185,7 @@ def run(config: NgramConfig) -> Summary:
             work_directory.remove(work)
     return Summary(
         counted=counted,
+        skipped=Skipped(skipped.count + counted.skipped, skipped.first),
         sizes=NgramModel.load(config.out).sizes,
         file_size=config.out.stat().st_size,
         seconds=time.perf_counter() - began,

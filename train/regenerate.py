@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
+from dart_jax.data.contents import Chat
 from dart_jax.data.records import Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable
@@ -361,8 +362,9 @@ def _conversations(
         except UserError as error:
             generator.bad(UserError(f"{example.where}: {error}"))
             continue
+        tools = example.content.tools if isinstance(example.content, Chat) else None
         for sampling in range(len(generator.samplings)):
-            yield Conversation(example.where, example.digest, sampling, turns)
+            yield Conversation(example.where, example.digest, sampling, turns, tools=tools)
 
 
 def main(args: Sequence[str] | None = None) -> None:

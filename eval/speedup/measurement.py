@@ -35,7 +35,7 @@ class Speedup:
         if config.bench != DEMO:
             # Before loading the model, so that missing or damaged files are reported at once.
             count = config.prompts + config.max_warm_up_count
-            questions, missing = load_all(config.bench, config.data_dir, count)
+            questions, missing = load_all(config.bench, config.data_dir, count, config.skip_bad)
         base = config.load()
         self.models, self.left_out = config.models(base)
         self.left_out += missing

@@ -13,6 +13,7 @@ import tiny_model
 import tokenizers_made
 
 from dart_jax import progress
+from dart_jax.data.contents import Chat, Tokens, parse
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.pure import abstract_params
@@ -21,7 +22,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_target
 from train import regenerate
 from train.data.answers import prompt_turns
-from train.data.examples import Chat, Tokens, digest_of, parse, read_all
+from train.data.examples import digest_of, read_all
 from train.regenerate import RegenerateConfig, run
 
 # Prompts of 17 to 64 tokens: two shapes to compile.
@@ -328,9 +329,42 @@ def test_turns():
     assert turns(["system", "user", "assistant", "user"]) == [[0, 1], [3]]
     assert turns(["assistant", "user", "user", "assistant", "assistant"]) == [[1, 2]]
     assert turns(["user", "assistant", "tool", "assistant"]) == [[0]]
+    # What is not to be learned stays as it is.
+    roles = ("user", "assistant", "user", "assistant")
+    given = Chat([{"role": role, "content": role} for role in roles], None, (1,))
+    assert prompt_turns(given, tokenizer) == [given.messages[:3]]
     for roles in (["assistant"], ["system"]):
         with pytest.raises(UserError, match="no prompt in it"):
             turns(roles)
+
+
+def test_system_prompts_tools_and_what_is_not_learned_are_in_the_prompts(config, target, tmp_path):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    shot = [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y", "weight": 0}]
+    record = {"conversations": [*shot, {"from": "human", "value": "a"}], "system": "s"}
+    options = json.dumps({"chat_template": "{{ tools | tojson }}" + tokenizers_made.TURNS})
+    data = write(tmp_path / "beside.jsonl", [record | {"tools": tools}])
+    one = {"temperature": (0.0,), "chat_template_kwargs": options, "data": (data,)}
+    assert run(dataclasses.replace(config, **one)).answers == 1
+    [answer] = map(json.loads, config.out.read_text().splitlines())
+    roles = ("system", "user", "assistant", "user")
+    messages = [{"role": r, "content": t} for r, t in zip(roles, "sxya", strict=True)]
+    expected = Tokenizer.load(target).encode_chat(messages, tools=tools, **json.loads(options))
+    assert answer["tokens"][: answer["prompt_length"]] == expected
+
+
+def test_the_end_of_an_array_that_is_cut_off(config, tmp_path):
+    """It costs one record, whose place is told."""
+    chats = [{"conversations": [{"from": "human", "value": f"{n}?"}]} for n in range(9)]
+    data = tmp_path / "cut.json"
+    data.write_text(json.dumps(chats, indent=1)[:-20])
+    one = dataclasses.replace(config, data=(str(data),), temperature=(0.0,), skip_bad=True)
+    summary = run(one)
+    assert (summary.answers, summary.skipped) == (8, 1)
+    assert summary.first_skipped.startswith(f"{data}:")
+    one.out.unlink()
+    with pytest.raises(UserError, match="the file ends inside of this record; --skip-bad skips"):
+        run(dataclasses.replace(one, skip_bad=False))
 
 
 def test_errors(config, tmp_path):

@@ -131,12 +131,14 @@ class Counted(NamedTuple):
       documents: number of documents; each piece of a long one counts.
       tokens: number of tokens, including ends of documents.
       new: tokens counted by this process, not by an earlier one.
+      skipped: number of bad records that an earlier process skipped.
     """
 
     units: int
     documents: int
     tokens: int
     new: int
+    skipped: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +193,7 @@ class Counting:
             raise UserError("the data hold no text")
         self.progress.update(bar, completed=corpus.size)
         documents = sum(each.documents for each in stats)
-        return Counted(len(stats), documents, tokens, tokens - before)
+        return Counted(len(stats), documents, tokens, tokens - before, start.skipped)
 
     def merge(self, units: int) -> Iterator[Path]:
         """Merges the runs of `units` units; yields the parts in turn."""

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
 from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
 from dart_jax.text.tokenizer import Tokenizer
-from train.data.examples import Chat, Completion, Content, Text, Tokens
 
 
 class Answer(NamedTuple):
@@ -43,6 +43,7 @@ class Conversation:
       turns: the prompt of each answer: new messages, or the tokens of a single prompt.
       messages: the messages so far, answers included.
       answers: the answers so far.
+      tools: for the chat template.
     """
 
     where: str
@@ -51,6 +52,7 @@ class Conversation:
     turns: list[list[dict[str, Any]]] | list[list[int]]
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     answers: list[Answer] = dataclasses.field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
 
     def prompt(self, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> list[int]:
         """Returns the token ids before the next answer.
@@ -61,7 +63,8 @@ class Conversation:
         turn: list[Any] = self.turns[len(self.answers)]
         if isinstance(turn[0], int):
             return turn
-        return tokenizer.encode_chat([*self.messages, *turn], **template_kwargs)
+        options = {**template_kwargs, **({"tools": self.tools} if self.tools else {})}
+        return tokenizer.encode_chat([*self.messages, *turn], **options)
 
     def add_answer(self, answer: Answer, tokenizer: Tokenizer) -> None:
         """Adds the next turn's answer, in place of the record's own."""
@@ -86,13 +89,14 @@ def prompt_turns(
     """Returns the prompt of each answer; see `Conversation.turns`.
 
     A chat with tool calls is answered up to the first call: a tool's result fits no other answer.
+    Turns that are not to be learned stay as they are.
 
     Raises:
       UserError: there is no prompt to answer.
     """
     match content:
         case Chat():
-            turns = _user_turns(content.messages)
+            turns = _user_turns(content.messages, content.unlearned)
         case Tokens(tokens, length):
             turns = [tokens[:length]]
         case Completion(prompt, _) | Text(prompt):
@@ -102,12 +106,14 @@ def prompt_turns(
     return turns
 
 
-def _user_turns(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _user_turns(
+    messages: list[dict[str, Any]], unlearned: Sequence[int]
+) -> list[list[dict[str, Any]]]:
     turns: list[list[dict[str, Any]]] = [[]]
-    for message in messages:
+    for n, message in enumerate(messages):
         if message["role"] == "tool" or "tool_calls" in message:
             break
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or n in unlearned:
             turns[-1].append(message)
         elif turns[-1]:
             turns.append([])
