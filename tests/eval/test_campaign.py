@@ -54,6 +54,7 @@ def test_every_part_is_a_valid_command(part, monkeypatch, tmp_path):
     assert len(parsed) == 1
 
 
+@pytest.mark.long
 def test_a_campaign_keeps_what_it_has_and_goes_on(tmp_path, monkeypatch):
     """A part fails, one has no time, one is done; later only the first two are run."""
     late = Part("late", "there is no time", "lossless", 10_000, ("json",))

@@ -44,6 +44,7 @@ def test_a_good_server_passes(tmp_path, capsys):
     assert {check["held"] for check in content["checks"]} == {True, None}
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

@@ -140,6 +140,7 @@ def test_weights_are_those_that_the_files_stand_for(tmp_path, case):
     assert_same(params, load_target(tmp_path / "plain")[1])
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("case", ["fp8", "packed, zeros", "awq", "gptq"])
 @pytest.mark.parametrize("kind", ["fused", "experts"])
 def test_fused_layers_and_experts(tmp_path, case, kind):
