@@ -99,6 +99,12 @@ class Golden:
         return [self.run["_".join(map(str, (name, i, *step)))] for i in range(4)]
 
 
+def pytest_collection_finish() -> None:
+    """What has been imported stays: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_one_file():
     """Frees compiled programs after each file. They use memory mappings, and beyond the process's

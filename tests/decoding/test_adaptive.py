@@ -419,6 +419,7 @@ def test_what_a_tour_finds_decides_how_the_next_text_begins():
     assert policy.next() == policy.begin() == Burst(0, None)
 
 
+@pytest.mark.long
 def test_what_is_prepared_knows_all_costs():
     decoder = DartModel.demo().decoder(nodes=2, max_length=128, sizes=(0, 2))
     decoder = dataclasses.replace(decoder, memory=TreeMemory())

@@ -134,7 +134,7 @@ def test_the_tokens_are_those_of_plain_decoding(
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [FILTERED, GREEDY])
 def test_scores_of_zero_change_no_tree(models, scored, prompts, sampling):
     drafter, params = scored

@@ -21,7 +21,7 @@ native = pytest.param(
 forms = pytest.mark.parametrize("form", [native, "int8-channels"])
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @forms
 def test_report(tmp_path, form):
     config = QuantizationConfig(

@@ -518,6 +518,7 @@ def test_rounds_are_in_turn_and_ask_the_same(capsys):
     assert [each.same for each in found] == [None, (0, 6), None, (0, 16)]
 
 
+@pytest.mark.long
 def test_two_servers(tmp_path, capsys):
     files = {name: tmp_path / f"report.{name}" for name in ("json", "md", "png")}
     with StubServer(step=0.005, tau=3) as fast, StubServer(step=0.005, tau=1) as slow:

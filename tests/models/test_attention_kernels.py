@@ -65,7 +65,7 @@ def test_lengths_at_the_edges_of_blocks(length, kernel):
     compare(SHAPES[0], 1, kernel, length)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @both
 @settings(max_examples=6, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 90), st.integers(1, 40), st.integers(0, 2**32 - 1))

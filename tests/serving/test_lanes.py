@@ -105,6 +105,7 @@ def pace(engine, costs):
     engine._clock = lambda: now[0]
 
 
+@pytest.mark.long
 def test_methods_share_the_time_of_the_device(models):
     """Whatever their steps cost and however many requests they have; a method that was idle neither
     catches up nor waits."""

@@ -161,6 +161,7 @@ class Interrupted(Exception):
     """Stands for a killed process."""
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypatch):
     """With cached target outputs, and anchors drawn at random every step."""
     options = ("--cache", trained[0].out, "--teacher", "cached", "--anchors", 8)

@@ -346,6 +346,7 @@ def test_layers_of_no_scheme(tmp_path):
     refused(tmp_path, "no entry of config_groups is for model.layers.0.self_attn.q_proj")
 
 
+@pytest.mark.long
 def test_drafting_emits_what_plain_decoding_does(tmp_path, tmp_path_factory):
     tiny = tiny_model.make(tmp_path_factory.getbasetemp())
     target = load_target(tiny.target)
