@@ -108,7 +108,7 @@ def test_a_draft_models_cache_holds_all_tokens(models, prompts):
             )
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3", "sps", "pld"])
 def test_a_step_copies_no_cache(models, prompts, method):
     """Donated caches are written in place."""

@@ -115,6 +115,7 @@ def gamma(config):
     return report, raw_of(config, "gamma")
 
 
+@pytest.mark.long
 def test_an_experiment(config, gamma, capsys):
     """Trains, evaluates and reports; a second run trains only what is new."""
     report, raw = gamma

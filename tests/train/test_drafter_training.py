@@ -161,6 +161,7 @@ class Interrupted(Exception):
     """Stands for a killed process."""
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypatch):
     """With cached target outputs, and anchors drawn at random every step."""
     options = ("--cache", trained[0].out, "--teacher", "cached", "--anchors", 8)
@@ -190,6 +191,7 @@ def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypat
         assert [record[name] for record in ours] == [record[name] for record in theirs]
 
 
+@pytest.mark.long
 def test_pair_scores_alone(recipe, trained, tiny, tmp_path, monkeypatch):
     """Everything else stays as it is in the drafter of --init, bit for bit; an interrupted run goes
     on exactly, and with no other settings."""
@@ -280,7 +282,7 @@ def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path, other)
     assert len([*(tmp_path / "run" / "features").iterdir()]) == 2  # it has features of its own
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

@@ -596,6 +596,7 @@ def test_workers_and_memory_change_nothing(corpus, count, tmp_path, tokenizer_di
         assert out.read_bytes() == expected
 
 
+@pytest.mark.long
 def test_kill_and_resume(corpus, count, tmp_path, tokenizer_directory):
     expected = count(corpus).read_bytes()
     out, work = tmp_path / "killed.dng", tmp_path / "killed.dng.work"

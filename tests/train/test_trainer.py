@@ -301,6 +301,7 @@ def test_newest_and_best_are_kept(tmp_path):
     gc.collect()
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_save_and_end(uninterrupted, tmp_path, capsys, number):
     params, directory = uninterrupted

@@ -149,6 +149,7 @@ def test_a_path_is_never_a_repository(tmp_path, monkeypatch):
         hub.resolve(hub.Path("owner/name"), patterns=hub.TARGET)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("patterns", "wanted"),
     [
@@ -211,6 +212,7 @@ def test_pair_scores_are_downloaded_too(server, ask):
         assert set(os.listdir(ask("resolve", name, patterns="DRAFTER"))) == set(names)
 
 
+@pytest.mark.long
 def test_ngram_files(server, ask):
     files = {"small.trie": b"1", "full.trie": b"2", "README.md": b"", "old/a.dng": b"3"}
     server.repositories["some/ngrams"] = files
@@ -235,6 +237,7 @@ def test_ngram_files(server, ask):
     assert "some/ngrams has no such file; its files are listed at http" in message
 
 
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize(
     ("function", "extra"), [("resolve", {"patterns": "TARGET"}), ("resolve_file", {})]
 )
