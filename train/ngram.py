@@ -2,9 +2,9 @@
 
     python -m train.ngram --data 'corpus/**/*.jsonl.gz' --tokenizer path/to/target --out model.dng
 
-Data: .jsonl, .ndjson, .json and .parquet files of texts or chats, and plain text, one document per
-file; optionally compressed (.gz, .bz2, .xz or .zst). To resume an interrupted run, run the same
-command again. The result does not depend on workers, memory or interruptions.
+Data: .jsonl, .ndjson, .json and .parquet files of the records that `train.drafter` reads, and plain
+text, one document per file; optionally compressed (.gz, .bz2, .xz or .zst). To resume a killed
+run, run the same command again. The result does not depend on workers, memory or interruptions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import duckdb
 import tyro
 
-from dart_jax.data.records import PARQUET, find_files, without
+from dart_jax.data.records import PARQUET, Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically
 from dart_jax.machine import available_cores, available_memory
@@ -28,14 +28,15 @@ from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
 from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
-from dart_jax.programs.progress import progress_bars
+from dart_jax.progress import progress_bars
 from train.counting import text_tokenizer
 from train.counting.executors import Executor, LocalExecutor, RayExecutor
-from train.counting.pipeline import MB, Budget, Counted, Counting, Least
+from train.counting.pipeline import MB, Budget, Counted, Counting, Least, counted_from, end
 from train.data.documents import Corpus
+from train.data.encoding import parse_template_kwargs
 from train.run import work_directory
 
-_VERSION = 1  # of the work directory's format
+_VERSION = 2  # of the work directory's format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,9 @@ class NgramConfig:
     out: Path
     """The file to write."""
     field: str | None = None
-    """Field or column with the text or the chat; by default `messages` if present, else `text`."""
+    """Field or column with the text or the chat; by default as for `train.drafter`."""
+    chat_template_kwargs: str = '{"enable_thinking": false}'
+    """Options for the tokenizer's chat template, as JSON."""
     eos: Annotated[
         bool, tyro.conf.arg(help="Do not end documents with the end-of-sequence token.")
     ] = True
@@ -64,6 +67,8 @@ class NgramConfig:
     """Significant bits kept per count, 2 to 16; by default all."""
     limit: int | None = None
     """Maximum number of documents to read; each piece of a long one counts."""
+    skip_bad: bool = False
+    """Skip and count records that cannot be used, instead of stopping at the first."""
     workers: int | None = None
     """Worker processes; by default one per core, as far as memory allows."""
     memory: str | None = None
@@ -85,6 +90,7 @@ class Summary(NamedTuple):
 
     Attributes:
       counted: numbers of documents and tokens.
+      skipped: number of bad records, and why the first of this run is bad.
       sizes: distinct n-grams of 1, 2, .. tokens in the file.
       file_size: size of the model's file, in bytes.
       seconds: duration of the program.
@@ -92,6 +98,7 @@ class Summary(NamedTuple):
     """
 
     counted: Counted
+    skipped: Skipped
     sizes: tuple[int, ...]
     file_size: int
     seconds: float
@@ -105,6 +112,7 @@ class Summary(NamedTuple):
             f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} per n-gram), "
             f"{self.seconds:.1f} s, {self.counted.new / self.seconds:,.0f} tokens/s, "
             f"peak memory {self.memory / MB:,.0f} MB"
+            f"{self.skipped}"
         )
 
 
@@ -119,17 +127,25 @@ def run(config: NgramConfig) -> Summary:
     work = config.work or config.out.with_name(config.out.name + ".work")
     work = work.resolve()  # workers may have another current directory
     files = without(find_files(config.data), (work, config.out))
-    tokenizer = text_tokenizer.load(config.tokenizer)
-    corpus = Corpus(files, config.field, tokenizer.template)
+    template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
+    tokenizer = text_tokenizer.load(config.tokenizer, template_kwargs)
+    skipped = Skipped()
+    corpus = Corpus(
+        files,
+        config.field,
+        tokenizer.template,
+        tokenizer.vocab_size,
+        bad=skipped if config.skip_bad else refuse,
+    )
     least = Least.of(corpus)
     eos = tokenizer.eos_named(config.eos_token) if config.eos else None
     layout = WindowLayout(config.order, tokenizer.vocab_size)
     encoder = tokenizer.backend.to_str().encode()
     settings = {
         "version": _VERSION,
-        "--data": corpus.fingerprint(),
         "--tokenizer": hashlib.sha256(encoder + tokenizer.template_text.encode()).hexdigest(),
         "--field": config.field,
+        "--chat-template-kwargs": template_kwargs,
         "--eos": eos,
         "--order": config.order,
         "--limit": config.limit,
@@ -143,12 +159,12 @@ def run(config: NgramConfig) -> Summary:
         budget = Budget.of(memory, executor.workers, least)
         corpus = dataclasses.replace(corpus, memory=PARQUET + budget.reading)
         # Keep the unit size of an existing directory, even if the memory changed.
-        kept = work_directory.check_settings(work, settings, {"unit": budget.unit(corpus.size)})
-        budget.check(kept["unit"])
+        unit = _check_work(work, settings, corpus, budget.unit(corpus.size))
+        budget.check(unit)
         try:
             write_atomically(work / "tokenizer.json", encoder)
             counting = Counting(work, layout, budget.sort, executor, progress)
-            counted = counting.count(corpus, eos, kept["unit"], config.limit)
+            counted = counting.count(corpus, eos, unit, config.limit)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
                 for part in counting.merge(counted.units):
@@ -169,11 +185,49 @@ def run(config: NgramConfig) -> Summary:
             work_directory.remove(work)
     return Summary(
         counted=counted,
+        skipped=Skipped(skipped.count + counted.skipped, skipped.first),
         sizes=NgramModel.load(config.out).sizes,
         file_size=config.out.stat().st_size,
         seconds=time.perf_counter() - began,
         memory=peak_memory() + sum(executor.peaks.values()),
     )
+
+
+def _check_work(work: Path, settings: dict[str, Any], corpus: Corpus, unit: int) -> int:
+    """Checks that what is counted in a work directory can be used, and records what this run uses.
+
+    Data may be repaired or grow behind those that are counted.
+
+    Args:
+      work: the directory.
+      settings: what the counts depend on besides the data.
+      corpus: the data.
+      unit: bytes of text per unit, for a directory without counts.
+
+    Returns:
+      The bytes of text per unit.
+
+    Raises:
+      UserError: something else was counted; says what to do.
+    """
+    done, cure = runs.read_stats(work), "another --work, or delete it"
+    counts = f"counts of {len(done):,} units" if done else ""
+    files = [fingerprint([path]) for path in corpus.files]
+    kept = work_directory.check_settings(
+        work, settings, {"unit": unit, "files": files}, result=counts, cure=cure
+    )
+    if kept["files"] != files:
+        last = done[max(done)]
+        read = end(last).file + 1
+        if kept["files"][:read] != files[:read] and not counted_from(corpus, last):
+            raise UserError(
+                f"{work} holds {counts}, made from another --data; pass the same again to go on, "
+                f"more only behind them, or name {cure}"
+            )
+        for merged in (*work.glob("merged-*"), *work.glob("part-*")):
+            merged.unlink()
+        kept = work_directory.check_settings(work, settings, kept | {"files": files}, result="")
+    return kept["unit"]
 
 
 def check(config: NgramConfig) -> None:

@@ -2,10 +2,13 @@
 
 The suffix, after removing that of a compression (.gz, .bz2, .xz, .zst), decides what a file holds:
 
-    .jsonl .ndjson   one JSON record per line
+    .jsonl .ndjson   one JSON record per line; or as .json, if the first line shows it
     .json            an array of records, or a sequence of records
     .parquet         one record per row
     anything else    plain text
+
+A record that cannot be read costs itself alone (see `json_values`), and so does the end of a
+compressed file that is cut off or damaged.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import io
 import json
 import lzma
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, cast
 
 import duckdb
 
+from dart_jax.data import json_values
 from dart_jax.data.compression import COMPRESSIONS, decompressed
 from dart_jax.errors import UserError
 from dart_jax.weights import hub
@@ -36,8 +39,8 @@ HUB = "hub:"
 _JSON_LINES = (".jsonl", ".ndjson")
 _STRUCTURED = (*_JSON_LINES, ".json", ".parquet")
 _IN_DIRECTORIES = (*_STRUCTURED, ".txt")
-_CHUNK = 2**16  # characters read at a time
-_BETWEEN = re.compile(r"[\s,]*")
+_CHUNK = 2**16  # bytes read at a time
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its first bytes
 
 
 class Record(NamedTuple):
@@ -58,9 +61,13 @@ class Record(NamedTuple):
 Columns = Callable[[list[str]], list[str]]
 
 
+class DamagedError(UserError):
+    """A file holds no text, or is cut off or damaged; what comes before was read."""
+
+
 def refuse(error: UserError) -> NoReturn:
     """Raises the error of a bad record; the default handler."""
-    raise error
+    raise UserError(f"{error}; --skip-bad skips such records")
 
 
 @dataclasses.dataclass
@@ -74,6 +81,11 @@ class Skipped:
         self.count += 1
         self.first = self.first or str(error)
 
+    def __str__(self) -> str:
+        """Says it at the end of a summary; nothing if there is none."""
+        first = f", the first: {self.first}" if self.first else ""
+        return f", skipped {self.count:,} bad records{first}" if self.count else ""
+
 
 def is_text(path: Path) -> bool:
     """Whether a file holds plain text rather than records."""
@@ -85,10 +97,10 @@ def open_text(path: Path) -> Iterator[tuple[TextIO, BinaryIO]]:
     """Opens a file as decompressed text; yields that text and the raw file.
 
     Raises:
-      UserError: it cannot be read, now or inside the block.
+      UserError: it cannot be read, now or inside the block; a `DamagedError` if its content is bad.
     """
-    with _one_line(path), _opened(path) as (raw, _, text):
-        yield text, raw
+    with _one_line(path), path.open("rb") as raw, decompressed(raw, path) as stream:
+        yield io.TextIOWrapper(stream, "utf-8-sig", newline=""), raw
 
 
 def records(
@@ -104,7 +116,7 @@ def records(
       path: the file.
       columns: names of a Parquet file's columns -> those to read.
       memory: bytes that reading Parquet may use.
-      bad: called for each line that is not JSON; the line is then skipped.
+      bad: called with the error of each record that cannot be read; reading then goes on.
 
     Raises:
       UserError: the file cannot be read; the message says where.
@@ -113,11 +125,12 @@ def records(
         if ending(path) == ".parquet":
             yield from _rows(path, columns, memory)
             return
-        with _opened(path) as (raw, stream, text):
-            lines = ending(path) in _JSON_LINES
-            values = _json_lines(stream, path, bad) if lines else _json_values(text, path)
-            for line, value in values:
+        with path.open("rb") as raw:
+            whole = _UntilDamage(decompressed(raw, path))
+            for line, value in _values(io.BufferedReader(whole, _CHUNK), path, whole.unless(bad)):
                 yield Record(f"{path}:{line}", value, raw.tell())
+            if whole.damage is not None:
+                bad(_damaged(path, whole.damage))
 
 
 def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
@@ -198,15 +211,40 @@ def _is_data(path: Path) -> bool:
     return ending(path) in _IN_DIRECTORIES
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO, TextIO]]:
-    """Opens a file: raw, decompressed, and as text."""
-    with (
-        path.open("rb") as raw,
-        decompressed(raw, path) as stream,
-        io.TextIOWrapper(stream, "utf-8-sig", newline="") as text,
-    ):
-        yield raw, stream, text
+class _UntilDamage(io.RawIOBase):
+    """A compressed stream up to where it is cut off or damaged.
+
+    Attributes:
+      damage: why it ends there; None at a proper end.
+    """
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = stream
+        self.damage: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        try:
+            data = cast(Any, self._stream).read1(len(buffer)) if self.damage is None else b""
+        except _DAMAGES as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's
+            self.damage, data = error, b""
+        buffer[: len(data)] = data
+        return len(data)
+
+    def unless(self, bad: Callable[[UserError], None]) -> Callable[[UserError], None]:
+        """Returns a handler of errors before the damage, which is reported by itself."""
+        return lambda error: None if self.damage else bad(error)
+
+
+_DAMAGES = (OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
+def _damaged(path: Path, error: Exception) -> DamagedError:
+    return DamagedError(f"cannot read all of {path}: {str(error).partition(chr(10))[0]}")
 
 
 @contextlib.contextmanager
@@ -215,7 +253,7 @@ def _one_line(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise UserError(
+        raise DamagedError(
             f"{path} is not UTF-8 text ({error.reason}); convert it or leave it out"
         ) from None
     except duckdb.OutOfMemoryException:
@@ -223,7 +261,9 @@ def _one_line(path: Path) -> Iterator[None]:
             f"cannot read {path}: its row groups are too large for the memory; give more "
             "--memory, or write the file again with smaller ones"
         ) from None
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, duckdb.Error) as error:
+    except (*_DAMAGES, duckdb.Error) as error:
+        if not isinstance(error, duckdb.Error) and getattr(error, "errno", None) is None:
+            raise _damaged(path, error) from None
         reason = str(error).split("\n", 1)[0]
         raise UserError(f"cannot read {path}: {reason}") from None
 
@@ -243,57 +283,25 @@ def _rows(path: Path, columns: Columns, memory: int) -> Iterator[Record]:
         while batch := database.fetchmany(64):
             for values in batch:
                 row += 1
-                value = dict(zip(names, values, strict=True))
+                value = dict(zip(names, map(_without_none, values), strict=True))
                 yield Record(f"{path}, row {row}", value, size * row // rows)
 
 
-def _json_lines(
-    stream: BinaryIO, path: Path, bad: Callable[[UserError], None]
+def _without_none(value: Any) -> Any:
+    """Removes the None with which Parquet fills fields that an object does not have."""
+    if isinstance(value, dict):
+        return {name: _without_none(each) for name, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list) else value
+
+
+def _values(
+    stream: io.BufferedReader, path: Path, bad: Callable[[UserError], None]
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the line number and value of every line that is not blank."""
-    for number, line in enumerate(stream, 1):
-        if line.isspace():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            bad(UserError(f"{path}:{number}: broken JSON: {error}"))
-        else:
-            yield number, value
-
-
-def _json_values(stream: TextIO, path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the line number and value of each element of an array, or of a sequence of values."""
-    decode = json.JSONDecoder().raw_decode
-    begin = stream.read(_CHUNK)
-    text = begin.lstrip()
-    array = text.startswith("[")
-    at, line = int(array), 1 + begin.count("\n", 0, len(begin) - len(text))
-    while True:
-        blank = cast(re.Match, _BETWEEN.match(text, at)).end()
-        line += text.count("\n", at, blank)
-        at = blank
-        if at == len(text):
-            text, at = stream.read(_CHUNK), 0
-            if text:
-                continue
-            if array:
-                raise UserError(f"{path}:{line}: broken JSON: the array does not end")
-            return
-        if array and text[at] == "]":
-            return
-        try:
-            value, end = decode(text, at)
-        except RecursionError as error:
-            raise UserError(f"{path}:{line}: broken JSON: {error}") from None
-        except json.JSONDecodeError as error:
-            # An error at the end of the buffer may only mean that the value continues.
-            unfinished = error.msg.startswith("Unterminated") or error.pos > len(text) - 16
-            if unfinished and (more := stream.read(max(_CHUNK, len(text) - at))):
-                text, at = text[at:] + more, 0
-                continue
-            line += text.count("\n", at, error.pos)
-            raise UserError(f"{path}:{line}: broken JSON: {error.msg}") from None
-        yield line, value
-        line += text.count("\n", at, end)
-        at = end
+    """Yields the line number and value of every record of a JSON file."""
+    head = stream.peek(_CHUNK)
+    if head.startswith(_UTF_16):
+        raise UserError(f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 {path}")
+    if ending(path) in _JSON_LINES and json_values.in_lines(head):
+        return json_values.lines(cast(BinaryIO, stream), path, bad)
+    text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+    return json_values.elements(text, path, bad)

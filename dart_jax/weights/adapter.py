@@ -26,8 +26,20 @@ from dart_jax.weights.tensor_files import TensorFiles, read_json
 from dart_jax.weights.torch_file import open_torch
 
 CONFIG = "adapter_config.json"
+_TEMPLATES = "additional_chat_templates"
 _WEIGHTS = {"adapter_model.safetensors": open_safetensors, "adapter_model.bin": open_torch}
-_TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template")
+# Names of a tokenizer's files begin with one of these.
+_TOKENIZER = (
+    "tokenizer",
+    "special_tokens_map",
+    "added_tokens",
+    "vocab",
+    "merges",
+    "tekken",
+    "chat_template",
+    _TEMPLATES,
+    "processor_config",
+)
 
 # Fields that are read, and fields that change nothing: those matter in training, or the adapter's
 # tensors say the same.
@@ -110,12 +122,13 @@ def with_base(directory: Path, resolve: Callable[[str, str | None], Path]) -> Pa
         base = resolve(name, revision if isinstance(revision, str) else None)
     except UserError as error:
         raise UserError(f"{directory} is a LoRA adapter of the base {name!r}: {error}") from None
-    files = {path.name: path for path in base.iterdir() if path.is_file()}
-    own = [path for path in directory.iterdir() if path.is_file()]
-    if any(path.name.startswith("tokenizer") for path in own):
-        files = {n: path for n, path in files.items() if not n.startswith(_TOKENIZER)}
-        files |= {path.name: path for path in own if path.name.startswith(_TOKENIZER)}
-    files |= {path.name: path for path in own if path.name in (CONFIG, *_WEIGHTS)}
+    files, own = _entries(base), _entries(directory)
+    if CONFIG in files:
+        raise UserError(f"{directory} is an adapter of an adapter, {name!r}: {_CURE}")
+    if any(name.startswith("tokenizer") for name in own):
+        files = {name: path for name, path in files.items() if not name.startswith(_TOKENIZER)}
+        files |= {name: path for name, path in own.items() if name.startswith(_TOKENIZER)}
+    files |= {name: path for name, path in own.items() if name in (CONFIG, *_WEIGHTS)}
     links = {name: str(path.resolve()) for name, path in files.items()}
     digest = hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:24]
     joined = user_cache() / "adapters" / digest
@@ -129,6 +142,12 @@ def with_base(directory: Path, resolve: Callable[[str, str | None], Path]) -> Pa
     except OSError as error:
         raise UserError(f"cannot write {joined}: {error.strerror}; {_CURE}") from None
     return joined
+
+
+def _entries(directory: Path) -> dict[str, Path]:
+    """The files of a checkpoint, and its folder of chat templates, by name."""
+    paths = directory.iterdir()
+    return {path.name: path for path in paths if path.is_file() or path.name == _TEMPLATES}
 
 
 def merged(files: TensorFiles, directory: Path, *, tied: bool) -> TensorFiles:

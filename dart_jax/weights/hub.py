@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.progress import INTERVAL, say
 from dart_jax.weights import adapter
+from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import PAIR_SCORES
 
 TOKENIZER = (
@@ -40,6 +42,7 @@ DRAFTER = ("config.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 # wanted, and in the authors' own layout.
 _DUPLICATES = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
 _NGRAM_FILES = (".dng", ".trie")
+_LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left"  # of a log
 
 
 def resolve(
@@ -111,6 +114,11 @@ def _downloaded(
     weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
     if len(first) < len(patterns) and not weights:
         directory = download(patterns)
+    model = _WEIGHTS[0] in patterns
+    if model and not any((directory / file).is_file() for file in ("config.json", adapter.CONFIG)):
+        with _one_line(f"directory {name}", repository, revision):
+            other = other_format(_files(repository, revision, token))
+        raise UserError(f"{repository} has no config.json" + (f"; {other}" if other else ""))
     return directory
 
 
@@ -174,16 +182,22 @@ def resolve_data(name: str) -> list[Path]:
 
 
 def _progress() -> Any:
-    """The hub's progress bars: as they are on a terminal, none in files and pipes."""
+    """The hub's progress bars: as they are on a terminal, a line now and then in a log."""
     if sys.stderr.isatty():
         return None
     from huggingface_hub.utils import tqdm
 
-    class Silent(tqdm):
+    class Lines(tqdm):
         def __init__(self, *args: Any, **options: Any):
-            super().__init__(*args, **options | {"disable": True})
+            seldom = dict.fromkeys(("mininterval", "maxinterval", "delay"), INTERVAL)
+            lines = {"bar_format": _LINE, "leave": False, "disable": False}
+            super().__init__(*args, **options | seldom | lines)
 
-    return Silent
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if msg is None:  # otherwise it is removed
+                say(str(self))
+
+    return Lines
 
 
 def _fits(name: str, patterns: list[str]) -> bool:

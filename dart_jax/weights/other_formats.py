@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import fnmatch
+from collections.abc import Iterable
 
 _SAFETENSORS = "pass the model's checkpoint of safetensors and config.json"
 _AUTHORS = (
     f"it holds a checkpoint in its authors' own layout, which is not supported: {_SAFETENSORS}, as "
     "the Hugging Face hub has it"
 )
-# Files of a directory -> what they are, and what to do.
+# Names of files in a directory -> what they are, and what to do.
 _FORMATS = {
     "*.gguf": f"it holds GGUF files, which are not supported: {_SAFETENSORS}",
     "adapter_config.json": (
@@ -34,6 +35,7 @@ _FORMATS = {
 }
 
 
-def other_format(directory: Path) -> str:
-    """Returns what a directory holds instead of a checkpoint, and what to do; "" if unknown."""
-    return next((text for files, text in _FORMATS.items() if any(directory.glob(files))), "")
+def other_format(names: Iterable[str]) -> str:
+    """Returns what files are instead of a checkpoint, and what to do; "" if that is unknown."""
+    names = list(names)
+    return next((text for files, text in _FORMATS.items() if fnmatch.filter(names, files)), "")

@@ -11,7 +11,7 @@ import numpy as np
 
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import is_drafter
+from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
 from dart_jax.weights.quantized.layers import Method

@@ -54,7 +54,8 @@ def open_tensors(directory: Path) -> TensorFiles:
         if index.is_file():
             return _open_shards(index, open_file)
     needed = f"{WEIGHTS}, or shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
-    raise UserError(f"no weights in {directory}; {other_format(directory) or f'it needs {needed}'}")
+    other = other_format(path.name for path in directory.iterdir())
+    raise UserError(f"no weights in {directory}; {other or f'it needs {needed}'}")
 
 
 def open_pair_scores(directory: Path) -> TensorFiles:
@@ -124,7 +125,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
         )
     if not path.is_file():
-        other = other_format(path.parent)
+        other = other_format(path.name for path in path.parent.iterdir())
         raise UserError(f"no file {path}" + (f"; {other}" if other else ""))
     try:
         content = json.loads(path.read_text())

@@ -11,6 +11,10 @@ Every record is read by the first of these formats that its fields match:
     {"problem": ".."}                                  MATH-500
     {"question": ".."}                                 GSM8K
     {"prompt": ".."}                                   any other, used unchanged
+
+A record with `messages`, `conversations` or another chat (see `dart_jax.data.contents`) is read
+after `turns`: the model answers its user's turns, up to a tool call. System prompts, tools and
+Alpaca's history beside any of these are part of the prompts.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from dart_jax.data.contents import Chat, chat, earlier_turns, parse
+from dart_jax.data.fields import REFUSED, SYSTEM, TURNS, refuse_unsupported
+from dart_jax.data.messages import Messages, alternating
 from dart_jax.data.records import Record, kind
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
@@ -39,6 +46,7 @@ FIELDS = (
     "problem",
     "question",
     "category",
+    *(*TURNS, "data", "completion", *SYSTEM, "tools", "history", *REFUSED),
 )
 
 _FUNCTION = "Complete this Python function. Answer with the whole function."
@@ -61,6 +69,8 @@ class Question:
       turns: the user's turns; the model answers each.
       where: file and line, for errors.
       raw: text to continue, for models without a chat template; None: the turns.
+      before: messages before the first turn: a system prompt, an earlier conversation.
+      tools: for the chat template.
     """
 
     bench: str
@@ -68,6 +78,8 @@ class Question:
     turns: tuple[str, ...]
     where: str
     raw: str | None = None
+    before: tuple[dict[str, Any], ...] = ()
+    tools: list[dict[str, Any]] | None = None
 
 
 def read_question(record: Record, bench: str, title: str, by_category: bool = False) -> Question:
@@ -88,12 +100,20 @@ def read_question(record: Record, bench: str, title: str, by_category: bool = Fa
             raise UserError(f"a record must be an object, not {kind(value)}")
         # Parquet fills missing fields with None.
         fields = {name: field for name, field in value.items() if field is not None}
-        turns, raw = _turns(fields)
+        refuse_unsupported(fields)
+        content, raw = parse(fields) if _is_chat(fields) else None, None
+        if isinstance(content, Chat):
+            before, turns, tools = _answerable(content)
+        else:
+            turns, raw = _turns(fields)
+            earlier = alternating([*earlier_turns(fields), turns[0]])
+            messages, tools, _ = chat(fields, Messages(earlier))
+            before = tuple(messages[:-1])
     except UserError as error:
         raise UserError(f"{record.where}: {error}") from None
     category = fields.get("category") if by_category else None
     group = category if isinstance(category, str) and category.strip() else title
-    return Question(bench, group, turns, record.where, raw)
+    return Question(bench, group, turns, record.where, raw, before, tools)
 
 
 def prompt_tokens(
@@ -116,12 +136,42 @@ def prompt_tokens(
     texts = [text for pair in zip(question.turns, answers, strict=False) for text in pair]
     texts.append(question.turns[turn])
     if tokenizer.chat_template:
-        roles = ("user", "assistant")
-        messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
-        ids = tokenizer.encode_chat(messages, enable_thinking=thinking)
+        messages = [*question.before, *alternating(texts)]
+        ids = tokenizer.encode_chat(messages, enable_thinking=thinking, tools=question.tools)
     else:
+        texts = [*(message["content"] for message in question.before), *texts]
         ids = tokenizer.encode("\n\n".join(texts) if question.raw is None else question.raw)
     return np.array(ids, np.int32)
+
+
+def _is_chat(record: dict[str, Any]) -> bool:
+    """Whether a record is a chat, whose answers are known."""
+    if "turns" in record:
+        return False
+    prompted = [record.get("prompt"), record.get("completion")]
+    lists = any(isinstance(each, list) for each in prompted) and None not in prompted
+    return lists or any(name in record for name in TURNS) or isinstance(record.get("data"), list)
+
+
+def _answerable(
+    content: Chat,
+) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...], list[dict[str, Any]] | None]:
+    """Returns the messages before the first turn, the user's turns up to a tool call, and tools."""
+    messages = content.messages
+    first = next((n for n, each in enumerate(messages) if each["role"] == "user"), len(messages))
+    before, turns = messages[:first], []
+    if any(each["role"] not in ("system", "developer") for each in before):
+        raise UserError("the chat does not begin with the user")
+    for n, message in enumerate(messages[first:]):
+        if message["role"] == "tool" or "tool_calls" in message:
+            break
+        if message["role"] != ("user", "assistant")[n % 2]:
+            raise UserError("user and assistant do not take turns")
+        if message["role"] == "user":
+            turns.append(_checked(message["content"], f"turn {len(turns) + 1}"))
+    if not turns:
+        raise UserError("there is no turn of the user")
+    return tuple(before), tuple(turns), content.tools
 
 
 def _turns(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:

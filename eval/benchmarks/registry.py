@@ -7,12 +7,12 @@ benchmark too; `questions` lists the formats of its records.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from dart_jax.data.compression import COMPRESSIONS
-from dart_jax.data.records import HUB, find_files, is_text, records
+from dart_jax.data.records import HUB, Skipped, find_files, is_text, records, refuse
 from dart_jax.errors import UserError
 from eval.benchmarks.questions import FIELDS, Question, read_question
 
@@ -91,7 +91,7 @@ class MissingFile(UserError):
 
 
 def load_all(
-    text: str, data_dir: Path | None, limit: int
+    text: str, data_dir: Path | None, limit: int, skip_bad: bool = False
 ) -> tuple[dict[str, list[Question]], list[str]]:
     """Loads the first questions of several benchmarks; of `all`, of those that are found.
 
@@ -99,9 +99,10 @@ def load_all(
       text: comma-separated names and files.
       data_dir: as for `load`.
       limit: maximum number of questions of each.
+      skip_bad: skip records that cannot be used.
 
     Returns:
-      Name or file -> questions; and why benchmarks of `all` were left out.
+      Name or file -> questions; and why benchmarks of `all`, or records, were left out.
 
     Raises:
       UserError: as `parse_names` and `load`, or no benchmark is found.
@@ -109,12 +110,15 @@ def load_all(
     found: dict[str, list[Question]] = {}
     left_out = []
     for name in parse_names(text):
+        skipped = Skipped()
         try:
-            found[name] = load(name, data_dir, limit)
+            found[name] = load(name, data_dir, limit, skipped if skip_bad else refuse)
         except MissingFile as error:
             if name in _split(text):
                 raise
             left_out.append(f"{name}: {error}")
+        if skipped.count:
+            left_out.append(f"{name}{skipped}")
     if not found:
         raise UserError(f"no benchmark of {text!r} is found; {left_out[0]}")
     return found, left_out
@@ -161,13 +165,19 @@ def find(name: str) -> Benchmark:
     return Benchmark(stem.stem, stem.stem, (name,), None)
 
 
-def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Question]:
+def load(
+    name: str,
+    data_dir: Path | None,
+    limit: int | None = None,
+    bad: Callable[[UserError], None] = refuse,
+) -> list[Question]:
     """Loads the questions of a benchmark, in the order of its file.
 
     Args:
       name: one of `BENCHMARKS`, or the path of a file.
       data_dir: directory of the named benchmarks' files; None downloads them from the hub.
       limit: maximum number of questions; nothing after them is read.
+      bad: called with the error of a record that cannot be used, which is then skipped.
 
     Raises:
       MissingFile: there is no such file.
@@ -178,19 +188,28 @@ def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Que
     benchmark = find(name)
     named = name in BENCHMARKS
     files = _files(benchmark, data_dir) if named else (Path(name).expanduser(),)
-    questions = list(islice(_questions(benchmark, files), limit))
+    questions = list(islice(_questions(benchmark, files, bad), limit))
     if not questions:
         raise UserError(f"{files[0]} holds no questions; check the file, or leave it out")
     return questions
 
 
-def _questions(benchmark: Benchmark, files: Sequence[Path]) -> Iterator[Question]:
+def _questions(
+    benchmark: Benchmark, files: Sequence[Path], bad: Callable[[UserError], None]
+) -> Iterator[Question]:
     def columns(names: list[str]) -> list[str]:
         return [name for name in names if name in FIELDS] or names
 
     for path in files:
-        for record in records(path, columns=columns):
-            yield read_question(record, benchmark.name, benchmark.title, benchmark.by_category)
+        for record in records(path, columns=columns, bad=bad):
+            try:
+                question = read_question(
+                    record, benchmark.name, benchmark.title, benchmark.by_category
+                )
+            except UserError as error:
+                bad(error)
+            else:
+                yield question
 
 
 def _files(benchmark: Benchmark, data_dir: Path | None) -> tuple[Path, ...]:

@@ -31,6 +31,8 @@ class ServingBenchConfig(ModelChoice):
     code and sharegpt: lengths of published workloads; or a benchmark, such as mt_bench."""
     data_dir: Path | None = None
     """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
+    skip_bad: bool = False
+    """Skip and count questions that cannot be used, instead of stopping at the first."""
     thinking: bool = False
     """Enable thinking in the chat template."""
     temperature: float = 0.0

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dart_jax.data.records import Skipped, refuse
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
@@ -107,9 +108,11 @@ def make_workload(config: ServingBenchConfig, tokenizer: Tokenizer) -> Workload:
         prompts = [prompts[n] for n in np.random.default_rng(0).permutation(len(prompts))]
         title = "demo: functions of held-out library modules"
     else:
-        questions = load(name, config.data_dir, _QUESTIONS)
+        skipped = Skipped()
+        bad = skipped if config.skip_bad else refuse
+        questions = load(name, config.data_dir, _QUESTIONS, bad)
         prompts = [prompt_tokens(each, (), tokenizer, config.thinking) for each in questions]
-        title = f"{find(name).title}: first turns"
+        title = f"{find(name).title}: first turns{skipped}"
     if name == "shared-prefix":
         prefix = library_tokens(tokenizer)[: config.prefix_tokens]
         prompts = [np.concatenate([prefix, prompt]) for prompt in prompts]

@@ -47,6 +47,8 @@ class SpeedupConfig(MethodChoice):
     found; demo completes functions of Python library modules."""
     data_dir: Path | None = None
     """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
+    skip_bad: bool = False
+    """Skip and count questions that cannot be used, instead of stopping at the first."""
     thinking: bool = False
     """Enable thinking in the chat template."""
     temperature: tuple[float, ...] = (0.0,)

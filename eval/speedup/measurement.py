@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.programs.progress import progress_bar
+from dart_jax.progress import progress_bar, stage
 from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.questions import Question
 from eval.benchmarks.registry import load_all
@@ -35,14 +35,14 @@ class Speedup:
         if config.bench != DEMO:
             # Before loading the model, so that missing or damaged files are reported at once.
             count = config.prompts + config.max_warm_up_count
-            questions, missing = load_all(config.bench, config.data_dir, count)
+            questions, missing = load_all(config.bench, config.data_dir, count, config.skip_bad)
         base = config.load()
         self.models, self.left_out = config.models(base)
         self.left_out += missing
         if config.bench == DEMO:
             self.workloads = [demo_workload(config, base, console)]
         else:
-            with console.status("generating the answers that later turns follow"):
+            with stage("generating the answers that later turns follow", console):
                 self.workloads = [
                     benchmark_workload(config, base, console, name, some)
                     for name, some in questions.items()

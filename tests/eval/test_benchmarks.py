@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import tokenizers_made
 
+from dart_jax.data.messages import alternating
 from dart_jax.data.records import Record
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, prompt_tokens, read_question
-from eval.benchmarks.registry import BENCHMARKS, PAPER, find, load, parse_names
+from eval.benchmarks.registry import BENCHMARKS, PAPER, find, load, load_all, parse_names
 
 BENCH = os.environ.get("DART_BENCH")
 
@@ -103,6 +104,68 @@ def test_formats_with_instructions(record, begin, end):
     assert text.endswith(end)
     assert "no" not in text
     assert read(record).raw is None
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+SYSTEM = {"role": "system", "content": "s"}
+
+
+@pytest.mark.parametrize(
+    ("record", "turns", "before"),
+    [
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            ("a",),
+            (),
+        ),
+        ({"messages": alternating(["a", "x", "b"]), "prompt": "a"}, ("a", "b"), ()),
+        ({"messages": [SYSTEM, *alternating(["a", "x"])]}, ("a",), (SYSTEM,)),
+        ({"messages": alternating(["a", "x"]), "system": "s"}, ("a",), (SYSTEM,)),
+        ({"messages": [*alternating(["a", "x", "b"]), CALL]}, ("a", "b"), ()),
+        ({"data": ["a", "x", "b", "y"]}, ("a", "b"), ()),
+        ({"prompt": alternating(["a"]), "completion": alternating(["a", "x"])[1:]}, ("a",), ()),
+        ({"instruction": "a", "input": "", "system": "s"}, ("a",), (SYSTEM,)),
+        (
+            {"instruction": "a", "history": [["q", "r"]]},
+            ("a",),
+            tuple(alternating(["q", "r"])),
+        ),
+    ],
+)
+def test_chats(record, turns, before):
+    assert read(record) == Question("b", "Title", turns, "f:7", before=before)
+    tools = [{"function": {"name": "f"}}]
+    assert read(record | {"tools": tools}).tools == tools
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        ({"messages": alternating(["a"])[:1] * 2}, "user and assistant do not take turns"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "does not begin with the user"),
+        ({"messages": [SYSTEM]}, "there is no turn of the user"),
+        ({"messages": alternating([" "])}, "turn 1 is empty"),
+        ({"messages": []}, "must be a list of messages"),
+        ({"question": "a", "images": ["x"]}, "`images` is not supported"),
+        ({"question": "a", "system": 3}, "`system` must be a string"),
+    ],
+)
+def test_chats_without_answers(record, match):
+    with pytest.raises(UserError, match=f"^f:7: .*{match}"):
+        read(record)
+
+
+def test_bad_questions_can_be_skipped(tmp_path):
+    path = tmp_path / "my.json"
+    path.write_text(json.dumps([*TURNS, {"turns": 1}, *TURNS])[:-20])
+    with pytest.raises(UserError, match=r"must be a list of strings.*; --skip-bad skips such"):
+        load(str(path), None)
+    found, left_out = load_all(str(path), None, 9, skip_bad=True)
+    assert len(found[str(path)]) == 5
+    assert left_out == [
+        f"{path}, skipped 2 bad records, the first: {path}:1: `turns` must be a list of strings, "
+        "not 1"
+    ]
 
 
 def test_humaneval():
@@ -489,6 +552,14 @@ def test_prompts_in_a_template(thinking):
     assert "2<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\n3" in said(
         thinking, three, ("a", "b")
     )
+
+
+def test_what_is_before_the_first_turn(thinking):
+    two = Question("b", "b", ("one?", "two?"), "f:1", before=(SYSTEM, *alternating(["q", "r"])))
+    text = said(thinking, two)
+    assert text.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n")
+    assert text.count("one?") == 1
+    assert said(Tokenizer(tokenizers_made.byte_level()), two) == "s\n\nq\n\nr\n\none?"
 
 
 def test_plain_prompts():

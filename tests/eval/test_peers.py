@@ -44,6 +44,7 @@ def plain(tiny, tmp_path_factory):
         return [worker.decode(prompt, NEW).tokens for prompt in tiny.prompts]
 
 
+@pytest.mark.long
 def test_report(tiny, tmp_path, monkeypatch):
     """Plain decoding and DART; an engine that is not installed; one that cannot run."""
     absent = dataclasses.replace(ENGINES["ctranslate2"], packages={"no-such": "no_such_package"})

@@ -44,6 +44,7 @@ def test_a_good_server_passes(tmp_path, capsys):
     assert {check["held"] for check in content["checks"]} == {True, None}
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -179,6 +180,7 @@ def test_the_bound():
     assert "allowed 260.0 ms = 3 steps of 20.0 ms" in str(made)
 
 
+@pytest.mark.long
 def test_first_tokens(tmp_path, capsys):
     path = tmp_path / "first.json"
     with StubServer(step=0.004) as server:

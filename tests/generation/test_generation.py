@@ -342,6 +342,7 @@ def test_template_options_are_json(wrong):
     assert GenerateConfig(chat_template_kwargs='{"a": false}').template_kwargs == {"a": False}
 
 
+@pytest.mark.long
 def test_the_command_line():
     """The demo model, from standard input, in a separate process."""
     command = [sys.executable, "-m", "dart_jax.generate", "--max-new-tokens", "12"]

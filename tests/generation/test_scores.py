@@ -164,6 +164,7 @@ def not_numbers(tokens, logits, length):
     return jnp.where(length >= 6, jnp.nan, logits)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("stop", [(), ("no such text",)], ids=["fused", "host"])
 def test_nan_is_reported_and_not_written_as_text(model, stop):
     prompt = [5, 6]  # so that new token 5 is the first with a sequence of 6 tokens

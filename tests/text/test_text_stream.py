@@ -70,6 +70,7 @@ def test_pieces_joined_are_the_text(kind, data):
     assert given_out == whole
 
 
+@pytest.mark.long(keep=1)
 @each_kind
 @given(data=st.data())
 def test_returned_pieces_are_final(kind, data):
@@ -97,6 +98,7 @@ def certain(kind, ids):
     return made.decode(shown)
 
 
+@pytest.mark.long(keep=1)
 @each_kind
 @given(data=st.data())
 def test_stop_strings(kind, data):

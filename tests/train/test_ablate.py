@@ -10,6 +10,7 @@ import pytest
 import tiny_model
 from figure_checks import check_style, ends_of, note_of
 
+from dart_jax.data.records import Skipped
 from dart_jax.data.stdlib import function_prompts, module_files, read
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
@@ -114,6 +115,7 @@ def gamma(config):
     return report, raw_of(config, "gamma")
 
 
+@pytest.mark.long
 def test_an_experiment(config, gamma, capsys):
     """Trains, evaluates and reports; a second run trains only what is new."""
     report, raw = gamma
@@ -137,7 +139,7 @@ def test_an_experiment(config, gamma, capsys):
     assert all(len(values) == 2 for values in own.values())
     assert f"| 0.6 | {np.mean(own['tau']):.3f} ± " in report.read_text()
 
-    with pytest.raises(UserError, match="was started with another trainer"):
+    with pytest.raises(UserError, match=r"holds a run, made with another --steps \(2, now 3\)"):
         run(dataclasses.replace(config, steps=3), "the command")
 
 
@@ -403,6 +405,16 @@ def test_a_family_is_left_out(tiny, tmp_path):
     assert len(left(made.all)) == len(every) - 2 * 6
     assert left(made.without) == [prompt for prompt in left(made.all) if prompt not in family]
     assert not (inside | outside) & set(left(made.all))
+    # What is no answer is skipped, if that is wanted.
+    with answers.open("a") as file:
+        file.write('\n{"text": "a"}\n{"tokens": [')
+    with pytest.raises(UserError, match=r"not an answer of train.regenerate; .*--skip-bad skips"):
+        split("heapq")
+    skipped = Skipped()
+    places = [str(answers)], "heapq", encode, tmp_path / "other", 3, skipped
+    assert domains.split(*places).all.read_text() == made.all.read_text()
+    assert skipped.count == 2
+    write_answers(answers, every)
     # Files that stay the same keep their time: it tells prepared data whether they are theirs.
     before = made.all.stat().st_mtime_ns
     assert split("heapq").all.stat().st_mtime_ns == before

@@ -11,10 +11,11 @@ import tokenizers_made
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dart_jax.data.contents import Chat, Completion, Text, Tokens, parse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.encoding import Encoder
-from train.data.examples import Chat, Completion, Example, Text, Tokens, parse, read_all
+from train.data.examples import Example, read_all
 
 BENCH = os.environ.get("DART_BENCH")
 
@@ -309,6 +310,36 @@ def test_what_cannot_be_encoded(encoder, tmp_path):
     bare = Encoder(Tokenizer(tokenizers_made.byte_level()), 400)
     with pytest.raises(UserError, match="chats in the data, but no chat template in the tokenizer"):
         bare.encode([Example(chat("a", "b"), 0, "f:1", 0)], bad=[].append)
+
+
+WITH_TOOLS = "{% if tools %}<s>{{ tools | tojson }}</s>{% endif %}"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize("template", ["TURNS", "MARKED"])
+def test_what_stands_beside_a_chat_is_rendered_as_transformers_does(encoder, template):
+    encoder = encoder(WITH_TOOLS + getattr(tokenizers_made, template))
+    turns = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    record = turns | {"system": "Be terse.", "tools": json.dumps(TOOLS)}
+    (document,) = encode(encoder, parse(record))
+    messages = [{"role": "system", "content": "Be terse."}, *chat("a", "b").messages]
+    expected = encoder.tokenizer.wrapped.apply_chat_template(messages, tools=TOOLS, tokenize=False)
+    assert "Be terse." in expected
+    assert encoder.tokenizer.decode(document.tokens, skip_special_tokens=False) == expected
+    assert [part.strip() for part in parts(encoder, document)][1] == "b<|im_end|>"
+
+
+@pytest.mark.parametrize("template", ["TURNS", "MARKED", "THINKING"])
+def test_turns_that_are_not_to_be_learned(encoder, template):
+    encoder = encoder(getattr(tokenizers_made, template))
+    contents = chat("a", "one", "b", "two", "c", "three")
+    (document,) = encode(encoder, contents._replace(unlearned=(1, 5)))
+    (all_turns,) = encode(encoder, contents)
+    assert document.tokens.tolist() == all_turns.tokens.tolist()
+    learned = [part.strip() for part in parts(encoder, document)[1::2]]
+    assert learned == ["two<|im_end|>"]
+    with pytest.raises(UserError, match="it has no supervised tokens"):
+        encode(encoder, chat("a", "b")._replace(unlearned=(1,)))
 
 
 # Real data

@@ -2,6 +2,7 @@
 
 import bz2
 import collections
+import dataclasses
 import gzip
 import itertools
 import json
@@ -21,12 +22,12 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers, processors
 
-from dart_jax.data import records
-from dart_jax.data.records import PARQUET, find_files
-from dart_jax.errors import UserError
+from dart_jax.data import json_values
+from dart_jax.data.records import PARQUET, Skipped, find_files
+from dart_jax.errors import InputWarning, UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
-from dart_jax.programs.progress import progress_bars
+from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
 from train import ngram
 from train.counting import executors, text_tokenizer
@@ -188,7 +189,8 @@ def test_parquet(tmp_path):
             f"""copy (select i, 'text ' || i as text, case when i % 2 = 0 then '' else 'b' end as
             "a ""b" from range(1000) t(i)) to '{str(path).replace("'", "''")}'"""
         )
-    assert texts_of(path) == [f"text {i}" for i in range(1000)]
+    with pytest.warns(InputWarning, match=r'\.parquet: not used: i, a "b$'):
+        assert texts_of(path) == [f"text {i}" for i in range(1000)]
     assert texts_of(path, field='a "b') == ["b"] * 500
     with pytest.raises(UserError, match=r"no field 'body'; name one with --field \(it has i, text"):
         texts_of(path, field="body")
@@ -214,11 +216,80 @@ def test_chats(tmp_path, tokenizer_directory):
     assert texts_of(tmp_path / "a.parquet", template=template) == [rendered, "<s>user: how?\n"]
 
 
+def test_all_forms_of_records_are_counted(tmp_path, count, tokenizer, encode):
+    """The same that a drafter is trained on."""
+    records = [
+        {"conversations": [{"from": "human", "value": "how?"}, {"from": "gpt", "value": "so."}]},
+        {"question": "how?", "answer": "so."},
+        {"messages": CHAT[1:], "system": "how?"},
+        {"prompt": "how", "completion": "ever"},
+        {"tokens": [104, 111, 119], "prompt_length": 1, "text": "other"},
+        "a text",
+    ]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(each) + "\n" for each in records))
+    end = [tokenizer.token_to_id("</s>")]
+    chat = "<s>user: how?\n<s>assistant: so.\n"
+    system = chat.replace("user", "system")
+    rendered = [tokenizer.encode(text, add_special_tokens=False).ids for text in (chat, system)]
+    expected = [[*ids, *end] for ids in (rendered[0], *rendered, [104, 111, 119])]
+    made = decoded(count(path))
+    assert made == ngrams([*expected, *encode(["however", "a text"])], 3)
+
+
+def test_tools_reach_the_template(tmp_path, tokenizer_directory):
+    options = {"chat_template": "{{ tools[0].name }}{{ also }}" + TEMPLATE, "also": "!"}
+    template = text_tokenizer.load(str(tokenizer_directory), options).template
+    record = {"messages": CHAT[:1], "tools": [{"name": "f"}]}
+    path = write(tmp_path / "a.jsonl", json.dumps(record))
+    assert texts_of(path, template=template) == ["f!<s>user: how?\n"]
+
+
+@pytest.mark.parametrize("size", [1, 10**9])
+def test_bad_records_are_skipped_and_counted_once(tmp_path, tokenizer, size):
+    """Wherever a run is resumed."""
+    rows = ['{"text": "a"}', "{", '{"text": "b"}', '{"text": 3}', '{"tokens": [1, 999]}', '"c"']
+    files = (
+        write(tmp_path / "a.jsonl", "\n".join(rows)),
+        write(tmp_path / "b.json", f"[{', '.join(rows[:1] * 3)}, {{"),
+        write(tmp_path / "c.txt", b"\xff"),
+    )
+    skipped = Skipped()
+    corpus = Corpus(files, vocab_size=tokenizer.get_vocab_size(), bad=skipped)
+    units = list(corpus.units(size))
+    texts = [document.text for unit in units for document in unit.documents]
+    assert texts == [b"a", b"b", b"c", b"a", b"a", b"a"]
+    assert skipped.count == 5
+    assert skipped.first.startswith(f"{files[0]}:2: ")
+    for unit in units:
+        again = Skipped()
+        rest = list(dataclasses.replace(corpus, bad=again).units(size, start=unit.end))
+        assert unit.end.skipped + again.count == 5
+        assert sum(len(each.documents) for each in rest) == 6 - texts_before(units, unit)
+
+
+def texts_before(units, last):
+    return sum(len(unit.documents) for unit in units[: last.number + 1])
+
+
+def test_the_program_says_what_it_skipped(tmp_path, count, tokenizer_directory):
+    path = write(tmp_path / "a.json", json.dumps(words(3))[:-9])
+    with pytest.raises(UserError, match="; --skip-bad skips such records"):
+        count(path, work=tmp_path / "other")
+    config = NgramConfig(
+        (str(path),),
+        str(tokenizer_directory),
+        tmp_path / "m.dng",
+        memory="2GB",
+        skip_bad=True,
+    )
+    assert f", skipped 1 bad records, the first: {path}:1: broken JSON" in str(run(config))
+
+
 def test_large_json_values_and_records_between_reads(tmp_path, monkeypatch):
     texts = words(0, 30, 200)
     path = write(tmp_path / "a.json", json.dumps([{"text": text} for text in texts]))
     for chunk in (1, 7, 64, 1000):
-        monkeypatch.setattr(records, "_CHUNK", chunk)
+        monkeypatch.setattr(json_values, "_CHUNK", chunk)
         assert texts_of(path) == texts
 
 
@@ -525,6 +596,7 @@ def test_workers_and_memory_change_nothing(corpus, count, tmp_path, tokenizer_di
         assert out.read_bytes() == expected
 
 
+@pytest.mark.long
 def test_kill_and_resume(corpus, count, tmp_path, tokenizer_directory):
     expected = count(corpus).read_bytes()
     out, work = tmp_path / "killed.dng", tmp_path / "killed.dng.work"
@@ -585,18 +657,57 @@ def test_work_directories_are_not_mixed(tmp_path, count):
     data = write(tmp_path / "a.jsonl", lines(words(7)))
     work = tmp_path / "work"
     count(data, work=work, keep_work=True)
-    with pytest.raises(
-        UserError, match=r"started with another --order, --limit; delete it or pass"
-    ):
+    told = r"counts of 1 units, made with another --order \(3, now 2\), --limit \(unset, now 3\); p"
+    with pytest.raises(UserError, match=told):
         count(data, work=work, order=2, limit=3)
     write(data, lines(words(8)))
-    with pytest.raises(UserError, match="started with another --data;"):
+    with pytest.raises(UserError, match="made from another --data; pass the same again to go on"):
         count(data, work=work)
     with pytest.raises(UserError, match=r"all data lie in .*, where the program writes"):
         count(data, work=tmp_path)
     write(tmp_path / "other/file", "")
     with pytest.raises(UserError, match="holds other files"):
         count(data, work=tmp_path / "other")
+
+
+def test_without_counts_nothing_is_held_against_a_run(tmp_path, count):
+    """A run that failed before its first unit leaves settings and data free."""
+    data = write(tmp_path / "a.jsonl", '{"text": "a"}\n{"query": 1}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl:2: no field 'text'"):
+        count(data, work=tmp_path / "work", order=2)
+    write(data, lines(words(7)))
+    expected = count(data).read_bytes()
+    assert count(data, work=tmp_path / "work").read_bytes() == expected
+
+
+@pytest.mark.parametrize("place", ["same file", "next file"])
+def test_data_repaired_or_added_behind_the_counts(tmp_path, count, monkeypatch, place):
+    """A bad record ends the first run after some units; the counts are used, merged anew."""
+    monkeypatch.setattr(counting, "SMALLEST", 1000)
+    good, more = lines(words(7)), lines(words(8))
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    bad = '{"query": 1}\n'
+    files = (good + bad, more) if place == "same file" else (good, bad)
+    for path, text in zip((first, second), files, strict=True):
+        write(path, text)
+    work = tmp_path / "work"
+    with pytest.raises(UserError, match="no field 'text'"):
+        count(str(tmp_path / "*.jsonl"), work=work)
+    before = {path: path.stat().st_ino for path in work.glob("run-*")}
+    assert before
+    write(first, good)
+    write(second, more)
+    expected = count(str(tmp_path / "*.jsonl")).read_bytes()
+    options = {"work": work, "keep_work": True}
+    assert count(str(tmp_path / "*.jsonl"), **options).read_bytes() == expected
+    assert {path: path.stat().st_ino for path in before} == before
+    write(tmp_path / "c.jsonl", good)
+    expected = count(str(tmp_path / "*.jsonl")).read_bytes()
+    assert count(str(tmp_path / "*.jsonl"), **options).read_bytes() == expected
+    assert {path: path.stat().st_ino for path in before} == before
+    write(first, more)
+    with pytest.raises(UserError, match="made from another --data; pass the same again to go on"):
+        count(str(tmp_path / "*.jsonl"), **options)
 
 
 def test_units_of_another_memory(tmp_path, count, monkeypatch):
@@ -663,9 +774,10 @@ def test_a_work_directory_has_one_master(tmp_path, count):
     ("name", "data", "message"),
     [
         ("a.jsonl", '{"text": "a"}\n\n{"text": ', r"a\.jsonl:3: broken JSON"),
-        ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: no field 'text'; .*it has body"),
-        ("a.jsonl", '{"text": 3}', r"a\.jsonl:1: expected a text or a list of messages, got 3"),
-        ("a.jsonl", "[3]", r"a\.jsonl:1: a record must be an object, not an array"),
+        ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: not a chat.* the fields body; .*--field"),
+        ("a.jsonl", '{"text": 3}', r"a\.jsonl:1: `text` must be a string, not 3"),
+        ("a.jsonl", "[3]", r"a\.jsonl:1: a record must be an object, not 3"),
+        ("a.jsonl", "[3]\n[4]", r"a\.jsonl:1: a record must be an object, not an array"),
         ("a.jsonl", lines([CHAT], "messages"), r"a\.jsonl:1: messages need a chat template"),
         ("a.json", '[{"text": "a"},\n{"text": "b" "c"}]', r"a\.json:2: broken JSON"),
         ("a.json", '\n\n[{"text": "b" "c"}]', r"a\.json:3: broken JSON"),
@@ -704,7 +816,7 @@ def test_packages_that_are_missing(tmp_path, count, monkeypatch):
 def test_bad_chats(tmp_path, tokenizer_directory):
     template = text_tokenizer.load(str(tokenizer_directory)).template
     path = write(tmp_path / "a.jsonl", lines([[{"content": "a"}]], "messages"))
-    with pytest.raises(UserError, match=r"a\.jsonl:1: every message must be an object with a role"):
+    with pytest.raises(UserError, match=r"a\.jsonl:1: .*message 1 has the unknown role None"):
         texts_of(path, template=template)
 
     def refuse(messages):
@@ -781,7 +893,7 @@ def test_errors_of_the_program_are_one_line(tmp_path, tokenizer_directory):
     ]
     made = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert made.returncode == 2
-    assert made.stderr.splitlines()[-1].startswith(f"error: {data}:2: no field 'text'")
+    assert made.stderr.splitlines()[-1].startswith(f"error: {data}:2: not a chat")
     assert "Traceback" not in made.stderr
 
 

@@ -397,6 +397,13 @@ def test_adapters_that_cannot_be_merged_are_named(tmp_path, links, fields, messa
         load_target(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET))
 
 
+def test_an_adapter_of_an_adapter_is_refused(tmp_path, links):
+    adapter(tmp_path / "first", base=target(tmp_path / "base"))
+    adapter(tmp_path / "second", base=tmp_path / "first")
+    with pytest.raises(UserError, match=r"second is an adapter of an adapter, .*first': merge it"):
+        hub.resolve(tmp_path / "second", patterns=hub.TARGET)
+
+
 def test_adapters_of_another_base_are_named(tmp_path):
     target(tmp_path, dataclasses.replace(LLAMA, hidden_size=32))
     adapter(tmp_path)

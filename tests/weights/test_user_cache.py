@@ -186,6 +186,7 @@ def test_two_processes_at_once(environment):
     assert sorted("converting" in err for _, err in results) == [False, True]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3])
 def test_files_of_a_killed_process_are_ignored(environment, cache, tokenizer, seconds):
     process = start(CONVERT, environment)

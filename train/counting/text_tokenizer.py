@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import tokenizers
 
+from dart_jax.data.contents import Chat
 from dart_jax.errors import UserError
 from dart_jax.text.fingerprint import vocabulary_size
 from dart_jax.text.tokenizer import Tokenizer
@@ -59,10 +59,14 @@ class TextTokenizer:
         return eos
 
 
-def load(source: str) -> TextTokenizer:
+def load(source: str, template_kwargs: dict[str, Any] | None = None) -> TextTokenizer:
     """Reads a `tokenizer.json`, a directory, or a repository of the Hugging Face hub.
 
     Only a repository uses the network.
+
+    Args:
+      source: the path, or the name of the repository.
+      template_kwargs: for the chat template.
 
     Raises:
       UserError: there is no tokenizer, or it is damaged.
@@ -77,12 +81,14 @@ def load(source: str) -> TextTokenizer:
         from dart_jax.weights.checkpoint import load_eos
 
         eos = next(iter(load_eos(directory)), None)
-    template = None
-    if tokenizer.chat_template is not None:
-        template = cast(
-            ChatTemplate, partial(tokenizer.wrapped.apply_chat_template, tokenize=False)
-        )
-    return TextTokenizer(tokenizer.backend, eos, template, str(tokenizer.chat_template or ""))
+
+    def template(chat: Chat) -> str:
+        options = (template_kwargs or {}) | ({"tools": chat.tools} if chat.tools else {})
+        options |= {"tokenize": False}
+        return str(tokenizer.wrapped.apply_chat_template(chat.messages, **options))
+
+    source = str(tokenizer.chat_template or "")
+    return TextTokenizer(tokenizer.backend, eos, template if source else None, source)
 
 
 def encode(
@@ -95,12 +101,17 @@ def encode(
     """
     tokens: list[int] = []
     offsets = [0]
-    encodings = backend.encode_batch_fast(
-        [document.text.decode() for document in documents],
-        add_special_tokens=_needs_special_tokens(documents[0]),
+    encodings = iter(
+        backend.encode_batch_fast(
+            [document.text.decode() for document in documents if not document.tokens],
+            add_special_tokens=_needs_special_tokens(documents[0]),
+        )
     )
-    for document, encoding in zip(documents, encodings, strict=True):
-        ids = encoding.ids
+    for document in documents:
+        if document.tokens:
+            ids = np.frombuffer(document.text, np.int32).tolist()
+        else:
+            ids = next(encodings).ids
         tokens += ids
         if eos is not None and document.last and ids[-1:] != [eos]:
             tokens.append(eos)

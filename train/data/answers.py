@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
 from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
 from dart_jax.text.tokenizer import Tokenizer
-from train.data.examples import Chat, Completion, Content, Text, Tokens
 
 
 class Answer(NamedTuple):
@@ -42,6 +43,7 @@ class Conversation:
       turns: the prompt of each answer: new messages, or the tokens of a single prompt.
       messages: the messages so far, answers included.
       answers: the answers so far.
+      tools: for the chat template.
     """
 
     where: str
@@ -50,6 +52,7 @@ class Conversation:
     turns: list[list[dict[str, Any]]] | list[list[int]]
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     answers: list[Answer] = dataclasses.field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
 
     def prompt(self, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> list[int]:
         """Returns the token ids before the next answer.
@@ -60,7 +63,8 @@ class Conversation:
         turn: list[Any] = self.turns[len(self.answers)]
         if isinstance(turn[0], int):
             return turn
-        return tokenizer.encode_chat([*self.messages, *turn], **template_kwargs)
+        options = {**template_kwargs, **({"tools": self.tools} if self.tools else {})}
+        return tokenizer.encode_chat([*self.messages, *turn], **options)
 
     def add_answer(self, answer: Answer, tokenizer: Tokenizer) -> None:
         """Adds the next turn's answer, in place of the record's own."""
@@ -85,13 +89,14 @@ def prompt_turns(
     """Returns the prompt of each answer; see `Conversation.turns`.
 
     A chat with tool calls is answered up to the first call: a tool's result fits no other answer.
+    Turns that are not to be learned stay as they are.
 
     Raises:
       UserError: there is no prompt to answer.
     """
     match content:
-        case Chat(messages):
-            turns = _user_turns(messages)
+        case Chat():
+            turns = _user_turns(content.messages, content.unlearned)
         case Tokens(tokens, length):
             turns = [tokens[:length]]
         case Completion(prompt, _) | Text(prompt):
@@ -101,12 +106,14 @@ def prompt_turns(
     return turns
 
 
-def _user_turns(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _user_turns(
+    messages: list[dict[str, Any]], unlearned: Sequence[int]
+) -> list[list[dict[str, Any]]]:
     turns: list[list[dict[str, Any]]] = [[]]
-    for message in messages:
+    for n, message in enumerate(messages):
         if message["role"] == "tool" or "tool_calls" in message:
             break
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or n in unlearned:
             turns[-1].append(message)
         elif turns[-1]:
             turns.append([])
@@ -114,19 +121,22 @@ def _user_turns(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 class AnswerLog:
-    """Answers to a block of conversations, appended to a file as they arrive, one line each.
+    """Answers to a block of conversations, appended to a file as they arrive, one line per batch.
 
-    Opening it removes an incomplete last line, left by a killed process.
+    An answer belongs to its prompt, so that those to records that stay are found again after others
+    were repaired. Opening the log removes an incomplete last line, left by a killed process.
     """
 
     def __init__(self, path: Path):
         self._path = path
         data = path.read_bytes() if path.is_file() else b""
         data = data[: data.rfind(b"\n") + 1]
-        self._found: dict[tuple[int, int], Answer] = {}
+        # Answers to the same prompt, in the order in which they were made.
+        self._earlier: dict[tuple[int, tuple[int, ...]], deque[Answer]] = defaultdict(deque)
         for line in data.splitlines():
-            conversation, turn, *answer = json.loads(line)
-            self._found[conversation, turn] = Answer(*answer)
+            sampling, answers = json.loads(line)
+            for answer in answers:
+                self._earlier[sampling, tuple(answer[0])].append(Answer(*answer))
         self._file = path.open("r+b" if path.is_file() else "wb")
         self._file.seek(len(data))
         self._file.truncate()
@@ -137,20 +147,22 @@ class AnswerLog:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def find(self, conversations: Sequence[int], turn: int) -> list[Answer] | None:
-        """Returns these conversations' answers to one turn, or None unless all are recorded."""
-        found = [self._found.get((conversation, turn)) for conversation in conversations]
-        answers = [answer for answer in found if answer is not None]
-        return answers if len(answers) == len(found) else None
+    def take(self, prompts: Sequence[list[int]], sampling: int) -> list[Answer] | None:
+        """Returns the answers to these prompts, each once, or None unless all are recorded."""
+        queues = [self._earlier.get((sampling, tuple(prompt)), deque()) for prompt in prompts]
+        needed = Counter(map(id, queues))
+        if any(len(queue) < needed[id(queue)] for queue in queues):
+            return None
+        return [queue.popleft() for queue in queues]
 
-    def add(self, conversations: Sequence[int], turn: int, answers: Sequence[Answer]) -> None:
-        """Appends the answers of these conversations to one turn."""
-        lines = [
-            json.dumps([conversation, turn, *answer]) + "\n"
-            for conversation, answer in zip(conversations, answers, strict=True)
-        ]
-        self._file.write("".join(lines).encode())
+    def add(self, answers: Sequence[Answer], sampling: int) -> None:
+        """Appends a batch of answers."""
+        self._file.write(json.dumps([sampling, answers]).encode() + b"\n")
         self._file.flush()
+
+
+class OutOfTimeError(Exception):
+    """The time for answers has passed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +179,7 @@ class AnswerGenerator:
       seed: seed of all random draws.
       bad: called with the error if the chat template rejects a conversation, which ends there.
       too_long: called likewise if a conversation leaves no room for an answer.
+      late: asked before a batch is decoded: whether the time for it has passed.
     """
 
     model: DartModel
@@ -177,14 +190,20 @@ class AnswerGenerator:
     seed: int
     bad: Callable[[UserError], None]
     too_long: Callable[[UserError], None]
+    late: Callable[[], bool] = lambda: False
 
-    def run(self, conversations: list[Conversation], block: int, log: AnswerLog) -> Iterator[int]:
-        """Answers all turns; yields the number of new answers after each batch.
+    def run(
+        self, conversations: list[Conversation], place: int, log: AnswerLog
+    ) -> Iterator[tuple[int, int]]:
+        """Answers all turns; yields after each batch its answers' number, and that of new ones.
 
         Args:
           conversations: the conversations of a block.
-          block: number of the block, which the draws depend on.
+          place: place of the block among all, which the draws depend on.
           log: the block's log.
+
+        Raises:
+          OutOfTimeError: the time has passed.
         """
         for turn in range(
             max((len(conversation.turns) for conversation in conversations), default=0)
@@ -194,21 +213,24 @@ class AnswerGenerator:
                 if conversation.pending and (prompt := self._prompt(conversation)) is not None:
                     prompts[n] = prompt
             for number, chunk in enumerate(self._chunks(conversations, prompts)):
-                answers = log.find(chunk, turn)
+                sampling = conversations[chunk[0]].sampling
+                recorded = answers = log.take([prompts[n] for n in chunk], sampling)
                 if answers is None:
-                    seed = np.random.SeedSequence([self.seed, block, turn, number])
+                    if self.late():
+                        raise OutOfTimeError
+                    seed = np.random.SeedSequence([self.seed, place, turn, number])
                     answers = self._decode(
                         [prompts[n] for n in chunk],
-                        self.samplings[conversations[chunk[0]].sampling],
+                        self.samplings[sampling],
                         int(seed.generate_state(1)[0]),
                     )
-                    log.add(chunk, turn, answers)
+                    log.add(answers, sampling)
                 for n, answer in zip(chunk, answers, strict=True):
                     if self.unfinished or answer.finish == "stop":
                         conversations[n].add_answer(answer, self.model.tokenizer)
                     else:
                         conversations[n].finish()
-                yield len(chunk)
+                yield len(chunk), 0 if recorded else len(chunk)
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
         """Returns the prompt of the next turn; None if it cannot be answered."""

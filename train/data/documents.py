@@ -1,43 +1,62 @@
 """The documents of a corpus, in a fixed order.
 
-A record (see `dart_jax.data.records`) holds a text or a chat; a file of plain text is one document.
-A chat is a list of messages, `{"role": .., "content": ..}`, which a chat template renders as text.
-Text beyond `LONGEST` characters is cut at line ends into pieces, which are encoded and counted
-separately, so that memory does not depend on the corpus (except for single records, which are read
-whole). Empty documents are skipped.
+A record holds a chat, which a chat template renders as text, a text, or token ids (see
+`dart_jax.data.contents`); a file of plain text is one document. Text beyond `LONGEST` characters is
+cut at line ends into pieces, which are encoded and counted separately, so that memory does not
+depend on the corpus (except for single records, which are read whole). Empty documents are skipped.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
-from dart_jax.data.records import PARQUET, fingerprint, is_text, kind, open_text, records
+import numpy as np
+
+from dart_jax.data.contents import (
+    Chat,
+    Completion,
+    Content,
+    NoFormError,
+    Text,
+    Tokens,
+    read_contents,
+)
+from dart_jax.data.records import (
+    PARQUET,
+    DamagedError,
+    fingerprint,
+    is_text,
+    open_text,
+    refuse,
+)
 from dart_jax.errors import UserError
 
 LONGEST = 2**18  # characters; encoding needs about 100 bytes per character
 
-# Messages -> text; raises if the template rejects them.
-ChatTemplate = Callable[[list[dict[str, Any]]], str]
+# A chat -> text; raises if the template rejects it.
+ChatTemplate = Callable[[Chat], str]
 
 
 class Document(NamedTuple):
     """One document, or a piece of a long one.
 
     Attributes:
-      text: UTF-8.
+      text: UTF-8; or token ids, int32.
       chat: rendered by a chat template, with all special tokens except the end of the document.
       first: whether it begins the document.
       last: whether it ends the document.
+      tokens: whether `text` holds token ids.
     """
 
     text: bytes
     chat: bool = False
     first: bool = True
     last: bool = True
+    tokens: bool = False
 
 
 class Position(NamedTuple):
@@ -47,11 +66,13 @@ class Position(NamedTuple):
       file: index of a file.
       document: number of documents of that file before this place.
       read: bytes of all files before this place, as stored on disk.
+      skipped: number of bad records before this place.
     """
 
     file: int
     document: int
     read: int
+    skipped: int = 0
 
 
 START = Position(0, 0, 0)
@@ -77,15 +98,19 @@ class Corpus:
 
     Attributes:
       files: the files, in reading order.
-      field: field of the records; None uses `messages` if a record has it, else `text`.
+      field: field of the records that holds the text or the chat; None: by their form.
       template: chat template, if there is one.
+      vocab_size: one more than the highest token id.
       memory: bytes that reading Parquet may use.
+      bad: called with the error of a record that cannot be used, which is then skipped.
     """
 
     files: tuple[Path, ...]
     field: str | None = None
     template: ChatTemplate | None = None
+    vocab_size: int = 2**31
     memory: int = PARQUET
+    bad: Callable[[UserError], None] = refuse
 
     @property
     def size(self) -> int:
@@ -103,11 +128,22 @@ class Corpus:
           UserError: a file cannot be read or a record is invalid; says where.
         """
         before = sum(path.stat().st_size for path in self.files[: start.file])
+        skipped, warned = start.skipped, set()
+        done = count = 0  # documents of a file: those before `start`, and all so far
+
+        def bad(error: UserError) -> None:
+            nonlocal skipped
+            if count >= done:
+                skipped += 1
+                if isinstance(error, NoFormError):
+                    error = UserError(f"{error}, or name the field with --field")
+                self.bad(error)
+
         for number, path in enumerate(self.files[start.file :], start.file):
-            skipped = start.document if number == start.file else 0
-            for i, (document, read) in enumerate(self._read(path)):
-                if i >= skipped:
-                    yield document, Position(number, i + 1, before + read)
+            done, count = start.document if number == start.file else 0, 0
+            for count, (document, read) in enumerate(self._read(path, bad, warned), 1):
+                if count > done:
+                    yield document, Position(number, count, before + read, skipped)
             before += path.stat().st_size
 
     def units(
@@ -141,73 +177,57 @@ class Corpus:
         if documents:
             yield Unit(first, documents, end)
 
-    def _read(self, path: Path) -> Iterator[tuple[Document, int]]:
+    def _read(
+        self, path: Path, bad: Callable[[UserError], None], warned: set[str]
+    ) -> Iterator[tuple[Document, int]]:
         """Yields documents, each with the number of bytes of the file read so far."""
         if is_text(path):
-            with open_text(path) as (text, raw):
-                for document in _pieces(text):
-                    yield document, raw.tell()
+            try:
+                with open_text(path) as (text, raw):
+                    for document in _pieces(text):
+                        yield document, raw.tell()
+            except DamagedError as error:
+                bad(error)
             return
+        for content, record in read_contents(
+            path, field=self.field, memory=self.memory, bad=bad, warned=warned
+        ):
+            if isinstance(content, Chat) and self.template is None:
+                raise UserError(
+                    f"{record.where}: messages need a chat template, and the tokenizer has none; "
+                    "pass the directory of a tokenizer with one, or --field with a field that "
+                    "holds text"
+                )
+            try:
+                for document in self._documents(content):
+                    yield document, record.read
+            except UserError as error:
+                bad(UserError(f"{record.where}: {error}"))
 
-        def column(names: list[str]) -> list[str]:
-            return [self._field(names, str(path))]
+    def _documents(self, content: Content) -> Iterator[Document]:
+        match content:
+            case Chat():
+                yield from _pieces(io.StringIO(self._render(content), newline=""), True)
+            case Completion(prompt, completion):
+                yield from _pieces(io.StringIO(prompt + completion, newline=""))
+            case Text(text):
+                yield from _pieces(io.StringIO(text, newline=""))
+            case Tokens(tokens):
+                if not all(0 <= token < self.vocab_size for token in tokens):
+                    raise UserError(
+                        f"the record's tokens must be in 0..{self.vocab_size - 1}; use data of "
+                        "this tokenizer"
+                    )
+                if tokens:
+                    yield Document(np.array(tokens, np.int32).tobytes(), tokens=True)
 
-        for record in records(path, columns=column, memory=self.memory):
-            value = self._select(record.value, record.where)
-            for document in self._content(value, record.where):
-                yield document, record.read
-
-    def _select(self, record: Any, where: str) -> Any:
-        """Returns a record's value in the selected field."""
-        if isinstance(record, str):
-            return record
-        if not isinstance(record, dict):
-            raise UserError(f"{where}: a record must be an object, not {kind(record)}")
-        field = self._field(record, where)
-        return record[field]
-
-    def _field(self, names: Iterable[str], where: str) -> str:
-        names = list(names)
-        field = self.field or ("messages" if "messages" in names else "text")
-        if field not in names:
-            has = ", ".join(map(str, names[:8])) or "none"
-            raise UserError(f"{where}: no field {field!r}; name one with --field (it has {has})")
-        return field
-
-    def _content(self, value: Any, where: str) -> Iterator[Document]:
-        """Yields the documents in a field's value: a text, a chat, or nothing."""
-        if value is None:
-            return
-        if isinstance(value, str):
-            text, chat = value, False
-        elif isinstance(value, list):
-            text, chat = self._render(value, where), True
-        else:
-            raise UserError(f"{where}: expected a text or a list of messages, got {kind(value)}")
-        yield from _pieces(io.StringIO(text, newline=""), chat)
-
-    def _render(self, messages: list[Any], where: str) -> str:
-        if self.template is None:
-            raise UserError(
-                f"{where}: messages need a chat template, and the tokenizer has none; pass the "
-                "directory of a tokenizer with one, or --field with a field that holds text"
-            )
-        for message in messages:
-            if not isinstance(message, dict) or "role" not in message:
-                raise UserError(f"{where}: every message must be an object with a role")
-        # Parquet fills missing fields with None; but a None content is valid, next to tool calls.
-        messages = [
-            {
-                name: value
-                for name, value in message.items()
-                if value is not None or name == "content"
-            }
-            for message in messages
-        ]
+    def _render(self, chat: Chat) -> str:
+        assert self.template is not None
         try:
-            return self.template(messages)
+            return self.template(chat)
         except Exception as error:  # a template may raise anything
-            raise UserError(f"{where}: the chat template rejects the messages: {error}") from None
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(f"the chat template rejects the messages: {reason}") from None
 
 
 def cut(stream: TextIO) -> Iterator[str]:

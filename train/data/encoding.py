@@ -18,10 +18,11 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import tokenizers
 
+from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
 from dart_jax.data.records import refuse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from train.data.examples import Chat, Completion, Content, Example, Text, Tokens
+from train.data.examples import Example
 
 LossOn = Literal["assistant", "all"]
 
@@ -143,13 +144,23 @@ class Encoder:
             case Completion(prompt, completion):
                 text = prompt + completion
                 return _Plan(text, [Span(len(prompt), len(text))], True)
-            case Chat(messages) if self.loss_on == "all":
-                return _Plan(self._render(messages)[0], [], False)
-            case Chat(messages):
-                if not any(message["role"] == "assistant" for message in messages):
+            case Chat() if self.loss_on == "all":
+                return _Plan(self._render(content)[0], [], False)
+            case Chat(messages, _, unlearned):
+                turns = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
+                if not turns:
                     raise UserError("the chat has no turn of the assistant")
-                text, marked = self._render(messages)
-                return _Plan(text, marked or self._turns(messages, text), False)
+                text, marked = self._render(content)
+                if not marked:
+                    learned = [n for n in turns if n not in unlearned]
+                    return _Plan(text, self._turns(content, learned, text), False)
+                others = self._turns(content, unlearned, text)
+                spans = [
+                    span
+                    for span in marked
+                    if all(span.end <= other.begin or other.end <= span.begin for other in others)
+                ]
+                return _Plan(text, spans, False)
 
     def _encodings(self, plans: list[_Plan]) -> Iterator[tokenizers.Encoding]:
         """Encodes all plans, in their order."""
@@ -195,32 +206,32 @@ class Encoder:
         if not document.supervised.any() and not isinstance(content, Text):
             raise UserError("it has no supervised tokens: no answer, or an empty one")
 
-    def _render(self, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
+    def _render(self, chat: Chat) -> tuple[str, list[Span]]:
         """Returns the rendered text, and the spans that the template itself marks as supervised."""
         special = self.tokenizer.wrapped.special_tokens_map  # imports transformers, quietly
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        options = special | self.template_kwargs | ({"tools": chat.tools} if chat.tools else {})
         try:
             texts, marked = cast(Any, render_jinja_template)(
-                [messages],
+                [chat.messages],
                 chat_template=self._template,
                 return_assistant_tokens_mask=self._marks,
-                **special | self.template_kwargs,
+                **options,
             )
         except Exception as error:  # a template may raise anything
             reason = str(error).strip().split("\n", 1)[0]
             raise UserError(f"the chat template rejects the messages: {reason}") from None
         return texts[0], [Span(*span) for span in marked[0]] if self._marks else []
 
-    def _turns(self, messages: list[dict[str, Any]], whole: str) -> list[Span]:
-        """Finds the spans of the assistant's turns in a rendering of all messages."""
+    def _turns(self, chat: Chat, turns: Sequence[int], whole: str) -> list[Span]:
+        """Finds the spans of the assistant's turns with these indices in a rendering of a chat."""
         mark = next(chr(code) for code in _PRIVATE_USE if chr(code) not in whole)
+        marked = {"role": "assistant", "content": mark}
         spans = []
-        for n, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            marked = {"role": "assistant", "content": mark}
-            other, _ = self._render([*messages[:n], marked, *messages[n + 1 :]])
+        for n in turns:
+            messages = [*chat.messages[:n], marked, *chat.messages[n + 1 :]]
+            other, _ = self._render(chat._replace(messages=messages))
             if mark not in other:
                 raise UserError(
                     f"the chat template leaves out message {n + 1}, a turn of the assistant"

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dart_jax.data.records import find_files, records
+from dart_jax.data.contents import Tokens, read_contents
+from dart_jax.data.records import find_files, refuse
 from dart_jax.data.stdlib import function_prompts, module_files, read
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
-from train.data.examples import Tokens, parse
 
 Prompt = tuple[int, ...]
 
@@ -46,6 +46,7 @@ def split(
     encode: Callable[[str], list[int]],
     directory: Path,
     prompts: int,
+    bad: Callable[[UserError], None] = refuse,
 ) -> Domains:
     """Splits answers of `train.regenerate` into the two training sets and the evaluation prompts.
 
@@ -55,11 +56,12 @@ def split(
       encode: text -> token ids.
       directory: receives the two training sets; unchanged files are not rewritten.
       prompts: number of evaluation prompts, inside and outside each; at most half of the family's.
+      bad: called with the error of a record that cannot be used, which is then skipped.
 
     Raises:
       UserError: the data are not answers of `train.regenerate`, or none is of the family.
     """
-    answers = list(_answers(data))
+    answers = list(_answers(data, bad))
     texts = (text for file in module_files(family) for text in function_prompts(read(file)))
     ours = {tuple(encode(text)) for text in texts}
     found = {prompt for prompt, _ in answers}
@@ -81,19 +83,20 @@ def split(
     )
 
 
-def _answers(data: Sequence[str]) -> Iterator[tuple[Prompt, dict]]:
+def _answers(
+    data: Sequence[str], bad: Callable[[UserError], None]
+) -> Iterator[tuple[Prompt, dict]]:
     """Yields prompts and their records."""
     for file in find_files(data):
-        for record in records(file):
-            try:
-                content = parse(record.value)
-            except UserError as error:
-                raise UserError(f"{record.where}: {error}") from None
+        for content, record in read_contents(file, bad=bad):
             if not isinstance(content, Tokens):
-                raise UserError(
-                    f"{record.where}: not an answer of train.regenerate; this experiment needs "
-                    "their prompts"
+                bad(
+                    UserError(
+                        f"{record.where}: not an answer of train.regenerate; this experiment "
+                        "needs their prompts"
+                    )
                 )
+                continue
             yield tuple(content.tokens[: content.prompt_length]), record.value
 
 

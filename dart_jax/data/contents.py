@@ -1,0 +1,299 @@
+"""The content of a record: a chat, a prompt with its completion, token ids, or a text.
+
+A record is read as the first of these forms that matches its fields:
+
+    {"tokens": [3, 14, ..], "prompt_length": 9}                 what `train.regenerate` writes
+    {"messages": [{"role": "user", "content": ".."}, ..]}       UltraChat and most others
+    {"conversations": [{"from": "human", "value": ".."}, ..]}   ShareGPT
+    {"prompt": "..", "completion": ".."}                        strings, or lists of messages
+    {"instruction": "..", "input": "..", "output": ".."}        Alpaca; input is optional
+    {"instruction": "..", "context": "..", "response": ".."}    Dolly; either name of each will do
+    {"question": "..", "answer": ".."}                          GSM8K; or `response`
+    {"query": "..", "response": ".."}                           MetaMath
+    {"problem": "..", "solution": ".."}                         MATH
+    {"text": ".."}
+    {"data": ["question", "answer", ..]}                        UltraChat as first published
+    [{"role": "user", "content": ".."}, ..]                     messages without a name
+    ".."
+
+`messages` describes messages. Beside a chat, these fields are read:
+
+    system, system_prompt, system_message   the first message; refused if the chat has another
+    tools                                   for the chat template; a list, or one as JSON
+    history                                 [["question", "answer"], ..] before the last question
+
+A field that would change the content and is not read is refused by name. Other fields are not used,
+as in other programs: those that describe the record or repeat what was read without a word, the
+others with a warning (see `fields`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dart_jax.data.fields import (
+    FIELDS,
+    METADATA,
+    MORE,
+    REFUSED,
+    SYSTEM,
+    describe_unknown,
+    form_of,
+    refuse_unread,
+    refuse_unsupported,
+    unused_fields,
+)
+from dart_jax.data.messages import (
+    Messages,
+    alternating,
+    cleaned,
+    is_messages,
+    parsed,
+    read_messages,
+)
+from dart_jax.data.records import PARQUET, Record, kind, records, refuse
+from dart_jax.errors import UserError, warn
+
+
+class Chat(NamedTuple):
+    """Messages for a chat template.
+
+    Attributes:
+      messages: each with a `role`, a `content`, and what else the template may read.
+      tools: for the template, if there are any.
+      unlearned: indices of the assistant's turns that are not to be learned.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    unlearned: tuple[int, ...] = ()
+
+
+class Completion(NamedTuple):
+    """A prompt and its completion, without a chat template."""
+
+    prompt: str
+    completion: str
+
+
+class Tokens(NamedTuple):
+    """Token ids; those after the prompt were written by the target."""
+
+    tokens: list[int]
+    prompt_length: int
+
+
+class Text(NamedTuple):
+    """A text without a prompt."""
+
+    text: str
+
+
+Content = Chat | Completion | Tokens | Text
+
+
+class NoFormError(UserError):
+    """A record has none of the forms."""
+
+
+def read_contents(
+    path: Path,
+    *,
+    field: str | None = None,
+    memory: int = PARQUET,
+    bad: Callable[[UserError], None] = refuse,
+    warned: set[str] | None = None,
+) -> Iterator[tuple[Content, Record]]:
+    """Yields the content of every record of a file that is not plain text.
+
+    Args:
+      path: the file.
+      field: the field that holds the text or the chat, in place of the forms above.
+      memory: bytes that reading Parquet may use.
+      bad: called with the error of a record that cannot be used, which is then skipped.
+      warned: the unused fields that were warned about, of other files too.
+
+    Raises:
+      UserError: the file cannot be read; says where.
+    """
+    warned = set() if warned is None else warned
+
+    def say_unused(where: str, fields: list[str]) -> None:
+        if fields := [name for name in fields if name not in warned]:
+            warned.update(fields)
+            warn(f"{where}: not used: {', '.join(fields)}")
+
+    def columns(names: list[str]) -> list[str]:
+        if field is not None:
+            _check_field(field, names, f"{path}: ")
+            return [name for name in names if name in (field, *SYSTEM, "tools", *REFUSED)]
+        if not (read := [name for name in names if name in FIELDS]):
+            return names
+        say_unused(str(path), [name for name in names if name not in (*read, *METADATA)])
+        return read
+
+    for record in records(path, columns=columns, memory=memory, bad=bad):
+        try:
+            content = parse(record.value, field)
+        except RecursionError:
+            bad(UserError(f"{record.where}: it is nested too deeply"))
+        except UserError as error:
+            bad(type(error)(f"{record.where}: {error}"))
+        else:
+            if field is None and isinstance(record.value, dict):
+                say_unused(record.where, unused_fields(record.value, _texts(content)))
+            yield content, record
+
+
+def parse(value: Any, field: str | None = None) -> Content:
+    """Parses a record.
+
+    Args:
+      value: a JSON value.
+      field: the field that holds the text or the chat; None for the forms above.
+
+    Raises:
+      UserError: it matches none of the forms, or is malformed.
+    """
+    if isinstance(value, str):
+        return Text(cleaned(value))
+    if is_messages(value):
+        return chat({}, read_messages(value, "record"))
+    if not isinstance(value, dict):
+        raise UserError(f"a record must be an object, not {kind(value)}")
+    # Parquet fills missing fields with None.
+    record = {name: each for name, each in value.items() if each is not None}
+    if field is not None:
+        return _named(record, field, list(value))
+    form = form_of(record)
+    if not form:
+        if "text" in value:
+            return Text("")
+        raise NoFormError(describe_unknown(value, record))
+    refuse_unread(record, form)
+    if form == ("tokens",):
+        return _tokens(record)
+    if form == ("text",):
+        return Text(_text(record, "text"))
+    if form == ("prompt", "completion"):
+        if not any(isinstance(record[name], list) for name in form):
+            for name in (*SYSTEM, "tools", "history"):
+                if record.get(name):
+                    raise UserError(
+                        f"`{name}` beside `prompt` needs a chat; write the record as `messages`"
+                    )
+            return Completion(_text(record, "prompt"), _text(record, "completion"))
+        return chat(record, _prompted(record))
+    if len(form) == 1:
+        if record.get("history"):
+            raise UserError(f"`history` beside `{form[0]}` is not read; write it there")
+        return chat(record, read_messages(record[form[0]], form[0]))
+    return chat(record, Messages(alternating(_pair(record, *form))))
+
+
+def _named(record: dict[str, Any], field: str, names: list[str]) -> Content:
+    """Returns the text or the chat in a field."""
+    _check_field(field, names)
+    value = record.get(field, "")
+    if isinstance(value, str):
+        return Text(cleaned(value))
+    if not isinstance(value, list):
+        raise UserError(f"expected a text or a list of messages, got {kind(value)}")
+    if not value:
+        return Text("")
+    refuse_unsupported(record)
+    return chat(record, read_messages(value, field))
+
+
+def _check_field(field: str, names: list[str], where: str = "") -> None:
+    if field not in names:
+        has = ", ".join(map(str, names[:8])) or "none"
+        raise UserError(f"{where}no field {field!r}; name one with --field (it has {has})")
+
+
+def chat(record: dict[str, Any], turns: Messages) -> Chat:
+    """Adds a record's system prompt and tools to its messages; raises UserError."""
+    tools = parsed(record.get("tools")) or None
+    tools = [parsed(tool) for tool in tools] if isinstance(tools, list) else tools
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    ):
+        raise UserError(f"`tools` must be a list of objects, not {kind(tools)}")
+    messages, unlearned = turns
+    for name in SYSTEM:
+        system = cleaned(record.get(name, ""))
+        if not isinstance(system, str):
+            raise UserError(f"`{name}` must be a string, not {kind(system)}")
+        begins = messages[0]["role"] in ("system", "developer")
+        if begins and system.strip() not in ("", messages[0]["content"].strip()):
+            raise UserError(f"`{name}` and the first message are different system prompts")
+        if system.strip() and not begins:
+            messages = [{"role": "system", "content": system}, *messages]
+            unlearned = tuple(n + 1 for n in unlearned)
+    return Chat(messages, cleaned(tools), unlearned)
+
+
+def _prompted(record: dict[str, Any]) -> Messages:
+    """Returns the messages of a prompt and its completion; only the latter are to be learned."""
+    prompt, completion = (
+        Messages([{"role": role, "content": cleaned(record[name])}])
+        if isinstance(record[name], str)
+        else read_messages(record[name], name)
+        for name, role in (("prompt", "user"), ("completion", "assistant"))
+    )
+    first = len(prompt.messages)
+    before = [n for n, message in enumerate(prompt.messages) if message["role"] == "assistant"]
+    after = [first + n for n in completion.unlearned]
+    return Messages([*prompt.messages, *completion.messages], (*before, *after))
+
+
+def _pair(record: dict[str, Any], prompt_field: str, answer_field: str) -> list[str]:
+    """Returns the turns of a question and its answer, earlier ones included."""
+    prompt, answer = _text(record, prompt_field), _text(record, answer_field)
+    if prompt_field == "instruction":
+        more = [_text(record, name) for name in MORE if name in record]
+        prompt = "\n\n".join([prompt, *(text for text in more if text.strip())])
+    return [*earlier_turns(record), prompt, answer]
+
+
+def earlier_turns(record: dict[str, Any]) -> list[str]:
+    """Returns the texts of a record's `history`, the user's first; raises UserError."""
+    history = parsed(record.get("history")) or []
+    if not isinstance(history, list) or not all(
+        isinstance(turns, list) and len(turns) == 2 and all(isinstance(each, str) for each in turns)
+        for turns in history
+    ):
+        raise UserError("`history` must be a list of pairs of texts")
+    return list(itertools.chain(*history))
+
+
+def _tokens(record: dict[str, Any]) -> Tokens:
+    tokens, length = record["tokens"], record.get("prompt_length", 0)
+    # A bool is an int in Python, but not a token id.
+    if not isinstance(tokens, list) or not all(
+        type(token) is int and abs(token) < 2**31 for token in tokens
+    ):
+        raise UserError("`tokens` must be an array of ids")
+    if type(length) is not int or not 0 <= length <= len(tokens):
+        raise UserError(f"`prompt_length` must be in 0..{len(tokens)}, the number of tokens")
+    return Tokens(tokens, length)
+
+
+def _text(record: dict[str, Any], field: str) -> str:
+    if not isinstance(record[field], str):
+        raise UserError(f"`{field}` must be a string, not {kind(record[field])}")
+    return cleaned(record[field])
+
+
+def _texts(content: Content) -> list[str]:
+    match content:
+        case Chat(messages):
+            return [message["content"].strip() for message in messages]
+        case Completion(prompt, completion):
+            return [prompt.strip(), completion.strip()]
+        case Text(text):
+            return [text]
+    return []

@@ -1,0 +1,152 @@
+"""The fields of records: which form they make, which are read, refused, or not used.
+
+The names are those of the data sets on the hub and of the programs that train on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dart_jax.data.messages import MEDIA, is_messages
+from dart_jax.errors import UserError
+
+TURNS = ("messages", "conversations", "conversation")
+PAIRS = (
+    ("prompt", "completion"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("question", "response"),
+    ("query", "response"),
+    ("problem", "solution"),
+)
+MORE = ("input", "context")  # of an instruction
+SYSTEM = ("system", "system_prompt", "system_message")
+_MASKS = ("labels", "loss_mask", "completion_mask", "assistant_masks")
+_PREFERENCES = ("chosen", "rejected")
+REFUSED = {
+    "functions": "write them as `tools`",
+    "documents": "write them into the messages",
+    "chat_template_kwargs": "pass them with --chat-template-kwargs",
+} | dict.fromkeys(MEDIA, "only text is read; leave these records out")
+
+# Describes a record, or its making; does not change what is to be learned.
+METADATA = frozenset(
+    (
+        *("category", "conversation_hash", "conversation_id", "created", "created_at"),
+        *("custom_id", "data_source", "dataset", "date", "difficulty", "domain", "finish"),
+        *("finish_reason", "generator", "hash", "id", "idx", "index", "lang", "language"),
+        *("length", "license", "meta", "metadata", "model", "model_name", "num_tokens"),
+        *("num_turns", "openai_moderation", "origin", "parallel_tool_calls", "prompt_id"),
+        *("provider", "quality", "question_id", "redacted", "score", "scores", "source"),
+        *("source_id", "split", "subset", "tag", "tags", "task", "task_id", "task_name"),
+        *("time", "timestamp", "title", "token_count", "tokens", "topic", "toxic", "turn"),
+        *("type", "uid", "url", "uuid", "version", "views"),
+    )
+)
+# The fields that a content can depend on.
+FIELDS = tuple(
+    dict.fromkeys(
+        (
+            *("tokens", "prompt_length", *TURNS, *sum(PAIRS, ()), *MORE, "text"),
+            *("data", "source", *SYSTEM, "tools", "history", "weight"),
+            *(*_MASKS, *_PREFERENCES, *REFUSED),
+        )
+    )
+)
+
+
+def form_of(record: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the fields of the first form that a record has; empty if it has none."""
+    tokens = record.get("tokens")
+    others = tuple((name,) for name in TURNS if name in record)
+    others += tuple(pair for pair in PAIRS if set(pair) <= record.keys())
+    others += (("text",),) if "text" in record else ()
+    data = record.get("data")
+    texts = isinstance(data, list) and all(isinstance(each, str) for each in data)
+    others += (("data",),) if texts or is_messages(data) else ()
+    # Beside another form it may be the number of tokens, or their texts.
+    ids = isinstance(tokens, list) and all(type(token) is int for token in tokens)
+    if tokens is not None and (ids or "prompt_length" in record or not others):
+        return ("tokens",)
+    return others[0] if others else ()
+
+
+def refuse_unread(record: dict[str, Any], form: tuple[str, ...]) -> None:
+    """Raises UserError for a field that would change the content and is not read."""
+    weight = record.get("weight")
+    if isinstance(weight, int | float) and weight != 1:
+        raise UserError(f"`weight` must be 1, not {weight!r}: all records weigh the same")
+    if form == ("text",):  # it is complete
+        return
+    for name in _MASKS:
+        mask = record.get(name)
+        if isinstance(mask, list) and any(isinstance(each, int | list) for each in mask):
+            raise UserError(
+                f"`{name}` is not supported; only `prompt_length`, or `train` of a message, says "
+                "what is learned"
+            )
+    if form == ("tokens",):
+        return
+    refuse_unsupported(record)
+    for name in _PREFERENCES:
+        if record.get(name) and record.get("chosen") != record[form[0]]:
+            raise UserError(
+                f"`{name}` beside `{form[0]}` is a preference; put the answer to learn into "
+                f"`{form[-1]}`, and leave `chosen` and `rejected` out"
+            )
+
+
+def refuse_unsupported(record: dict[str, Any]) -> None:
+    """Raises UserError for a field of a chat that is not supported."""
+    for name, cure in REFUSED.items():
+        if record.get(name):
+            raise UserError(f"`{name}` is not supported; {cure}")
+
+
+def unused_fields(value: dict[str, Any], texts: list[str]) -> list[str]:
+    """Returns the fields of a record that say more than what was read of it.
+
+    Args:
+      value: the record.
+      texts: what was read, without the blanks around each text.
+    """
+    record = {name: each for name, each in value.items() if each not in (None, "", [], {})}
+    form = form_of(record)
+    read = {*form, *METADATA, "weight"}
+    if form == ("tokens",):
+        read.add("prompt_length")
+    elif form != ("text",):
+        read |= {*SYSTEM, "tools", *_PREFERENCES}
+    if len(form) == 2:
+        read |= {"history", *(MORE if form[0] == "instruction" else ())}
+    return [
+        name
+        for name, each in record.items()
+        if name not in read and not _repeats(each, texts, record, form)
+    ]
+
+
+def describe_unknown(value: dict[str, Any], record: dict[str, Any]) -> str:
+    """Describes why a record has no form."""
+    if record.keys() & set(_PREFERENCES):
+        return (
+            "`chosen` and `rejected` are a preference; rename `chosen` to `messages`, or to "
+            "`completion` beside a `prompt` that is a string"
+        )
+    for name, each in record.items():
+        if isinstance(each, list) and each and all(isinstance(one, dict) for one in each):
+            return f"the records seem to be inside of `{name}`; write that list alone into a file"
+    fields = ", ".join(map(str, list(value)[:8])) or "none"
+    return (
+        "not a chat, a prompt with completion, or a text of a supported form; it has the fields "
+        f"{fields}; use `messages` or `text`"
+    )
+
+
+def _repeats(value: Any, texts: list[str], record: dict[str, Any], form: tuple[str, ...]) -> bool:
+    """Whether a field repeats what was read."""
+    if isinstance(value, str):
+        # Token ids come with their text; a text may be the chat as a template renders it.
+        return any(value.strip() in text for text in texts) or all(text in value for text in texts)
+    return bool(form) and value == record[form[0]]

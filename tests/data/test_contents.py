@@ -1,0 +1,207 @@
+"""Contents of records: every field is read, refused by name, or named in a warning."""
+
+import json
+
+import duckdb
+import pytest
+
+from dart_jax.data.contents import Chat, Completion, Text, Tokens, parse, read_contents
+from dart_jax.errors import InputWarning, UserError
+
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+SYSTEM = {"role": "system", "content": "s"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+SHAREGPT = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+CALL = {"name": "f", "arguments": {"x": 1}}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}
+
+
+@pytest.mark.parametrize(
+    ("record", "content"),
+    [
+        # What stands beside a chat.
+        ({"conversations": SHAREGPT, "system": "s"}, Chat([SYSTEM, USER, ANSWER])),
+        ({"messages": [USER, ANSWER], "system": " "}, Chat([USER, ANSWER])),
+        ({"messages": [SYSTEM, USER, ANSWER], "system": "s\n"}, Chat([SYSTEM, USER, ANSWER])),
+        ({"question": "a", "response": "b", "system_prompt": "s"}, Chat([SYSTEM, USER, ANSWER])),
+        ({"instruction": "a", "output": "b", "system": "s"}, Chat([SYSTEM, USER, ANSWER])),
+        ({"messages": [USER, ANSWER], "tools": TOOLS}, Chat([USER, ANSWER], TOOLS)),
+        ({"conversations": SHAREGPT, "tools": json.dumps(TOOLS)}, Chat([USER, ANSWER], TOOLS)),
+        ({"messages": [USER, ANSWER], "tools": "[]"}, Chat([USER, ANSWER])),
+        ({"messages": [USER, ANSWER], "tools": ""}, Chat([USER, ANSWER])),
+        (
+            {"instruction": "a", "output": "b", "history": [["a", "b"]], "system": "s"},
+            Chat([SYSTEM, USER, ANSWER, USER, ANSWER]),
+        ),
+        # What is not to be learned.
+        ({"messages": [USER, ANSWER | {"train": False}]}, Chat([USER, ANSWER], None, (1,))),
+        ({"messages": [USER, ANSWER | {"weight": 0}]}, Chat([USER, ANSWER], None, (1,))),
+        (
+            {"messages": [USER | {"weight": 0.0}, ANSWER | {"weight": 1.0}, USER]},
+            Chat([USER, ANSWER, USER]),
+        ),
+        (
+            {"conversations": [*SHAREGPT, SHAREGPT[1] | {"loss": False}], "system": "s"},
+            Chat([SYSTEM, USER, ANSWER, ANSWER], None, (3,)),
+        ),
+        (
+            {"prompt": [USER, ANSWER, USER], "completion": [ANSWER]},
+            Chat([USER, ANSWER, USER, ANSWER], None, (1,)),
+        ),
+        ({"prompt": [USER], "completion": "b"}, Chat([USER, ANSWER])),
+        ({"prompt": '["a"]', "completion": "[1]"}, Completion('["a"]', "[1]")),
+        # Spellings of messages.
+        ([USER, ANSWER], Chat([USER, ANSWER])),
+        ({"messages": json.dumps([USER, ANSWER])}, Chat([USER, ANSWER])),
+        ({"messages": [{"from": "User", "content": "a"}]}, Chat([USER])),
+        ({"messages": [{"role": "human", "value": "a"}]}, Chat([USER])),
+        ({"messages": [{"role": "user", "text": "a"}]}, Chat([USER])),
+        ({"messages": [{"role": "user", "from": "human", "content": "a"}]}, Chat([USER])),
+        (
+            {"conversations": [SHAREGPT[0], {"from": "function_call", "value": json.dumps(CALL)}]},
+            Chat([USER, CALLS]),
+        ),
+        (
+            {"conversations": [{"from": "observation", "value": "4"}]},
+            Chat([{"role": "tool", "content": "4"}]),
+        ),
+        ({"messages": [USER, ANSWER | {"tool_calls": []}]}, Chat([USER, ANSWER])),
+        (
+            {"messages": [USER, ANSWER | {"reasoning_content": "hm\ud800"}]},
+            Chat([USER, ANSWER | {"reasoning_content": "hm?"}]),
+        ),
+        # Other forms.
+        (
+            {"instruction": "a", "context": "x", "response": "b"},
+            Chat([USER | {"content": "a\n\nx"}, ANSWER]),
+        ),
+        ({"text": "t", "tokens": 12, "images": ["x"]}, Text("t")),
+        ({"text": "t", "tokens": ["t"]}, Text("t")),
+        ({"text": None}, Text("")),
+        ({"tokens": [1, 2], "prompt_length": 1, "text": "t", "labels": ["x"]}, Tokens([1, 2], 1)),
+        ({"messages": [USER, ANSWER], "chosen": [USER, ANSWER]}, Chat([USER, ANSWER])),
+        ({"messages": [USER, ANSWER], "images": [], "weight": 1}, Chat([USER, ANSWER])),
+    ],
+)
+def test_what_is_read(record, content):
+    assert parse(record) == content
+
+
+CHAT = {"messages": [USER, ANSWER]}
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        ({"messages": [SYSTEM, USER], "system": "t"}, "`system` and the first message are diff"),
+        (CHAT | {"system": "s", "system_prompt": "t"}, "`system_prompt` and the first message are"),
+        (CHAT | {"system": ["s"]}, "`system` must be a string, not an array"),
+        (CHAT | {"tools": "f, g"}, "`tools` must be a list of objects, not a string"),
+        (CHAT | {"tools": {"f": 1}}, "`tools` must be a list of objects, not an object"),
+        (CHAT | {"functions": [{"name": "f"}]}, "`functions` is not supported; write them as `too"),
+        (CHAT | {"images": ["a.png"]}, "`images` is not supported; only text is read"),
+        (CHAT | {"documents": [{"text": "d"}]}, "`documents` is not supported"),
+        (CHAT | {"chat_template_kwargs": {"x": 1}}, "pass them with --chat-template-kwargs"),
+        (CHAT | {"weight": 0.5}, r"`weight` must be 1, not 0\.5"),
+        ({"text": "a", "weight": 0}, "`weight` must be 1, not 0"),
+        (CHAT | {"loss_mask": [0, 1]}, "`loss_mask` is not supported"),
+        ({"tokens": [1, 2], "labels": [-100, 2]}, "`labels` is not supported"),
+        (CHAT | {"history": [["a", "b"]]}, "`history` beside `messages` is not read"),
+        (
+            {"instruction": "a", "output": "b", "history": ["a"]},
+            "`history` must be a list of pairs",
+        ),
+        (
+            {"prompt": "a", "completion": "b", "system": "s"},
+            "`system` beside `prompt` needs a chat",
+        ),
+        (
+            {"prompt": "a", "completion": "b", "tools": TOOLS},
+            "`tools` beside `prompt` needs a chat",
+        ),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "are a preference; rename `chosen` to"),
+        (
+            {"conversations": SHAREGPT, "chosen": SHAREGPT[1], "rejected": SHAREGPT[1]},
+            "`chosen` beside `conversations` is a preference; put the answer",
+        ),
+        ({"data": [CHAT, CHAT]}, "the records seem to be inside of `data`; write that list alone"),
+        ({"version": "1", "train": [CHAT]}, "the records seem to be inside of `train`"),
+        ({"messages": [USER | {"weight": 1}]}, "`weight` is 1 for the role user, but only the"),
+        ({"messages": [USER, ANSWER | {"weight": 0.5}]}, r"`weight` must be 0 or 1, not 0\.5"),
+        ({"messages": [ANSWER | {"train": True, "weight": 0}]}, "train and weight contradict"),
+        ({"messages": [ANSWER | {"train_detail": [{}]}]}, "`train_detail` is not supported"),
+        ({"messages": [ANSWER | {"function_call": CALL}]}, "`function_call` is not supported; wri"),
+        ({"messages": [USER | {"images": ["x"]}]}, "message 1: `images` is not supported"),
+        ({"messages": [USER | {"content": [{"type": "image"}]}]}, "other than text: image"),
+        ({"messages": [USER | {"value": "b"}]}, "message 1 has `content` and `value`; leave one"),
+        ({"messages": [USER | {"from": "gpt"}]}, "has the role 'user' and is from 'gpt'"),
+        ({"messages": [{"from": "function_call", "value": "f()"}]}, "must be a tool call as JSON"),
+    ],
+)
+def test_what_is_refused(record, match):
+    with pytest.raises(UserError, match=match) as raised:
+        parse(record)
+    assert "\n" not in str(raised.value)
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_what_is_not_used_is_named_once(tmp_path):
+    known = {"id": 1, "source": "x", "score": 0.5, "model": "m", "prompt": "a", "chosen": None}
+    path = write(tmp_path / "a.jsonl", CHAT | known, CHAT | {"text": "<u>a</u><a>b</a>"})
+    assert len(list(read_contents(path))) == 2
+    others = {"label": False, "rubric": {"a": 1}, "text": "else", "empty": [], "none": None}
+    path = write(tmp_path / "b.jsonl", CHAT, CHAT | others, CHAT | others)
+    warned = set()
+    with pytest.warns(InputWarning) as caught:
+        contents = [*read_contents(path, warned=warned), *read_contents(path, warned=warned)]
+    assert len(contents) == 6
+    assert [str(one.message) for one in caught] == [f"{path}:2: not used: label, rubric, text"]
+
+
+def test_parquet_and_lines_hold_the_same(tmp_path):
+    """A table gives every record all fields, and all objects inside of it, too."""
+    records = [
+        {"conversations": SHAREGPT, "system": "s", "tools": TOOLS},
+        {"conversations": [SHAREGPT[0], SHAREGPT[1] | {"weight": 0}], "id": "x"},
+        {"conversations": [SHAREGPT[0], {"from": "gpt", "tool_calls": CALLS["tool_calls"]}]},
+        {"messages": [USER, ANSWER | {"reasoning_content": "hm"}]},
+        {"instruction": "a", "output": "b", "history": [["c", "d"]]},
+        {"prompt": "a", "completion": "b"},
+        {"text": "t"},
+        {"tokens": [1, 2], "prompt_length": 1},
+    ]
+    path = write(tmp_path / "a.jsonl", *records)
+    table = tmp_path / "a.parquet"
+    with duckdb.connect() as database:
+        database.execute(f"copy (select * from read_json('{path}')) to '{table}'")
+    contents = [content for content, _ in read_contents(path)]
+    assert [content for content, _ in read_contents(table)] == contents
+    assert contents[0] == Chat([SYSTEM, USER, ANSWER], TOOLS)
+    assert contents[1].unlearned == (1,)
+
+
+def test_a_named_field(tmp_path):
+    record = {"dialog": SHAREGPT, "system": "s", "text": "no", "rejected": [USER], "n": 3}
+    assert parse(record, "dialog") == Chat([SYSTEM, USER, ANSWER])
+    assert parse({"body": "t", "messages": [USER]}, "body") == Text("t")
+    assert parse({"body": None}, "body") == Text("")
+    for name, match in (
+        ("n", "expected a text or a list of messages, got 3"),
+        ("x", "no field 'x'"),
+    ):
+        with pytest.raises(UserError, match=match):
+            parse(record, name)
+
+
+def test_what_is_nested_too_deeply_is_one_bad_record(tmp_path):
+    path = tmp_path / "a.jsonl"
+    deep = '{"a":' * 900 + "1" + "}" * 900
+    chat = json.dumps(CHAT)
+    path.write_text(f'{chat}\n{chat[:-3]}, "x": {deep}}}]}}\n{chat}\n')
+    errors = []
+    assert [content for content, _ in read_contents(path, bad=errors.append)] == [parse(CHAT)] * 2
+    assert len(errors) == 1

@@ -1,0 +1,237 @@
+"""Records of JSON files: whatever is broken in a file costs itself alone."""
+
+import bz2
+import gzip
+import itertools
+import json
+import lzma
+import tracemalloc
+
+import pytest
+
+from dart_jax.data import json_values
+from dart_jax.data.records import Skipped, records
+from dart_jax.errors import UserError
+
+CHATS = [
+    {
+        "id": f"c{n}",
+        "conversations": [
+            {"from": "human", "value": f'is {n} {{"odd"}}, [or] "even"?'},
+            {"from": "gpt", "value": f"{n}: см. \\ \n"},
+        ],
+    }
+    for n in range(9)
+]
+TEXTS = [f'text {n}, "quoted", {{}}' for n in range(9)]
+
+
+def read(path):
+    """The values of a file, and the errors of what was skipped."""
+    errors = []
+    values = [record.value for record in records(path, bad=errors.append)]
+    if errors:
+        with pytest.raises(UserError, match=r"; --skip-bad skips such records$"):
+            list(records(path))
+    return values, [str(error) for error in errors]
+
+
+def dump(values, indent):
+    return json.dumps(values, indent=indent, ensure_ascii=bool(indent))
+
+
+# Broken files
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2])
+@pytest.mark.parametrize("values", [CHATS, TEXTS, [chat["conversations"] for chat in CHATS]])
+@pytest.mark.parametrize("chunk", [7, 2**16])
+def test_an_array_that_is_cut_off(tmp_path, monkeypatch, values, indent, chunk):
+    monkeypatch.setattr(json_values, "_CHUNK", chunk)
+    path = tmp_path / "a.json"
+    text = dump(values, indent)
+    last = text.rindex(dump(values[-1], indent).split("\n", 1)[0])
+    for cut in (last + 1, last + 9, len(text) - 10, len(text) - 3):
+        path.write_text(text[:cut])
+        found, errors = read(path)
+        assert found == values[:-1], cut
+        assert len(errors) == 1
+        assert errors[0].endswith("broken JSON: the file ends inside of this record")
+    path.write_text(text[:last])
+    assert read(path)[0] == values[:-1]
+    path.write_text(text.rstrip().removesuffix("]"))
+    found, errors = read(path)
+    assert found == values
+    assert errors == [f"{path}:{1 + text.count(chr(10))}: broken JSON: the array does not end"]
+
+
+def breaks(text):
+    """A record's text, broken in many ways."""
+    name, end = text.index('"conversations"'), len(text)
+    return {
+        "bad escape": text.replace("см. \\\\", "см. \\x").replace("\\u0441", "\\u04x1"),
+        "no quote before": text.replace('"human"', "human"),
+        "no quote after": text.replace('"human"', '"human'),
+        "no brace": text[: text.rindex("}", 0, end - 1)] + text[text.rindex("}", 0, end - 1) + 1 :],
+        "no closing": text[: text.rindex("]")],
+        "a closing more": text + "}",
+        "no colon": text.replace('"conversations":', '"conversations"'),
+        "no comma": text[: name - 2].rstrip(", \n") + " " + text[name:],
+        "a bare word": text.replace('"human"', "None"),
+        "a raw line end": text.replace("human", "hum\nan"),
+        "cut inside": text[: len(text) // 2],
+        "a first name less": text.replace('"id"', "id"),
+        "not a record": "oops",
+        "empty": '{"id": }',
+    }
+
+
+@pytest.mark.parametrize("fault", breaks(dump(CHATS[0], None)))
+def test_a_broken_record_costs_itself(tmp_path, monkeypatch, fault):
+    monkeypatch.setattr(json_values, "_CHUNK", 64)
+    for indent, place, form in itertools.product((None, 1), (0, 4, 8), ("array", "sequence")):
+        _check_broken(tmp_path / "a.json", indent, place, fault, form)
+
+
+def _check_broken(path, indent, place, fault, form):
+    texts = [dump(chat, indent) for chat in CHATS]
+    broken = breaks(texts[place])[fault]
+    assert broken != texts[place]
+    texts[place] = broken
+    text = f"[{', '.join(texts)}]" if form == "array" else "\n".join(texts)
+    path.write_text(text)
+    found, errors = read(path)
+    whole = CHATS[:place] + CHATS[place + 1 :]
+    if fault == "a closing more":  # behind a record that is whole
+        whole = CHATS
+    assert found == whole, (indent, place, form)
+    assert len(errors) == 1, (indent, place, form)
+    assert errors[0].startswith(f"{path}:")
+
+
+@pytest.mark.parametrize("fault", ['"a\\x"', '"a', "a", "a\n"])
+def test_broken_texts_cost_themselves(tmp_path, fault):
+    path = tmp_path / "a.json"
+    texts = list(map(json.dumps, TEXTS))
+    path.write_text(f"[{', '.join([*texts[:4], fault, *texts[4:]])}]")
+    found, errors = read(path)
+    assert len(errors) == 1
+    assert found in (TEXTS, TEXTS[:4] + TEXTS[5:])  # without a quote, the next text is lost too
+
+
+def test_broken_lines_cost_themselves(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps(chat).encode() for chat in CHATS]
+    lines[2:3] = [b'{"id": "\xff"}', lines[2][:-5], b"", b"  ", b"null", b'{"n": ' + b"9" * 5000]
+    path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(lines) + b"\r\n")
+    found, errors = read(path)
+    assert found == CHATS[:2] + CHATS[3:]
+    assert [error.split(": ")[0] for error in errors] == [f"{path}:{n}" for n in (3, 4, 8)]
+
+
+def test_what_is_not_utf_8_costs_itself(tmp_path):
+    path = tmp_path / "a.json"
+    text = json.dumps(CHATS, ensure_ascii=False).encode()
+    path.write_bytes(text.replace("4: см".encode(), b"4: \xf1\xec"))
+    found, errors = read(path)
+    assert found == CHATS[:4] + CHATS[5:]
+    assert errors == [f"{path}:1: it is not UTF-8 text"]
+    path.write_bytes(text.decode().encode("utf-16"))
+    with pytest.raises(UserError, match=r"a\.json is UTF-16; write it as UTF-8: iconv -f UTF-16"):
+        list(records(path, bad=Skipped()))
+
+
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".bz2": lambda text: bz2.compress(text, 1),  # in small blocks
+    ".xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("compression", [*COMPRESS, ".zst"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_compressed_files_that_are_cut_off(tmp_path, compression, name):
+    """What was read before counts; the rest is one bad record, whatever its text ends with."""
+    compress = COMPRESS.get(compression)
+    if compress is None:
+        zstandard = pytest.importorskip("zstandard")
+        compress = zstandard.ZstdCompressor(write_content_size=False).compress
+    # Random ids, so that much of a file is many of its records.
+    chats = [chat | {"id": f"{hash(('id', n)):x}"} for n, chat in enumerate(CHATS * 300)]
+    text = json.dumps(chats) if name == "a.json" else "\n".join(map(json.dumps, chats))
+    whole = compress(text.encode())
+    path = tmp_path / (name + compression)
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    found, errors = read(path)
+    assert found == chats[: len(found)]
+    assert len(found) > 500
+    assert len(errors) == 1
+    assert errors[0].startswith(f"cannot read all of {path}: ")
+
+
+# Forms
+
+
+def test_lines_and_arrays_under_either_name(tmp_path):
+    for text in (
+        "".join(json.dumps(chat) + "\n" for chat in CHATS),
+        json.dumps(CHATS),
+        json.dumps(CHATS) + "\n",
+        "\ufeff\n" + json.dumps(CHATS, indent=1).replace("\n", "\r\n"),
+        "".join(json.dumps(chat, indent=1) + "\n" for chat in CHATS),
+        json.dumps(CHATS[:4]) + "\n" + json.dumps(CHATS[4:]),
+    ):
+        for name in ("a.json", "a.jsonl"):
+            if (
+                name == "a.jsonl"
+                and text.startswith("[")
+                and text.count("\n") == 1
+                and text[-1] == "]"
+            ):
+                continue  # two lines, each of which is a record
+            path = tmp_path / name
+            path.write_text(text)
+            assert read(path) == (CHATS, []), (name, text[:40])
+    path = tmp_path / "lists.jsonl"
+    lists = [chat["conversations"] for chat in CHATS]
+    path.write_text("".join(json.dumps(turns) + "\n" for turns in lists))
+    assert read(path) == (lists, [])
+
+
+def test_unusual_values(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[null, {"a": Infinity, "b": null}, null, {"a": -1.5e3,}, {"a": 1},]')
+    found, errors = read(path)
+    assert found == [{"a": float("inf"), "b": None}, {"a": 1}]
+    assert len(errors) == 1
+    path.write_text("[" * 5000)
+    found, errors = read(path)
+    assert (found, len(errors)) == ([], 1)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_memory_is_bounded(tmp_path, monkeypatch, name):
+    """By the longest value that is read, whatever the file's size, and whatever is broken in it."""
+    monkeypatch.setattr(json_values, "LONGEST", 2**16)
+    monkeypatch.setattr(json_values, "_CHUNK", 2**12)
+    text = "x" * 2**14
+    values = [{"text": text, "n": n} for n in range(500)]
+    texts = list(map(json.dumps, values))
+    texts[100] = texts[100].replace('", "n"', ' "n')  # the text does not end
+    texts[200] = json.dumps({"text": "y" * 2**17, "n": 200})
+    texts[300] = '{"text": "", "others": [' + texts[300]  # all others are inside of it
+    path = tmp_path / name
+    path.write_text(f"[{', '.join(texts)}" if name == "a.json" else "\n".join(texts))
+    errors, numbers = [], []
+    tracemalloc.start()
+    for record in records(path, bad=errors.append):
+        numbers.append(record.value["n"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    lost = {100, 200} if name == "a.json" else {100, 200, 300}
+    assert numbers == [n for n in range(500) if n not in lost]
+    assert peak < 12 * 2**16
+    assert any("characters, or does not end" in str(error) for error in errors)
