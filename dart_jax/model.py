@@ -33,10 +33,10 @@ from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
 from dart_jax.ngram import NgramModel
+from dart_jax.text.tokenizer import FILE as TOKENIZER
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
-    check_fit,
     load_drafter,
     load_eos,
     load_target,
@@ -44,7 +44,8 @@ from dart_jax.weights.checkpoint import (
     read_target_config,
     resolve_dtype,
 )
-from dart_jax.weights.tensor_files import read_json
+from dart_jax.weights.drafter_files import check_draft_model, check_fit
+from dart_jax.weights.tensor_files import open_tensors, read_json
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 
 PathLike = str | os.PathLike[str]
@@ -188,7 +189,7 @@ class DartModel(TextGenerator):
             )
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
-            drafter_path, draft_config = _find_drafter(drafter, config, token)
+            drafter_path, draft_config = _find_drafter(drafter, config, tokenizer, token)
         if ngram is not None:
             if not isinstance(draft_config, DrafterConfig | None):
                 raise UserError(
@@ -219,7 +220,7 @@ class DartModel(TextGenerator):
           UserError: as `from_pretrained`.
         """
         if isinstance(drafter, str | os.PathLike):
-            path, config = _find_drafter(drafter, self.target, token)
+            path, config = _find_drafter(drafter, self.target, self.tokenizer, token)
             return self._with_loaded(path, config, self.params["target"]["embed_tokens"].dtype)
         if drafter == self.drafter:
             return self
@@ -249,12 +250,14 @@ class DartModel(TextGenerator):
         execution, alone = self.execution.with_drafter(config), self.execution.alone
         mesh = execution.mesh if execution.split_drafter else None
         if isinstance(config, TargetConfig):
+            check_draft_model(path, open_tensors(path).tensors)
             config, params["drafter"] = _load_target(path, dtype, alone)
         else:
             config, drafter, ids = load_drafter(
                 path,
                 dtype,
                 params["target"]["embed_tokens"],
+                target=self.tokenizer.directory,
                 narrow=execution.packed is not None,
                 mesh=mesh,
                 rounded=execution.rounded,
@@ -299,10 +302,32 @@ def _count(params: Any) -> str:
 
 
 def _find_drafter(
-    drafter: PathLike, target: TargetConfig, token: str | bool | None
+    drafter: PathLike, target: TargetConfig, tokenizer: Tokenizer, token: str | bool | None
 ) -> tuple[Path, DrafterConfig | Eagle3Config | TargetConfig]:
     """Returns a drafter's directory and config; raises UserError if it does not fit the target."""
     directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
     config = read_any_drafter_config(directory)
     check_fit(target, config)
+    if isinstance(config, TargetConfig):
+        _check_tokens(directory, tokenizer)
     return directory, config
+
+
+def _check_tokens(directory: Path, tokenizer: Tokenizer) -> None:
+    """Raises UserError if a draft model has a tokenizer, and its ids are not the target's tokens.
+
+    Added tokens may differ, as between the base model and the one for chats.
+    """
+    path = directory / TOKENIZER
+    if not path.is_file():
+        return
+    ours, theirs = (
+        {id: text for text, id in one.backend.get_vocab(with_added_tokens=False).items()}
+        for one in (tokenizer, Tokenizer.load(path))
+    )
+    for id in ours.keys() & theirs.keys():
+        if ours[id] != theirs[id]:
+            raise UserError(
+                f"token {id} is {theirs[id]!r} in the draft model's {path} and {ours[id]!r} in the "
+                "target's; pass a draft model with the target's tokenizer"
+            )

@@ -22,13 +22,14 @@ from jax.typing import DTypeLike
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
+from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.models.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, everywhere
 from dart_jax.models.sharding.rules import with_kv_heads
+from dart_jax.weights.drafter_files import authors_names, draft_vocabulary, with_stored_parts
 from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
 from dart_jax.weights.parameters import (
-    STORED_DTYPES,
     load_pairs,
     load_params,
     stored_pairs,
@@ -178,24 +179,28 @@ def load_drafter(
     dtype: DTypeLike = jnp.float32,
     embedding: jax.Array | None = None,
     *,
+    target: Path | None = None,
     narrow: bool = False,
     mesh: Mesh | None = None,
     rounded: bool = False,
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
-    """Reads a DART or EAGLE-3 drafter in the reference's layout.
+    """Reads a DART or EAGLE-3 drafter in the layout of its authors, of SpecForge, ModelOpt, vLLM or
+    speculators.
 
     Args:
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.
-      embedding: [V, D], the target's embedding, which drafters share. Some EAGLE-3 files contain
-        an embedding; it must equal this one, up to rounding to the file's dtype. Such files are
-        rejected if no embedding is given.
+      embedding: [V, D], the target's embedding. An embedding in the file becomes one of the
+        parameters unless it equals this one, up to rounding to the file's dtype. Draft ids from V
+        on are left out.
+      target: the target's directory, whose head takes the place of a missing one.
       narrow: as for `load_target`.
       mesh: devices that share the drafter, as for `load_target`; None if each has all of it.
       rounded: as for `load_target`.
 
     Returns:
-      The config, the parameters and the draft vocabulary: int32 [Vd], target id of each draft id.
+      The config, completed by what the files hold, the parameters and the draft vocabulary:
+      int32 [Vd], target id of each draft id.
 
     Raises:
       UserError: as `load_target`.
@@ -203,16 +208,14 @@ def load_drafter(
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
     config = read_drafter_config(directory)
-    files = open_tensors(directory)
-    own = files.tensors.pop("embed_tokens.weight", None)
-    ids = _draft_ids(files, config)
+    files = authors_names(open_tensors(directory))
+    config = with_stored_parts(files, config, embedding, target)
+    config, ids = draft_vocabulary(files, config, None if embedding is None else len(embedding))
     place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
     params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
     if isinstance(config, DrafterConfig) and config.pair_rank:
         pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
         params["pairs"] = pairs if mesh is None else everywhere(mesh, pairs)
-    if own is not None:
-        _check_embedding(files.path, own, embedding)
     return config if mesh is None else with_kv_heads(config, mesh), params, ids
 
 
@@ -234,12 +237,13 @@ def save_drafter(
       ids: the draft vocabulary: int32 [Vd], target id of each draft id.
       max_shard_size: bytes; larger drafters are written as shards.
       embedding: [V, D], stored in the file. Required if the target's rows have another width than
-        the drafter's: readers take the target's embedding only for drafters of its own width.
+        the drafter's and the parameters hold no embedding: readers take the target's only for
+        drafters of its own width.
 
     Raises:
       UserError: the embedding is missing or has another shape.
     """
-    if embedding is None and not config.shares_embedding:
+    if embedding is None and not (config.shares_embedding or config.own_embedding):
         raise UserError(
             f"the drafter's rows have {config.hidden_size} numbers and the target's "
             f"{config.target_hidden_size}, so it cannot read the target's embedding; pass its own"
@@ -255,44 +259,6 @@ def save_drafter(
     if embedding is not None:
         extra["embed_tokens.weight"] = np.asarray(embedding)
     _save(Path(directory), config, {}, params, extra, max_shard_size)
-
-
-def check_features(target: TargetConfig) -> None:
-    """Raises UserError if the target is too small for drafters that read its features."""
-    if not target.feature_layers:
-        raise UserError(
-            f"the target has {target.num_hidden_layers} layers; drafters read the features of "
-            "three distinct ones (2, L//2, L-3), so it needs at least 7"
-        )
-
-
-def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | TargetConfig) -> None:
-    """Raises UserError unless the drafter was trained for a target of these shapes, or is a
-    language model with the target's vocabulary."""
-    if isinstance(drafter, TargetConfig):
-        if drafter.vocab_size != target.vocab_size:
-            raise UserError(
-                f"the draft model has {drafter.vocab_size} tokens and the target "
-                f"{target.vocab_size}; pass one with the same tokenizer"
-            )
-        return
-    check_features(target)
-    read = tuple(layer - 1 for layer in target.feature_layers)
-    if isinstance(drafter, Eagle3Config) and drafter.aux_layers not in (None, read):
-        raise UserError(
-            f"the drafter reads the outputs of layers {drafter.aux_layers}; only those of layers "
-            f"{read} are supported"
-        )
-    for name, want, have in (
-        ("vocab_size", target.vocab_size, drafter.vocab_size),
-        ("hidden_size", target.hidden_size, drafter.target_hidden_size),
-        ("embedding size", target.hidden_size, drafter.hidden_size),
-    ):
-        if want != have:
-            raise UserError(
-                f"the drafter does not fit the target: {name} is {want} in the target "
-                f"and {have} in the drafter; pass a drafter trained for this target"
-            )
 
 
 def resolve_dtype(dtype: DTypeLike) -> np.dtype:
@@ -337,6 +303,8 @@ def _save(
 
 def _target_config(json: dict[str, Any]) -> tuple[TargetConfig, Method | None]:
     """A target's config, and how its files are quantised."""
+    if is_drafter(json):
+        raise UserError("config.json is that of a drafter, not of a target; pass it as the drafter")
     return TargetConfig.from_json(json), quantization_method(json)
 
 
@@ -353,47 +321,3 @@ def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
             if tensor is not None and tensor.shape == turned != entry.shape:
                 tensors[name] = tensor.turned()
     return files._replace(tensors=tensors, lost=lost)
-
-
-def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:
-    """Removes the draft vocabulary from the files' tensors and returns its target ids."""
-    size = config.draft_vocab_size
-    files.tensors.pop("t2d", None)
-    stored = files.tensors.pop("d2t", None)
-    if stored is None:
-        if size < config.vocab_size and "d2t" not in files.lost:
-            files.problems.append("missing d2t")
-        return np.arange(size, dtype=np.int32)
-    if stored.shape != (size,) or stored.dtype.kind != "i":
-        raise UserError(
-            f"{files.path}: d2t has shape {stored.shape} and dtype {stored.dtype}, not [{size}] "
-            "integers"
-        )
-    ids = np.arange(size) + stored.read()
-    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
-        raise UserError(f"{files.path}: d2t does not map to distinct ids below {config.vocab_size}")
-    return ids.astype(np.int32)
-
-
-def _check_embedding(path: Path, own: Tensor, embedding: jax.Array | None) -> None:
-    """Raises UserError if a drafter's own embedding is not the target's."""
-    if embedding is None:
-        raise UserError(
-            f"{path} holds an embedding (embed_tokens.weight); load it together with its target, "
-            "whose embedding it must equal"
-        )
-    ours = np.asarray(embedding)
-    with np.errstate(all="ignore"):
-        # Each side may have been rounded to its own dtype: compare after rounding to both.
-        same = (
-            own.shape == ours.shape
-            and own.dtype.name in STORED_DTYPES
-            and np.array_equal(
-                ours.astype(own.dtype).astype(ours.dtype), own.read().astype(ours.dtype)
-            )
-        )
-    if not same:
-        raise UserError(
-            f"{path} holds an embedding (embed_tokens.weight) that is not the target's; pass the "
-            "target that the drafter was trained for"
-        )

@@ -134,6 +134,12 @@ _DRAFTER = {
     "mlp.down_proj.kernel": "midlayer.mlp.down_proj.weight",
     "norm.scale": "norm.weight",
     "lm_head.kernel": "lm_head.weight",
+    "embed_tokens": "embed_tokens.weight",
+    # Only EAGLE-3 drafters of newer kinds have these norms.
+    "input_norm.scale": "input_norm.weight",
+    "fc_norm.{i}.scale": "fc_norm.{i}.weight",
+    "q_norm.scale": "midlayer.self_attn.q_norm.weight",
+    "k_norm.scale": "midlayer.self_attn.k_norm.weight",
     # Layers after the first exist only in dart_jax, not in the reference.
     "layers.{i}.input_layernorm.scale": "layers.{i}.input_layernorm.weight",
     "layers.{i}.q_proj.kernel": "layers.{i}.self_attn.q_proj.weight",

@@ -139,8 +139,6 @@ def test_drafter_defaults():
         ("drafter", {"num_hidden_layers": 0}, "num_hidden_layers=0"),
         ("drafter", {"draft_length": 0, "shifted": False}, "unshifted drafter needs mask rows"),
         ("drafter", {"rope_scaling": {"type": "linear"}}, "RoPE scaling 'linear' lacks factor"),
-        ("eagle3", {"norm_before_residual": True}, "norm_before_residual=True"),
-        ("eagle3", {"num_hidden_layers": 2}, "more than one layer"),
         ("drafter", {"draft_length": -1}, "draft_length=-1; it must be an integer of at least 0"),
         ("drafter", {"num_attention_heads": 3}, "3 query heads cannot share 2 key/value heads"),
     ],
