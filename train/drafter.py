@@ -214,9 +214,7 @@ def _settings(
     return settings
 
 
-def _check_trainable(
-    init: str, target: TargetConfig, drafter: DrafterConfig | Eagle3Config
-) -> None:
+def check_trainable(init: str, target: TargetConfig, drafter: DrafterConfig | Eagle3Config) -> None:
     """Raises UserError if a drafter that is to be trained on has a form that training lacks."""
     other = [n for n in ("own_embedding", "qk_norm", *NORMS) if getattr(drafter, n, False)]
     if drafter.layers_read(target) != target.feature_layers:
@@ -238,7 +236,7 @@ def _start(
         path = hub.resolve(shape.init, patterns=hub.DRAFTER)
         found, params, ids = load_drafter(path, jnp.float32, teacher.params["embed_tokens"])
         check_fit(target, found)
-        _check_trainable(shape.init, target, found)
+        check_trainable(shape.init, target, found)
         if type(found) is not type(drafter) or (
             isinstance(found, DrafterConfig)
             and (found.num_positions, found.num_hidden_layers, found.shifted)

@@ -241,6 +241,7 @@ class _Regeneration:
         self._unreadable = Skipped()
         self._unanswered = Skipped(file.written.skipped, file.written.first_skipped)
         self._conversations: list[Conversation] = []  # of the block in progress
+        self._before = file.written  # the block in progress
         self._made = 0  # by this process
         self._generator = AnswerGenerator(
             model,
@@ -259,11 +260,11 @@ class _Regeneration:
         complete = True
         try:
             self._answer_all()
-        except (KeyboardInterrupt, OutOfTimeError, UserError) as end:
+        except OSError:
+            raise
+        except (KeyboardInterrupt, Exception) as end:
             complete = False
-            tail = lines(self._conversations, self._tokenizer)
-            if tail.count(b"\n") > self._file.tail.count(b"\n"):
-                self._file.replace_tail(tail)
+            self._keep()
             if self._file.answers:
                 held = f"{self._file.answers:,} answers are in {self._config.out}"
                 advice.text = f"{held}; {RESUMABLE}"
@@ -285,6 +286,13 @@ class _Regeneration:
             time.monotonic() - self._began,
             complete,
         )
+
+    def _keep(self) -> None:
+        """Writes what is answered of the block in progress, if that is more than there is."""
+        tail = lines(self._conversations, self._tokenizer)
+        more = tail.count(b"\n") > self._file.tail.count(b"\n")
+        if more and self._file.written is self._before:
+            self._file.replace_tail(tail)
 
     def _late(self) -> bool:
         minutes, passed = self._config.minutes, time.monotonic() - self._began
@@ -311,6 +319,7 @@ class _Regeneration:
     def _answer_block(self, records: Sequence[Example]) -> Iterator[float]:
         """Answers a block and adds it to the file; yields after each batch what part is done."""
         written, conversations = self._file.written, self._conversations
+        self._before = written
         conversations += _conversations(records, self._generator)
         turns = sum(len(conversation.turns) for conversation in conversations)
         log, done = _log(self._work, self._file), 0

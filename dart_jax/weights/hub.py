@@ -36,7 +36,8 @@ TOKENIZER = (
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS, "adapter_model.bin")
-DRAFTER = ("config.json", *_WEIGHTS, *_TORCH_WEIGHTS)
+# A small language model that drafts is compared with its target by its tokens.
+DRAFTER = ("config.json", "tokenizer.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 
 # Duplicates of the weights: in folders (`original/`), of which only additional_chat_templates is
 # wanted, and in the authors' own layout.

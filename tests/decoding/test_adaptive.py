@@ -151,7 +151,7 @@ def test_both_loops_learn_the_same(models, prompts, plain):
         assert trees <= steps * len(prompts.tokens)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", ["dart", "eagle3"])
 def test_nothing_is_compiled_for_a_pair_of_sizes(models, prompts, methods, name, loop):
@@ -166,7 +166,7 @@ def test_nothing_is_compiled_for_a_pair_of_sizes(models, prompts, methods, name,
     assert generation.seconds["compile"] == 0
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_reported_scores_are_plain_decodings(models, prompts, loop):
     config = DecodeConfig(models.target, PromptLookupConfig(), logits=LogitsConfig(logprobs=2))
@@ -180,7 +180,7 @@ def test_reported_scores_are_plain_decodings(models, prompts, loop):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), one, other)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_second_pause_lasts_to_the_end(models, prompts, loop):
     """As generations at the same time, which share a policy, may decide for one another."""
@@ -465,6 +465,7 @@ def test_damaged_costs_are_learned_again(tmp_path, text):
 # For users
 
 
+@pytest.mark.long
 def test_generation_gives_the_same_text_with_any_trees():
     model = DartModel.demo()
     prompt = "def mean(values):\n"

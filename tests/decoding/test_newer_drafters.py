@@ -17,6 +17,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.pure import bind
 from dart_jax.weights.checkpoint import save_drafter
+from train.drafter import check_trainable
 from train.objective.drafter_shape import DrafterShape
 
 VOCABULARY = tiny_model.SHAPES.vocab_size
@@ -111,3 +112,13 @@ def test_a_draft_model_with_another_tokenizer(tiny, tmp_path):
         model.with_drafter(drafter)
     path.unlink()
     assert model.with_drafter(drafter).drafter is not None
+
+
+@pytest.mark.parametrize("name", ["norm_output", "own_embedding", "feature_layers"])
+def test_a_drafter_that_is_not_trained_on(name):
+    target = tiny_configs.TARGET
+    check_trainable("there", target, tiny_configs.EAGLE3)
+    value = (0, 1, 2) if name == "feature_layers" else True
+    drafter = dataclasses.replace(tiny_configs.EAGLE3, **{name: value})
+    with pytest.raises(UserError, match=f"--init there is a drafter with {name}, .* leave --init"):
+        check_trainable("there", target, drafter)

@@ -248,6 +248,7 @@ def test_bad_choices():
         Searching("device", -1)
 
 
+@pytest.mark.long
 def test_a_table_that_does_not_fit_is_cut_and_told(models, prompts, plain, ngram, caplog):
     config = DecodeConfig(models.target, models.drafter, 8)
     half = Searching("device", memory=3000)

@@ -413,6 +413,7 @@ def test_a_step(summary):
     assert content["moved"] == sum(kernel.moved for kernel in summary.kernels)
 
 
+@pytest.mark.long
 def test_tables_fit_into_80_columns(summary):
     schedule = parse_graphs(SCHEDULE, THUNKS)
     on_gpu = dataclasses.replace(summary, graphs=schedule)

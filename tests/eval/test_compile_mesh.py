@@ -164,6 +164,7 @@ def most(exchanged, kind):
     return max(size for each, size, *_ in exchanged if each == kind)
 
 
+@pytest.mark.long
 def test_a_step_of_eight_devices():
     """Two all-reduces a layer and the largest logits; a device holds what is said, and the bytes
     that it must move are fewer than one device's."""

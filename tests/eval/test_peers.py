@@ -87,6 +87,7 @@ def test_same_tokens(name, tiny, plain, tmp_path):
             assert decoded.seconds >= 0 <= decoded.cpu_seconds
 
 
+@pytest.mark.long
 def test_an_engine_that_cannot_run(tiny, tmp_path):
     with pytest.raises(EngineError, match=r"^needs a DART drafter; pass it as --drafter$"):
         Worker(setup(tiny, tmp_path, "dart"))

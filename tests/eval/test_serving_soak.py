@@ -30,6 +30,7 @@ def soak(server, *words, seconds=1.0):
     main(["--url", server.url, *options, *words])
 
 
+@pytest.mark.long
 def test_a_good_server_passes(tmp_path, capsys):
     path = tmp_path / "soak.json"
     with StubServer(step=0.001, slots=16) as server:

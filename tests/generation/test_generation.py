@@ -79,6 +79,7 @@ def test_prompt_formats(model, sampled):
     same(chat, model.generate("<user>heap?\n?def ", SAMPLED))
 
 
+@pytest.mark.long
 def test_a_batch(model):
     """With greedy decoding every prompt of a batch continues as it does alone, at any length."""
     prompts = [TEXT, "x", model.tokenizer.encode("import os\n"), CHAT]

@@ -73,7 +73,7 @@ def test_attention_to_pages(kernel, shape, size):
     compare(kernel, shape, size, 0)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @KERNELS
 @settings(max_examples=5, deadline=None)
 @given(
@@ -201,7 +201,7 @@ def copies_no_pool(compiled, *caches):
         assert not re.findall(rf"= {shape}\S* copy\(.*", text)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [NATIVE, "dense"])
 def test_a_chunk_of_a_prompt_in_pages(kernel):
     """Has the same bits as in one piece, whichever pages come first; no pool is copied."""

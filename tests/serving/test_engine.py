@@ -128,6 +128,7 @@ def test_trees_of_all_sizes(model, expected):
     engine.close()
 
 
+@pytest.mark.long
 def test_a_text_goes_on_without_the_drafter_and_with_it_again(model):
     """As at a load at which drafting does not pay: it is read anew when drafting pays again."""
     engine = Engine(model, ServingConfig(**SMALL))
@@ -191,6 +192,7 @@ def test_no_program_is_compiled_after_the_warm_up(model):
     engine.close()
 
 
+@pytest.mark.long
 def test_log_probabilities(model, engine):
     text = case(2)[0]
     options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
@@ -206,6 +208,7 @@ def test_log_probabilities(model, engine):
     assert all(update.logprobs is None for update in beside.updates)
 
 
+@pytest.mark.long
 def test_penalties_and_bias_of_logits(model, engine):
     """As functions of `generate` compute them, which know nothing of drafts."""
     text = case(3)[0]
@@ -389,6 +392,7 @@ def test_a_failure_of_the_device_ends_all(model):
     engine.close()
 
 
+@pytest.mark.long
 def test_streams_for_asyncio(model, engine, expected):
     async def whole(n):
         updates = engine.stream(request_of(model, n))

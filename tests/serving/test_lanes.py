@@ -169,7 +169,7 @@ def test_a_race(models):
     assert first_end > 20
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["dart", "eagle3"])
 def test_every_request_has_trees_of_the_size_that_it_asks_for(models, engine, expected, method):
     """Beside others in the same step, and as many nodes as it says."""

@@ -111,7 +111,7 @@ FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.i
 PAIRS = dataclasses.replace(DART, draft_length=3, pair_rank=5)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("trained", ["pairs", "all"])
 @pytest.mark.parametrize(
     ("drafter", "ids", "anchors", "weights"),

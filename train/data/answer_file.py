@@ -17,7 +17,7 @@ from train.data.answers import Conversation
 from train.data.examples import Example
 
 _STATE = "written.json"
-_TAIL = "tail.jsonl"
+_TAIL = "tail"  # no data file by its name
 _CHUNK = 2**20  # bytes read at a time
 
 
@@ -129,8 +129,9 @@ class AnswerFile:
 
     @property
     def tail(self) -> bytes:
-        """What follows the finished blocks."""
-        return self._tail.read_bytes() if self._tail.is_file() else b""
+        """What follows the finished blocks, if it is not torn."""
+        longer = self._tail.is_file() and self._size() > self.written.size
+        return self._tail.read_bytes() if longer else b""
 
     def add(self, lines: bytes, written: Written) -> None:
         """Replaces the tail by a finished block.
@@ -166,7 +167,7 @@ class AnswerFile:
         return self._path.stat().st_size if self._path.exists() else 0
 
     def _check(self) -> None:
-        """Checks that the file holds the finished blocks and, if not torn, the tail."""
+        """Checks that the file holds the finished blocks, then the tail, which is cut if torn."""
         size, tail = self.written.size, self.tail
         if not self._path.exists():
             if size:
@@ -175,7 +176,7 @@ class AnswerFile:
                     f"back, or delete {self._state.parent} to begin anew"
                 )
             return
-        if not size and not tail:
+        if not size and not self._tail.is_file():
             raise UserError(f"--out {self._path} already exists; delete it or name another file")
         crc = 0
         with self._path.open("rb") as file:
@@ -184,6 +185,8 @@ class AnswerFile:
             rest = file.read(len(tail) + 1)
         if crc != self.written.crc or not tail.startswith(rest):
             raise UserError(self._changed())
+        if rest != tail:  # torn
+            os.truncate(self._path, size)
 
     def _changed(self) -> str:
         return (
