@@ -54,8 +54,8 @@ def encode_prompt(
     outside = tokenizer.outside(tokens, vocab_size)
     if outside is not None:
         raise UserError(
-            f"the prompt has the token id {outside}, which the target lacks; prompt tokens must be in "
-            f"0..{vocab_size - 1}"
+            f"the prompt has the token id {outside}, which the target lacks; prompt tokens must "
+            f"be in 0..{vocab_size - 1}"
         )
     return tokens
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.progress import INTERVAL, say
-from dart_jax.weights import adapter
 from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import PAIR_SCORES
 
+_ADAPTER = "adapter_config.json"
 TOKENIZER = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -31,7 +31,7 @@ TOKENIZER = (
     "processor_config.json",
     "config.json",
     "generation_config.json",
-    adapter.CONFIG,
+    _ADAPTER,
 )
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
@@ -82,6 +82,10 @@ def resolve(
         )
     else:
         directory = _downloaded(name, revision, token, patterns)
+    if not (directory / _ADAPTER).is_file():
+        return directory
+    from dart_jax.weights import adapter  # which needs JAX
+
     return adapter.with_base(
         directory,
         lambda base, revision: resolve(base, revision=revision, token=token, patterns=patterns),
@@ -116,7 +120,7 @@ def _downloaded(
     if len(first) < len(patterns) and not weights:
         directory = download(patterns)
     model = _WEIGHTS[0] in patterns
-    if model and not any((directory / file).is_file() for file in ("config.json", adapter.CONFIG)):
+    if model and not any((directory / file).is_file() for file in ("config.json", _ADAPTER)):
         with _one_line(f"directory {name}", repository, revision):
             other = other_format(_files(repository, revision, token))
         raise UserError(f"{repository} has no config.json" + (f"; {other}" if other else ""))

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import local_hub
 import pytest
@@ -107,6 +106,13 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 
 
+def files_of(directory):
+    """The files in a directory, and in the folders in it."""
+    walked = os.walk(directory, followlinks=True)
+    paths = [os.path.join(folder, name) for folder, _, names in walked for name in names]
+    return {os.path.relpath(path, directory) for path in paths}
+
+
 def test_local_paths_are_used_unchanged(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a" / "b").mkdir(parents=True)
@@ -164,9 +170,7 @@ def test_a_path_is_never_a_repository(tmp_path, monkeypatch):
 def test_only_required_files_are_downloaded_and_once(server, ask, patterns, wanted):
     server.repositories["some/model"] = TARGET | OTHERS
     found = ask("resolve", "some/model", patterns=patterns)
-    paths = [path for path in Path(found).rglob("*") if path.is_file()]
-    names = {path.relative_to(found).as_posix() for path in paths}
-    assert names == set(server.fetched) == wanted
+    assert files_of(found) == set(server.fetched) == wanted
     # From the cache: with the hub, without it, and in offline mode.
     for environment in ({}, UNREACHABLE, OFFLINE):
         assert ask("resolve", "some/model", patterns=patterns, environment=environment) == found
@@ -201,7 +205,7 @@ def test_an_adapter_and_its_base_are_downloaded(server, ask, tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     found = ask("resolve", "some/adapter", patterns="TARGET", environment=environment)
     names = {*TARGET, "adapter_config.json", "adapter_model.bin"}
-    assert set(os.listdir(found)) == set(server.fetched) == names
+    assert files_of(found) == set(server.fetched) == names
     environment |= OFFLINE
     assert ask("resolve", "some/adapter", patterns="TARGET", environment=environment) == found
 
