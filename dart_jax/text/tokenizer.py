@@ -44,6 +44,7 @@ class Tokenizer:
         self.backend = backend
         self.directory = directory
         self._wrapped: Any | None = None  # as far as it was needed to load the tokenizer
+        self._reads_parts: dict[str, bool] = {}  # by template; see `for_template`
         self._processors = False  # whether `chat_template` belongs to a processor
 
     @classmethod
@@ -145,7 +146,7 @@ class Tokenizer:
         options = {"add_generation_prompt": True} | template_kwargs
         options["chat_template"] = self.template_for(options)
         try:
-            return self._render(self.for_template(messages), options)
+            return self._render(self.for_template(messages, options["chat_template"]), options)
         except Exception as error:  # a template may raise anything
             raise UserError(
                 f"the chat template of {self.directory} refuses the messages: {line(error)}"
@@ -177,14 +178,18 @@ class Tokenizer:
             )
         return named[choice]
 
-    def for_template(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages as the chat template reads them.
+    def for_template(
+        self, messages: Sequence[Mapping[str, Any]], template: str
+    ) -> list[dict[str, Any]]:
+        """The messages as a chat template, given by its source, reads them.
 
         Templates of some vision-language models read contents only as lists of parts, and would
         leave out a text.
         """
         made = list(map(dict, messages))
-        for message in made if self._wants_parts else ():
+        if template not in self._reads_parts:
+            self._reads_parts[template] = self._shows_only_parts(template)
+        for message in made if self._reads_parts[template] else ():
             if isinstance(message.get("content"), str):
                 message["content"] = [{"type": "text", "text": message["content"]}]
         return made
@@ -206,13 +211,13 @@ class Tokenizer:
         options = {**options, "tokenize": False}
         return str(self.wrapped.apply_chat_template(messages, **options))
 
-    @cached_property
-    def _wants_parts(self) -> bool:
-        """Whether the chat template shows a list of parts, but no text."""
+    def _shows_only_parts(self, template: str) -> bool:
+        """Whether a chat template shows a list of parts, but no text."""
 
         def shown(content: Any) -> bool:
+            messages = [{"role": "user", "content": content}]
             try:
-                return _PROBE in self._render([{"role": "user", "content": content}], {})
+                return _PROBE in self._render(messages, {"chat_template": template})
             except Exception:  # a template may raise anything
                 return False
 

@@ -111,19 +111,17 @@ def test_an_answer_when_the_server_must_end(engine, stream):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": "an é日"}, "prompt"),
-        ({"prompt": [5, "{id}"]}, "prompt"),
-        ({"logit_bias": {"{id}": 1}}, "logit_bias"),
-        ({"stop_token_ids": ["{id}"]}, "stop"),
+        (lambda id: {"prompt": "an é日"}, "prompt"),
+        (lambda id: {"prompt": [5, id]}, "prompt"),
+        (lambda id: {"logit_bias": {str(id): 1}}, "logit_bias"),
+        (lambda id: {"stop_token_ids": [id]}, "stop"),
     ],
 )
 def test_a_token_that_only_the_tokenizer_has(engine, fields, param):
     tokenizer = engine.model.tokenizer
     id = tokenizer.backend.token_to_id("é日")
     engine.model.target.vocab_size = id
-    body = {"prompt": "Hello", **json.loads(json.dumps(fields).replace('"{id}"', str(id)))}
-    if param == "logit_bias":
-        body["logit_bias"] = {str(id): 1}
+    body = {"prompt": "Hello", **fields(id)}
 
     async def ask():
         async with client_of(service_of(engine)) as client:

@@ -265,10 +265,11 @@ def test_completions_and_texts(encoder):
 
 def test_special_tokens_around_texts_are_not_learned(encoder):
     kind = tokenizers_made.byte_fallback
-    outside = encoder(tokenizers_made.TURNS, kind=kind)  # its end of a turn is a token of its own
-    with pytest.raises(UserError, match="the tokenizer ends answers with the token"):
+    own = kind().get_vocab_size()  # the end of a turn is a token more
+    outside = encoder(tokenizers_made.TURNS, kind=kind, vocab_size=own)
+    with pytest.raises(UserError, match=r"ends answers with the token \d+ \('<\|im_end\|>'\)"):
         encode(outside, Completion("he", "ll"))
-    encoder = encoder(tokenizers_made.TURNS, kind=kind, vocab_size=outside.vocab_size + 1)
+    encoder = encoder(tokenizers_made.TURNS, kind=kind)
     text, completion = encode(encoder, Text("hell"), Completion("he", "ll"))
     begin = encoder.tokenizer.backend.token_to_id("<s>")
     assert text.tokens[0] == completion.tokens[0] == begin
@@ -280,6 +281,23 @@ def test_loss_on_all(encoder):
     encoder = encoder(tokenizers_made.TURNS, loss_on="all")
     for document in encode(encoder, chat("a", "b"), chat("a"), Tokens([5, 6, 7], 2)):
         assert document.supervised.tolist() == [False] + [True] * (len(document.tokens) - 1)
+
+
+def test_templates_of_vision_language_models(encoder):
+    """They read parts of contents, and one is for chats with tools."""
+    parts_of = "{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>{% endfor %}"
+    made = encoder("{% for m in messages %}<|im_start|>{{ m.role }} " + parts_of)
+    (document,) = encode(made, chat("a", "b"))
+    assert parts(made, document) == [
+        "<|im_start|>user a<|im_end|><|im_start|>assistant ",
+        "b<|im_end|>",
+    ]
+    folder = made.tokenizer.directory / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tool_use.jinja").write_text("{{ tools | length }} tools " + tokenizers_made.TURNS)
+    several = Encoder(Tokenizer.load(made.tokenizer.directory), made.vocab_size)
+    (document,) = encode(several, Chat(chat("a", "b").messages, [{"name": "look"}]))
+    assert parts(several, document)[0].startswith("1 tools<|im_start|>user")
 
 
 def test_what_cannot_be_encoded(encoder, tmp_path):
