@@ -1,4 +1,5 @@
-"""Output files: whether they can be written, atomic writes, one-line errors when writing fails."""
+"""Output files: whether they can be written, atomic writes, one-line errors when writing fails; and
+the directory of the user's cache."""
 
 from __future__ import annotations
 
@@ -11,9 +12,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import platformdirs
+
 from dart_jax.errors import UserError
 
 _FULL = {errno.ENOSPC: "is full", errno.EDQUOT: "has no quota left"}
+
+
+def user_cache() -> Path:
+    """Returns the directory of what is kept between runs: `~/.cache/dart_jax` on Linux, or below
+    XDG_CACHE_HOME if set."""
+    return platformdirs.user_cache_path("dart_jax", appauthor=False)
 
 
 def check_writable(path: Path, *, directory: bool = False) -> None:

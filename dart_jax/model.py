@@ -22,9 +22,10 @@ from dart_jax.decoding.drafting import (
 )
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, SearchChoice, Searching
 from dart_jax.decoding.state import DecodeParams
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, warn
 from dart_jax.generation import GenerationConfig
 from dart_jax.generation.text_generator import TextGenerator
+from dart_jax.generation.transformers_options import unused_by_default
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.layers import Params
@@ -33,18 +34,20 @@ from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
 from dart_jax.ngram import NgramModel
+from dart_jax.text.tokenizer import FILE as TOKENIZER
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
-    check_fit,
     load_drafter,
-    load_eos,
     load_target,
     read_any_drafter_config,
     read_target_config,
     resolve_dtype,
 )
-from dart_jax.weights.tensor_files import read_json
+from dart_jax.weights.drafter_files import check_draft_model, check_fit
+from dart_jax.weights.generation_file import FILE as GENERATION_FILE
+from dart_jax.weights.generation_file import load_eos
+from dart_jax.weights.tensor_files import open_tensors, read_json
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 
 PathLike = str | os.PathLike[str]
@@ -117,7 +120,7 @@ class DartModel(TextGenerator):
           UserError: the file asks for something that is not supported, such as beam search.
         """
         directory = self.tokenizer.directory
-        path = None if directory is None else directory / "generation_config.json"
+        path = None if directory is None else directory / GENERATION_FILE
         if path is None or not path.is_file():
             return GenerationConfig()
         return GenerationConfig.from_transformers(read_json(path))
@@ -181,14 +184,9 @@ class DartModel(TextGenerator):
         # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
-        if tokenizer.vocab_size > config.vocab_size:
-            raise UserError(
-                f"{target}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, but the target "
-                f"has embeddings for {config.vocab_size} tokens; use the target's own tokenizer"
-            )
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
-            drafter_path, draft_config = _find_drafter(drafter, config, token)
+            drafter_path, draft_config = _find_drafter(drafter, config, tokenizer, token)
         if ngram is not None:
             if not isinstance(draft_config, DrafterConfig | None):
                 raise UserError(
@@ -199,7 +197,8 @@ class DartModel(TextGenerator):
         config, target_params = _load_target(directory, kind, execution)
         params: DecodeParams = {"target": target_params}
         drafting = None if ngram_model is None else NgramConfig()
-        eos = load_eos(directory)
+        eos = load_eos(directory, config.vocab_size)
+        _tell_unused(directory / GENERATION_FILE)
         model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution, searching)
         if drafter_path is None or draft_config is None:
             return model
@@ -219,7 +218,7 @@ class DartModel(TextGenerator):
           UserError: as `from_pretrained`.
         """
         if isinstance(drafter, str | os.PathLike):
-            path, config = _find_drafter(drafter, self.target, token)
+            path, config = _find_drafter(drafter, self.target, self.tokenizer, token)
             return self._with_loaded(path, config, self.params["target"]["embed_tokens"].dtype)
         if drafter == self.drafter:
             return self
@@ -249,12 +248,14 @@ class DartModel(TextGenerator):
         execution, alone = self.execution.with_drafter(config), self.execution.alone
         mesh = execution.mesh if execution.split_drafter else None
         if isinstance(config, TargetConfig):
+            check_draft_model(path, open_tensors(path).tensors)
             config, params["drafter"] = _load_target(path, dtype, alone)
         else:
             config, drafter, ids = load_drafter(
                 path,
                 dtype,
                 params["target"]["embed_tokens"],
+                target=self.tokenizer.directory,
                 narrow=execution.packed is not None,
                 mesh=mesh,
                 rounded=execution.rounded,
@@ -273,6 +274,13 @@ class DartModel(TextGenerator):
         return cls.from_pretrained(
             DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng", dtype=dtype
         )
+
+
+def _tell_unused(generation_file: Path) -> None:
+    """Warns if transformers would write another text because of the target's generation config."""
+    told = generation_file.is_file() and unused_by_default(read_json(generation_file))
+    if told:
+        warn(f"{generation_file}: {told}")
 
 
 def _load_target(
@@ -299,10 +307,32 @@ def _count(params: Any) -> str:
 
 
 def _find_drafter(
-    drafter: PathLike, target: TargetConfig, token: str | bool | None
+    drafter: PathLike, target: TargetConfig, tokenizer: Tokenizer, token: str | bool | None
 ) -> tuple[Path, DrafterConfig | Eagle3Config | TargetConfig]:
     """Returns a drafter's directory and config; raises UserError if it does not fit the target."""
     directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
     config = read_any_drafter_config(directory)
     check_fit(target, config)
+    if isinstance(config, TargetConfig):
+        _check_tokens(directory, tokenizer)
     return directory, config
+
+
+def _check_tokens(directory: Path, tokenizer: Tokenizer) -> None:
+    """Raises UserError if a draft model has a tokenizer, and its ids are not the target's tokens.
+
+    Added tokens may differ, as between the base model and the one for chats.
+    """
+    path = directory / TOKENIZER
+    if not path.is_file():
+        return
+    ours, theirs = (
+        {id: text for text, id in one.backend.get_vocab(with_added_tokens=False).items()}
+        for one in (tokenizer, Tokenizer.load(path))
+    )
+    for id in ours.keys() & theirs.keys():
+        if ours[id] != theirs[id]:
+            raise UserError(
+                f"token {id} is {theirs[id]!r} in the draft model's {path} and {ours[id]!r} in the "
+                "target's; pass a draft model with the target's tokenizer"
+            )

@@ -40,6 +40,7 @@ from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.child import run_child
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
+from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.tensor_files import open_tensors
 
@@ -230,9 +231,10 @@ def _checkpoint(config: LoadingConfig) -> Iterator[Path]:
     target = shape(size, config.experts, itemsize)
     with tempfile.TemporaryDirectory(prefix="dart_jax-") as name:
         directory = Path(name)
-        params = _random_params(target, config.stored)
-        size = _count(target) * itemsize
-        save_target(directory, target, params, max_shard_size=-(-size // config.shards))
+        with stage("writing a checkpoint", short=True):
+            params = _random_params(target, config.stored)
+            size = _count(target) * itemsize
+            save_target(directory, target, params, max_shard_size=-(-size // config.shards))
         yield directory
 
 
@@ -263,10 +265,12 @@ def main(args: Sequence[str] | None = None) -> None:
             return
         config = parse(LoadingConfig, args, __doc__)
         with _checkpoint(config) as directory:
-            if config.processes > 1:
-                print(table(in_processes(directory, config.dtype, config.processes)))
-            else:
-                print(in_new_process(directory, config.dtype))
+            with stage("loading", short=True):
+                if config.processes > 1:
+                    report = table(in_processes(directory, config.dtype, config.processes))
+                else:
+                    report = in_new_process(directory, config.dtype)
+            print(report)
 
 
 if __name__ == "__main__":

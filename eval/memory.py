@@ -28,11 +28,11 @@ from dart_jax.models.pure import abstract_params
 from dart_jax.programs.command_line import parse, program
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
-    check_fit,
     read_any_drafter_config,
     read_target_config,
     resolve_dtype,
 )
+from dart_jax.weights.drafter_files import check_fit
 from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
 
 _FLOAT = 4  # bytes of a logit
@@ -150,7 +150,7 @@ def memory(
     itemsize = np.dtype(resolve_dtype(dtype)).itemsize
     config = DecodeConfig(target, drafter, tree_nodes)
     rows = batch_size * config.capacity(min(length_bucket(length), target.max_length))
-    features = itemsize * len(target.feature_layers) * target.hidden_size
+    features = itemsize * len(config.feature_layers) * target.hidden_size
     node = _FLOAT * target.vocab_size + features + cache_row(target, itemsize)
     return Memory(
         target=_weight_bytes(target, dtype, weights),

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from dart_jax import _core
@@ -33,6 +32,7 @@ from dart_jax.models.cpu import foreign, products, tiles
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
+from dart_jax.progress import tracked
 
 # Products of one jitted program, which takes long to compile.
 _MOST_WEIGHTS = 128
@@ -195,7 +195,7 @@ def run(config: ProductsConfig, console: Console) -> None:
     else:
         console.print("products with tiles by XLA: the C++ core cannot be called here")
     found: list[Measurement] = []
-    for shape in track(config.shape, "measuring", console=console, transient=True):
+    for shape in tracked(config.shape, "measuring", console):
         measured = measure(config, shape, config.rows)
         console.print(table(measured))
         found += measured

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
@@ -35,6 +34,7 @@ from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
+from dart_jax.progress import tracked
 from eval.benchmarks.prompts import demo_prompts
 from eval.methods.measure import first_difference
 
@@ -106,7 +106,7 @@ def answers_of(
     count = config.max_new_tokens
 
     def each(decoder: Any) -> list[Generation]:
-        return [decoder([prompt], count) for prompt in track(prompts, "answers", transient=True)]
+        return [decoder([prompt], count) for prompt in tracked(prompts, "answers", Console())]
 
     alone = [made.tokens[0].tolist() for made in each(plain)]
     if model.drafter is None:

@@ -21,7 +21,6 @@ from typing import Any
 
 from huggingface_hub.constants import HF_HOME
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from dart_jax.errors import UserError
@@ -31,6 +30,7 @@ from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from dart_jax.programs.spread import spread
+from dart_jax.progress import tracked
 
 PROMPT = "def mean(values):\n"
 
@@ -94,7 +94,7 @@ def run(config: StartupConfig, console: Console) -> None:
         cache = Path(directory)
         runs = [
             in_new_process(config, cache)
-            for _ in track(range(config.repeats + 1), "starting", console=console, transient=True)
+            for _ in tracked(range(config.repeats + 1), "starting", console)
         ]
         stored = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
     cold, warm = runs[0], runs[1:]

@@ -9,7 +9,6 @@ import gc
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,6 +28,9 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import load_drafter, load_target
+
+# Which tests run: the long ones, and samples of grids.
+pytest_plugins = ["grids"]
 
 # Child processes find `eval` and `train` as pytest does (`pythonpath` in pyproject.toml).
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
@@ -97,32 +99,10 @@ class Golden:
         return [self.run["_".join(map(str, (name, i, *step)))] for i in range(4)]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the long tests as well, as CI does")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
-        "long(keep=0): run only with --long or by its name; the first `keep` cases run always",
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the long tests, unless they are asked for by --long or by name."""
-    if config.getoption("--long") or any("::" in argument for argument in config.args):
-        return
-    cases: Counter[tuple[Path, str]] = Counter()
-    run: list[pytest.Item] = []
-    left: list[pytest.Item] = []
-    for item in items:
-        mark = item.get_closest_marker("long")
-        name = (item.path, getattr(item, "originalname", item.name))
-        cases[name] += 1
-        everyday = mark is None or cases[name] <= mark.kwargs.get("keep", 0)
-        (run if everyday else left).append(item)
-    config.hook.pytest_deselected(items=left)
-    items[:] = run
+def pytest_collection_finish() -> None:
+    """What has been imported stays: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

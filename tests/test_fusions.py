@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-# Every architecture's numbers, those of the reference, and texts of the engine. Whole texts of
+# Architectures' numbers, those of the reference, and texts of the engine. Whole texts of
 # `generate` are compared by `eval.lossless` and `eval.speedup` in `.ci/run`, compiled as users do.
 TESTS = """
     decoding/test_same_bits.py decoding/test_golden.py decoding/test_filtered_draws.py

@@ -1,6 +1,7 @@
 """Loading a model from files, and the decoders built from it."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -11,11 +12,12 @@ import tiny_model
 from safetensors.numpy import load_file, save_file
 
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.errors import UserError
+from dart_jax.errors import InputWarning, UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
+from dart_jax.ngram.__main__ import main as ngram_main
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_drafter
 from eval.benchmarks.prompts import demo_prompts
@@ -135,9 +137,8 @@ def test_invalid_decoders(model, nodes, max_length, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab_size": 299, "draft_vocab_size": 299}, "vocab_size is 300 .* and 299 in the draf"),
+        ({"vocab_size": 2000}, "the drafter has 2000 tokens and the target 300"),
         ({"target_hidden_size": 32}, "hidden_size is 64 in the target and 32 in the drafter"),
-        ({"hidden_size": 32}, "embedding size is 64 in the target and 32 in the drafter"),
     ],
 )
 def test_a_drafter_of_another_target(tiny, tmp_path, change, message):
@@ -164,6 +165,87 @@ def test_an_ngram_model_of_another_tokenizer(tiny, tmp_path):
             continue
         with pytest.raises(UserError, match=message):
             DartModel.from_pretrained(tiny.target, tiny.drafter, path)
+
+
+def with_tokens(target, directory, *added):
+    """A copy of a target whose tokenizer has more special tokens."""
+    shutil.copytree(target, directory)
+    tokenizer = Tokenizer.load(directory).backend
+    tokenizer.add_special_tokens(list(added))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings(tiny, tmp_path):
+    """As Gemma 3 1B is published: only a use of such a token is refused, by its name."""
+    model = DartModel.from_pretrained(with_tokens(tiny.target, tmp_path / "target", "<image>"))
+    size = model.target.vocab_size
+    assert model.tokenizer.vocab_size == size + 1
+    expected = DartModel.from_pretrained(tiny.target).generate("x", max_new_tokens=8)
+    assert model.generate("x", max_new_tokens=8).tokens.tolist() == expected.tokens.tolist()
+    named = rf"the token id {size} \('<image>'\)"
+    for prompt, options in [
+        ("an <image>", {}),
+        ([1, size], {}),
+        ("x", {"stop": size}),
+        ("x", {"eos_token_id": [0, size]}),
+    ]:
+        with pytest.raises(UserError, match=named) as error:
+            model.generate(prompt, **options)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("search", ["callback", "device"])
+def test_tokens_without_embeddings_are_not_drafted_in_vain(tiny, tmp_path, search):
+    """An n-gram model may have counted them: the text stays that of plain decoding."""
+    target = with_tokens(tiny.target, tmp_path / "target", "<image>")
+    size = DartModel.from_pretrained(tiny.target).target.vocab_size
+    fingerprint = tokenizer_fingerprint(Tokenizer.load(target))
+    counted = [[n, size, 7, 8] for n in range(size)]
+    path = tmp_path / "ngram"
+    NgramModel.count(counted, vocab_size=size + 1, fingerprint=fingerprint).save(path)
+    model = DartModel.from_pretrained(target, None, path, search=search)
+    for options in ({}, {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 3}):
+        plain = model.generate("x", tree_nodes=0, max_new_tokens=12, **options)
+        drafted = model.generate("x", tree_nodes=8, max_new_tokens=12, **options)
+        assert drafted.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_an_ngram_model_and_a_tokenizer_that_adds_tokens(tiny, tmp_path):
+    """All ids in it mean the same; one of a tokenizer that renamed a token is refused."""
+    path, fingerprint = tmp_path / "ngram.dng", tokenizer_fingerprint(Tokenizer.load(tiny.target))
+    NgramModel.count([[1, 2, 3]] * 3, vocab_size=300, fingerprint=fingerprint).save(path)
+    more = with_tokens(tiny.target, tmp_path / "more", "<a>", "<b>")
+    assert DartModel.from_pretrained(more, ngram=path).ngram is not None
+    renamed = shutil.copytree(tiny.target, tmp_path / "renamed")
+    content = json.loads((renamed / "tokenizer.json").read_text())
+    [name] = [name for name, id in content["model"]["vocab"].items() if id == 9]
+    assert not any(name in "".join(merge) for merge in content["model"]["merges"])
+    content["model"]["vocab"] = {
+        "<renamed>" if other == name else other: id
+        for other, id in content["model"]["vocab"].items()
+    }
+    (renamed / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="counted with another tokenizer") as error:
+        DartModel.from_pretrained(renamed, ngram=path)
+    command = str(error.value).partition("python -m dart_jax.ngram ")[2]
+    copy = str(tmp_path / "copy.dng")
+    command = command.replace("COPY.dng", copy).replace("DIRECTORY", str(renamed))
+    ngram_main(command.split())
+    assert DartModel.from_pretrained(renamed, ngram=copy).ngram is not None
+
+
+def test_a_generation_config_that_changes_greedy_texts(tiny, tmp_path):
+    """It is told, as transformers would apply it; what only sampling uses is not."""
+    target = shutil.copytree(tiny.target, tmp_path / "target")
+    path = target / "generation_config.json"
+    own = {"eos_token_id": 0, "do_sample": True, "temperature": 0.7, "top_p": 0.8, "num_beams": 1}
+    path.write_text(json.dumps(own | {"repetition_penalty": 1.0, "typical_p": 0.9}))
+    DartModel.from_pretrained(target)
+    path.write_text(json.dumps(own | {"repetition_penalty": 1.05, "suppress_tokens": [3]}))
+    told = r"repetition_penalty=1\.05 is used only with .*; suppress_tokens=\[3\] is not supported"
+    with pytest.warns(InputWarning, match=told):
+        DartModel.from_pretrained(target)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut off"])

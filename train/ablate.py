@@ -48,6 +48,8 @@ from train.experiments import domains, report, variants
 from train.experiments.variants import Experiment, Variant
 from train.experiments.vocabulary import cut
 from train.run import config_file, work_directory
+from train.run.checkpoints import whole_steps
+from train.run.config import FREE
 
 _TIMED_PROMPTS = 4
 
@@ -261,20 +263,31 @@ def _train(
             start = None if variant.start is None else drafters[variant.start][seed]
             training = _training(config, recipe, variant, seed, split, start)
             target = hub.resolve(recipe.target, patterns=hub.TARGET)
-            settings = dataclasses.asdict(training) | {
-                "data files": fingerprint(find_files(training.data.data)),
-                "target files": fingerprint(sorted(target.glob("*.safetensors"))),
-            }
-            work_directory.check_settings(
-                training.out, json.loads(json.dumps(settings, default=str)), {}
-            )
             done = (training.out / "config.json").is_file()  # written last
+            begun = done or whole_steps(training.out / "checkpoints")
+            work_directory.check_settings(
+                training.out,
+                _settings(training, target),
+                result="a run" if begun else "",
+                cure=f"another --work, or delete {training.out}",
+            )
             what = f"{plan.axis} {name}, seed {seed}" + (", already trained" if done else "")
             print(f"run {number} of {total}: {what}", flush=True)
             drafters[name].append(training.out / "drafter" if done else train(training))
             # Compiled programs accumulate memory mappings, which are limited (vm.max_map_count).
             jax.clear_caches()
     return drafters
+
+
+def _settings(training: DrafterTraining, target: Path) -> dict[str, Any]:
+    """Returns what a run depends on, by option name."""
+    free = {f"--{name.replace('_', '-')}" for name in (*FREE, "out", "cache")}
+    options = config_file.options(training) | {
+        "--data": fingerprint(find_files(training.data.data)),
+        "--target": fingerprint(sorted(target.glob("*.safetensors"))),
+    }
+    settings = {name: value for name, value in options.items() if name not in free}
+    return json.loads(json.dumps(settings, default=str))
 
 
 def _cut(

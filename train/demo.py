@@ -34,6 +34,7 @@ from dart_jax.models.pure import init_params
 from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.programs.command_line import RESUMABLE, parse, program
+from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import (
     load_drafter,
     load_eos,
@@ -41,13 +42,14 @@ from dart_jax.weights.checkpoint import (
     save_drafter,
     save_target,
 )
+from train.data.answer_file import unfinished
 from train.drafter import DrafterTraining, train
 from train.language_model.loss import held_out_loss, lm_losses
 from train.language_model.token_windows import TokenWindows
 from train.language_model.tokenizer import end_of_text, train_tokenizer
 from train.regenerate import RegenerateConfig
 from train.regenerate import run as regenerate
-from train.run import config_file
+from train.run import config_file, work_directory
 from train.run.config import TrainerConfig
 from train.run.trainer import fit
 
@@ -146,17 +148,14 @@ class DemoConfig:
 
 
 def check_config(config: DemoConfig) -> None:
-    """Records the configuration in the work directory; raises UserError if it has another."""
-    path = config.work / "config.json"
-    mine = {**dataclasses.asdict(config), "work": None, "export": None}
-    if path.is_file():
-        theirs = json.loads(path.read_text())
-        changed = [name for name, value in mine.items() if theirs.get(name) != value]
-        if changed:
-            raise UserError(
-                f"{config.work} was started with another {', '.join(changed)}; pass another --work"
-            )
-    write_atomically(path, (json.dumps(mine, indent=2) + "\n").encode())
+    """Records the configuration in the work directory; raises UserError if a stage's result that is
+    there was made with another."""
+    results = ("target/tokenizer.json", "*-training/checkpoints/[0-9]*", "answers.jsonl*")
+    begun = any(path for pattern in results for path in config.work.glob(pattern))
+    settings = config_file.options(config)
+    for name in ("--work", "--export"):
+        del settings[name]
+    work_directory.check_settings(config.work, settings, result="stages" * begun)
 
 
 def make_tokenizer(config: DemoConfig) -> tokenizers.Tokenizer:
@@ -232,7 +231,7 @@ def train_language_model(
 def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
     """Lets the target complete documented functions, greedily and sampled, unless already done."""
     path = config.work / "answers.jsonl"
-    if not path.is_file():
+    if not path.is_file() or unfinished(path):
         functions = config.work / "functions.jsonl"
         lines = [json.dumps({"text": prompt}) for prompt in prompts]
         write_atomically(functions, "\n".join(lines).encode())
@@ -294,10 +293,11 @@ def run(config: DemoConfig) -> None:
     for directory in filter(None, (config.work, config.export)):
         check_writable(directory, directory=True)
     check_config(config)
-    tokenizer = make_tokenizer(config)
-    documents = tokenize(tokenizer, training_files())
-    packages = tokenize(tokenizer, package_files())
-    held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
+    with stage("tokenizing the library"):
+        tokenizer = make_tokenizer(config)
+        documents = tokenize(tokenizer, training_files())
+        packages = tokenize(tokenizer, package_files())
+        held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
     all_held_out, end = np.concatenate(held_out), end_of_text(tokenizer)
     train_language_model(
         config,
@@ -332,12 +332,13 @@ def run(config: DemoConfig) -> None:
     )
     for name in RECIPES:
         train_drafter(config, name, answers)
-    ngram = NgramModel.count(
-        [*documents, *made],
-        vocab_size=tokenizer.get_vocab_size(),
-        fingerprint=tokenizer_fingerprint(tokenizer),
-    )
-    ngram.save(config.work / "ngram.dng")
+    with stage("counting the n-grams"):
+        ngram = NgramModel.count(
+            [*documents, *made],
+            vocab_size=tokenizer.get_vocab_size(),
+            fingerprint=tokenizer_fingerprint(tokenizer),
+        )
+        ngram.save(config.work / "ngram.dng")
     if config.export is not None:
         export(config, config.export)
 

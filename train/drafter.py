@@ -26,18 +26,19 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
+from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafters.fields import NORMS
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, abstract_params, init_params
 from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
 from dart_jax.programs.command_line import RESUMABLE, program
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
+from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
-    check_features,
-    check_fit,
     load_drafter,
     load_eos,
     read_target_config,
@@ -45,6 +46,7 @@ from dart_jax.weights.checkpoint import (
     save_drafter,
 )
 from dart_jax.weights.digest import model_digest
+from dart_jax.weights.drafter_files import check_features, check_fit
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 from train.data.batches import Order, PackedBatches
 from train.data.packed_dataset import PackedDataset, draft_vocabulary
@@ -131,7 +133,8 @@ def train(config: DrafterTraining) -> Path:
     trainer = config.trainer
     mesh = make_mesh(trainer.mesh)
     batch_sharding(mesh, trainer.batch_size, trainer.accumulate)  # before the weights are loaded
-    teacher = Teacher.load(directory, dtype, mesh, split_over_data=trainer.mesh.shard_target)
+    with stage(f"loading {config.target}"):
+        teacher = Teacher.load(directory, dtype, mesh, split_over_data=trainer.mesh.shard_target)
     drafter, params, ids = _start(config, teacher, data.training)
     trained, rest = _divide(config.drafter, params)
     frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
@@ -211,6 +214,18 @@ def _settings(
     return settings
 
 
+def check_trainable(init: str, target: TargetConfig, drafter: DrafterConfig | Eagle3Config) -> None:
+    """Raises UserError if a drafter that is to be trained on has a form that training lacks."""
+    other = [n for n in ("own_embedding", "qk_norm", *NORMS) if getattr(drafter, n, False)]
+    if drafter.layers_read(target) != target.feature_layers:
+        other.append("feature_layers")
+    if other:
+        raise UserError(
+            f"--init {init} is a drafter with {', '.join(other)}, which cannot be trained on here; "
+            "leave --init out to train a new one"
+        )
+
+
 def _start(
     config: DrafterTraining, teacher: Teacher, dataset: PackedDataset
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
@@ -221,6 +236,7 @@ def _start(
         path = hub.resolve(shape.init, patterns=hub.DRAFTER)
         found, params, ids = load_drafter(path, jnp.float32, teacher.params["embed_tokens"])
         check_fit(target, found)
+        check_trainable(shape.init, target, found)
         if type(found) is not type(drafter) or (
             isinstance(found, DrafterConfig)
             and (found.num_positions, found.num_hidden_layers, found.shifted)

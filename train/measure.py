@@ -47,6 +47,7 @@ from dart_jax.programs.figures import (
 )
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
+from dart_jax.progress import stage
 from train.data.batch import Batch
 from train.objective import literal
 from train.objective.drafter_shape import DrafterShape
@@ -339,7 +340,7 @@ def run(config: MeasureConfig, console: Console) -> list[Case]:
     cases = []
     for context in config.context:
         for positions in config.positions:
-            with console.status(f"T {context}, d {positions}"):
+            with stage(f"T {context}, d {positions}", console):
                 cases.append(measure(config, context, positions))
     console.print(table(cases, config.memory))
     for line in growth(cases):

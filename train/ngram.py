@@ -15,12 +15,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import duckdb
 import tyro
 
-from dart_jax.data.records import PARQUET, Skipped, find_files, refuse, without
+from dart_jax.data.records import PARQUET, Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically
 from dart_jax.machine import available_cores, available_memory
@@ -28,15 +28,15 @@ from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
 from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
-from dart_jax.programs.progress import progress_bars
+from dart_jax.progress import progress_bars
 from train.counting import text_tokenizer
 from train.counting.executors import Executor, LocalExecutor, RayExecutor
-from train.counting.pipeline import MB, Budget, Counted, Counting, Least
+from train.counting.pipeline import MB, Budget, Counted, Counting, Least, counted_from, end
 from train.data.documents import Corpus
 from train.data.encoding import parse_template_kwargs
 from train.run import work_directory
 
-_VERSION = 1  # of the work directory's format
+_VERSION = 2  # of the work directory's format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,6 @@ def run(config: NgramConfig) -> Summary:
     encoder = tokenizer.backend.to_str().encode()
     settings = {
         "version": _VERSION,
-        "--data": corpus.fingerprint(),
         "--tokenizer": hashlib.sha256(encoder + tokenizer.template_text.encode()).hexdigest(),
         "--field": config.field,
         "--chat-template-kwargs": template_kwargs,
@@ -160,12 +159,12 @@ def run(config: NgramConfig) -> Summary:
         budget = Budget.of(memory, executor.workers, least)
         corpus = dataclasses.replace(corpus, memory=PARQUET + budget.reading)
         # Keep the unit size of an existing directory, even if the memory changed.
-        kept = work_directory.check_settings(work, settings, {"unit": budget.unit(corpus.size)})
-        budget.check(kept["unit"])
+        unit = _check_work(work, settings, corpus, budget.unit(corpus.size))
+        budget.check(unit)
         try:
             write_atomically(work / "tokenizer.json", encoder)
             counting = Counting(work, layout, budget.sort, executor, progress)
-            counted = counting.count(corpus, eos, kept["unit"], config.limit)
+            counted = counting.count(corpus, eos, unit, config.limit)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
                 for part in counting.merge(counted.units):
@@ -192,6 +191,43 @@ def run(config: NgramConfig) -> Summary:
         seconds=time.perf_counter() - began,
         memory=peak_memory() + sum(executor.peaks.values()),
     )
+
+
+def _check_work(work: Path, settings: dict[str, Any], corpus: Corpus, unit: int) -> int:
+    """Checks that what is counted in a work directory can be used, and records what this run uses.
+
+    Data may be repaired or grow behind those that are counted.
+
+    Args:
+      work: the directory.
+      settings: what the counts depend on besides the data.
+      corpus: the data.
+      unit: bytes of text per unit, for a directory without counts.
+
+    Returns:
+      The bytes of text per unit.
+
+    Raises:
+      UserError: something else was counted; says what to do.
+    """
+    done, cure = runs.read_stats(work), "another --work, or delete it"
+    counts = f"counts of {len(done):,} units" if done else ""
+    files = [fingerprint([path]) for path in corpus.files]
+    kept = work_directory.check_settings(
+        work, settings, {"unit": unit, "files": files}, result=counts, cure=cure
+    )
+    if kept["files"] != files:
+        last = done[max(done)]
+        read = end(last).file + 1
+        if kept["files"][:read] != files[:read] and not counted_from(corpus, last):
+            raise UserError(
+                f"{work} holds {counts}, made from another --data; pass the same again to go on, "
+                f"more only behind them, or name {cure}"
+            )
+        for merged in (*work.glob("merged-*"), *work.glob("part-*")):
+            merged.unlink()
+        kept = work_directory.check_settings(work, settings, kept | {"files": files}, result="")
+    return kept["unit"]
 
 
 def check(config: NgramConfig) -> None:

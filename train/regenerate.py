@@ -9,37 +9,47 @@ becomes a record for `train.drafter`, with token ids, so that it is not tokenise
 
     {"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length", "source": ".."}
 
-Answers to the same record share their source. To resume an interrupted run, run the same command
-again.
+Answers to the same record share their source. Each finished block of records is in --out at once;
+after --minutes, Ctrl-C or an error, all answers are. The same command goes on where it stopped,
+also with records that were repaired or added behind those that are answered.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
 from dart_jax.data.contents import Chat
-from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
+from dart_jax.data.records import Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
-from dart_jax.files import atomic_path, check_writable, write_atomically
+from dart_jax.files import check_writable
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
-from dart_jax.programs.command_line import RESUMABLE, parse, program
-from dart_jax.programs.progress import progress_bars
+from dart_jax.programs.command_line import RESUMABLE, Advice, parse, program
+from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
-from train.data.answers import AnswerGenerator, AnswerLog, Conversation, prompt_turns
+from train.data.answer_file import AnswerFile, Written, lines, unfinished, work_of
+from train.data.answers import (
+    AnswerGenerator,
+    AnswerLog,
+    Conversation,
+    OutOfTimeError,
+    prompt_turns,
+)
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import Example, read_all
 from train.run import work_directory
 
-_VERSION = 1  # of the work directory's format
+_VERSION = 2  # of the work directory's format
 _BLOCK = 16  # batches per block; a block is answered turn by turn before the next is read
 
 
@@ -82,6 +92,8 @@ class RegenerateConfig:
     """Options for the target's chat template, as JSON."""
     limit: int | None = None
     """Maximum number of records to read; each piece of a long text counts."""
+    minutes: float | None = None
+    """Begin no batch of answers after this many minutes, but at least one; by default no limit."""
     skip_bad: bool = False
     """Skip and count records that cannot be used, instead of stopping at the first."""
     work: Path | None = None
@@ -91,6 +103,8 @@ class RegenerateConfig:
         for name in ("max_new_tokens", "batch_size", "limit"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.minutes is not None and not self.minutes > 0:
+            raise UserError(f"--minutes must be above 0, got {self.minutes:g}")
         if self.seed < 0:
             raise UserError(f"--seed must not be negative, got {self.seed}")
         if not self.temperature:
@@ -123,6 +137,7 @@ class Summary(NamedTuple):
       skipped: number of records that were not, or not completely, answered.
       first_skipped: why the first of them was skipped.
       seconds: duration of the program.
+      complete: whether all records are answered.
     """
 
     answers: int
@@ -131,6 +146,7 @@ class Summary(NamedTuple):
     skipped: int
     first_skipped: str
     seconds: float
+    complete: bool = True
 
     def __str__(self) -> str:
         words = [
@@ -139,107 +155,211 @@ class Summary(NamedTuple):
         ]
         if self.skipped:
             words.append(f"skipped {self.skipped:,}, the first: {self.first_skipped}")
+        if not self.complete:
+            words.append(f"the time is over; {RESUMABLE}")
         return ", ".join(words)
 
 
-def run(config: RegenerateConfig) -> Summary:
+def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
     """Generates the answers and writes the file.
 
+    Args:
+      config: the options.
+      advice: is told what Ctrl-C leaves.
+
     Raises:
-      UserError: a setting, the models or the data cannot be used.
+      UserError: a setting, the models or the data cannot be used; answers made before stay.
     """
-    began = time.perf_counter()
-    if config.out.exists():
-        raise UserError(f"--out {config.out} already exists; delete it or name another file")
+    began = time.monotonic()
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
     check_writable(config.out)
+    work = (config.work or work_of(config.out)).resolve()
+    if config.out.exists() and not unfinished(config.out, work):
+        raise UserError(f"--out {config.out} already exists; delete it or name another file")
     directory = hub.resolve(config.target, patterns=hub.TARGET)
-    work = (config.work or config.out.with_name(config.out.name + ".work")).resolve()
     files = without(find_files(config.data), (work, config.out))
-    options = {
-        f"--{name.replace('_', '-')}": value
-        for name, value in dataclasses.asdict(config).items()
-        if name not in ("target", "data", "out", "drafter", "ngram", "mesh", "skip_bad", "work")
-    }
-    settings = json.loads(
-        json.dumps(
-            {
-                "version": _VERSION,
-                "--data": fingerprint(files),
-                "--target": fingerprint(
-                    sorted(path for path in directory.iterdir() if path.is_file())
-                ),
-                **options,
-            }
-        )
-    )
-    skipped = Skipped()
     with work_directory.locked(work):
-        work_directory.check_settings(work, settings, {})
-        model = DartModel.from_pretrained(
-            directory, config.drafter, config.ngram, dtype=config.dtype, mesh=config.mesh
-        )
+        file = AnswerFile(config.out, work)
+        log = _log(work, file)
+        logged = "answers" if log.is_file() and log.stat().st_size else ""
+        result = f"{file.answers:,} answers" if file.answers else logged
+        cure = "another --out" if config.work is None else "another --out and --work"
+        work_directory.check_settings(work, _settings(config, directory), result=result, cure=cure)
+        with stage(f"loading {config.target}"):
+            model = DartModel.from_pretrained(
+                directory, config.drafter, config.ngram, dtype=config.dtype, mesh=config.mesh
+            )
         try:
-            blocks = _answer_blocks(config, files, model, work, skipped)
-            answers, tokens, unfinished = _join(blocks, config.out, skipped)
+            summary = _Regeneration(config, files, model, file, work, began).run(advice or Advice())
         except OSError as error:
             raise UserError(
                 f"cannot write to {work} or {config.out}: {error.strerror or error}; free disk "
                 "space, and run again to resume"
             ) from error
-        work_directory.remove(work)
-    seconds = time.perf_counter() - began
-    return Summary(answers, tokens, unfinished, skipped.count, skipped.first, seconds)
+        if summary.complete:
+            work_directory.remove(work)
+    return summary
 
 
-def _answer_blocks(
-    config: RegenerateConfig,
-    files: Sequence[Path],
-    model: DartModel,
-    work: Path,
-    skipped: Skipped,
-) -> list[Path]:
-    """Answers all blocks; returns their files. Existing files are kept."""
-    bad = skipped if config.skip_bad else refuse
-    generator = AnswerGenerator(
-        model,
-        config.samplings,
-        config.batch_size,
-        parse_template_kwargs(config.chat_template_kwargs),
-        unfinished=config.unfinished,
-        seed=config.seed,
-        bad=bad,
-        too_long=skipped,
+def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
+    """Returns what determines an answer besides its prompt, by option name."""
+    files = sorted(
+        path
+        for path in target.iterdir()
+        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in hub.TARGET)
     )
-    examples = read_all(files, config.limit, bad)
-    blocks: list[Path] = []
-    size = sum(path.stat().st_size for path in files)
-    with progress_bars() as progress:
-        bar = progress.add_task("regenerate", total=size, note="")
-        answered, before, began = 0, 0, time.perf_counter()
-        while block := list(islice(examples, _BLOCK * config.batch_size)):
-            after = block[-1][1]
-            path = work / f"block-{len(blocks):06}.jsonl"
-            if not path.is_file():
-                conversations = list(_conversations((example for example, _ in block), generator))
-                turns = max(1, sum(len(conversation.turns) for conversation in conversations))
-                done = 0
-                with AnswerLog(path.with_suffix(".part")) as log:
-                    for count in generator.run(conversations, len(blocks), log):
-                        done, answered = done + count, answered + count
-                        progress.update(
-                            bar,
-                            completed=before + (after - before) * done / turns,
-                            note=f"{answered / (time.perf_counter() - began):.1f} answers/s",
-                        )
-                write_atomically(path, b"".join(_lines(conversations, model)))
-                path.with_suffix(".part").unlink()
-            blocks.append(path)
-            before = after
-            progress.update(bar, completed=after)
-        progress.update(bar, completed=size)
-    return blocks
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "unfinished")
+    return {
+        "version": _VERSION,
+        "--target": hashlib.sha256(json.dumps(stats).encode()).hexdigest(),
+        "--chat-template-kwargs": parse_template_kwargs(config.chat_template_kwargs),
+        **{f"--{name.replace('_', '-')}": getattr(config, name) for name in names},
+    }
+
+
+def _log(work: Path, file: AnswerFile) -> Path:
+    """The log of the block in progress."""
+    return work / f"answers-{file.written.records}.log"
+
+
+class _Regeneration:
+    """Answers the records that a file lacks, block by block."""
+
+    def __init__(
+        self,
+        config: RegenerateConfig,
+        files: Sequence[Path],
+        model: DartModel,
+        file: AnswerFile,
+        work: Path,
+        began: float,
+    ):
+        self._config, self._files, self._file = config, files, file
+        self._work, self._began, self._tokenizer = work, began, model.tokenizer
+        self._unreadable = Skipped()
+        self._unanswered = Skipped(file.written.skipped, file.written.first_skipped)
+        self._conversations: list[Conversation] = []  # of the block in progress
+        self._before = file.written  # the block in progress
+        self._made = 0  # by this process
+        self._generator = AnswerGenerator(
+            model,
+            config.samplings,
+            config.batch_size,
+            parse_template_kwargs(config.chat_template_kwargs),
+            unfinished=config.unfinished,
+            seed=config.seed,
+            bad=self._unanswered if config.skip_bad else refuse,
+            too_long=self._unanswered,
+            late=self._late,
+        )
+
+    def run(self, advice: Advice) -> Summary:
+        """Answers all records, unless the time is over before; what is answered is in the file."""
+        complete = True
+        try:
+            self._answer_all()
+        except OSError:
+            raise
+        except (KeyboardInterrupt, Exception) as end:
+            complete = False
+            self._keep()
+            if self._file.answers:
+                held = f"{self._file.answers:,} answers are in {self._config.out}"
+                advice.text = f"{held}; {RESUMABLE}"
+                if isinstance(end, UserError):
+                    raise UserError(f"{end} ({held}, and the same command goes on)") from None
+            if not isinstance(end, OutOfTimeError):
+                raise
+        written = self._file.written.with_answers(self._conversations)
+        first = self._unreadable.first or self._unanswered.first
+        if complete and not written.answers:
+            why = first or "all were cut off, so raise --max-new-tokens"
+            raise UserError(f"there is no answer to write: {why}")
+        return Summary(
+            written.answers,
+            written.tokens,
+            written.unfinished,
+            self._unreadable.count + self._unanswered.count,
+            first,
+            time.monotonic() - self._began,
+            complete,
+        )
+
+    def _keep(self) -> None:
+        """Writes what is answered of the block in progress, if that is more than there is."""
+        tail = lines(self._conversations, self._tokenizer)
+        more = tail.count(b"\n") > self._file.tail.count(b"\n")
+        if more and self._file.written is self._before:
+            self._file.replace_tail(tail)
+
+    def _late(self) -> bool:
+        minutes, passed = self._config.minutes, time.monotonic() - self._began
+        return minutes is not None and self._made > 0 and passed > 60 * minutes
+
+    def _answer_all(self) -> None:
+        config, size = self._config, sum(path.stat().st_size for path in self._files)
+        bad = self._unreadable if config.skip_bad else refuse
+        examples = read_all(self._files, config.limit, bad)
+        with progress_bars() as progress:
+            before = _pass_over(examples, self._file.written, config)
+            bar = progress.add_task("regenerate", total=size, completed=before, note="")
+            began = time.monotonic()
+            while block := list(islice(examples, _BLOCK * config.batch_size)):
+                records, after = [example for example, _ in block], block[-1][1]
+                for part in self._answer_block(records):
+                    answers = self._file.written.with_answers(self._conversations).answers
+                    note, pace = f"{answers:,} answers", self._made / (time.monotonic() - began)
+                    note += f", {pace:.1f} a second" * bool(self._made)
+                    progress.update(bar, completed=before + (after - before) * part, note=note)
+                before = after
+            progress.update(bar, completed=size)
+
+    def _answer_block(self, records: Sequence[Example]) -> Iterator[float]:
+        """Answers a block and adds it to the file; yields after each batch what part is done."""
+        written, conversations = self._file.written, self._conversations
+        self._before = written
+        conversations += _conversations(records, self._generator)
+        turns = sum(len(conversation.turns) for conversation in conversations)
+        log, done = _log(self._work, self._file), 0
+        for earlier in set(self._work.glob("answers-*.log")) - {log}:
+            earlier.unlink()
+        with AnswerLog(log) as answers:
+            for count, new in self._generator.run(conversations, written.records, answers):
+                done, self._made = done + count, self._made + new
+                yield done / turns
+        written = dataclasses.replace(
+            written.with_answers(conversations).with_records(records),
+            skipped=self._unanswered.count,
+            first_skipped=self._unanswered.first,
+        )
+        self._file.add(lines(conversations, self._tokenizer), written)
+        conversations.clear()
+
+
+def _pass_over(
+    examples: Iterator[tuple[Example, int]], written: Written, config: RegenerateConfig
+) -> int:
+    """Reads the records that are answered; returns how many bytes they are.
+
+    Raises:
+      UserError: they are not those that were answered.
+    """
+    seen, read = Written(), 0
+    for passed in islice(examples, written.records):
+        seen, read = seen.with_records(passed[:1]), passed[1]
+    if config.limit is not None and config.limit < written.records:
+        raise UserError(
+            f"--limit {config.limit}, but {written.records:,} records are answered; raise it"
+        )
+    if seen.source != written.source:
+        raise UserError(
+            f"the first {written.records:,} records of --data are not those that {config.out} "
+            "holds answers to; pass the same again to go on, more only behind them, or name "
+            "another --out" + " and --work" * (config.work is not None)
+        )
+    return read
 
 
 def _conversations(
@@ -256,42 +376,10 @@ def _conversations(
             yield Conversation(example.where, example.digest, sampling, turns, tools=tools)
 
 
-def _lines(conversations: Iterable[Conversation], model: DartModel) -> Iterator[bytes]:
-    """Yields one record per answer."""
-    for conversation in conversations:
-        for answer in conversation.answers:
-            tokens = [*answer.prompt, *answer.tokens]
-            record = {
-                "tokens": tokens,
-                "prompt_length": len(answer.prompt),
-                "text": model.tokenizer.decode(tokens, skip_special_tokens=False),
-                "finish": answer.finish,
-                "source": f"{conversation.digest:016x}",
-            }
-            yield json.dumps(record).encode() + b"\n"
-
-
-def _join(blocks: Iterable[Path], out: Path, skipped: Skipped) -> tuple[int, int, int]:
-    """Writes the file; returns the numbers of answers, of their tokens, and of cut-off answers."""
-    answers = tokens = unfinished = 0
-    with atomic_path(out) as part, part.open("wb") as file:
-        for block in blocks:
-            for line in block.read_bytes().splitlines(keepends=True):
-                file.write(line)
-                record = json.loads(line)
-                answers += 1
-                tokens += len(record["tokens"]) - record["prompt_length"]
-                unfinished += record["finish"] == "length"
-        if not answers:
-            why = skipped.first or "all were cut off, so raise --max-new-tokens"
-            raise UserError(f"there is no answer to write: {why}")
-    return answers, tokens, unfinished
-
-
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
-    with program(RESUMABLE):
-        print(run(parse(RegenerateConfig, args, __doc__)))
+    with program(RESUMABLE) as advice:
+        print(run(parse(RegenerateConfig, args, __doc__), advice))
 
 
 if __name__ == "__main__":

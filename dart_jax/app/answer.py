@@ -188,4 +188,9 @@ def encode(model: DartModel, prompt: Prompt, max_tokens: int) -> list[int]:
         raise UserError(f"{name} cannot be read: {error}") from None
     if len(tokens) > max_tokens:
         raise UserError(f"{name} has {len(tokens):,} tokens, which is {too_long}")
+    outside = model.tokenizer.outside(tokens, model.target.vocab_size)
+    if outside is not None:
+        raise UserError(
+            f"{name} has the token id {outside}, which the model does not know; remove it"
+        )
     return tokens

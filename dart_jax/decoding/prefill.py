@@ -223,7 +223,7 @@ def prefill(
         own = jnp.take_along_axis(tokens, index, axis=1)
     newest = last - start[:, None]
     with jax.named_scope("prefill"):
-        out = _run(target, own, start, first_rows(cache, filled))
+        out = _run(config, target, own, start, first_rows(cache, filled))
         logits = target.logits(take_rows(out.hidden, newest))
     position = jnp.arange(t, dtype=jnp.int32)[None]
     known = jnp.where(position <= last, tokens, -1)
@@ -322,7 +322,7 @@ def read_rows(
     `filled` and `capacity` see `PromptRows`."""
     target = bind(config.target, params["target"], config.execution)
     cache, draft_state = (None, None) if caches is None else caches
-    out = _run(target, tokens, start, first_rows(cache, filled))
+    out = _run(config, target, tokens, start, first_rows(cache, filled))
     if config.drafting is not None:
         positions = _positions(start, tokens)
         rows = PromptRows(
@@ -333,10 +333,12 @@ def read_rows(
     return Caches(keep_rows(cache, out.rows, start, capacity), draft_state)
 
 
-def _run(target: Target, tokens: jax.Array, start: jax.Array, cache: Cache | None) -> TargetOutput:
+def _run(
+    config: DecodeConfig, target: Target, tokens: jax.Array, start: jax.Array, cache: Cache | None
+) -> TargetOutput:
     """Runs the target over tokens [B, T] that follow the first `start` [B] ones."""
     causal = jnp.tril(jnp.ones((1, tokens.shape[1], tokens.shape[1]), bool))
-    return target(tokens, _positions(start, tokens), causal, cache, start)
+    return target(tokens, _positions(start, tokens), causal, cache, start, config.feature_layers)
 
 
 def _positions(start: jax.Array, tokens: jax.Array) -> jax.Array:

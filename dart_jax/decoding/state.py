@@ -16,6 +16,7 @@ from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.cache import Cache
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.program import ALL, CACHE, DEVICE_ROWS, DRAFT_ROWS, ROWS
 
@@ -62,6 +63,13 @@ class DecodeConfig:
         if self.drafter is None or self.nodes == 0:
             return None
         return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The target's layers whose input is captured for the drafter."""
+        if isinstance(self.drafter, DraftLayerConfig):
+            return self.drafter.layers_read(self.target)
+        return self.target.feature_layers
 
     @property
     def searches(self) -> bool:

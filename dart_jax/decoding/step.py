@@ -135,7 +135,8 @@ def verify(
     with jax.named_scope("verify"):
         tokens, mask = unused_as_root(tree, ancestor_mask(tree, config.max_depth))
         positions = state.length[:, None] + tree.depth
-        out = target(tokens, positions, mask, state.target_cache, state.length)
+        cache, layers = state.target_cache, config.feature_layers
+        out = target(tokens, positions, mask, cache, state.length, layers)
         return Verified(target.logits(out.hidden), out.features, out.rows)
 
 

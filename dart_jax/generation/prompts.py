@@ -37,7 +37,7 @@ def is_batch(prompts: Any) -> bool:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, prompt: Prompt, template_kwargs: Mapping[str, Any]
+    tokenizer: Tokenizer, prompt: Prompt, template_kwargs: Mapping[str, Any], vocab_size: int
 ) -> np.ndarray:
     """Returns a prompt's tokens, int64 [n].
 
@@ -45,10 +45,21 @@ def encode_prompt(
       tokenizer: the target's.
       prompt: text, token ids or a chat.
       template_kwargs: arguments of the chat template.
+      vocab_size: the target's, which may be smaller than the tokenizer's.
 
     Raises:
-      UserError: it is not a valid prompt.
+      UserError: it is not a valid prompt, or has a token that the target does not have.
     """
+    tokens = _tokens(tokenizer, prompt, template_kwargs)
+    outside = tokenizer.outside(tokens, vocab_size)
+    if outside is not None:
+        raise UserError(
+            f"the prompt has the token id {outside}; prompt tokens must be in 0..{vocab_size - 1}"
+        )
+    return tokens
+
+
+def _tokens(tokenizer: Tokenizer, prompt: Prompt, template_kwargs: Mapping[str, Any]) -> np.ndarray:
     if isinstance(prompt, str):
         return np.array(tokenizer.encode(prompt), np.int64)
     if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
@@ -70,20 +81,16 @@ def split_stops(
 ) -> tuple[list[str], tuple[int, ...]]:
     """Splits stops into stop strings and stop ids.
 
-    The name of a special token, which never appears in decoded text, becomes its id.
-
     Raises:
       UserError: an id is outside the vocabulary.
     """
-    check_ids("stop", [stop for stop in stops if not isinstance(stop, str)], vocab_size)
-    special = {tokenizer.backend.id_to_token(id): id for id in tokenizer.special_ids}
-    strings = [stop for stop in stops if isinstance(stop, str) and stop not in special]
-    rest = (stop for stop in stops if stop not in strings)
-    return strings, tuple(special[stop] if isinstance(stop, str) else stop for stop in rest)
+    ids = tuple(stop for stop in stops if not isinstance(stop, str))
+    check_ids("stop", ids, vocab_size, tokenizer)
+    return [stop for stop in stops if isinstance(stop, str)], ids
 
 
-def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raises UserError unless all ids of an option are in the vocabulary."""
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise UserError(f"{name} has the token id {token}; ids are in 0..{vocab_size - 1}")
+def check_ids(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Raises UserError unless the target has embeddings for all ids of an option."""
+    outside = tokenizer.outside(ids, vocab_size)
+    if outside is not None:
+        raise UserError(f"{name} has the token id {outside}; ids are in 0..{vocab_size - 1}")

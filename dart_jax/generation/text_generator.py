@@ -18,6 +18,7 @@ from dart_jax.decoding.search.choice import Searching
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
+from dart_jax.files import user_cache
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
 from dart_jax.generation.defaults import (
     MAX_NODES,
@@ -44,7 +45,6 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.mesh import several_processes
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
-from dart_jax.weights.user_cache import user_cache
 
 if TYPE_CHECKING:
     import transformers
@@ -219,15 +219,14 @@ class TextGenerator:
         eos = self.eos
         if config.eos_token_id is not None:
             eos = cast(tuple[int, ...], config.eos_token_id)
-            check_ids("eos_token_id", eos, vocab_size)
+            check_ids("eos_token_id", eos, vocab_size, self.tokenizer)
         if (config.logprobs or 0) > vocab_size:
             raise UserError(f"logprobs={config.logprobs}, but there are {vocab_size} tokens")
-        tokens = [
-            encoded
+        encoded = (
+            encode_prompt(self.tokenizer, prompt, config.chat_template_kwargs, vocab_size)
             for prompt in prompts
-            for encoded in [encode_prompt(self.tokenizer, prompt, config.chat_template_kwargs)]
-            for _ in range(sequences)
-        ]
+        )
+        tokens = [prompt for prompt in encoded for _ in range(sequences)]
         limit = min(config.max_length or self.target.max_length, self.target.max_length)
         longest = max(map(len, tokens), default=0) + max(config.max_new_tokens, 1)
         nodes, sizes, search = self._tree(config, len(tokens))

@@ -59,6 +59,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "output_logits": (False,),
 }
 
+# Of these, what makes no difference to greedy decoding.
+_OF_SAMPLING = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "renormalize_logits")
+
 # How `transformers` computes or packs the result; or without effect, because there are no beams
 # and prompts are not padded.
 _IGNORED = (
@@ -126,6 +129,32 @@ def convert(config: transformers.GenerationConfig | Mapping[str, Any]) -> dict[s
     if "stop_strings" in given:
         options["stop"] = given["stop_strings"]
     return options
+
+
+def unused_by_default(config: Mapping[str, Any]) -> str | None:
+    """Says which fields of a `generation_config.json` would make transformers write another text
+    even without sampling; None if none would.
+
+    Nothing here uses them unless asked to, which is what `convert` is for.
+    """
+    fields = {
+        name: value
+        for name, value in config.items()
+        if name not in _OF_SAMPLING and not name.startswith("output_") and value is not None
+    }
+    ours = {"repetition_penalty": (1,), "stop_strings": ([],)}
+    told = [
+        f"{name}={fields[name]!r} is used only with --use-generation-config or "
+        "model.generation_config"
+        for name in ours
+        if fields.get(name, ours[name][0]) not in ours[name]
+    ]
+    told += [
+        f"{name}={fields[name]!r} is not supported, and not used"
+        for name, neutral in _NEUTRAL.items()
+        if name in fields and fields[name] not in neutral
+    ]
+    return "; ".join(told) or None
 
 
 def return_sequences(config: transformers.GenerationConfig | Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, warn
 
 # Fields of TargetConfig that switch biases on -> the fields of `config.json`, or constants.
 _NO_BIASES = {"attention_bias": False, "attention_out_bias": False, "mlp_bias": False}
@@ -64,7 +64,7 @@ class Architecture:
       partial_rope: whether RoPE may rotate only a part of each head.
       qk_norm: whether queries and keys are normalised before RoPE: per head, over all heads
         together, or not at all.
-      rope_theta: the RoPE base if the config has none; None if it is required.
+      rope_theta: the RoPE base if the config has none.
       sliding_theta: the RoPE base of layers with a sliding window, if the config has none; None if
         all layers have the same RoPE.
       window_pattern: the field that changes n in `windows`.
@@ -86,7 +86,7 @@ class Architecture:
     options: tuple[str, ...] = ()
     partial_rope: bool = False
     qk_norm: Literal["head", "all"] | None = None
-    rope_theta: float | None = 1e4
+    rope_theta: float = 1e4
     sliding_theta: float | None = None
     window_pattern: str | None = None
     windows: Literal["none", "all", "types", "optional"] | int = "none"
@@ -103,7 +103,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         biases=_ATTENTION_BIASES,
         guesses_heads=False,
         qk_norm="head",
-        rope_theta=None,
         windows="optional",
     ),
     "qwen3_moe": Architecture(
@@ -111,7 +110,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         biases=_ATTENTION_BIASES,
         moe=True,
         qk_norm="head",
-        rope_theta=None,
     ),
     "qwen2": Architecture(name="Qwen2ForCausalLM", biases=_QWEN2_BIASES, windows="optional"),
     "qwen2_moe": Architecture(
@@ -299,10 +297,25 @@ def architecture_of(json: Mapping[str, Any]) -> Architecture:
         )
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UserError(f"target model_type is {kind!r}; supported are {', '.join(ARCHITECTURES)}")
-    architecture, named = ARCHITECTURES[kind], json.get("architectures") or []
-    if named and (not isinstance(named, list) or architecture.name not in named):
-        raise UserError(
-            f"the target's architectures are {named!r}, which is not supported; with "
-            f"model_type {kind!r} they must be [{architecture.name!r}]"
-        )
+    architecture = ARCHITECTURES[kind]
+    _check_name(json, architecture)
     return architecture
+
+
+def _check_name(json: Mapping[str, Any], architecture: Architecture) -> None:
+    """Checks the class that a config names. Transformers decides by `model_type` alone, unless it
+    is allowed to run code that comes with the checkpoint."""
+    named = json.get("architectures") or []
+    names = named if isinstance(named, list) else [named]
+    base = architecture.name.removesuffix("ForCausalLM") + "Model"
+    same = {architecture.name.lower(), base.lower()}
+    if not names or any(isinstance(name, str) and name.lower() in same for name in names):
+        return
+    if json.get("auto_map"):
+        raise UserError(
+            f"the target's architecture is {named!r}, which its own code (auto_map) computes and "
+            f"dart_jax does not know; with model_type {json['model_type']!r} it must be "
+            f"{architecture.name!r}"
+        )
+    kind = json["model_type"]
+    warn(f"config.json names the architecture {named!r}; read as model_type {kind!r} says")

@@ -19,6 +19,7 @@ from dart_jax.models.architectures import (
 from dart_jax.models.config_fields import (
     check_attention,
     check_fields,
+    check_unread,
     known_fields,
     refuse,
     require,
@@ -28,6 +29,7 @@ from dart_jax.models.inputs import ACTIVATIONS
 from dart_jax.models.rope import Rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_TANH_GELU = "gelu_pytorch_tanh"
 # Fields that only some architectures have -> values that change nothing.
 _OPTIONS: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (None,),
@@ -37,6 +39,11 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "logits_scaling": (None, 1),
     "query_pre_attn_scalar": (None,),
     "residual_multiplier": (None, 1),
+}
+# Names that transformers has for one activation -> the one in `ACTIVATIONS`.
+_ACTIVATION_NAMES = {
+    "swish": "silu",
+    **dict.fromkeys(("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh"), _TANH_GELU),
 }
 
 
@@ -190,10 +197,8 @@ class TargetConfig:
         """
         json = text_part(json)
         architecture = architecture_of(json)
+        check_unread(json, cls)
         json = {**architecture.defaults, **json}
-        for name in ("use_bidirectional_attention", "use_mrope"):
-            refuse(json, name, (None, False))
-        refuse(json, "pretraining_tp", (0, 1, None))
         # Required, because their defaults differ between architectures.
         require(json, ("num_hidden_layers", "rms_norm_eps", "max_position_embeddings"))
         layers = _positive(json, "num_hidden_layers")
@@ -248,7 +253,9 @@ def _activation(json: Mapping[str, Any], architecture: Architecture) -> Any:
     """Reads the MLP's activation; in Gemma's files "gelu" is its approximation by tanh."""
     name = "hidden_activation" if "hidden_activation" in architecture.defaults else "hidden_act"
     given = json.get(name, "silu")
-    return "gelu_pytorch_tanh" if given == "gelu" and architecture.embedding_scaled else given
+    if given == "gelu" and architecture.embedding_scaled:
+        return _TANH_GELU
+    return _ACTIVATION_NAMES.get(given, given) if isinstance(given, str) else given
 
 
 def _windows(

@@ -6,7 +6,7 @@ concatenated with the hidden state of the position before it. Later layers are o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,9 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Prefix, Segment, split_heads
+from dart_jax.models.cpu import rows as cpu_rows
 from dart_jax.models.drafter_config import DraftLayerConfig
-from dart_jax.models.layers import GatedMLP, Linear, RMSNorm
+from dart_jax.models.layers import INIT, GatedMLP, Linear, RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.collectives import own_part
 
@@ -91,7 +92,8 @@ class LaterLayer(Layer):
 
 
 class DraftLayer(Layer):
-    """The first decoder layer, the final norm and the head; drafters add the input projection."""
+    """The first decoder layer, the final norm and the head, and the drafter's own embedding if it
+    has one; drafters add the input projection."""
 
     fc: Linear
 
@@ -104,13 +106,32 @@ class DraftLayer(Layer):
         self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
         self.norm = RMSNorm(d, eps, dtype=dtype)
         self.lm_head = Linear(d, config.draft_vocab_size, dtype=dtype, rngs=rngs)
+        self.own_embedding = config.own_embedding
+        if config.own_embedding:
+            self.embed_tokens = nnx.Param(INIT(rngs.params(), (config.vocab_size, d), dtype))
+
+    def embedding(
+        self, targets: Callable[[jax.Array], jax.Array]
+    ) -> Callable[[jax.Array], jax.Array]:
+        """The embedding that the drafter reads, int32 [...] -> [..., D]: its own, or else the
+        target's."""
+        return self._embed if self.own_embedding else targets
+
+    def _embed(self, tokens: jax.Array) -> jax.Array:
+        table = self.embed_tokens[...]
+        # The target's vocabulary may be padded further; what is drafted after such a token is
+        # verified like all else.
+        tokens = jnp.minimum(tokens, table.shape[0] - 1)
+        if self.execution.packed:
+            return cpu_rows.take_rows(table, tokens)
+        return jnp.take(table, tokens, axis=0)
 
     def join(self, embeds: jax.Array, hidden: jax.Array) -> jax.Array:
         """Normalises and concatenates two halves [B, T, D] to the layer's inputs [B, T, 2D]."""
         return jnp.concatenate([self.input_layernorm(embeds), self.hidden_norm(hidden)], axis=-1)
 
     def project(self, features: jax.Array) -> jax.Array:
-        """The target's features [..., 3D] -> the residual stream [..., D]."""
+        """The target's features [..., F] -> the residual stream [..., D]."""
         shards = self.execution.drafter_shards
         return self.fc(features if shards == 1 else own_part(features, shards))
 

@@ -43,7 +43,7 @@ class Drafter(DraftLayer):
         d = config.hidden_size
         # Initialised before the layer, so that a seed keeps giving the same parameters.
         split = execution.drafter_shards > 1
-        self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs, split=split)
+        self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=split)
         self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
         super().__init__(config, execution, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
@@ -68,7 +68,7 @@ class Drafter(DraftLayer):
 
         Args:
           features: [B, T, 3D] target features of T new real rows.
-          embeds: [B, T, D] target embeddings of the tokens *after* those rows.
+          embeds: [B, T, D] embeddings of the tokens *after* those rows (see `embedding`).
           positions: int32 [B, T].
           last: int32 [B], index of the anchor; rows after it are padding and never seen.
           cache: keys and values of earlier real rows, per layer; None for no prefix.

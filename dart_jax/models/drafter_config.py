@@ -15,15 +15,28 @@ from dart_jax.models.config_fields import (
     refuse,
     with_head_defaults,
 )
+from dart_jax.models.drafters.fields import (
+    DART_OPTIONS,
+    EAGLE3_OPTIONS,
+    LAYERS,
+    NORMS,
+    check_options,
+    feature_layers,
+)
+from dart_jax.models.drafters.formats import DART, EAGLE3, EAGLE3_CLASSES, classes, known_format
 from dart_jax.models.rope import Rope
 
-_DART = "LlamaForCausalLMDart"
-_EAGLE3 = "LlamaForCausalLMEagle3"
+# Fields of the configs here that the files of weights determine.
+_OF_WEIGHTS = ("own_embedding", "qk_norm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftLayerConfig:
-    """Fields that DART and EAGLE-3 drafters share, named as in their `config.json`."""
+    """Fields that DART and EAGLE-3 drafters share, named as in their `config.json`.
+
+    Attributes:
+      own_embedding: whether the drafter has an embedding of its own, which its weights tell.
+    """
 
     vocab_size: int
     draft_vocab_size: int
@@ -36,6 +49,7 @@ class DraftLayerConfig:
     rms_norm_eps: float = 1e-6
     rope: Rope = Rope(1e4)  # the default of Llama configs
     max_position_embeddings: int = 40960
+    own_embedding: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -73,16 +87,23 @@ class DraftLayerConfig:
 
     @property
     def shares_embedding(self) -> bool:
-        """Whether rows are as wide as the target's, so that the drafter reads its embedding."""
-        return self.hidden_size == self.target_hidden_size
+        """Whether the drafter reads the target's embedding, whose rows are as wide as its own."""
+        return not self.own_embedding and self.hidden_size == self.target_hidden_size
+
+    @property
+    def features_width(self) -> int:
+        """Numbers of one row of the target's features."""
+        return 3 * self.target_hidden_size
+
+    def layers_read(self, target: TargetConfig) -> tuple[int, ...]:
+        """The target's layers whose input the drafter reads, ascending; empty if the target is too
+        small to have them."""
+        return target.feature_layers
 
     @classmethod
-    def _read(cls, json: Mapping[str, Any]) -> Any:
-        refuse(json, "hidden_act", ("silu",))
-        refuse(json, "attention_bias", (False, None))
-        refuse(json, "mlp_bias", (False, None))
-        refuse(json, "quantization_config", (None,))
-        refuse(json, "norm_before_residual", (False, None))
+    def _read(cls, json: Mapping[str, Any], options: Mapping[str, tuple[Any, ...]]) -> Any:
+        json = {name: value for name, value in json.items() if name not in _OF_WEIGHTS}
+        check_options(json, options, {field.name for field in dataclasses.fields(cls)})
         fields = with_head_defaults(json, guess=True)
         fields["rope"] = Rope.from_json(json, 1e4)
         fields.setdefault("draft_vocab_size", fields.get("vocab_size"))
@@ -99,7 +120,8 @@ class DraftLayerConfig:
             **dataclasses.asdict(self),
             **self.rope.to_json(),
         }
-        del json["rope"]
+        for name in ("rope", *_OF_WEIGHTS):
+            json.pop(name, None)
         if self.shares_embedding:
             # A file that names it says to EAGLE's loaders that it brings its own embedding: without
             # one, they would leave theirs random. Published configs have no such field.
@@ -153,11 +175,11 @@ class DrafterConfig(DraftLayerConfig):
         """
         if "draft_length" not in json:
             raise UserError("drafter config.json has no draft_length: it is not a DART drafter")
-        return cls._read(json)
+        return cls._read(json, DART_OPTIONS)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the config in the form that the reference reads."""
-        json = self._write(_DART)
+        json = self._write(DART)
         if self.shifted:
             del json["shifted"]  # published configs have no such field
         if not self.pair_rank:
@@ -170,15 +192,46 @@ class Eagle3Config(DraftLayerConfig):
     """An EAGLE-3 drafter (docs/method.md, section 7).
 
     Attributes:
-      aux_layers: target layers whose outputs it reads; None if its config does not name them,
-        which means the reference's layers.
+      feature_layers: target layers whose input it reads, ascending; None for the reference's.
+      norm_before_residual: whether the residual stream, too, begins with the normalised hidden
+        state.
+      norm_output: whether it is the final norm of the layer's output that is fed back (EAGLE-3.1).
+      norm_before_fc: whether all features of a row are normalised together.
+      fc_norm: whether the features of each layer are normalised (EAGLE-3.1).
+      qk_norm: whether each head's queries and keys are normalised, as in Qwen3, which its weights
+        tell.
     """
 
-    aux_layers: tuple[int, ...] | None = None
+    feature_layers: tuple[int, ...] | None = None
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm_before_fc and self.fc_norm:
+            raise UserError(
+                "config.json has both norm_before_fc and fc_norm; leave out the one that the file "
+                "has no weights of (input_norm.weight, or fc_norm.0.weight and so on)"
+            )
+
+    @property
+    def features_width(self) -> int:
+        """As for all drafters."""
+        layers = 3 if self.feature_layers is None else len(self.feature_layers)
+        return layers * self.target_hidden_size
+
+    def layers_read(self, target: TargetConfig) -> tuple[int, ...]:
+        """As for all drafters."""
+        if self.feature_layers is None:
+            return target.feature_layers
+        return self.feature_layers if self.feature_layers[-1] < target.num_hidden_layers else ()
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Eagle3Config:
-        """Reads the reference's config.
+        """Reads the config of the reference, SpecForge, vLLM or ModelOpt.
 
         The authors' checkpoints have the architecture `LlamaForCausalLM`; only their draft
         vocabulary distinguishes them from a target.
@@ -187,35 +240,34 @@ class Eagle3Config(DraftLayerConfig):
           UserError: it is not an EAGLE-3 drafter's, a field is missing or wrong, or names an
             unsupported option that would change the computation.
         """
-        if _EAGLE3 not in (json.get("architectures") or []) and "draft_vocab_size" not in json:
-            raise UserError(
-                f"drafter config.json has neither the architecture {_EAGLE3} nor a "
-                "draft_vocab_size: it is not an EAGLE-3 drafter"
-            )
-        eagle = json.get("eagle_config")
-        eagle = eagle if isinstance(eagle, dict) else {}
-        refuse(eagle, "use_aux_hidden_state", (True, None))
+        if not {*EAGLE3_CLASSES} & classes(json):
+            if "draft_vocab_size" not in json:
+                raise UserError(
+                    f"drafter config.json has neither the architecture {EAGLE3} nor a "
+                    "draft_vocab_size: it is not an EAGLE-3 drafter"
+                )
+            refuse(json, "model_type", ("llama", "mistral", "qwen2", "qwen3", None))
         if json.get("num_hidden_layers", 1) != 1:
-            raise UserError("EAGLE-3 drafters of more than one layer are not supported")
-        layers = eagle.get("eagle_aux_hidden_state_layer_ids")
-        if layers is not None and not isinstance(layers, list):
-            raise UserError(f"config.json has eagle_aux_hidden_state_layer_ids={layers!r}")
-        return cls._read({**json, "aux_layers": None if layers is None else tuple(layers)})
+            raise UserError(
+                f"config.json has num_hidden_layers={json['num_hidden_layers']!r}; EAGLE-3 "
+                "drafters of more than one layer are not supported: pass one of one layer"
+            )
+        fields = {name: value for name, value in json.items() if value is not None}
+        return cls._read({**fields, "feature_layers": feature_layers(json)}, EAGLE3_OPTIONS)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the config in the form that the reference reads."""
-        json = self._write(_EAGLE3)
+        json = self._write(EAGLE3)
         json["num_hidden_layers"] = 1
-        layers = json.pop("aux_layers")
+        for name in NORMS:
+            if not json[name]:
+                del json[name]  # published configs have no such field
+        layers = json.pop("feature_layers")
         if layers is not None:
-            json["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+            json[LAYERS] = list(layers)
+            if layers[0] > 0:  # where other programs look for them
+                json["eagle_config"] = {LAYERS: [layer - 1 for layer in layers]}
         return json
-
-
-def is_drafter(json: Mapping[str, Any]) -> bool:
-    """Whether this looks like the config of a DART or EAGLE-3 drafter, judging by its fields."""
-    named = {_DART, _EAGLE3} & set(json.get("architectures") or [])
-    return bool(named) or "draft_length" in json or "draft_vocab_size" in json
 
 
 def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
@@ -224,9 +276,10 @@ def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
     Raises:
       UserError: it is neither, or something in it is not supported.
     """
+    json = known_format(json)
     if "draft_length" in json:
         return DrafterConfig.from_json(json)
-    if _EAGLE3 in (json.get("architectures") or []) or "draft_vocab_size" in json:
+    if {*EAGLE3_CLASSES} & classes(json) or "draft_vocab_size" in json:
         return Eagle3Config.from_json(json)
     raise UserError(
         "drafter config.json has neither a draft_length (DART) nor a draft_vocab_size (EAGLE-3): "

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.draft_layer import DraftLayer
 from dart_jax.models.drafter_config import Eagle3Config
-from dart_jax.models.layers import Linear
+from dart_jax.models.layers import Linear, RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
@@ -29,7 +29,7 @@ class Eagle3Drafter(DraftLayer):
 
     A row joins the hidden state of a position with the embedding of the token after it. After a
     real token the hidden state is the target's projected feature; after a drafted token it is the
-    layer's own output.
+    layer's own output. `Eagle3Config` lists the norms that a drafter may have in addition.
     """
 
     def __init__(
@@ -41,10 +41,39 @@ class Eagle3Drafter(DraftLayer):
         rngs: nnx.Rngs,
     ):
         self.config = config
-        d = config.hidden_size
+        d, width, eps = config.hidden_size, config.features_width, config.rms_norm_eps
         split = execution.drafter_shards > 1
-        self.fc = Linear(3 * config.target_hidden_size, d, dtype=dtype, rngs=rngs, split=split)
+        self.fc = Linear(width, d, dtype=dtype, rngs=rngs, split=split)
         super().__init__(config, execution, dtype=dtype, rngs=rngs)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(width, eps, dtype=dtype)
+        if config.fc_norm:
+            one = config.target_hidden_size
+            norms = [RMSNorm(one, eps, dtype=dtype) for _ in range(width // one)]
+            self.fc_norm = nnx.List(norms)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, eps, dtype=dtype)
+            self.k_norm = RMSNorm(config.head_dim, eps, dtype=dtype)
+
+    def project(self, features: jax.Array) -> jax.Array:
+        """As `DraftLayer.project`."""
+        if self.config.norm_before_fc:
+            features = self.input_norm(features)
+        if self.config.fc_norm:
+            parts = jnp.split(features, len(self.fc_norm), axis=-1)
+            parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = jnp.concatenate(parts, axis=-1)
+        return super().project(features)
+
+    def queries(self, inputs: jax.Array) -> jax.Array:
+        """As `Layer.queries`."""
+        q = super().queries(inputs)
+        return self.q_norm(q) if self.config.qk_norm else q
+
+    def keys(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As `Layer.keys`."""
+        k, v = super().keys(inputs)
+        return (self.k_norm(k) if self.config.qk_norm else k), v
 
     def keys_at(self, inputs: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Rotated keys and values [B, K, T, h] of rows [B, T, 2D] at int32 positions [B, T]."""
@@ -69,11 +98,14 @@ class Eagle3Drafter(DraftLayer):
           prefix: cached rows that they attend to; None for none.
 
         Returns:
-          [B, T, D], before the final norm.
+          [B, T, D], which is fed back and what `logits` reads: before the final norm, or after it.
         """
         q = rotate(self.queries(inputs), positions, self.config.rope)
-        return self.finish(hidden, [Segment(q, *rows) for rows in seen], prefix)
+        if self.config.norm_before_residual:
+            hidden = inputs[..., hidden.shape[-1] :]  # the normalised half
+        x = self.finish(hidden, [Segment(q, *rows) for rows in seen], prefix)
+        return self.norm(x) if self.config.norm_output else x
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] after the layer -> float32 logits [..., Vd] (see `head`)."""
-        return self.head(self.norm(hidden))
+        return self.head(hidden if self.config.norm_output else self.norm(hidden))

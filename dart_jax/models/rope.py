@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, warn
 
 # Parameters of each kind besides `rope_theta`; those with a default may be left out.
 _FIELDS: dict[str, dict[str, Any]] = {
@@ -106,13 +106,18 @@ class Rope:
           partial: whether the architecture can rotate a part of each head.
 
         Raises:
-          UserError: the kind is unknown, or a parameter is missing, unknown or out of range.
+          UserError: the kind is unknown, or a parameter is missing or out of range.
+
+        Warns:
+          InputWarning: the kind has no such parameter; transformers warns and ignores it, too.
         """
         given = json.get("rope_scaling") or json.get("rope_parameters") or {}
         if not isinstance(given, dict):
             raise UserError(f"config.json has rope parameters {given!r}; they must be an object")
         given = {name: value for name, value in given.items() if value is not None}
         kind = given.pop("rope_type", given.pop("type", "default"))
+        if kind in ("su", "yarn") and "short_factor" in given:
+            kind = "longrope"  # as early files of Phi-3 call it
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise UserError(
                 f"RoPE scaling {kind!r} is not supported; supported are {', '.join(_FIELDS)}"
@@ -137,7 +142,8 @@ class Rope:
             given["factor"] = lengths[0] / lengths[1]
         unknown = sorted(given.keys() - fields.keys())
         if unknown:
-            raise UserError(f"RoPE scaling {kind!r} has unknown parameters {', '.join(unknown)}")
+            names = ", ".join(unknown)
+            warn(f"RoPE scaling {kind!r} has no parameters {names}, nor in transformers; not used")
         values = {name: given.get(name, default) for name, default in fields.items()}
         values = {
             name: value

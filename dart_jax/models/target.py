@@ -47,7 +47,8 @@ class TargetOutput(NamedTuple):
 
     Attributes:
       hidden: [B, T, D], after the final norm; the input of `Target.logits`.
-      features: [B, T, 3D], the residual stream that enters the three feature layers.
+      features: [B, T, 3D], the residual stream that enters the three feature layers; D for each
+        layer if they are not three.
       rows: keys and values of the new rows, to be appended to the cache.
     """
 
@@ -256,6 +257,7 @@ class Target(nnx.Module):
         mask: jax.Array,
         cache: Cache | None = None,
         length: jax.Array | None = None,
+        feature_layers: tuple[int, ...] | None = None,
     ) -> TargetOutput:
         """Runs T new rows after a cached prefix, without writing to the cache.
 
@@ -268,12 +270,14 @@ class Target(nnx.Module):
           length: int32 [B], valid rows of the cache, which are the tokens at positions 0 to
             length - 1. Every new row sees all of them, and a sliding window only shrinks what a row
             sees.
+          feature_layers: static; the layers whose input is captured, None for the config's.
         """
         x = self._inputs(tokens)
+        captured = self.config.feature_layers if feature_layers is None else feature_layers
         features = []
         rows = []
         for i, layer in enumerate(self.layers):
-            if i in self.config.feature_layers:
+            if i in captured:
                 features.append(x)
             window = self.config.window(i)
             prefix = None

@@ -1,8 +1,10 @@
-"""The `convert` command: converts tries of the reference, and makes n-gram files smaller."""
+"""The `convert` command: converts tries of the reference, makes n-gram files smaller, and records
+other tokenizers in them."""
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -15,22 +17,27 @@ from dart_jax.files import check_writable
 from dart_jax.memory import parse_memory
 from dart_jax.ngram.model import NgramModel, is_ngram_file
 from dart_jax.ngram.reference import convert_reference
+from dart_jax.ngram.stamp import stamp
 from dart_jax.text.fingerprint import tokenizer_fingerprint, vocabulary_size
 from dart_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig:
-    """Convert a trie of the reference (small.trie, full.trie) to an n-gram file, or make an n-gram
-    file smaller by dropping rare n-grams and rounding counts."""
+    """Convert a trie of the reference (small.trie, full.trie) to an n-gram file; or make an n-gram
+    file smaller, by dropping rare n-grams and rounding counts, or record another tokenizer in it,
+    to which all of its ids mean the same."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Trie, or n-gram file."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """N-gram file to write."""
     tokenizer: Path | None = None
-    """Directory with the tokenizer.json that a trie was counted with; the file then records its
-    fingerprint. Without it, give --vocab-size."""
+    """Directory with the tokenizer.json that a trie was counted with, or that a copy of an n-gram
+    file is for; the file then records its fingerprint. Without it, a trie needs --vocab-size."""
+    counted_with: Path | None = None
+    """Directory with the tokenizer.json that the n-gram file was counted with, to check that all
+    ids that occur mean the same to --tokenizer."""
     vocab_size: int | None = None
     """Number of tokens of that tokenizer."""
     min_counts: tuple[int, ...] = ()
@@ -48,20 +55,17 @@ def convert(config: ConvertConfig, console: Console) -> None:
     """Runs the command.
 
     Raises:
-      UserError: as `convert_reference` and `NgramModel.lossy`.
+      UserError: as `convert_reference`, `NgramModel.lossy` and `stamp`.
     """
     if not config.source.is_file():
         raise UserError(f"no file {config.source}")
     check_writable(config.out)
     before = config.source.stat().st_size
+    told = ""
     if is_ngram_file(config.source):
-        if not config.min_counts and config.precision is None:
-            raise UserError(
-                f"{config.source} is an n-gram file already; "
-                "give --min-counts or --precision to make a smaller one"
-            )
-        model = NgramModel.load(config.source)
-        model.lossy(config.out, min_counts=config.min_counts, precision=config.precision)
+        told = _convert_ngram_file(config)
+    elif config.counted_with is not None:
+        raise UserError("--counted-with is for n-gram files; for a trie, give that as --tokenizer")
     else:
         if config.tokenizer is not None:
             tokenizer = Tokenizer.load(config.tokenizer).backend
@@ -89,3 +93,26 @@ def convert(config: ConvertConfig, console: Console) -> None:
         f"{config.out}: {sum(sizes):,} n-grams, {after:,} bytes "
         f"({after / max(1, sum(sizes)):.2f} per n-gram); {config.source} has {before:,} bytes"
     )
+    if told:
+        console.print(told, markup=False, highlight=False)
+
+
+def _convert_ngram_file(config: ConvertConfig) -> str:
+    """Makes an n-gram file smaller, or records another tokenizer in it, or both; returns what is
+    told about the tokenizer, if anything."""
+    smaller = bool(config.min_counts) or config.precision is not None
+    if config.tokenizer is None and (config.counted_with is not None or not smaller):
+        raise UserError(
+            f"{config.source} is an n-gram file already; give --min-counts or --precision to make "
+            "a smaller one, or --tokenizer to record another tokenizer in a copy"
+        )
+    with tempfile.TemporaryDirectory(dir=config.out.parent) as work:
+        source, told = config.source, ""
+        if config.tokenizer is not None:
+            made = Path(work) / "whole" if smaller else config.out
+            told = stamp(source, made, config.tokenizer, config.counted_with)
+            source = made
+        if smaller:
+            model = NgramModel.load(source)
+            model.lossy(config.out, min_counts=config.min_counts, precision=config.precision)
+    return told

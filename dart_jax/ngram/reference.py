@@ -18,14 +18,14 @@ from pathlib import Path
 import duckdb
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.machine import available_cores
 from dart_jax.ngram.builder import NgramBuilder, check_lossy
 from dart_jax.ngram.windows import WindowLayout
+from dart_jax.progress import progress_bars
 
 _HEADER_BYTES = 16
 _READ_BYTES = 1 << 24
@@ -313,14 +313,7 @@ def _damage_reported() -> Iterator[None]:
 
 
 def _progress_bar(show: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not show,
-    )
+    return progress_bars() if show else Progress(disable=True)
 
 
 @contextlib.contextmanager

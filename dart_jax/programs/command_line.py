@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import errno
 import io
@@ -23,6 +24,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -36,22 +38,31 @@ from dart_jax.errors import InputWarning, UserError
 
 RESUMABLE = "run the same command again to continue"
 
+_SOON = 0.02  # seconds
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells report it
 
 
+@dataclasses.dataclass
+class Advice:
+    """What is left after Ctrl-C and what to do, such as `RESUMABLE`; changes as a program works."""
+
+    text: str = ""
+
+
 @contextlib.contextmanager
-def program(advice: str = "") -> Iterator[None]:
+def program(advice: str = "") -> Iterator[Advice]:
     """Wraps a program's `main`, and ends the process as the table above says.
 
     Args:
-      advice: what to do after Ctrl-C, such as `RESUMABLE`.
+      advice: the advice that is yielded, to begin with.
     """
+    after = Advice(advice)
     try:
         with _interruptible(), _warnings_of_one_line():
-            yield
+            yield after
             _flush()
     except KeyboardInterrupt:
-        interruption.say_interrupted(advice)
+        interruption.say_interrupted(after.text)
         if _prepared():
             # At once: threads may still compile or compute, which crash or delay an orderly end.
             _drop_unwritable()
@@ -111,8 +122,9 @@ def _interruptible() -> Iterator[None]:
     def unraisable(report: Any) -> None:
         # Raised in a destructor or a callback, where it would be printed and forgotten.
         if isinstance(report.exc_value, KeyboardInterrupt):
-            interruption.exit_now()
-        sys.__unraisablehook__(report)
+            _interrupt_again()
+        else:
+            sys.__unraisablehook__(report)
 
     sys.unraisablehook = unraisable
     signal.signal(signal.SIGINT, interrupt)
@@ -124,6 +136,16 @@ def _interruptible() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGINT, interruption.exit_now)
+
+
+def _interrupt_again() -> None:
+    """Interrupts the main thread once more, soon: what it works at can then keep its results."""
+    main = threading.main_thread().ident
+    assert main is not None
+    try:
+        threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT)).start()
+    except RuntimeError:  # the interpreter is about to end
+        interruption.exit_now()
 
 
 def _prepared() -> bool:

@@ -10,6 +10,7 @@ from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.platform.execution import AttentionChoice, WeightsDtype
+from dart_jax.progress import stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +73,16 @@ class ModelChoice:
 
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
-        return DartModel.from_pretrained(
-            self.target or DEMO / "target",
-            self.part(self.drafter, "drafter_pairs"),
-            self.ngram_model,
-            dtype=self.dtype,
-            attention=self.attention,
-            weights_dtype=self.weights,
-            search=self.searching.choice,
-            ngram_device_memory=self.searching.memory,
-            mesh=self.mesh,
-            revision=self.revision,
-        )
+        with stage("loading the model", short=True):
+            return DartModel.from_pretrained(
+                self.target or DEMO / "target",
+                self.part(self.drafter, "drafter_pairs"),
+                self.ngram_model,
+                dtype=self.dtype,
+                attention=self.attention,
+                weights_dtype=self.weights,
+                search=self.searching.choice,
+                ngram_device_memory=self.searching.memory,
+                mesh=self.mesh,
+                revision=self.revision,
+            )

@@ -107,6 +107,7 @@ class Generating:
         prompt = await encode_messages(
             self._service.tokenizer,
             fields.messages,
+            self._service.model.target.vocab_size,
             fields.chat_template_kwargs,
             fields.add_generation_prompt,
         )
@@ -144,8 +145,14 @@ class Generating:
         if (fields.prompt is None) == (fields.messages is None):
             raise bad("pass either prompt or messages", "prompt")
         if fields.messages is not None:
-            chat = fields.messages, fields.chat_template_kwargs, fields.add_generation_prompt
-            ids = (await encode_messages(service.tokenizer, *chat)).tolist()
+            prompt = await encode_messages(
+                service.tokenizer,
+                fields.messages,
+                service.tokenizer.vocab_size,
+                fields.chat_template_kwargs,
+                fields.add_generation_prompt,
+            )
+            ids = prompt.tolist()
         else:
             text, special = fields.prompt or "", fields.add_special_tokens
             ids = await encode_text(service.tokenizer, text, special)
@@ -164,7 +171,9 @@ class Generating:
         """The text of tokens."""
         fields = read_fields(DetokenizeFields, await self._body(request))
         self._service.check_model(fields.model)
-        check_ids(fields.tokens, self._service.model.target.vocab_size, "tokens")
+        service = self._service
+        most = max(service.model.target.vocab_size, service.tokenizer.vocab_size)
+        check_ids(service.tokenizer, fields.tokens, most, "tokens")
         text = self._service.tokenizer.decode(fields.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})
 

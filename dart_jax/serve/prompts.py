@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,41 +56,47 @@ async def encode_prompt(
     """The tokens of a text, or those given, int32 [n].
 
     Raises:
-      ApiError: an id is not in the vocabulary.
+      ApiError: the target does not have an id.
       UserError: the text is not valid Unicode.
     """
+    ids = prompt
     if isinstance(prompt, str):
         ids = await encode_text(tokenizer, prompt, add_special_tokens)
-    else:
-        ids = prompt
-        check_ids(ids, vocab_size, "prompt")
+    check_ids(tokenizer, ids, vocab_size, "prompt")
     return np.array(ids, np.int32)
 
 
-def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raises ApiError unless all ids are in the vocabulary."""
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        raise bad(f"{param} has token ids outside of 0..{vocab_size - 1}", param)
+def check_ids(tokenizer: Tokenizer, ids: Iterable[Any], vocab_size: int, param: str) -> None:
+    """Raises ApiError unless the target has all ids."""
+    outside = tokenizer.outside(ids, vocab_size)
+    if outside is not None:
+        raise bad(
+            f"{param} has token ids outside of 0..{vocab_size - 1}, the first is {outside}", param
+        )
 
 
 async def encode_messages(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
+    vocab_size: int,
     template_kwargs: Mapping[str, Any],
     add_generation_prompt: bool = True,
 ) -> np.ndarray:
     """The tokens of a chat, up to where the answer begins, int32 [n].
 
     Raises:
-      ApiError: there is no chat template, it refuses the messages, or their contents are not text.
+      ApiError: there is no chat template, it refuses the messages, their contents are not text, or
+        the target does not have one of their tokens.
       UserError: they are not messages.
     """
     if not tokenizer.chat_template:
         raise bad(
             "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
         )
-    for name in template_kwargs:
-        if name in _NOT_THE_TEMPLATES:
+    template = tokenizer.chat_template
+    names = list(template) if isinstance(template, dict) else []
+    for name, value in template_kwargs.items():
+        if name in _NOT_THE_TEMPLATES and not (name == "chat_template" and value in names):
             raise bad(f"chat_template_kwargs must not have {name}", "chat_template_kwargs")
     chat = [_only_text(message, place) for place, message in enumerate(messages)]
     options = {"add_generation_prompt": add_generation_prompt} | dict(template_kwargs)
@@ -102,8 +108,10 @@ async def encode_messages(
         # The message names a directory, which is not the client's business.
         reason = str(error.__cause__).strip().split("\n", 1)[0]
         raise bad(f"the chat template refuses the messages: {reason}", "messages") from None
-    # The template already contains the special tokens.
-    return np.array(await encode_text(tokenizer, text, add_special_tokens=False), np.int32)
+    added = tokenizer.adds_to_chat(text)
+    ids = await encode_text(tokenizer, text, add_special_tokens=added)
+    check_ids(tokenizer, ids, vocab_size, "messages")
+    return np.array(ids, np.int32)
 
 
 def _only_text(message: Mapping[str, Any], place: int) -> Mapping[str, Any]:

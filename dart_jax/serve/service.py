@@ -15,6 +15,7 @@ from dart_jax.serve.errors import ApiError, bad, busy, unavailable
 from dart_jax.serve.fields import GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
+from dart_jax.serve.prompts import check_ids
 from dart_jax.serve.texts import Texts
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.request import AnyEngine, QueueFull, Request
@@ -98,8 +99,10 @@ class Service:
                 f"{len(prompts) * fields.n} texts were asked for at once; the most is {most}",
                 "n" if fields.n > 1 else "prompt",
             )
+        vocab_size = self.model.target.vocab_size
         stops: list[Any] = [*fields.stop, *fields.stop_token_ids]
-        strings, ids = split_stops(self.tokenizer, stops, self.model.target.vocab_size)
+        strings, ids = split_stops(self.tokenizer, stops, vocab_size)
+        check_ids(self.tokenizer, fields.bias, vocab_size, "logit_bias")
         eos = () if fields.ignore_eos else self.model.eos
         # As `DartModel.generate`: the same seed gives each text its own draws, by its number.
         seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32

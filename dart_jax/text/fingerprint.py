@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import struct
+from collections.abc import Iterator
 from typing import Protocol
 
 # The fingerprint in n-gram files whose tokenizer is unknown.
@@ -29,8 +31,21 @@ def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
     SHA-256 over all tokens in ascending order of id, each as its id (8 bytes), its length in bytes
     (8 bytes), both little-endian, and its UTF-8 bytes.
     """
+    [whole] = collections.deque(_digests(tokenizer), maxlen=1)
+    return whole
+
+
+def extends(tokenizer: Vocabulary, fingerprint: bytes) -> bool:
+    """Whether a fingerprint is that of the tokenizer, or of one to which it only adds tokens, with
+    higher ids: then every id means the same to both."""
+    return any(digest == fingerprint for digest in _digests(tokenizer))
+
+
+def _digests(tokenizer: Vocabulary) -> Iterator[bytes]:
+    """The fingerprints of no tokens, and of the vocabulary up to each of its tokens."""
     digest = hashlib.sha256()
+    yield digest.digest()
     for id, token in sorted((id, token) for token, id in tokenizer.get_vocab().items()):
         encoded = token.encode(errors="surrogatepass")
         digest.update(struct.pack("<QQ", id, len(encoded)) + encoded)
-    return digest.digest()
+        yield digest.digest()

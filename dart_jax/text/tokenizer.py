@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, warn
 from dart_jax.text.fingerprint import vocabulary_size
+from dart_jax.text.tokenizer_files import (
+    FILE,
+    line,
+    processor_template,
+    read_backend,
+    read_directory,
+    wrap,
+)
 
-FILE = "tokenizer.json"
-
-# Files that transformers can build a tokenizer from; without any of them it may build an empty one.
-_VOCABULARIES = ("*.model", "vocab*", "*.tiktoken", "tekken.json")
+# A text that no template contains.
+_PROBE = "\ue000\ue001"
 
 
 class Tokenizer:
-    """Encodes and decodes exactly as its `tokenizer.json` says.
+    """Encodes and decodes as the tokenizer that `AutoTokenizer` of transformers makes of the same
+    files (see `dart_jax.text.tokenizer_files`).
 
-    transformers, which may rebuild that file differently, is imported only for chat templates and
-    for directories without the file.
+    transformers is imported only for chat templates, and where it is needed for that.
 
     Attributes:
       backend: the tokenizer, without padding and truncation.
@@ -38,6 +43,9 @@ class Tokenizer:
         backend.no_truncation()
         self.backend = backend
         self.directory = directory
+        self._wrapped: Any | None = None  # as far as it was needed to load the tokenizer
+        self._reads_parts: dict[str, bool] = {}  # by template; see `for_template`
+        self._processors = False  # whether `chat_template` belongs to a processor
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -48,16 +56,12 @@ class Tokenizer:
         """
         path = Path(path)
         if path.is_file():
-            return cls(_read(path))
+            return cls(read_backend(path))
         if not path.is_dir():
             raise UserError(f"no directory {path}; pass one with a {FILE}")
-        if (path / FILE).is_file():
-            return cls(_read(path / FILE), path)
-        if not any(file for pattern in _VOCABULARIES for file in path.glob(pattern)):
-            raise UserError(f"no file {path / FILE}; a target needs its tokenizer")
-        wrapped = _wrap(path)
-        tokenizer = cls(wrapped.backend_tokenizer, path)
-        tokenizer.__dict__["wrapped"] = wrapped  # so that it is not read again
+        backend, wrapped = read_directory(path)
+        tokenizer = cls(backend, path)
+        tokenizer._wrapped = wrapped
         return tokenizer
 
     @cached_property
@@ -68,7 +72,17 @@ class Tokenizer:
         Raises:
           UserError: a file next to `tokenizer.json` is damaged.
         """
-        return None if self.directory is None else _wrap(self.directory)
+        if self.directory is None:
+            return None
+        wrapped = wrap(self.directory) if self._wrapped is None else self._wrapped
+        template = processor_template(self.directory)
+        if template is not None and wrapped.chat_template is None:
+            wrapped.chat_template, self._processors = template, True
+        elif template not in (None, wrapped.chat_template):
+            warn(
+                f"{self.directory} holds another chat template for images; the tokenizer's is used"
+            )
+        return wrapped
 
     def __repr__(self) -> str:
         where = "" if self.directory is None else f", {self.directory}"
@@ -88,6 +102,15 @@ class Tokenizer:
     def get_vocab(self) -> dict[str, int]:
         """Returns every token and its id, added tokens included."""
         return self.backend.get_vocab()
+
+    def outside(self, ids: Iterable[int] | np.ndarray, vocab_size: int) -> str | None:
+        """Names the first of some ids that a target with this many embeddings does not have, with
+        its token, as some tokenizers have more tokens; None if it has all."""
+        id = next((int(id) for id in ids if not 0 <= id < vocab_size), None)
+        if id is None:
+            return None
+        token = self.backend.id_to_token(id) if 0 <= id < self.vocab_size else None
+        return f"{id}" if token is None else f"{id} ({token!r})"
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text, with the special tokens that the tokenizer adds around it.
@@ -109,8 +132,8 @@ class Tokenizer:
         Raises:
           UserError: there is no template, it rejects the messages, or they are not messages.
         """
-        # The template already contains the special tokens.
-        return self._encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
+        text = self.render_chat(messages, **template_kwargs)
+        return self._encode(text, add_special_tokens=self.adds_to_chat(text))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
@@ -120,18 +143,85 @@ class Tokenizer:
             raise UserError(
                 f"no chat template in {where}; pass plain text, or put a chat_template.jinja there"
             )
-        options = {"add_generation_prompt": True} | template_kwargs | {"tokenize": False}
+        options = {"add_generation_prompt": True} | template_kwargs
+        options["chat_template"] = self.template_for(options)
         try:
-            return str(self.wrapped.apply_chat_template(list(map(dict, messages)), **options))
+            return self._render(self.for_template(messages, options["chat_template"]), options)
         except Exception as error:  # a template may raise anything
             raise UserError(
-                f"the chat template of {self.directory} refuses the messages: {_line(error)}"
+                f"the chat template of {self.directory} refuses the messages: {line(error)}"
             ) from error
+
+    def template_for(self, options: Mapping[str, Any]) -> str:
+        """The source of the chat template that the options choose, as in transformers: the one that
+        `chat_template` names, or is; else the one for `tools`, if there are some; else the default.
+
+        Raises:
+          UserError: there is no such template.
+        """
+        template, choice = self.chat_template, options.get("chat_template")
+        named = template if isinstance(template, dict) else {"default": template or ""}
+        if choice is None:
+            tools = options.get("tools") is not None and "tool_use" in named
+            choice = "tool_use" if tools else "default"
+            if choice not in named:
+                names = sorted(named)
+                raise UserError(
+                    f"there are the chat templates {', '.join(names)}, and none is the default; "
+                    f'choose one by chat_template_kwargs, such as {{"chat_template": "{names[0]}"}}'
+                )
+        elif choice not in named:
+            if "{" in choice:
+                return choice
+            raise UserError(
+                f"there is no chat template {choice!r}; choose one of {', '.join(sorted(named))}"
+            )
+        return named[choice]
+
+    def for_template(
+        self, messages: Sequence[Mapping[str, Any]], template: str
+    ) -> list[dict[str, Any]]:
+        """The messages as a chat template, given by its source, reads them.
+
+        Templates of some vision-language models read contents only as lists of parts, and would
+        leave out a text.
+        """
+        made = list(map(dict, messages))
+        if template not in self._reads_parts:
+            self._reads_parts[template] = self._shows_only_parts(template)
+        for message in made if self._reads_parts[template] else ():
+            if isinstance(message.get("content"), str):
+                message["content"] = [{"type": "text", "text": message["content"]}]
+        return made
+
+    def adds_to_chat(self, text: str) -> bool:
+        """Whether the tokenizer adds special tokens around a chat that was rendered to `text`.
+
+        Templates contain them; but transformers' processors add a beginning that theirs lacks.
+        """
+        bos = self.wrapped.bos_token
+        return self._processors and not (bos and text.startswith(bos))
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
         """The template's source, or several by name; None if there is none."""
         return None if self.wrapped is None else self.wrapped.chat_template
+
+    def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+        options = {**options, "tokenize": False}
+        return str(self.wrapped.apply_chat_template(messages, **options))
+
+    def _shows_only_parts(self, template: str) -> bool:
+        """Whether a chat template shows a list of parts, but no text."""
+
+        def shown(content: Any) -> bool:
+            messages = [{"role": "user", "content": content}]
+            try:
+                return _PROBE in self._render(messages, {"chat_template": template})
+            except Exception:  # a template may raise anything
+                return False
+
+        return not shown(_PROBE) and shown([{"type": "text", "text": _PROBE}])
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decodes ids. Bytes that are not UTF-8 become U+FFFD; ids without a token are skipped.
@@ -167,56 +257,3 @@ def _check_messages(messages: Any) -> None:
 
 def _kind(value: Any) -> str:
     return "empty" if isinstance(value, list) and not value else f"a {type(value).__name__}"
-
-
-def _read(path: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower class
-        raise UserError(
-            f"cannot read {path}: {_line(error)}; it is damaged or incomplete"
-        ) from None
-
-
-def _transformers() -> Any:
-    """Imports transformers, without its advice to install PyTorch, which nothing here needs."""
-    logger = logging.getLogger("transformers")
-
-    def other(record: logging.LogRecord) -> bool:
-        return "PyTorch was not found" not in str(record.msg)
-
-    logger.addFilter(other)
-    try:
-        return importlib.import_module("transformers")
-    finally:
-        logger.removeFilter(other)
-
-
-def _wrap(directory: Path) -> Any:
-    """Loads the tokenizer of transformers; without `FILE`, it is built from a vocabulary."""
-    transformers = _transformers()
-    whole = (directory / FILE).is_file()
-    kind: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        # Otherwise transformers would ask at the terminal whether to run the tokenizer's own code.
-        options = {} if whole else {"trust_remote_code": False}
-        wrapped = kind.from_pretrained(str(directory), local_files_only=True, **options)
-    except Exception as error:  # the library raises no narrower class
-        reason = _line(error).rstrip(": ")
-        if whole:
-            raise UserError(f"cannot read the files next to {directory / FILE}: {reason}") from None
-        raise UserError(
-            f"no file {directory / FILE}, and none can be built from its other files ({reason}); "
-            "pass a directory with one"
-        ) from None
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-    if not wrapped.is_fast:
-        raise UserError(f"no file {directory / FILE}, and none can be built from its other files")
-    return wrapped
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

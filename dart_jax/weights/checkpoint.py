@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,23 @@ from jax.typing import DTypeLike
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config, is_drafter
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
+from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.models.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, everywhere
 from dart_jax.models.sharding.rules import with_kv_heads
-from dart_jax.weights.layouts import AnyConfig, layout, text_tensor
+from dart_jax.weights.drafter_files import authors_names, draft_vocabulary, with_stored_parts
+from dart_jax.weights.generation_file import load_eos as load_eos
+from dart_jax.weights.layouts import AnyConfig
 from dart_jax.weights.parameters import (
-    STORED_DTYPES,
     load_pairs,
     load_params,
     stored_pairs,
     stored_tensors,
 )
-from dart_jax.weights.quantized.gptq import drop_zero_biases
-from dart_jax.weights.quantized.layers import Method
-from dart_jax.weights.quantized.methods import dequantized, quantization_method
 from dart_jax.weights.safetensors_file import Tensor
+from dart_jax.weights.target_files import open_target, target_config
 from dart_jax.weights.tensor_files import (
-    TensorFiles,
     open_pair_scores,
     open_tensors,
     read_json,
@@ -56,7 +56,7 @@ def read_target_config(directory: Path) -> TargetConfig:
     Raises:
       UserError: it is missing or not supported.
     """
-    return _target_config(read_json(directory / "config.json"))[0]
+    return target_config(directory)[0]
 
 
 def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
@@ -78,7 +78,7 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
     if is_drafter(json) or "model_type" not in json:
         return drafter_config(json)
     try:
-        return _target_config(json)[0]
+        return target_config(directory)[0]
     except UserError as error:
         raise UserError(
             f"{directory} is neither a DART nor an EAGLE-3 drafter, nor a model that could draft "
@@ -92,12 +92,13 @@ def load_target(
     *,
     narrow: bool = False,
     mesh: Mesh | None = None,
-    place: Placement = DEFAULT,
+    place: Callable[[TargetConfig], Placement] | None = None,
     rounded: bool = False,
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
-    Quantised weights (see `weights.quantized`) become the floats that they stand for.
+    Quantised weights (see `weights.quantized`) become the floats that they stand for. A LoRA
+    adapter in the same directory is merged into them (see `weights.adapter`).
 
     Args:
       directory: the checkpoint.
@@ -106,29 +107,25 @@ def load_target(
         in half of the memory, for those who pack them (see `models.cpu.tiles`).
       mesh: devices that share the target (see `models.sharding`). A process reads no more than its
         devices get. If they are more than heads of keys and values, the config has one for each.
-      place: puts parameters onto devices, where no mesh says where they belong.
+      place: makes, of the config, what puts parameters onto devices, where no mesh says where they
+        belong.
       rounded: whether matrices are rounded to 8 bits as they are loaded (`models.platform.int8`).
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
         One message reports all mismatches.
+
+    Warns:
+      InputWarning: as `weights.target_files.open_target`.
     """
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
-    config, quantization = _target_config(read_json(directory / "config.json"))
-    files = open_tensors(directory)
-    if quantization is not None:
-        of_text = {n: t for n, t in files.tensors.items() if text_tensor(n) is not None}
-        files = dequantized(files._replace(tensors=of_text), quantization)
-    files = _text_part(files, config)
-    if quantization is not None:
-        drop_zero_biases(files.tensors, layout(config, files.tensors))
-    if config.tie_word_embeddings:
-        files.tensors.pop("lm_head.weight", None)
-    for name in [name for name in files.tensors if name.endswith(".rotary_emb.inv_freq")]:
-        del files.tensors[name]  # old files store what the config determines
-    place = place if mesh is None else ModelPlacement(config, mesh)
-    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
+    config, files = open_target(directory)
+    if mesh is not None:
+        placement = ModelPlacement(config, mesh)
+    else:
+        placement = DEFAULT if place is None else place(config)
+    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=placement)
     return config if mesh is None else with_kv_heads(config, mesh), params
 
 
@@ -160,42 +157,33 @@ def save_target(
     _save(directory, config, special, params, {}, max_shard_size)
 
 
-def load_eos(directory: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Reads the ids that end a sequence, from `generation_config.json`, else from `config.json`."""
-    for name in ("generation_config.json", "config.json"):
-        path = Path(directory) / name
-        eos = read_json(path).get("eos_token_id") if path.is_file() else None
-        if eos is not None:
-            ids = tuple(eos) if isinstance(eos, list) else (eos,)
-            if not all(isinstance(i, int) for i in ids):
-                raise UserError(f"{path}: eos_token_id must be an integer or a list of them")
-            return ids
-    return ()
-
-
 def load_drafter(
     directory: str | os.PathLike[str],
     dtype: DTypeLike = jnp.float32,
     embedding: jax.Array | None = None,
     *,
+    target: Path | None = None,
     narrow: bool = False,
     mesh: Mesh | None = None,
     rounded: bool = False,
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
-    """Reads a DART or EAGLE-3 drafter in the reference's layout.
+    """Reads a DART or EAGLE-3 drafter in the layout of its authors, of SpecForge, ModelOpt, vLLM or
+    speculators.
 
     Args:
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.
-      embedding: [V, D], the target's embedding, which drafters share. Some EAGLE-3 files contain
-        an embedding; it must equal this one, up to rounding to the file's dtype. Such files are
-        rejected if no embedding is given.
+      embedding: [V, D], the target's embedding. An embedding in the file becomes one of the
+        parameters unless it equals this one, up to rounding to the file's dtype. Draft ids from V
+        on are left out.
+      target: the target's directory, whose head takes the place of a missing one.
       narrow: as for `load_target`.
       mesh: devices that share the drafter, as for `load_target`; None if each has all of it.
       rounded: as for `load_target`.
 
     Returns:
-      The config, the parameters and the draft vocabulary: int32 [Vd], target id of each draft id.
+      The config, completed by what the files hold, the parameters and the draft vocabulary:
+      int32 [Vd], target id of each draft id.
 
     Raises:
       UserError: as `load_target`.
@@ -203,16 +191,14 @@ def load_drafter(
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
     config = read_drafter_config(directory)
-    files = open_tensors(directory)
-    own = files.tensors.pop("embed_tokens.weight", None)
-    ids = _draft_ids(files, config)
+    files = authors_names(open_tensors(directory))
+    config = with_stored_parts(files, config, embedding, target)
+    config, ids = draft_vocabulary(files, config, None if embedding is None else len(embedding))
     place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
     params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
     if isinstance(config, DrafterConfig) and config.pair_rank:
         pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
         params["pairs"] = pairs if mesh is None else everywhere(mesh, pairs)
-    if own is not None:
-        _check_embedding(files.path, own, embedding)
     return config if mesh is None else with_kv_heads(config, mesh), params, ids
 
 
@@ -234,12 +220,13 @@ def save_drafter(
       ids: the draft vocabulary: int32 [Vd], target id of each draft id.
       max_shard_size: bytes; larger drafters are written as shards.
       embedding: [V, D], stored in the file. Required if the target's rows have another width than
-        the drafter's: readers take the target's embedding only for drafters of its own width.
+        the drafter's and the parameters hold no embedding: readers take the target's only for
+        drafters of its own width.
 
     Raises:
       UserError: the embedding is missing or has another shape.
     """
-    if embedding is None and not config.shares_embedding:
+    if embedding is None and not (config.shares_embedding or config.own_embedding):
         raise UserError(
             f"the drafter's rows have {config.hidden_size} numbers and the target's "
             f"{config.target_hidden_size}, so it cannot read the target's embedding; pass its own"
@@ -255,44 +242,6 @@ def save_drafter(
     if embedding is not None:
         extra["embed_tokens.weight"] = np.asarray(embedding)
     _save(Path(directory), config, {}, params, extra, max_shard_size)
-
-
-def check_features(target: TargetConfig) -> None:
-    """Raises UserError if the target is too small for drafters that read its features."""
-    if not target.feature_layers:
-        raise UserError(
-            f"the target has {target.num_hidden_layers} layers; drafters read the features of "
-            "three distinct ones (2, L//2, L-3), so it needs at least 7"
-        )
-
-
-def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | TargetConfig) -> None:
-    """Raises UserError unless the drafter was trained for a target of these shapes, or is a
-    language model with the target's vocabulary."""
-    if isinstance(drafter, TargetConfig):
-        if drafter.vocab_size != target.vocab_size:
-            raise UserError(
-                f"the draft model has {drafter.vocab_size} tokens and the target "
-                f"{target.vocab_size}; pass one with the same tokenizer"
-            )
-        return
-    check_features(target)
-    read = tuple(layer - 1 for layer in target.feature_layers)
-    if isinstance(drafter, Eagle3Config) and drafter.aux_layers not in (None, read):
-        raise UserError(
-            f"the drafter reads the outputs of layers {drafter.aux_layers}; only those of layers "
-            f"{read} are supported"
-        )
-    for name, want, have in (
-        ("vocab_size", target.vocab_size, drafter.vocab_size),
-        ("hidden_size", target.hidden_size, drafter.target_hidden_size),
-        ("embedding size", target.hidden_size, drafter.hidden_size),
-    ):
-        if want != have:
-            raise UserError(
-                f"the drafter does not fit the target: {name} is {want} in the target "
-                f"and {have} in the drafter; pass a drafter trained for this target"
-            )
 
 
 def resolve_dtype(dtype: DTypeLike) -> np.dtype:
@@ -333,67 +282,3 @@ def _save(
     write_pair_scores(directory, pairs)
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)
-
-
-def _target_config(json: dict[str, Any]) -> tuple[TargetConfig, Method | None]:
-    """A target's config, and how its files are quantised."""
-    return TargetConfig.from_json(json), quantization_method(json)
-
-
-def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
-    """Leaves out what belongs to the other parts of a vision-language model, and turns experts
-    around that it stores as [.., in, out]; transformers, too, recognises them by their shape."""
-    renamed = {text_tensor(name): tensor for name, tensor in files.tensors.items()}
-    tensors = {name: tensor for name, tensor in renamed.items() if name is not None}
-    lost = {name for name in map(text_tensor, files.lost) if name is not None}
-    if tensors.keys() != files.tensors.keys() and config.moe is not None:
-        for name, entry in layout(config, tensors).items():
-            tensor = tensors.get(name)
-            turned = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
-            if tensor is not None and tensor.shape == turned != entry.shape:
-                tensors[name] = tensor.turned()
-    return files._replace(tensors=tensors, lost=lost)
-
-
-def _draft_ids(files: TensorFiles, config: DrafterConfig | Eagle3Config) -> np.ndarray:
-    """Removes the draft vocabulary from the files' tensors and returns its target ids."""
-    size = config.draft_vocab_size
-    files.tensors.pop("t2d", None)
-    stored = files.tensors.pop("d2t", None)
-    if stored is None:
-        if size < config.vocab_size and "d2t" not in files.lost:
-            files.problems.append("missing d2t")
-        return np.arange(size, dtype=np.int32)
-    if stored.shape != (size,) or stored.dtype.kind != "i":
-        raise UserError(
-            f"{files.path}: d2t has shape {stored.shape} and dtype {stored.dtype}, not [{size}] "
-            "integers"
-        )
-    ids = np.arange(size) + stored.read()
-    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
-        raise UserError(f"{files.path}: d2t does not map to distinct ids below {config.vocab_size}")
-    return ids.astype(np.int32)
-
-
-def _check_embedding(path: Path, own: Tensor, embedding: jax.Array | None) -> None:
-    """Raises UserError if a drafter's own embedding is not the target's."""
-    if embedding is None:
-        raise UserError(
-            f"{path} holds an embedding (embed_tokens.weight); load it together with its target, "
-            "whose embedding it must equal"
-        )
-    ours = np.asarray(embedding)
-    with np.errstate(all="ignore"):
-        # Each side may have been rounded to its own dtype: compare after rounding to both.
-        same = (
-            own.shape == ours.shape
-            and own.dtype.name in STORED_DTYPES
-            and np.array_equal(
-                ours.astype(own.dtype).astype(ours.dtype), own.read().astype(ours.dtype)
-            )
-        )
-    if not same:
-        raise UserError(
-            f"{path} holds an embedding (embed_tokens.weight) that is not the target's; pass the "
-            "target that the drafter was trained for"
-        )

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.progress import INTERVAL, say
+from dart_jax.weights import adapter
+from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import PAIR_SCORES
 
 TOKENIZER = (
@@ -20,18 +23,27 @@ TOKENIZER = (
     "added_tokens.json",
     "vocab*",
     "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
     "chat_template*",
+    "additional_chat_templates/*.jinja",
+    "processor_config.json",
     "config.json",
     "generation_config.json",
+    adapter.CONFIG,
 )
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
-TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS)
-DRAFTER = ("config.json", *_WEIGHTS, *_TORCH_WEIGHTS)
+TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS, "adapter_model.bin")
+# A small language model that drafts is compared with its target by its tokens.
+DRAFTER = ("config.json", "tokenizer.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 
-# Duplicates of the weights: in folders (`original/`), and in the authors' own layout.
-_DUPLICATES = ["*/*", "consolidated*"]
+# Duplicates of the weights: in folders (`original/`), of which only additional_chat_templates is
+# wanted, and in the authors' own layout.
+_DUPLICATES = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
 _NGRAM_FILES = (".dng", ".trie")
+_LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left"  # of a log
 
 
 def resolve(
@@ -43,6 +55,8 @@ def resolve(
 ) -> Path:
     """Returns the directory of a model, local or `owner/name` on the hub, downloaded if needed.
 
+    For a LoRA adapter, that is a directory that holds its base as well (see `adapter.with_base`).
+
     The hub's own settings apply: its cache, HF_HOME, HF_HUB_OFFLINE, HF_TOKEN. Cached models need
     no network.
 
@@ -50,17 +64,37 @@ def resolve(
       name: a directory or, if there is no such directory, a repository.
       revision: branch, tag or commit of the repository.
       token: the hub's; None uses the one of `hf auth login`.
-      patterns: files to download, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Files in folders are
-        never downloaded, and `.bin` files only if there are no safetensors.
+      patterns: files to download, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Of files in folders
+        only chat templates are downloaded, and `.bin` files only if there are no safetensors.
 
     Raises:
       UserError: neither exists, or it cannot be downloaded; the message says why.
     """
     path = _path(name)
     if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError(f"{name} is a file; pass the directory that contains it")
+        directory = path
+    elif path.exists():
+        raise UserError(
+            f"{name} is a GGUF file, which is not supported; pass the model's checkpoint of "
+            "safetensors and config.json"
+            if path.suffix == ".gguf"
+            else f"{name} is a file; pass the directory that contains it"
+        )
+    else:
+        directory = _downloaded(name, revision, token, patterns)
+    return adapter.with_base(
+        directory,
+        lambda base, revision: resolve(base, revision=revision, token=token, patterns=patterns),
+    )
+
+
+def _downloaded(
+    name: str | os.PathLike[str],
+    revision: str | None,
+    token: str | bool | None,
+    patterns: Sequence[str],
+) -> Path:
+    """Downloads the files of a repository that are not in the hub's cache; returns their place."""
     repository = _repository(name, "directory")
     import huggingface_hub
 
@@ -81,6 +115,11 @@ def resolve(
     weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
     if len(first) < len(patterns) and not weights:
         directory = download(patterns)
+    model = _WEIGHTS[0] in patterns
+    if model and not any((directory / file).is_file() for file in ("config.json", adapter.CONFIG)):
+        with _one_line(f"directory {name}", repository, revision):
+            other = other_format(_files(repository, revision, token))
+        raise UserError(f"{repository} has no config.json" + (f"; {other}" if other else ""))
     return directory
 
 
@@ -144,16 +183,22 @@ def resolve_data(name: str) -> list[Path]:
 
 
 def _progress() -> Any:
-    """The hub's progress bars: as they are on a terminal, none in files and pipes."""
+    """The hub's progress bars: as they are on a terminal, a line now and then in a log."""
     if sys.stderr.isatty():
         return None
     from huggingface_hub.utils import tqdm
 
-    class Silent(tqdm):
+    class Lines(tqdm):
         def __init__(self, *args: Any, **options: Any):
-            super().__init__(*args, **options | {"disable": True})
+            seldom = dict.fromkeys(("mininterval", "maxinterval", "delay"), INTERVAL)
+            lines = {"bar_format": _LINE, "leave": False, "disable": False}
+            super().__init__(*args, **options | seldom | lines)
 
-    return Silent
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if msg is None:  # otherwise it is removed
+                say(str(self))
+
+    return Lines
 
 
 def _fits(name: str, patterns: list[str]) -> bool:

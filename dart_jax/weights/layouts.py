@@ -19,6 +19,8 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import Params, abstract_params
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 AnyConfig = TargetConfig | DrafterConfig | Eagle3Config
 ParamPath = tuple[str | int, ...]
 
@@ -29,7 +31,7 @@ def _in_layers(table: dict[str, str]) -> dict[str, str]:
 
 
 _TARGET = {
-    "embed_tokens": "model.embed_tokens.weight",
+    "embed_tokens": EMBEDDING,
     **_in_layers(
         {
             "input_layernorm.scale": "input_layernorm.weight",
@@ -55,7 +57,7 @@ _TARGET = {
         }
     ),
     "norm.scale": "model.norm.weight",
-    "lm_head.kernel": "lm_head.weight",
+    "lm_head.kernel": HEAD,
 }
 _PHI3 = _TARGET | _in_layers(
     {
@@ -105,11 +107,16 @@ _FUSED_EXPERTS = {
         }
     ),
 }
-# Vision-language models: the text part's names, by the start that older and newer files give them.
+# Beginnings of names in files of other classes -> in those of the language model: the text part of
+# vision-language models, older and newer, and models that were saved without a head.
 _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "language_model.": "model.",
+    "embed_tokens.": "model.embed_tokens.",
+    "layers.": "model.layers.",
+    "norm.": "model.norm.",
 }
 _OTHER_PARTS = (
     "model.multi_modal_projector.",
@@ -134,6 +141,12 @@ _DRAFTER = {
     "mlp.down_proj.kernel": "midlayer.mlp.down_proj.weight",
     "norm.scale": "norm.weight",
     "lm_head.kernel": "lm_head.weight",
+    "embed_tokens": "embed_tokens.weight",
+    # Only EAGLE-3 drafters of newer kinds have these norms.
+    "input_norm.scale": "input_norm.weight",
+    "fc_norm.{i}.scale": "fc_norm.{i}.weight",
+    "q_norm.scale": "midlayer.self_attn.q_norm.weight",
+    "k_norm.scale": "midlayer.self_attn.k_norm.weight",
     # Layers after the first exist only in dart_jax, not in the reference.
     "layers.{i}.input_layernorm.scale": "layers.{i}.input_layernorm.weight",
     "layers.{i}.q_proj.kernel": "layers.{i}.self_attn.q_proj.weight",
@@ -243,10 +256,8 @@ def _entries(table: dict[str, str], params: Params) -> dict[str, Entry]:
 
 
 def text_tensor(name: str) -> str | None:
-    """Returns the name that a vision-language model's tensor has in a model of text alone.
-
-    None for tensors of the other parts. Names of models of text alone stay the same.
-    """
+    """Returns the name that a tensor has in a language model of text alone; None if it belongs to
+    another part of a vision-language model."""
     if name.startswith(_OTHER_PARTS):
         return None
     for prefix, replacement in _TEXT_PREFIXES.items():

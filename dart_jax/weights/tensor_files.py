@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, write_atomically
+from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.torch_file import open_torch
 
@@ -30,7 +31,7 @@ class TensorFiles(NamedTuple):
     Attributes:
       path: the file of weights, or the index of the shards.
       tensors: by name, in the order of the index and, within a shard, of the file.
-      problems: missing shards, and names that occur in two shards.
+      problems: missing shards.
       lost: names that the index lists in missing shards.
     """
 
@@ -52,10 +53,9 @@ def open_tensors(directory: Path) -> TensorFiles:
             return TensorFiles(path, open_file(path), [], set())
         if index.is_file():
             return _open_shards(index, open_file)
-    raise UserError(
-        f"no weights in {directory}; it needs {WEIGHTS}, or shards and {WEIGHTS}.index.json, "
-        f"or {_TORCH_WEIGHTS}"
-    )
+    needed = f"{WEIGHTS}, or shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
+    other = other_format(path.name for path in directory.iterdir())
+    raise UserError(f"no weights in {directory}; {other or f'it needs {needed}'}")
 
 
 def open_pair_scores(directory: Path) -> TensorFiles:
@@ -125,7 +125,8 @@ def read_json(path: Path) -> dict[str, Any]:
             f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
         )
     if not path.is_file():
-        raise UserError(f"no file {path}")
+        other = other_format(path.name for path in path.parent.iterdir())
+        raise UserError(f"no file {path}" + (f"; {other}" if other else ""))
     try:
         content = json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
@@ -154,7 +155,6 @@ def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) ->
     names = _weight_map(index)
     tensors: dict[str, Tensor] = {}
     problems, lost = [], set()
-    holders: dict[str, str] = {}
     for file in dict.fromkeys(names.values()):
         path = index.with_name(file)
         if not path.is_file():
@@ -162,10 +162,9 @@ def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) ->
             lost |= {name for name, where in names.items() if where == file}
             continue
         for name, tensor in open_file(path).items():
-            if name in tensors:
-                problems.append(f"{name} is in both {holders[name]} and {file}")
-            tensors[name], holders[name] = tensor, file
-    return TensorFiles(index, tensors, problems, lost)
+            if name not in tensors or names.get(name) == file:  # in two files: the index decides
+                tensors[name] = tensor
+    return TensorFiles(index, tensors, problems, lost - tensors.keys())
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import filelock
 import jax
-import platformdirs
 
 from dart_jax.errors import UserError
+from dart_jax.files import user_cache
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel, is_ngram_file
 from dart_jax.ngram.reference import convert_reference
@@ -26,11 +26,6 @@ _logger = logging.getLogger(__name__)
 # Programs that compile faster than this would hardly load faster from the cache.
 _MIN_COMPILE_TIME = 0.3  # seconds
 _COMPILED_BYTES = 2 * 2**30  # at most; the least recently used programs are evicted first
-
-
-def user_cache() -> Path:
-    """Returns the cache directory: `~/.cache/dart_jax` on Linux, or below XDG_CACHE_HOME if set."""
-    return platformdirs.user_cache_path("dart_jax", appauthor=False)
 
 
 def enable_compilation_cache() -> None:
@@ -131,7 +126,7 @@ def load_ngram(
     if not is_ngram_file(path):
         path = converted_trie(path, tokenizer)
     ngram = NgramModel.load(path)
-    check_tokenizer(ngram, tokenizer, str(name), vocab_size)
+    check_tokenizer(ngram, tokenizer, str(path), vocab_size)
     return ngram
 
 

@@ -23,6 +23,7 @@ from dart_jax.errors import UserError
 from dart_jax.programs.command_line import did_you_mean, parse, program
 from dart_jax.programs.outputs import write_json
 from dart_jax.programs.provenance import revision
+from dart_jax.progress import stage
 from eval.campaign.device import check_device
 from eval.campaign.parts import Part, parts, tiny_parts
 from eval.campaign.report import read_outcomes, write_report
@@ -115,7 +116,7 @@ def run(config: CampaignConfig, console: Console) -> dict[str, Outcome]:
         if left < part.least:
             console.print(f"{part.name}: not run, needs {part.least} s of the {left:.0f} s left")
             continue
-        with console.status(f"{part.name}: {part.why} ({left:.0f} s left)"):
+        with stage(f"{part.name}: {part.why} ({left:.0f} s left)", console):
             outcome = outcomes[part.name] = run_part(part, directory / part.name, left)
         write_report(directory, facts, config.chosen, outcomes)
         said = f": {outcome.message}" if outcome.message else ""

@@ -37,6 +37,7 @@ from dart_jax.models.sharding.rules import check_divides
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
+from dart_jax.progress import stage
 from eval.compile.cases import Case, Method, Program
 from eval.compile.check import Limits, violations
 from eval.compile.devices import (
@@ -243,7 +244,7 @@ def run(config: CompileConfig, console: Console) -> list[Summary]:
     for alone, name in config.programs():
         case = alone.on(mesh)
         title = f"{case.shape}, {case.method}, {name}"
-        with console.status(f"compiling {title}"), tempfile.TemporaryDirectory() as dump:
+        with stage(f"compiling {title}", console), tempfile.TemporaryDirectory() as dump:
             began = time.perf_counter()
             with described(config.device):
                 lowered = case.lower(name, devices[0])

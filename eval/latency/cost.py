@@ -131,7 +131,7 @@ class CostModel:
     @property
     def features(self) -> int:
         """Bytes of one row of the target's features."""
-        return self.itemsize * len(self.target.feature_layers) * self.target.hidden_size
+        return self.itemsize * self.drafter.features_width
 
     def target_weights(self, rows: int) -> int:
         """Number of weights that a forward of the target over so many rows in all reads: all except
@@ -178,7 +178,7 @@ class CostModel:
 
     def _projection(self, drafter: DraftLayerConfig) -> int:
         """Number of a device's weights that project the target's features."""
-        return 3 * drafter.target_hidden_size * drafter.hidden_size // self.drafter_shards
+        return drafter.features_width * drafter.hidden_size // self.drafter_shards
 
     def _draft_logits(self, path: int) -> int:
         """Bytes of the batch's draft logits: one drafted position per level of a tree whose paths

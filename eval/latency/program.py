@@ -28,8 +28,8 @@ from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.figures import save_figure
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
-from dart_jax.programs.progress import progress_bar
 from dart_jax.programs.provenance import environment, revision
+from dart_jax.progress import progress_bar, stage
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.latency import hardware
@@ -254,7 +254,7 @@ def run(config: LatencyConfig, console: Console) -> Latency:
     execution = config.execution()
     machine = ", ".join(f"{k} {v}" for k, v in environment().items())
     console.print(machine)
-    with console.status("measuring the device's limits"):
+    with stage("measuring the device's limits", console):
         limits = hardware.measure(resolve_dtype(config.dtype))
     if execution.mesh is not None and jax.default_backend() == "cpu":
         limits = limits.shared_by(execution.mesh.size)

@@ -13,7 +13,7 @@ from rich.console import Console
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.loop import Generation
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.programs.progress import progress_bar
+from dart_jax.progress import progress_bar
 from eval.benchmarks.prompts import demo_prompts
 from eval.lossless import report
 from eval.lossless.config import (

@@ -21,8 +21,8 @@ from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.progress import progress_bar
 from dart_jax.programs.provenance import environment
+from dart_jax.progress import progress_bar
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from eval.benchmarks.prompts import demo_prompts, warm_up_prompts

@@ -36,6 +36,7 @@ from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
+from dart_jax.progress import stage
 from eval.benchmarks.prompts import demo_prompts
 from eval.latency.clock import Times
 from eval.latency.report import Grid
@@ -116,19 +117,17 @@ def run(config: SearchBenchConfig, console: Console) -> None:
     length = _PROMPT_TOKENS + config.max_new_tokens
     decoder = model.decoder(nodes=config.tree_nodes, max_length=length)
     found: dict[int, dict[str, Times]] = {}
-    with console.status("decoding prompts") as status:
+    with stage("decoding prompts", console) as tell:
         rows = record(decoder, prompts, config.max_new_tokens)
         searches = ways_of(model, decoder.config.host_buffer, config.tree_nodes)
         for size in config.batch_size:
             packed = batches(rows, size, config.seed)
-            found[size] = measure_ways(
-                searches, packed, config.seconds, config.rounds, status.update
-            )
+            found[size] = measure_ways(searches, packed, config.seconds, config.rounds, tell)
     tables = [ways_grid(found, config, len(rows))]
     console.print(tables[0].table())
     sizes: list[Size] = []
     if config.shares and model.ngram is not None:
-        with console.status("tables") as status:
+        with stage("tables", console) as tell:
             sizes = list(
                 measure_sizes(
                     model,
@@ -136,7 +135,7 @@ def run(config: SearchBenchConfig, console: Console) -> None:
                     config.shares,
                     config.tree_nodes,
                     config.max_new_tokens,
-                    status.update,
+                    tell,
                 )
             )
         tables.append(sizes_grid(sizes, config, len(prompts)))

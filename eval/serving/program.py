@@ -25,6 +25,7 @@ from rich.console import Console
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
 from dart_jax.programs.provenance import environment, revision
+from dart_jax.progress import stage
 from eval.serving import figure
 from eval.serving.client.completion import Request, Server
 from eval.serving.comparison import Measure, compare, measure_server
@@ -61,7 +62,7 @@ def run(config: ServingBenchConfig, console: Console) -> None:
     options = {"drafted": config.server_words(config.tree_nodes)}
     if "plain" in config.baseline:
         options["plain"] = config.server_words(0)
-    with console.status("") as status, _servers(config, options, status.update) as servers:
+    with stage("", console) as tell, _servers(config, options, tell) as servers:
         console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
         told = {
             name: str(server.address) if process is None else f"dart_jax.serve {process.options}"
@@ -78,14 +79,12 @@ def run(config: ServingBenchConfig, console: Console) -> None:
         }
         texts = list(servers)[1:]
         if "fixed" in config.baseline:
-            status.update("loading the model for fixed batches")
+            tell("loading the model for fixed batches")
             ways["fixed"] = _fixed(config)
             told["fixed"] = f"DartModel.generate, batches of at most {config.fixed_batch} requests"
             texts += ["fixed"] * (config.temperature == 0)
         loads = [Load(None, rate) for rate in config.rate] or [Load(n) for n in config.clients]
-        summaries = compare(
-            ways, workload, loads, config.rounds, config.requests, texts, status.update
-        )
+        summaries = compare(ways, workload, loads, config.rounds, config.requests, texts, tell)
         after = {name: _compilations(server) for name, (server, _) in servers.items()}
     compilations = {name: _difference(after[name], before[name]) for name in after}
     report = Report(config, workload.title, told, summaries, compilations)
@@ -135,17 +134,17 @@ def run_check(config: ServingBenchConfig, console: Console) -> bool:
     """
     tokenizer = load_tokenizer(config)
     options = {"drafted": config.server_words(config.tree_nodes)}
-    with console.status("") as status, _servers(config, options, status.update) as servers:
+    with stage("", console) as tell, _servers(config, options, tell) as servers:
         console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
         server, process = next(iter(servers.values()))
         if config.soak is not None:
-            found = run_soak(config, server, process, tokenizer, status.update)
+            found = run_soak(config, server, process, tokenizer, tell)
             lines = list(map(str, found.checks))
         else:
             text, workload = library_tokens(tokenizer), make_workload(config, tokenizer)
             count = max(config.requests, _SHORT_PROMPTS)
             found = check_first_tokens(
-                server, workload, text, count, config.longest, config.timeout, status.update
+                server, workload, text, count, config.longest, config.timeout, tell
             )
             lines = [str(found)]
     for line in lines:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.programs.progress import progress_bar
+from dart_jax.progress import progress_bar, stage
 from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.questions import Question
 from eval.benchmarks.registry import load_all
@@ -42,7 +42,7 @@ class Speedup:
         if config.bench == DEMO:
             self.workloads = [demo_workload(config, base, console)]
         else:
-            with console.status("generating the answers that later turns follow"):
+            with stage("generating the answers that later turns follow", console):
                 self.workloads = [
                     benchmark_workload(config, base, console, name, some)
                     for name, some in questions.items()

@@ -259,6 +259,7 @@ def watched(service):
     }
 
 
+@pytest.mark.long
 def test_every_method_writes_the_same(service, watched):
     _, made = watched
     for answer in made.values():

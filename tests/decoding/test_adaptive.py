@@ -106,7 +106,7 @@ def methods(models, scored, plain):
     }
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("sampling", [GREEDY, PENALIZED])
 @pytest.mark.parametrize(
@@ -151,6 +151,7 @@ def test_both_loops_learn_the_same(models, prompts, plain):
         assert trees <= steps * len(prompts.tokens)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", ["dart", "eagle3"])
 def test_nothing_is_compiled_for_a_pair_of_sizes(models, prompts, methods, name, loop):
@@ -165,6 +166,7 @@ def test_nothing_is_compiled_for_a_pair_of_sizes(models, prompts, methods, name,
     assert generation.seconds["compile"] == 0
 
 
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_reported_scores_are_plain_decodings(models, prompts, loop):
     config = DecodeConfig(models.target, PromptLookupConfig(), logits=LogitsConfig(logprobs=2))
@@ -178,6 +180,7 @@ def test_reported_scores_are_plain_decodings(models, prompts, loop):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), one, other)
 
 
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_second_pause_lasts_to_the_end(models, prompts, loop):
     """As generations at the same time, which share a policy, may decide for one another."""
@@ -205,6 +208,7 @@ def test_ended_rows_stay_ended(models, prompts):
     assert len(others) > 8
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", ["dart", "eagle3", "draft model", "prompt lookup"])
 def test_after_a_pause_the_drafter_has_read_everything(models, prompts, methods, name):
     """Plain decoding, then a draft: the same draft as without the pause."""
@@ -415,6 +419,7 @@ def test_what_a_tour_finds_decides_how_the_next_text_begins():
     assert policy.next() == policy.begin() == Burst(0, None)
 
 
+@pytest.mark.long
 def test_what_is_prepared_knows_all_costs():
     decoder = DartModel.demo().decoder(nodes=2, max_length=128, sizes=(0, 2))
     decoder = dataclasses.replace(decoder, memory=TreeMemory())
@@ -460,6 +465,7 @@ def test_damaged_costs_are_learned_again(tmp_path, text):
 # For users
 
 
+@pytest.mark.long
 def test_generation_gives_the_same_text_with_any_trees():
     model = DartModel.demo()
     prompt = "def mean(values):\n"

@@ -97,6 +97,7 @@ def demo():
 GAINS = {"drafter": 1.2, "eagle3": 1.3, "draft_model": 1.2, "ngram": 1.02}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GAINS)
 def test_more_is_accepted(demo, name):
     drafter = NgramConfig() if name == "ngram" else DEMO / name

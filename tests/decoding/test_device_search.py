@@ -162,6 +162,7 @@ def test_elementary_functions_have_the_bits_of_the_core():
     np.testing.assert_array_equal(_core.logarithm(positive), literal.logarithm(positive))
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("setting", SETTINGS, ids=range(len(SETTINGS)))
 def test_trees_are_those_of_the_search_in_cpp(setting):
     """10,000 rows and more in all."""
@@ -174,12 +175,14 @@ def test_trees_are_those_of_the_search_in_cpp(setting):
     run()
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("rows", [1, 7, 33])
 def test_batches(rows):
     setting = Setting(order=4, levels=8, candidates=25, nodes=60)
     assert check(setting, random_drafts(setting, 1, rows)) > rows * 20
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("number", [7, 21])
 def test_optimised_programs(number):
     """Products are not fused with sums there either."""
@@ -191,6 +194,7 @@ def test_optimised_programs(number):
         np.testing.assert_array_equal(search(on_device.argument, packed), in_cpp(packed))
 
 
+@pytest.mark.long
 def test_lookups_by_xla(monkeypatch):
     """As on accelerators, without the C++ core."""
     monkeypatch.setattr(lookup, "available", lambda: False)
@@ -266,6 +270,7 @@ def test_drafting_with_only_ngrams(order, depth, nodes, eos, draws):
             assert np.count_nonzero(expected[:, 2]) > ROWS * min(nodes, 4) // 4
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("least", [1, 2, 3, 5, 10**9])
 def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
     """What does not fit are the least frequent n-grams: the trees are those of a model without."""

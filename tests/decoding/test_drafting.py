@@ -27,7 +27,8 @@ from dart_jax.generation import default_loop, default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
-from dart_jax.weights.checkpoint import check_fit, save_target
+from dart_jax.weights.checkpoint import save_target
+from dart_jax.weights.drafter_files import check_fit
 from eval.methods.measure import accepted_lengths
 
 GREEDY, SAMPLED = Sampling(), Sampling(1.0)
@@ -68,6 +69,28 @@ def test_a_small_draft_model_is_plain_decoding(models, prompts, plain, loop, sam
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
 
 
+@pytest.mark.long(keep=2)
+@pytest.mark.parametrize("size", [200, 520])
+@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED], ids=["greedy", "penalized"])
+def test_a_draft_model_whose_vocabulary_has_another_size(models, prompts, plain, sampling, size):
+    """The target's own weights, with fewer tokens or with more, which would be the likeliest."""
+    target, params = models.target, models.params["target"]
+    beyond = max(size - target.vocab_size, 0)
+    table = jnp.pad(params["embed_tokens"][:size], ((0, beyond), (0, 0)))
+    head = params["lm_head"]["kernel"][:, :size]
+    more = head[:, : beyond // 2]
+    head = jnp.concatenate([head, 100 * more, -100 * more], axis=1)
+    drafter = {**params, "embed_tokens": table, "lm_head": {"kernel": head}}
+    config = DecodeConfig(target, dataclasses.replace(target, vocab_size=size), nodes=4)
+    both = {"target": params, "drafter": drafter}
+    generation = generate_fused(config, both, None, prompts, Options(sampling, seed=SEED))
+    assert lists(generation.tokens) == lists(plain(sampling).tokens)
+    assert any((tokens >= size).any() for tokens in generation.tokens) == (not beyond)
+    if beyond:
+        emitted = np.array([len(tokens) - 1 for tokens in generation.tokens])
+        np.testing.assert_array_equal(generation.steps, -(-emitted // 5))
+
+
 @pytest.mark.long
 def test_a_draft_models_cache_holds_all_tokens(models, prompts):
     """If the target drafts for itself, the two caches are the same except for the root's row."""
@@ -85,7 +108,7 @@ def test_a_draft_models_cache_holds_all_tokens(models, prompts):
             )
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3", "sps", "pld"])
 def test_a_step_copies_no_cache(models, prompts, method):
     """Donated caches are written in place."""
@@ -323,8 +346,8 @@ def test_invalid_drafters(models, tiny):
         model.with_drafter(models.drafter)
     with pytest.raises(UserError, match="no drafter was loaded"):
         model.decoder(nodes=4, max_length=64)
-    other = dataclasses.replace(models.target, vocab_size=31)
-    with pytest.raises(UserError, match="31 tokens and the target"):
+    other = dataclasses.replace(models.target, vocab_size=2000)
+    with pytest.raises(UserError, match="2000 tokens and the target"):
         check_fit(models.target, other)
     few = dataclasses.replace(models.target, num_hidden_layers=6)
     with pytest.raises(UserError, match=r"6 layers.* at least 7"):

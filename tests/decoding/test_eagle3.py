@@ -169,18 +169,30 @@ def turned(x, theta):
     return np.concatenate([z.real, z.imag], axis=-1)
 
 
+def project(config, p, features):
+    """The residual stream [T, D] of features [T, F]."""
+    eps, width = config.rms_norm_eps, config.target_hidden_size
+    if config.norm_before_fc:
+        features = normed(features, p["input_norm"]["scale"], eps)
+    if config.fc_norm:
+        parts = np.split(features, features.shape[1] // width, axis=-1)
+        scales = [p["fc_norm"][i]["scale"] for i in range(len(parts))]
+        parts = [normed(part, scale, eps) for part, scale in zip(parts, scales, strict=True)]
+        features = np.concatenate(parts, axis=-1)
+    return features @ p["fc"]["kernel"]
+
+
 def layer(config, p, residual, embeds):
     """The decoder layer over one sequence, causally: [T, D]."""
     eps, h = config.rms_norm_eps, config.head_dim
-    inputs = np.concatenate(
-        [
-            normed(embeds, p["input_layernorm"]["scale"], eps),
-            normed(residual, p["hidden_norm"]["scale"], eps),
-        ],
-        axis=-1,
-    )
+    hidden = normed(residual, p["hidden_norm"]["scale"], eps)
+    inputs = np.concatenate([normed(embeds, p["input_layernorm"]["scale"], eps), hidden], axis=-1)
+    if config.norm_before_residual:
+        residual = hidden
     t = len(inputs)
     q, k, v = ((inputs @ p[f"{x}_proj"]["kernel"]).reshape(t, -1, h) for x in "qkv")
+    if config.qk_norm:
+        q, k = (normed(x, p[f"{n}_norm"]["scale"], eps) for x, n in ((q, "q"), (k, "k")))
     q, k = turned(q, config.rope.theta), turned(k, config.rope.theta)
     shared = config.num_attention_heads // config.num_key_value_heads
     out = []
@@ -199,7 +211,8 @@ def literal_tree(model, inputs, nodes, settings):
     config = model.config
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), model.params)
     embedding = np.asarray(model.embedding, np.float64)
-    features = np.asarray(inputs.features[0], np.float64) @ p["fc"]["kernel"]
+    features = project(config, p, np.asarray(inputs.features[0], np.float64))
+    final = functools.partial(normed, scale=p["norm"]["scale"], eps=config.rms_norm_eps)
     next_tokens = np.asarray(inputs.next_tokens[0]).tolist()
     ids = np.asarray(model.draft_ids)
     top_k = min(settings.top_k, len(ids))
@@ -208,10 +221,9 @@ def literal_tree(model, inputs, nodes, settings):
         """The most likely tokens after a path of target ids, with their log-probabilities."""
         residual = features
         for n in range(len(path) + 1):
-            output = layer(config, p, residual, embedding[next_tokens + path[:n]])
-            residual = np.concatenate([residual, output[-1:]])
-        logits = normed(output[-1], p["norm"]["scale"], config.rms_norm_eps)
-        logp = np.log(softmax(logits @ p["lm_head"]["kernel"]))
+            output = layer(config, p, residual, embedding[next_tokens + path[:n]])[-1:]
+            residual = np.concatenate([residual, final(output) if config.norm_output else output])
+        logp = np.log(softmax(final(output[0]) @ p["lm_head"]["kernel"]))
         order = np.argsort(-logp, kind="stable")[:top_k]
         return [(int(ids[j]), logp[j]) for j in order]
 
@@ -266,7 +278,7 @@ def random_model(seed, config=CONFIG, dtype=jnp.float32):
 def random_inputs(seed, lengths, config=CONFIG):
     rng = np.random.default_rng(seed)
     return DraftInput.pad(
-        [rng.normal(size=(n, 3 * config.target_hidden_size)) for n in lengths],
+        [rng.normal(size=(n, config.features_width)) for n in lengths],
         [rng.integers(0, config.vocab_size, n) for n in lengths],
     )
 
@@ -289,6 +301,54 @@ def test_trees_are_the_literal_ones(settings, nodes):
         trees, _ = draft(model, inputs, nodes, settings)
         for i, tree in enumerate(trees):
             np.testing.assert_array_equal(tree, literal_tree(model, inputs.of(i), nodes, settings))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm_before_residual": True},
+        {"norm_output": True},
+        {"norm_before_fc": True},
+        {"qk_norm": True},
+        {"feature_layers": (1, 2, 5, 9)},
+        {"norm_before_residual": True, "norm_output": True, "fc_norm": True, "qk_norm": True},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_newer_drafters_draft_the_literal_trees(options):
+    """In the computation that vLLM has for these options."""
+    config = dataclasses.replace(CONFIG, **options)
+    settings = Eagle3Tree(depth=3, top_k=3)
+    for seed in range(2):
+        model, inputs = random_model(seed, config), random_inputs(seed, [6, 1, 3], config)
+        trees, _ = draft(model, inputs, 20, settings)
+        plain = dataclasses.replace(CONFIG, feature_layers=config.feature_layers)
+        others, _ = draft(
+            dataclasses.replace(model, config=plain, params=known(model, plain)),
+            inputs,
+            20,
+            settings,
+        )
+        assert (trees != others).any() or "feature_layers" in options
+        for i, tree in enumerate(trees):
+            np.testing.assert_array_equal(tree, literal_tree(model, inputs.of(i), 20, settings))
+
+
+def known(model, config):
+    """Of a model's parameters those that another config has."""
+    return {name: model.params[name] for name in abstract_params(config)}
+
+
+def test_a_drafters_own_embedding():
+    """Tokens that only the target has are read as the drafter's last one."""
+    config = dataclasses.replace(CONFIG, own_embedding=True)
+    drafter = bind(config, random_model(0, config).params)
+    embed = drafter.embedding(lambda tokens: pytest.fail("the target's embedding was read"))
+    table = np.asarray(drafter.embed_tokens[...])
+    tokens = jnp.asarray([[0, 60, 61, 99]], jnp.int32)
+    np.testing.assert_array_equal(embed(tokens), table[[0, 60, 60, 60]][None])
+    plain = bind(CONFIG, random_model(0).params)
+    assert plain.embedding(len) is len
 
 
 def test_a_draft_vocabulary_smaller_than_top_k():

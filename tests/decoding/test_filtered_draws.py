@@ -67,6 +67,7 @@ def rows(vocab: int) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("vocab", [40, 300, 5003])
 @pytest.mark.parametrize("temperature", [1.0, 1e-30])
 def test_draws_and_filters_are_those_of_bisection(vocab, temperature):
@@ -87,6 +88,7 @@ def test_draws_and_filters_are_those_of_bisection(vocab, temperature):
             np.testing.assert_array_equal(drawn, np.argmax(kept + noise, -1), err_msg=about)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("top_k", [0, 50])
 def test_a_row_filtered_alone_is_the_row_among_others(top_k):
     """Also where the others need more tries than it does."""

@@ -58,6 +58,7 @@ def test_tables_hold_the_scores_of_the_candidates():
     assert np.abs(tables).max() > 0.1
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("sampling", [GREEDY, FILTERED])
 @pytest.mark.parametrize("coupled", [True, False])
 def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling, coupled):
@@ -85,6 +86,7 @@ def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling,
     np.testing.assert_allclose(pairs, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 3), (GREEDY, 20), (FILTERED, 8)])
 def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes):
     """From the same host buffers, step by step; pair scores change some of the trees."""
@@ -108,7 +110,7 @@ def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes
     assert changed
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("loop", "sampling", "nodes"),
     [
@@ -132,7 +134,7 @@ def test_the_tokens_are_those_of_plain_decoding(
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [FILTERED, GREEDY])
 def test_scores_of_zero_change_no_tree(models, scored, prompts, sampling):
     drafter, params = scored
@@ -152,7 +154,7 @@ def test_scores_of_zero_change_no_tree(models, scored, prompts, sampling):
             np.testing.assert_array_equal(ours.drafts.trees, theirs.drafts.trees)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("weights_dtype", ["int8", "stored"])
 def test_a_loaded_model(tmp_path, tmp_path_factory, weights_dtype):
     """With packed weights, from its files; in 8 bits against plain decoding in 8 bits."""

@@ -244,7 +244,7 @@ np.testing.assert_array_equal(trees, prune(np.asarray(packed)))
 """
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 @pytest.mark.parametrize("rows", [1, 7, 64])
 @pytest.mark.parametrize("method", ["native", "python"])

@@ -62,6 +62,7 @@ def make(config, ngram, way, search=SearchConfig()):
     )
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 12), (SAMPLED, 5)])
 def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sampling, nodes):
     drafter, params = method
@@ -81,6 +82,7 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
     assert steps[0].sum() < share * plain(sampling).steps.sum()
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_searches_where_it_is_told(tiny, way):
     """With trees whose sizes change, too."""
@@ -95,6 +97,7 @@ def test_a_model_searches_where_it_is_told(tiny, way):
     assert decoder.search.way == way
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("drafting", ["DART", "n-grams only"])
 def test_the_whole_loop_is_lowered_for_accelerators(models, prompts, ngram, platform, drafting):
@@ -125,6 +128,7 @@ for one, other in zip(made, expected, strict=True):
 """
 
 
+@pytest.mark.long
 def test_an_exported_loop_runs_again_from_its_file(
     models, prompts, plain, ngram, tmp_path, monkeypatch
 ):
@@ -165,6 +169,7 @@ print(*(events.count(f"/jax/compilation_cache/cache_{kind}") for kind in ("hits"
 """
 
 
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "callback"])
 def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     # Not the cache of all tests, where another may have put the programs.
@@ -243,6 +248,7 @@ def test_bad_choices():
         Searching("device", -1)
 
 
+@pytest.mark.long
 def test_a_table_that_does_not_fit_is_cut_and_told(models, prompts, plain, ngram, caplog):
     config = DecodeConfig(models.target, models.drafter, 8)
     half = Searching("device", memory=3000)

@@ -263,6 +263,7 @@ def test_trees_of_pair_scores_are_those_of_the_transcription(seed, step, repeat)
     assert not scores[len(expected[1]) :].any()
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(seeds, st.sampled_from([None, 2, 3]), steps, st.sampled_from([*range(1, 9), 16, 59]))
 def test_usual_trees_of_pair_scores_are_those_of_the_transcription(seed, order, step, nodes):

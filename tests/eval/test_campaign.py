@@ -54,6 +54,7 @@ def test_every_part_is_a_valid_command(part, monkeypatch, tmp_path):
     assert len(parsed) == 1
 
 
+@pytest.mark.long
 def test_a_campaign_keeps_what_it_has_and_goes_on(tmp_path, monkeypatch):
     """A part fails, one has no time, one is done; later only the first two are run."""
     late = Part("late", "there is no time", "lossless", 10_000, ("json",))
@@ -84,6 +85,7 @@ def test_a_campaign_keeps_what_it_has_and_goes_on(tmp_path, monkeypatch):
     assert "device: done after" in said
 
 
+@pytest.mark.long
 def test_a_part_that_takes_too_long_is_ended(tmp_path):
     began = time.monotonic()
     outcome = run_part(SLOW, tmp_path, 3)
@@ -118,6 +120,7 @@ def test_ctrl_c_ends_the_part_as_well(tmp_path):
     assert states == ["done"]
 
 
+@pytest.mark.long
 def test_the_device_check_finds_wrong_products(monkeypatch):
     found = check_device()
     assert found["differences"]["float32"] < 1e-3

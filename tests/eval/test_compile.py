@@ -345,6 +345,7 @@ def device():
     return jax.devices("cpu")[0]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
 def test_every_program_lowers(method, device):
     for program in ("prefill", "step", "loop", "serve"):
@@ -358,6 +359,7 @@ def summary(device, tmp_path_factory):
     return summarise(tiny, "step", program, 1.0, tmp_path_factory.mktemp("dump"))
 
 
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("method", ["plain", "dart"])
 def test_a_step_reads_half_of_the_weights_in_8_bits(method, device, tmp_path):
     """What the compiled programs read of the weights, and what they must, by the shapes."""
@@ -411,6 +413,7 @@ def test_a_step(summary):
     assert content["moved"] == sum(kernel.moved for kernel in summary.kernels)
 
 
+@pytest.mark.long
 def test_tables_fit_into_80_columns(summary):
     schedule = parse_graphs(SCHEDULE, THUNKS)
     on_gpu = dataclasses.replace(summary, graphs=schedule)

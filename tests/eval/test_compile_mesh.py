@@ -129,7 +129,7 @@ def on_eight_devices(*words):
     return json.loads(done.stdout)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "program"),
     [
@@ -164,6 +164,7 @@ def most(exchanged, kind):
     return max(size for each, size, *_ in exchanged if each == kind)
 
 
+@pytest.mark.long
 def test_a_step_of_eight_devices():
     """Two all-reduces a layer and the largest logits; a device holds what is said, and the bytes
     that it must move are fewer than one device's."""
@@ -195,6 +196,7 @@ def test_a_step_of_eight_devices():
     assert report["whole weight"][0] == ["all-gather", 64 * 32 * 4, 1, None, False, 0]
 
 
+@pytest.mark.long
 def test_layers_that_were_left_out():
     found = [*layers_of(7, 10), HEAD]
     assert Total.of(with_layers(found, 7, 80)) == (161, 160 * 10 + HEAD.bytes)
@@ -255,6 +257,7 @@ def test_one_device_exchanges_nothing():
     assert "2 all-reduces in layer 0, not 0" in lines[0]
 
 
+@pytest.mark.long
 def test_the_published_shapes():
     llama, qwen = target_of("llama-3.1-70b"), target_of("qwen3-235b-a22b")
     assert parameters(llama) == 70_553_706_496
@@ -262,6 +265,7 @@ def test_the_published_shapes():
     assert drafter_of(qwen).hidden_size == 4096
 
 
+@pytest.mark.long
 def test_what_a_device_holds_and_reads():
     one, eight, sixteen = (summary_of("llama-3.1-70b", n, nodes=0).case for n in (1, 8, 16))
     embeddings = 2 * 128256 * 8192
@@ -320,6 +324,7 @@ def test_time_of_a_step():
     assert gpus.exchange([one]) == pytest.approx(9e-6 + 2 * 14e6 / 450e9)
 
 
+@pytest.mark.long
 def test_predictions():
     setting = Setting(ACCELERATORS["h200"], 8, 8, 3.6)
     found = [*layers_of(8, 8 * 8192 * 2), HEAD]

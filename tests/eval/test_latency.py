@@ -63,6 +63,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_published(name):
     assert parameters(target_of(name)) == PUBLISHED[name]

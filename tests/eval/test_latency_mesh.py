@@ -23,7 +23,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 EIGHT = AbstractMesh((1, 8), ("data", "model"))
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "mesh", "groups"), [("tiny", "data=2,model=4", 2), ("mixture", "data=1,model=8", 1)]
 )

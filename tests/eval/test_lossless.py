@@ -305,6 +305,7 @@ def test_bad_input(arguments, message, capfd):
     assert message in stderr
 
 
+@pytest.mark.long
 def test_tokenizer_of_the_pair(pair):
     """The tests above need likely tokens that are not special tokens."""
     tokenizer = Tokenizer.load(pair["target"])

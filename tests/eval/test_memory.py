@@ -60,6 +60,7 @@ def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", ["drafter", "eagle3", "draft_model"])
 def test_weights_and_caches_are_those_of_a_loaded_model(name):
     model = DartModel.from_pretrained(DEMO / "target", DEMO / name)
@@ -83,6 +84,7 @@ def test_weights_in_8_bits(name):
     assert needed.caches == of(loaded, 200).caches
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("shape", ["llama-3.1-70b", "qwen3-30b-a3b", "qwen3-4b"])
 def test_both_programs_count_the_same_weights(shape):
     """`eval.compile` counts as many bytes, and besides the ids of the drafter's vocabulary."""

@@ -44,6 +44,7 @@ def plain(tiny, tmp_path_factory):
         return [worker.decode(prompt, NEW).tokens for prompt in tiny.prompts]
 
 
+@pytest.mark.long
 def test_report(tiny, tmp_path, monkeypatch):
     """Plain decoding and DART; an engine that is not installed; one that cannot run."""
     absent = dataclasses.replace(ENGINES["ctranslate2"], packages={"no-such": "no_such_package"})
@@ -86,6 +87,7 @@ def test_same_tokens(name, tiny, plain, tmp_path):
             assert decoded.seconds >= 0 <= decoded.cpu_seconds
 
 
+@pytest.mark.long
 def test_an_engine_that_cannot_run(tiny, tmp_path):
     with pytest.raises(EngineError, match=r"^needs a DART drafter; pass it as --drafter$"):
         Worker(setup(tiny, tmp_path, "dart"))

@@ -21,6 +21,7 @@ native = pytest.param(
 forms = pytest.mark.parametrize("form", [native, "int8-channels"])
 
 
+@pytest.mark.long(ci=1)
 @forms
 def test_report(tmp_path, form):
     config = QuantizationConfig(
@@ -64,6 +65,7 @@ def test_stored_weights_are_no_choice():
         run(QuantizationConfig(weights="stored"), Console(file=io.StringIO()))
 
 
+@pytest.mark.long(keep=1)
 @forms
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafting_changes_nothing(temperature, form):
@@ -81,7 +83,7 @@ def test_drafting_changes_nothing(temperature, form):
         assert [method.generate(prompt, **options).text for prompt in prompts] == plain
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_both_loops_emit_what_plain_decoding_does(temperature):
     """With a scale for each output, for methods with and without parameters."""

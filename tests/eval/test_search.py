@@ -27,7 +27,7 @@ def packed(rows):
     )
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("drafter", ["drafter", "drafter_pairs"])
 def test_the_report(tmp_path, capsys, drafter):
     report, tables = tmp_path / "search.json", tmp_path / "search.md"

@@ -42,6 +42,7 @@ def workload(**options):
 # What is asked.
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", ["demo", "shared-prefix", "chat", "code"])
 def test_requests_depend_on_their_number_alone(name):
     one, other = workload(workload=name), workload(workload=name)
@@ -55,6 +56,7 @@ def test_other_seeds_ask_for_other_texts():
     assert some.requests(0, 5) != others.requests(0, 5)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", MIXES)
 def test_lengths_are_the_published_ones(name):
     """Quantiles and deviations of thousands of draws, without those that are too long."""
@@ -516,6 +518,7 @@ def test_rounds_are_in_turn_and_ask_the_same(capsys):
     assert [each.same for each in found] == [None, (0, 6), None, (0, 16)]
 
 
+@pytest.mark.long
 def test_two_servers(tmp_path, capsys):
     files = {name: tmp_path / f"report.{name}" for name in ("json", "md", "png")}
     with StubServer(step=0.005, tau=3) as fast, StubServer(step=0.005, tau=1) as slow:
@@ -564,6 +567,7 @@ def demo():
     assert not process.running
 
 
+@pytest.mark.long
 def test_the_demos_server(demo, tmp_path, capsys):
     """Counts and texts are those of `DartModel.generate`."""
     process, server = demo

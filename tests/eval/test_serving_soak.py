@@ -30,6 +30,7 @@ def soak(server, *words, seconds=1.0):
     main(["--url", server.url, *options, *words])
 
 
+@pytest.mark.long
 def test_a_good_server_passes(tmp_path, capsys):
     path = tmp_path / "soak.json"
     with StubServer(step=0.001, slots=16) as server:
@@ -44,6 +45,7 @@ def test_a_good_server_passes(tmp_path, capsys):
     assert {check["held"] for check in content["checks"]} == {True, None}
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -179,6 +181,7 @@ def test_the_bound():
     assert "allowed 260.0 ms = 3 steps of 20.0 ms" in str(made)
 
 
+@pytest.mark.long
 def test_first_tokens(tmp_path, capsys):
     path = tmp_path / "first.json"
     with StubServer(step=0.004) as server:

@@ -233,6 +233,7 @@ def test_sampling_in_batches(measured, loop):
     assert f"{loop} loop" in " ".join(text.split())
 
 
+@pytest.mark.long
 def test_without_ngram_model(measured):
     text, content = measured(ngram=None, repeats=1)
     check_report(content, prompts=1, repeats=1)
@@ -575,6 +576,7 @@ def test_bad_input(arguments, case, capfd):
     check_error(exit.value.code, capfd.readouterr().err, CASES[case])
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("case", ["missing directory", "long prompt"])
 def test_bad_input_on_the_command_line(arguments, case):
     done = subprocess.run(

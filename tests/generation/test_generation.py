@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from chat_demo import write_chat_target
@@ -78,6 +79,7 @@ def test_prompt_formats(model, sampled):
     same(chat, model.generate("<user>heap?\n?def ", SAMPLED))
 
 
+@pytest.mark.long
 def test_a_batch(model):
     """With greedy decoding every prompt of a batch continues as it does alone, at any length."""
     prompts = [TEXT, "x", model.tokenizer.encode("import os\n"), CHAT]
@@ -134,14 +136,41 @@ def test_stop_strings(model, sampled, nodes):
     same(stream.completion, done)
 
 
-def test_a_special_token_is_a_stop_id(model):
-    """The name of a special token never appears in text; names of ordinary tokens are strings."""
-    name = model.tokenizer.backend.id_to_token(0)
+def test_stop_strings_with_names_of_special_tokens(model):
+    """They end a text as in transformers, wherever they begin and end; the text lacks the names."""
+    name, user = model.tokenizer.backend.id_to_token(0), model.tokenizer.encode("user")
     assert 0 in model.tokenizer.special_ids
-    for stop, strings, ids in [(name, [], (0,)), ((name, "def", 7), ["def"], (0, 7)), ((), [], ())]:
-        config = GenerationConfig(stop=stop)
-        assert split_stops(model.tokenizer, config.stop, 4096) == (strings, ids)
-        assert model.stream(TEXT, config)._decoder.stop == (*model.eos, *ids)
+    prompt, written = [5, 6], [300, 301, 0, *user, 302]
+
+    def write(tokens, logits, length):
+        place = jnp.clip(length - len(prompt), 0, len(written) - 1)
+        return jnp.where(jnp.arange(logits.shape[0]) == jnp.array(written)[place], 1e4, logits)
+
+    options = {"logits_processor": write, "max_new_tokens": len(written), "eos_token_id": ()}
+    text = model.tokenizer.decode(written[:2])
+    for stop, count, before in [
+        (name, 3, text),
+        (f"{name}user", 3 + len(user), text),
+        (f"{name[3:]}user", 3 + len(user), text),
+        (text[-1] + name[:3], 3, text[:-1]),
+        (f"{name}assistant", len(written), None),
+    ]:
+        for run in (model.generate, lambda *a, **o: _read(model.stream(*a, **o))):
+            done = run(prompt, stop=stop, **options)
+            assert done.finish == ("length" if before is None else "stop")
+            assert done.tokens.tolist() == written[:count]
+            assert before is None or done.text == before
+
+
+def _read(stream):
+    assert "".join(stream) == stream.completion.text
+    return stream.completion
+
+
+def test_stops_are_strings_and_ids(model):
+    config = GenerationConfig(stop=("def", 7))
+    assert split_stops(model.tokenizer, config.stop, 4096) == (["def"], (7,))
+    assert model.stream(TEXT, config)._decoder.stop == (*model.eos, 7)
 
 
 def test_stop_strings_in_a_batch(model):
@@ -314,6 +343,7 @@ def test_template_options_are_json(wrong):
     assert GenerateConfig(chat_template_kwargs='{"a": false}').template_kwargs == {"a": False}
 
 
+@pytest.mark.long
 def test_the_command_line():
     """The demo model, from standard input, in a separate process."""
     command = [sys.executable, "-m", "dart_jax.generate", "--max-new-tokens", "12"]

@@ -48,7 +48,7 @@ def test_drafts_change_no_logprob(model, options):
             assert ours.top_ids[:, 0].tolist() == ours.tokens.tolist()
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("stop", [(), ("\n",)], ids=["", "stop string"])
 def test_streams_report_the_same(model, stop):
     options = {"max_new_tokens": 16, "logprobs": 2, "stop": stop}
@@ -64,6 +64,7 @@ def test_streams_report_the_same(model, stop):
         assert ours.top_ids.tolist() == theirs.top_ids.tolist()
 
 
+@pytest.mark.long
 def test_nothing_is_reported_unless_requested(model):
     completion = model.generate("x", max_new_tokens=2)
     assert completion.logprobs is completion.top_ids is completion.scores is None
@@ -136,7 +137,7 @@ def only_even(tokens, logits, length):
     return jnp.where(jnp.arange(logits.shape[0]) % 2 == 0, logits, -jnp.inf)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_processed_drafts_change_nothing(model, options):
     """Drafts are accepted in spite of the processors, which see every node's own path."""
@@ -164,6 +165,7 @@ def not_numbers(tokens, logits, length):
     return jnp.where(length >= 6, jnp.nan, logits)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("stop", [(), ("no such text",)], ids=["fused", "host"])
 def test_nan_is_reported_and_not_written_as_text(model, stop):
     prompt = [5, 6]  # so that new token 5 is the first with a sequence of 6 tokens

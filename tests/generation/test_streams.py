@@ -30,6 +30,7 @@ def test_a_batch_is_streamed(model):
     assert [one.finish for one in stream.completions] == ["length"] * 3
 
 
+@pytest.mark.long
 def test_rows_of_several_sequences(model):
     stream = model.stream("x", num_return_sequences=2, do_sample=True, **OPTIONS)
     assert {piece.row for piece in stream} == {0, 1}

@@ -41,6 +41,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernel_computes_what_plain_jax_does(shape):
     scoring = Scoring(cap=shape.cap)
@@ -140,6 +141,7 @@ def test_a_prefix_is_a_masked_segment():
     np.testing.assert_array_equal(attend([new], prefix), attend_dense([segment, new]))
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("layers", "rows", "kept", "dtype"), [(3, 12, 9, "float32"), (33, 1, 1, "bfloat16")]
 )
@@ -163,7 +165,7 @@ def test_accepted_rows_are_kept(layers, rows, kept, dtype):
     jax.tree.map(np.testing.assert_array_equal, other, expected)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
 @pytest.mark.parametrize(
     ("sampling", "generate"),

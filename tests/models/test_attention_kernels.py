@@ -49,6 +49,7 @@ def compare(shape, seed, kernel, length=None):
     )
 
 
+@pytest.mark.long(keep=2)
 @both
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_kernel_against_plain_jax(shape, kernel):
@@ -64,6 +65,7 @@ def test_lengths_at_the_edges_of_blocks(length, kernel):
     compare(SHAPES[0], 1, kernel, length)
 
 
+@pytest.mark.long(ci=1)
 @both
 @settings(max_examples=6, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 90), st.integers(1, 40), st.integers(0, 2**32 - 1))
@@ -79,6 +81,7 @@ def test_other_head_sizes_are_left_to_plain_jax(head_dim, kernel):
     np.testing.assert_array_equal(got, attend([new], filled))
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     "shape", [AttentionShape(1, 2, 1, 200, 300), AttentionShape(1, 2, 1, 2, 9, dtype="bfloat16")]
 )

@@ -94,6 +94,7 @@ def test_a_weight_that_is_no_number_is_seen():
     assert np.isfinite(y[0]).tolist() == [True, False, True, True]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("config", [TARGET, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_logits(config, fused, capsys):
@@ -132,6 +133,7 @@ def test_joined_before_or_after():
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_blocks_grow_with_the_rows_of_an_expert():
     assert [block_size(copies, 8) for copies in (1, 128, 129, 512, 10**6)] == [16, 16, 32, 64, 64]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(("rows", "width", "hidden"), [(3, 64, 128), (70, 100, 72)])
 def test_the_kernels_against_plain_jax(dtype, rows, width, hidden):

@@ -65,6 +65,7 @@ def compare(kernel, shape, size, seed):
         np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.long(keep=3)
 @KERNELS
 @pytest.mark.parametrize(("shape", "size"), SHAPES, ids=str)
 def test_attention_to_pages(kernel, shape, size):
@@ -72,7 +73,7 @@ def test_attention_to_pages(kernel, shape, size):
     compare(kernel, shape, size, 0)
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(ci=1)
 @KERNELS
 @settings(max_examples=5, deadline=None)
 @given(
@@ -131,6 +132,7 @@ APPEND = jax.jit(append_by, static_argnames="kernel")
 WAYS = pytest.mark.parametrize("way", ["dense", NATIVE, "interpret"])
 
 
+@pytest.mark.long(keep=1)
 @WAYS
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 9), st.sampled_from([1, 2, 16, 64]), st.integers(0, 2**32 - 1))
@@ -199,6 +201,7 @@ def copies_no_pool(compiled, *caches):
         assert not re.findall(rf"= {shape}\S* copy\(.*", text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [NATIVE, "dense"])
 def test_a_chunk_of_a_prompt_in_pages(kernel):
     """Has the same bits as in one piece, whichever pages come first; no pool is copied."""

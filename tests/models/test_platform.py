@@ -71,6 +71,7 @@ def test_packed_weights_compute_the_same():
     assert not consumed  # memory is given back layer by layer
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["T0", "T0.8"])
 def test_a_cpus_way_emits_the_same_tokens(models, method, sampling):

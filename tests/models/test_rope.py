@@ -137,7 +137,6 @@ def test_dimensions_outside_of_the_share_are_not_rotated():
         ({"rope_scaling": {"type": "linear"}}, "'linear' lacks factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor=0; it must be a positive"),
         ({"rope_scaling": {"type": "linear", "factor": True}}, "rope factor=True"),
-        ({"rope_scaling": {"type": "linear", "factor": 2, "turn": 1}}, "unknown parameters turn"),
         ({"rope_scaling": {"type": "llama3", "factor": 2}}, "lacks low_freq_factor, high_freq_"),
         (
             {

@@ -103,6 +103,44 @@ def test_convert_to_a_smaller_file(run, tmp_path):
     assert f"{sum(smaller.sizes):,} n-grams" in text
 
 
+@pytest.mark.parametrize("lossy", [False, True])
+def test_convert_to_another_tokenizer(run, fails, tmp_path, lossy):
+    """Nothing but the fingerprint and the header's checksum changes; ids that occur are checked."""
+    source, out, other = tmp_path / "a.dng", tmp_path / "b.dng", tmp_path / "other"
+    fingerprint = tokenizer_fingerprint(Tokenizer.load(DEMO / "target"))
+    documents = [[5, 6, 7, 5, 6], [5, 6]]
+    model = NgramModel.count(documents, vocab_size=4096, fingerprint=fingerprint)
+    if lossy:
+        model.lossy(source, min_counts=(1, 2, 2))
+    else:
+        model.save(source)
+    assert np.flatnonzero(NgramModel.load(source).unigrams).tolist() == [5, 6, 7]
+    content = json.loads(
+        shutil.copytree(DEMO / "target", other).joinpath("tokenizer.json").read_text()
+    )
+    vocab = content["model"]["vocab"]
+    names = {id: name for name, id in vocab.items()}
+    vocab[names[4094]], vocab[names[4095]] = 4095, 4094
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    text = run("convert", source, out, "--tokenizer", other, "--counted-with", DEMO / "target")
+    assert "2 ids are other tokens in" in text
+    assert "not checked" in run("convert", source, out, "--tokenizer", other)
+    before, after = source.read_bytes(), out.read_bytes()
+    assert (
+        before[:168] + before[200:264] + before[272:] == after[:168] + after[200:264] + after[272:]
+    )
+    assert NgramModel.load(out).fingerprint == tokenizer_fingerprint(Tokenizer.load(other))
+    vocab[names[5]], vocab[names[8]] = 8, 5
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    error = fails("convert", source, out, "--tokenizer", other, "--counted-with", DEMO / "target")
+    assert f"the token id 5 occurs in {source}, as {names[5]!r}, but is {names[8]!r}" in error
+    error = fails("convert", out, source, "--tokenizer", other, "--counted-with", DEMO / "target")
+    assert "was not counted with the tokenizer of" in error
+    assert "--counted-with is for n-gram files" in fails(
+        "convert", GOLDEN / "qwen3-tied/ngram/small.trie", out, "--counted-with", other
+    )
+
+
 def test_bad_input_is_one_line(fails, tmp_path):
     trie, demo = GOLDEN / "qwen3-tied/ngram/small.trie", DEMO / "ngram.dng"
     other = shutil.copytree(DEMO / "target", tmp_path / "target")

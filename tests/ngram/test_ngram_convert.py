@@ -62,6 +62,7 @@ def tries(draw):
     return windows, order, vocab_size, encode_counts(totals_of(windows), order, rng)
 
 
+@pytest.mark.long
 @settings(max_examples=80)
 @given(tries())
 def test_windows_are_those_of_the_trie(trie):

@@ -124,6 +124,7 @@ def test_events_as_they_are_sent(served):
     assert all(json.loads(line.removeprefix(b"data: "))["choices"] for line in lines[:-2])
 
 
+@pytest.mark.long
 def test_log_probabilities(client, tokenizer):
     [choice] = chat(client, logprobs=True, top_logprobs=2).choices
     [expected] = completed(client, tokenizer.encode_chat(CHAT), logprobs=2).choices

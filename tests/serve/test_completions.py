@@ -58,6 +58,7 @@ def test_greedy_text_is_the_librarys(client, greedy):
     assert answer.usage.total_tokens == expected.prompt_tokens + len(expected.tokens)
 
 
+@pytest.mark.long
 def test_sampled_texts_are_the_librarys(client, model):
     """Also of several texts, whose draws differ; without a seed, those of every answer."""
     options = {"temperature": 0.8, "top_p": 0.95}

@@ -91,6 +91,7 @@ def test_wrong_routes(served, request_line, status, message):
     assert error_of(served, request)[1]["message"] == message
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_cut_in_the_middle(served, stream):
     served.ask(post(COMPLETIONS, LONG))  # nothing is compiled below

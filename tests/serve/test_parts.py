@@ -108,6 +108,44 @@ def test_an_answer_when_the_server_must_end(engine, stream):
     assert response.status_code == (200 if stream else 503)
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (lambda id: {"prompt": "an é日"}, "prompt"),
+        (lambda id: {"prompt": [5, id]}, "prompt"),
+        (lambda id: {"logit_bias": {str(id): 1}}, "logit_bias"),
+        (lambda id: {"stop_token_ids": [id]}, "stop"),
+    ],
+)
+def test_a_token_that_only_the_tokenizer_has(engine, fields, param):
+    tokenizer = engine.model.tokenizer
+    id = tokenizer.backend.token_to_id("é日")
+    engine.model.target.vocab_size = id
+    body = {"prompt": "Hello", **fields(id)}
+
+    async def ask():
+        async with client_of(service_of(engine)) as client:
+            return await client.post("/v1/completions", json=body)
+
+    response = asyncio.run(ask())
+    assert response.status_code == 400
+    assert f"{id} ('é日')" in response.json()["error"]["message"]
+    assert param in response.json()["error"]["message"]
+
+
+def test_a_stop_string_with_the_name_of_a_special_token(engine):
+    async def ask():
+        body = {"prompt": "Hello", "stop": "<|im_start|>us", "max_tokens": 20}
+        async with client_of(service_of(engine)) as client:
+            answer = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await until(lambda: engine.accepted)
+            engine.give("well<|im_start|>user: and", finish="length")
+            return (await answer).json()["choices"][0]
+
+    choice = asyncio.run(ask())
+    assert (choice["text"], choice["finish_reason"]) == ("well", "stop")
+
+
 def test_a_body_that_comes_too_slowly(engine):
     async def ask():
         async def never():

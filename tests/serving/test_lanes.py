@@ -105,6 +105,7 @@ def pace(engine, costs):
     engine._clock = lambda: now[0]
 
 
+@pytest.mark.long
 def test_methods_share_the_time_of_the_device(models):
     """Whatever their steps cost and however many requests they have; a method that was idle neither
     catches up nor waits."""
@@ -168,36 +169,41 @@ def test_a_race(models):
     assert first_end > 20
 
 
-def test_every_request_has_trees_of_the_size_that_it_asks_for(models, engine, expected):
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["dart", "eagle3"])
+def test_every_request_has_trees_of_the_size_that_it_asks_for(models, engine, expected, method):
     """Beside others in the same step, and as many nodes as it says."""
     asked = [None, 0, 3, 8, 20, 1]
-    for method in ("dart", "eagle3"):
-        requests = [
-            request_of(models, n, method=method, tree_nodes=nodes, drafts=nodes != 8)
-            for n, nodes in enumerate(asked)
-        ]
-        answers = ask(engine, *requests)
-        assert [answer.tokens for answer in answers] == [expected(n) for n in range(len(asked))]
-        for nodes, answer in zip(asked, answers, strict=True):
-            drafts = [update.draft for update in answer.updates if update.draft is not None]
-            sizes = {draft.tree.shape[1] - 1 for draft in drafts}
-            if nodes in (0, 8):
-                assert drafts == []
-            else:
-                assert len(drafts) >= len(answer.updates) - 2
-            if nodes in (3, 20, 1):
-                assert sizes == {nodes}
-            if nodes == 0:
-                assert not any(answer.drafted)
+    requests = [
+        request_of(models, n, method=method, tree_nodes=nodes, drafts=nodes != 8)
+        for n, nodes in enumerate(asked)
+    ]
+    answers = ask(engine, *requests)
+    assert [answer.tokens for answer in answers] == [expected(n) for n in range(len(asked))]
+    for nodes, answer in zip(asked, answers, strict=True):
+        drafts = [update.draft for update in answer.updates if update.draft is not None]
+        sizes = {draft.tree.shape[1] - 1 for draft in drafts}
+        if nodes in (0, 8):
+            assert drafts == []
+        else:
+            assert len(drafts) >= len(answer.updates) - 2
+        if nodes in (3, 20, 1):
+            assert sizes == {nodes}
+        if nodes == 0:
+            assert not any(answer.drafted)
     # In a few sizes only.
-    programs = {program.verified for program in engine._lane("dart").batch._programs.values()}
-    sizes = set(itertools.chain(*engine._lane("dart").batch.shapes.sizes.values()))
-    assert programs <= sizes | {4, 8, 32}
-    for wrong in (-1, 513):
-        with pytest.raises(UserError, match=r"tree_nodes must be in 0\.\.512"):
-            request_of(models, 0, tree_nodes=wrong)
+    batch = engine._lane(method).batch
+    programs = {program.verified for program in batch._programs.values()}
+    assert programs <= {*itertools.chain(*batch.shapes.sizes.values()), 4, 8, 32}
 
 
+@pytest.mark.parametrize("nodes", [-1, 513])
+def test_sizes_out_of_range(models, nodes):
+    with pytest.raises(UserError, match=r"tree_nodes must be in 0\.\.512"):
+        request_of(models, 0, tree_nodes=nodes)
+
+
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["dart", "eagle3", "plain"])
 def test_updates_report_what_was_verified(models, engine, method):
     batch, seen = engine._lane(method).batch, []
@@ -291,6 +297,7 @@ def test_who_waits_for_a_compilation_is_told(models):
     assert told[-5:] == [[False]] * 5
 
 
+@pytest.mark.long
 def test_warming_up_in_idle_moments(models, expected, monkeypatch):
     """Requests are accepted at once and have their texts, whatever is compiled between them; in the
     end nothing is left to compile."""
@@ -300,9 +307,10 @@ def test_warming_up_in_idle_moments(models, expected, monkeypatch):
 
     monkeypatch.setattr("dart_jax.serving.shapes._sizes", fewer_sizes)
     config = ServingConfig(slots=2, page=64, max_length=128, warmup="filtered", chunk=32)
+    models = {name: models[name] for name in ("dart", "plain")}
     engine = Engine(models, config, warm_up_idle=True)
     ready = threading.Event()
-    pairs = [(n, method) for n, method in enumerate(2 * list(models)) if n < 5]
+    pairs = [*enumerate(2 * list(models))]
     for n, method in pairs:
         (answer,) = ask(engine, request_of(models, n, method=method))
         assert answer.tokens == expected(n)
@@ -317,12 +325,13 @@ def test_warming_up_in_idle_moments(models, expected, monkeypatch):
         answers = closed_loop(engine, requests, clients)
         assert [answer.tokens for answer in answers] == [expected(n) for n, _ in pairs]
     assert engine.statistics().compilations == compiled
-    for lane in map(engine._lane, ("dart", "eagle3")):
-        for rows, level in itertools.product((1, 2), ("greedy", "sampled", "filtered")):
-            assert tuple(sorted(lane.sizes._costs.of(rows, level))) == lane.sizes.sizes[rows]
+    lane = engine._lane("dart")
+    for rows, level in itertools.product((1, 2), ("greedy", "sampled", "filtered")):
+        assert tuple(sorted(lane.sizes._costs.of(rows, level))) == lane.sizes.sizes[rows]
     engine.close()
 
 
+@pytest.mark.long
 def test_programs_are_dropped_when_there_are_too_many(models, expected, monkeypatch):
     """As their memory mappings are limited; the texts stay the same."""
     monkeypatch.setattr("dart_jax.serving.engine._MOST_COMPILED", 3)

@@ -39,7 +39,7 @@ def load(tiny, execution, monkeypatch):
     return DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(KERNELS))
 def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
     model = load(tiny, KERNELS[name], monkeypatch)
@@ -80,6 +80,7 @@ def lowered(batch, level, platform):
     return [each.lower(lowering_platforms=(platform,)).as_text() for each in traces]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("level", ["greedy", "full"])
 def test_programs_are_lowered_for_accelerators(tiny, level, platform, monkeypatch):
@@ -90,6 +91,7 @@ def test_programs_are_lowered_for_accelerators(tiny, level, platform, monkeypatc
         assert "@dart_" not in text
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("level", ["greedy", "full"])
 def test_pools_are_updated_in_place(level):
     """No program copies a pool: the compiled programs hold no copy of that size."""

@@ -188,7 +188,7 @@ def test_no_advice_to_install_pytorch():
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
     )
-    ours = "from dart_jax.text import tokenizer; tokenizer._transformers()"
+    ours = "from dart_jax.text import tokenizer_files; tokenizer_files._transformers()"
     for code, told in (("import transformers", True), (ours, False)):
         done = subprocess.run(
             [sys.executable, "-c", hide + code], capture_output=True, text=True, timeout=120

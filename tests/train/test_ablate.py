@@ -115,6 +115,7 @@ def gamma(config):
     return report, raw_of(config, "gamma")
 
 
+@pytest.mark.long
 def test_an_experiment(config, gamma, capsys):
     """Trains, evaluates and reports; a second run trains only what is new."""
     report, raw = gamma
@@ -138,7 +139,7 @@ def test_an_experiment(config, gamma, capsys):
     assert all(len(values) == 2 for values in own.values())
     assert f"| 0.6 | {np.mean(own['tau']):.3f} ± " in report.read_text()
 
-    with pytest.raises(UserError, match="was started with another trainer"):
+    with pytest.raises(UserError, match=r"holds a run, made with another --steps \(2, now 3\)"):
         run(dataclasses.replace(config, steps=3), "the command")
 
 

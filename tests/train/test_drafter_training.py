@@ -161,6 +161,7 @@ class Interrupted(Exception):
     """Stands for a killed process."""
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypatch):
     """With cached target outputs, and anchors drawn at random every step."""
     options = ("--cache", trained[0].out, "--teacher", "cached", "--anchors", 8)
@@ -190,6 +191,7 @@ def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypat
         assert [record[name] for record in ours] == [record[name] for record in theirs]
 
 
+@pytest.mark.long
 def test_pair_scores_alone(recipe, trained, tiny, tmp_path, monkeypatch):
     """Everything else stays as it is in the drafter of --init, bit for bit; an interrupted run goes
     on exactly, and with no other settings."""
@@ -224,7 +226,7 @@ def test_pair_scores_alone(recipe, trained, tiny, tmp_path, monkeypatch):
         patch.setattr(PackedBatches, "__call__", failing)
         with pytest.raises(Interrupted):
             train(recipe(tmp_path / "parts", *options, "--pair-rank", 4))
-    with pytest.raises(UserError, match="was started with another pair_rank"):
+    with pytest.raises(UserError, match="made with another --pair-rank \\(4, now 3\\)"):
         train(recipe(tmp_path / "parts", *options, "--pair-rank", 3))
     _, params, _ = load_drafter(train(recipe(tmp_path / "parts", *options, "--pair-rank", 4)))
     jax.tree.map(np.testing.assert_array_equal, params["pairs"], pairs)
@@ -275,12 +277,12 @@ def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path, other)
         target = dataclasses.replace(target, rope=Rope(2e4))
     save_target(tmp_path / "target", target, params, eos=(0,))
     changed = dataclasses.replace(config, target=str(tmp_path / "target"), out=tmp_path / "run")
-    with pytest.raises(UserError, match="started with another target"):
+    with pytest.raises(UserError, match="made with another --target"):
         train(changed)
     assert len([*(tmp_path / "run" / "features").iterdir()]) == 2  # it has features of its own
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

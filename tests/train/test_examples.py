@@ -265,10 +265,11 @@ def test_completions_and_texts(encoder):
 
 def test_special_tokens_around_texts_are_not_learned(encoder):
     kind = tokenizers_made.byte_fallback
-    outside = encoder(tokenizers_made.TURNS, kind=kind)  # its end of a turn is a token of its own
-    with pytest.raises(UserError, match="the tokenizer ends answers with the token"):
+    own = kind().get_vocab_size()  # the end of a turn is a token more
+    outside = encoder(tokenizers_made.TURNS, kind=kind, vocab_size=own)
+    with pytest.raises(UserError, match=r"ends answers with the token \d+ \('<\|im_end\|>'\)"):
         encode(outside, Completion("he", "ll"))
-    encoder = encoder(tokenizers_made.TURNS, kind=kind, vocab_size=outside.vocab_size + 1)
+    encoder = encoder(tokenizers_made.TURNS, kind=kind)
     text, completion = encode(encoder, Text("hell"), Completion("he", "ll"))
     begin = encoder.tokenizer.backend.token_to_id("<s>")
     assert text.tokens[0] == completion.tokens[0] == begin
@@ -282,15 +283,36 @@ def test_loss_on_all(encoder):
         assert document.supervised.tolist() == [False] + [True] * (len(document.tokens) - 1)
 
 
+def test_templates_of_vision_language_models(encoder):
+    """They read parts of contents, and one is for chats with tools."""
+    parts_of = "{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>{% endfor %}"
+    made = encoder("{% for m in messages %}<|im_start|>{{ m.role }} " + parts_of)
+    (document,) = encode(made, chat("a", "b"))
+    assert parts(made, document) == [
+        "<|im_start|>user a<|im_end|><|im_start|>assistant ",
+        "b<|im_end|>",
+    ]
+    folder = made.tokenizer.directory / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tool_use.jinja").write_text("{{ tools | length }} tools " + tokenizers_made.TURNS)
+    several = Encoder(Tokenizer.load(made.tokenizer.directory), made.vocab_size)
+    (document,) = encode(several, Chat(chat("a", "b").messages, [{"name": "look"}]))
+    assert parts(several, document)[0].startswith("1 tools<|im_start|>user")
+
+
 def test_what_cannot_be_encoded(encoder, tmp_path):
     plain = encoder(tokenizers_made.TURNS, vocab_size=50)
     strict = encoder("{{ raise_exception('users first') }}")
     deaf = encoder("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
     for made, content, match in (
         (plain, chat("a"), "f:1: the chat has no turn of the assistant"),
-        (plain, Tokens([3, 50], 1), r"f:1: the record has the token 50, the target's are 0\.\.49;"),
+        (
+            plain,
+            Tokens([3, 50], 1),
+            r"f:1: the record has the token 50 .*, the target's are 0\.\.49;",
+        ),
         (plain, Tokens([3, -1], 1), r"f:1: the record has the token -1"),
-        (plain, Text("日本"), r"f:1: the tokenizer returned the token \d+, the target's are"),
+        (plain, Text("日本"), r"f:1: the tokenizer returned the token \d+ .*, the target's are"),
         (plain, Tokens([3, 4], 2), "f:1: it has no supervised tokens"),
         (deaf, chat("a", "b"), "f:1: the chat template leaves out message 2, a turn of"),
         (strict, chat("a", "b"), "f:1: the chat template rejects the messages: users first"),

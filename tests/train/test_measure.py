@@ -10,6 +10,7 @@ from rich.console import Console
 from train.measure import Case, MeasureConfig, Measured, growth, run
 
 
+@pytest.mark.long
 def test_both_forms(tmp_path):
     config = MeasureConfig(
         context=(12,),

@@ -54,7 +54,7 @@ def many(tmp_path_factory):
     return directory
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", ["data", "both"])
 def test_eight_devices_train_as_one(alone, many, mesh):
     assert_close(records(many / mesh), records(alone[1]))

@@ -111,7 +111,7 @@ FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.i
 PAIRS = dataclasses.replace(DART, draft_length=3, pair_rank=5)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("trained", ["pairs", "all"])
 @pytest.mark.parametrize(
     ("drafter", "ids", "anchors", "weights"),
@@ -145,6 +145,7 @@ def test_pair_scores_are_exact(batch, target, drafter, ids, anchors, weights, tr
     assert {"prev", "next", "gate"} == made[1]["pairs"].keys()
 
 
+@pytest.mark.long
 def test_fresh_pair_scores_change_nothing(batch, target):
     """The loss and the gradient of all else are as without; the pair scores get one."""
     loss, plain = loss_of(PAIRS), loss_of(dataclasses.replace(PAIRS, pair_rank=0))

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import re
 import resource
+import shutil
 
 import jax
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 import tiny_model
 import tokenizers_made
 
+from dart_jax import progress
 from dart_jax.data.contents import Chat, Tokens, parse
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.pure import abstract_params
+from dart_jax.programs.command_line import Advice
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_target
 from train import regenerate
@@ -118,35 +122,179 @@ def test_answers_are_the_targets_own(whole, target, tmp_path):
         assert record["tokens"] == [*prompt, *completion.tokens.tolist()]
 
 
-def test_a_run_goes_on_where_it_was(config, monkeypatch):
-    """Wherever it was killed, even in the middle of a line."""
+class Killed(BaseException):
+    """Ends a run as SIGKILL would: nothing handles it."""
+
+
+@pytest.fixture
+def ending(monkeypatch):
+    """Has decoding end by an exception after some batches; counts the batches."""
     monkeypatch.setattr(regenerate, "_BLOCK", 1)
-    generate, left, calls = DartModel.generate, 10**6, 0
+    generate = DartModel.generate
+    state = {"left": 10**6, "calls": 0, "how": KeyboardInterrupt}
 
     def dying(*arguments):
-        nonlocal left, calls
-        if not left:
-            raise KeyboardInterrupt
-        left, calls = left - 1, calls + 1
+        if not state["left"]:
+            raise state["how"]
+        state["left"] -= 1
+        state["calls"] += 1
         return generate(*arguments)
 
     monkeypatch.setattr(DartModel, "generate", dying)
+    return state
+
+
+def interrupted(config, ending, batches, how=KeyboardInterrupt):
+    """Runs a command that ends after some batches; returns the file, and what Ctrl-C tells."""
+    ending.update(left=batches, how=how)
+    advice = Advice()
+    with pytest.raises(how):
+        run(config, advice)
+    ending["left"] = 10**6
+    return config.out.read_bytes() if config.out.exists() else b"", advice.text
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
+def test_a_run_goes_on_where_it_was(config, ending, how):
+    """Wherever it was interrupted or killed, even in the middle of a line; no answer is lost, made
+    twice, or missing from the file after Ctrl-C."""
     run(config)
-    uninterrupted, all_calls = config.out.read_bytes(), calls
+    uninterrupted, all_calls = config.out.read_bytes(), ending["calls"]
     config.out.unlink()
-    calls = 0
-    for allowed in (0, 2, 2, 1):
-        left = allowed
-        with pytest.raises(KeyboardInterrupt):
-            run(config)
-    with pytest.raises(UserError, match=r"started with another --seed; delete it or pass"):
+    ending["calls"] = held = 0
+    for batches in (0, 2, 1, 2):
+        made, told = interrupted(config, ending, batches, how)
+        assert set(made.splitlines()) <= set(uninterrupted.splitlines())
+        assert made.endswith(b"\n") or not made
+        count = len(made.splitlines())
+        assert held <= count
+        held = count
+        if how is KeyboardInterrupt and batches:
+            assert told == (
+                f"{count} answers are in {config.out}; run the same command again to continue"
+            )
+    assert held == (14 if how is KeyboardInterrupt else 12)  # killed, the finished block is there
+    with pytest.raises(UserError, match=r"answers, made with another --seed \(0, now 1\); pass"):
         run(dataclasses.replace(config, seed=1))
-    (part,) = config.out.with_name("out.jsonl.work").glob("*.part")
-    part.write_bytes(part.read_bytes()[:-1])  # a torn line
-    left = 10**6
+    (log,) = config.out.with_name("out.jsonl.work").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-1])  # a torn line
+    if how is KeyboardInterrupt:
+        config.out.write_bytes(config.out.read_bytes()[:-5])
     run(config)
     assert config.out.read_bytes() == uninterrupted
-    assert calls == all_calls + 1  # for the torn line
+    assert ending["calls"] == all_calls + 1  # for the torn line
+
+
+def test_a_time_limit(config, ending):
+    """Every run answers one batch at least, and the last one all that is left."""
+    run(config)
+    uninterrupted = config.out.read_bytes()
+    config.out.unlink()
+    short, answers = dataclasses.replace(config, minutes=1e-9), 0
+    for _ in range(3):
+        summary = run(short)
+        assert not summary.complete
+        assert "the time is over; run the same command again" in str(summary)
+        assert answers < summary.answers == len(config.out.read_bytes().splitlines())
+        answers = summary.answers
+    assert run(dataclasses.replace(config, minutes=5.0)).complete
+    assert config.out.read_bytes() == uninterrupted
+    with pytest.raises(UserError, match="minutes must be above 0"):
+        dataclasses.replace(config, minutes=0.0)
+
+
+def test_without_answers_nothing_is_held_against_a_run(config, ending):
+    """A run that failed before its first answer leaves settings and data free."""
+    bad = [{"query": "a"}, *RECORDS[1:]]
+    write(config.out.with_name("data.jsonl"), bad)
+    with pytest.raises(UserError, match=r"data\.jsonl:1: .*it has the fields query; use [^(]*$"):
+        run(config)
+    write(config.out.with_name("data.jsonl"), RECORDS)
+    interrupted(dataclasses.replace(config, seed=3, top_k=5, max_new_tokens=9), ending, 0)
+    assert run(config).answers == 2 * sum(ANSWERS)
+
+
+def test_data_repaired_behind_the_answers(config, ending):
+    """A bad record ends a run with all answers before its block; repaired, the run goes on."""
+    run(config)
+    whole = config.out.read_bytes()
+    config.out.unlink()
+    data = config.out.with_name("data.jsonl")
+    write(data, [*RECORDS[:5], {"query": "a"}])
+    match = r"data\.jsonl:6: .* \(12 answers are in .*out\.jsonl, and the same command goes on\)"
+    with pytest.raises(UserError, match=match):
+        run(config)
+    assert config.out.read_bytes() == b"".join(whole.splitlines(keepends=True)[:12])
+    # Before them nothing may change.
+    write(data, [{"text": "another"}, *RECORDS[1:]])
+    with pytest.raises(UserError, match=r"first 4 records of --data are not those that .* another"):
+        run(config)
+    write(data, RECORDS)
+    with pytest.raises(UserError, match="--limit 3, but 4 records are answered; raise it"):
+        run(dataclasses.replace(config, limit=3))
+    calls = ending["calls"]
+    run(config)
+    assert config.out.read_bytes() == whole
+    assert ending["calls"] == calls + 2
+
+
+def test_data_repaired_among_the_answers_of_a_block(config, ending, monkeypatch):
+    """The template rejects a later turn; answers to other records of the block are kept."""
+    chats = [[{"role": "user", "content": text}] for text in ("a", "bb", "ccc", "dddd")]
+    records = [{"messages": chat} for chat in chats]
+    monkeypatch.setattr(regenerate, "_BLOCK", 16)
+    config = dataclasses.replace(config, temperature=(1.0,), batch_size=1)
+    data = config.out.with_name("data.jsonl")
+    write(data, records)
+    interrupted(config, ending, 3)
+    write(data, [records[0], {"text": "other"}, *records[2:]])
+    ending["calls"] = 0
+    run(config)
+    assert ending["calls"] == 2
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "edited", "gone"])
+def test_a_changed_file_is_not_continued(config, ending, change):
+    """And the error's cure works."""
+    made, _ = interrupted(config, ending, 5)
+    changed = {"cut": made[:20], "longer": made + b"{}\n", "edited": b"x" + made[1:]}.get(change)
+    config.out.unlink()
+    if changed:
+        config.out.write_bytes(changed)
+    with pytest.raises(UserError, match=r"put it back, or delete .*out\.jsonl\.work") as raised:
+        run(config)
+    assert "\n" not in str(raised.value)
+    assert (config.out.read_bytes() if changed else None) == changed
+    config.out.write_bytes(made)
+    interrupted(config, ending, 0)
+    # The other cure.
+    config.out.write_bytes(b"mine\n")
+    shutil.rmtree(config.out.with_name("out.jsonl.work"))
+    with pytest.raises(UserError, match="already exists; delete it or name another file"):
+        run(config)
+    assert run(dataclasses.replace(config, out=config.out.with_name("b.jsonl"))).answers == 16
+
+
+def test_a_file_of_others_is_not_continued(config, ending):
+    interrupted(config, ending, 0)
+    config.out.write_text("mine\n")
+    with pytest.raises(UserError, match="already exists; delete it or name another file"):
+        run(config)
+    assert config.out.read_text() == "mine\n"
+
+
+def test_a_log_shows_progress_within_a_block(config, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "INTERVAL", 0.01)
+    run(config)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(set(lines))
+    told = [line.split(" ", 1)[1] for line in lines]
+    assert told[0] == f"loading {config.target}"
+    parts = [re.match(r"regenerate: (\d+) %, (\d+) answers, .* a second, ", line) for line in told]
+    counts = [int(part[2]) for part in parts if part]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 1
+    assert re.fullmatch(r"regenerate: 100 %, 16 answers, .* a second, in 0:00:\d\d", told[-1])
 
 
 def test_a_full_disk_is_one_line(config, whole):

@@ -27,7 +27,7 @@ from dart_jax.data.records import PARQUET, Skipped, find_files
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
-from dart_jax.programs.progress import progress_bars
+from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
 from train import ngram
 from train.counting import executors, text_tokenizer
@@ -596,6 +596,7 @@ def test_workers_and_memory_change_nothing(corpus, count, tmp_path, tokenizer_di
         assert out.read_bytes() == expected
 
 
+@pytest.mark.long
 def test_kill_and_resume(corpus, count, tmp_path, tokenizer_directory):
     expected = count(corpus).read_bytes()
     out, work = tmp_path / "killed.dng", tmp_path / "killed.dng.work"
@@ -656,18 +657,57 @@ def test_work_directories_are_not_mixed(tmp_path, count):
     data = write(tmp_path / "a.jsonl", lines(words(7)))
     work = tmp_path / "work"
     count(data, work=work, keep_work=True)
-    with pytest.raises(
-        UserError, match=r"started with another --order, --limit; delete it or pass"
-    ):
+    told = r"counts of 1 units, made with another --order \(3, now 2\), --limit \(unset, now 3\); p"
+    with pytest.raises(UserError, match=told):
         count(data, work=work, order=2, limit=3)
     write(data, lines(words(8)))
-    with pytest.raises(UserError, match="started with another --data;"):
+    with pytest.raises(UserError, match="made from another --data; pass the same again to go on"):
         count(data, work=work)
     with pytest.raises(UserError, match=r"all data lie in .*, where the program writes"):
         count(data, work=tmp_path)
     write(tmp_path / "other/file", "")
     with pytest.raises(UserError, match="holds other files"):
         count(data, work=tmp_path / "other")
+
+
+def test_without_counts_nothing_is_held_against_a_run(tmp_path, count):
+    """A run that failed before its first unit leaves settings and data free."""
+    data = write(tmp_path / "a.jsonl", '{"text": "a"}\n{"query": 1}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl:2: no field 'text'"):
+        count(data, work=tmp_path / "work", order=2)
+    write(data, lines(words(7)))
+    expected = count(data).read_bytes()
+    assert count(data, work=tmp_path / "work").read_bytes() == expected
+
+
+@pytest.mark.parametrize("place", ["same file", "next file"])
+def test_data_repaired_or_added_behind_the_counts(tmp_path, count, monkeypatch, place):
+    """A bad record ends the first run after some units; the counts are used, merged anew."""
+    monkeypatch.setattr(counting, "SMALLEST", 1000)
+    good, more = lines(words(7)), lines(words(8))
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    bad = '{"query": 1}\n'
+    files = (good + bad, more) if place == "same file" else (good, bad)
+    for path, text in zip((first, second), files, strict=True):
+        write(path, text)
+    work = tmp_path / "work"
+    with pytest.raises(UserError, match="no field 'text'"):
+        count(str(tmp_path / "*.jsonl"), work=work)
+    before = {path: path.stat().st_ino for path in work.glob("run-*")}
+    assert before
+    write(first, good)
+    write(second, more)
+    expected = count(str(tmp_path / "*.jsonl")).read_bytes()
+    options = {"work": work, "keep_work": True}
+    assert count(str(tmp_path / "*.jsonl"), **options).read_bytes() == expected
+    assert {path: path.stat().st_ino for path in before} == before
+    write(tmp_path / "c.jsonl", good)
+    expected = count(str(tmp_path / "*.jsonl")).read_bytes()
+    assert count(str(tmp_path / "*.jsonl"), **options).read_bytes() == expected
+    assert {path: path.stat().st_ino for path in before} == before
+    write(first, more)
+    with pytest.raises(UserError, match="made from another --data; pass the same again to go on"):
+        count(str(tmp_path / "*.jsonl"), **options)
 
 
 def test_units_of_another_memory(tmp_path, count, monkeypatch):

@@ -245,7 +245,7 @@ def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way, c
     assert bits(toy_fit(half_way)) == bits(params)
     assert records(half_way) == records(directory)
     assert not list(checkpoints.glob("*tmp*"))
-    told = capsys.readouterr().err.splitlines()
+    _, *told = capsys.readouterr().err.splitlines()
     assert told[0].startswith(f"toy: skipped a damaged checkpoint: {checkpoints / '11'}: ")
     assert told[1] == "toy: resuming from the checkpoint of step 10"
     gc.collect()
@@ -270,9 +270,9 @@ def test_two_runs_do_not_share_a_directory(tmp_path):
 
 def test_other_settings_are_refused(half_way):
     for recipe, arguments, told in [
-        (dataclasses.replace(RECIPE, lr=0.5), {}, r"another lr \(0\.01, now 0\.5\)"),
-        (RECIPE, {"batches": ToyBatches(8, seed=1)}, r"another data \(toy 0, now toy 1\)"),
-        (RECIPE, {"settings": {"gamma": 0.6}}, r"another gamma \(None, now 0\.6\)"),
+        (dataclasses.replace(RECIPE, lr=0.5), {}, r"another --lr \(0\.01, now 0\.5\)"),
+        (RECIPE, {"batches": ToyBatches(8, seed=1)}, r"another --data \(toy 0, now toy 1\)"),
+        (RECIPE, {"settings": {"gamma": 0.6}}, r"another --gamma \(unset, now 0\.6\)"),
     ]:
         before = (half_way / "metrics.jsonl").read_bytes()
         with pytest.raises(UserError, match=told):
@@ -301,6 +301,7 @@ def test_newest_and_best_are_kept(tmp_path):
     gc.collect()
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_save_and_end(uninterrupted, tmp_path, capsys, number):
     params, directory = uninterrupted
@@ -477,6 +478,7 @@ def watched(terminal: bool) -> str:
 
 def test_watching():
     assert watched(terminal=False).splitlines() == [
+        "it: 10 steps; the first compiles",
         "it: step 12/20  loss 5.000  100 tokens/s  MFU 2.0%  0:00:04 left",
         "it: step 16/20  loss 2.333  100 tokens/s  MFU 2.0%  0:00:02 left",
         "it: step 20/20  loss 1.800  100 tokens/s  MFU 2.0%  0:00:00 left",
@@ -485,6 +487,12 @@ def test_watching():
     bar = watched(terminal=True)
     assert "20/20" in bar
     assert "loss 1.800  100 tokens/s  MFU 2.0%" in bar
+
+
+def test_a_log_of_slow_steps_tells_each(monkeypatch):
+    monkeypatch.setattr("train.run.progress.INTERVAL", 0.0)
+    steps = [line for line in watched(terminal=False).splitlines() if ": step" in line]
+    assert [line.split()[2] for line in steps] == [f"{number}/20" for number in range(11, 21)]
 
 
 def test_peak():

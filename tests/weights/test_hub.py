@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import local_hub
 import pytest
@@ -20,6 +21,10 @@ TARGET = {
         "tokenizer_config.json",
         "special_tokens_map.json",
         "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "processor_config.json",
+        "tokenizer.model",
+        "tekken.json",
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
         "model.safetensors.index.json",
@@ -33,6 +38,9 @@ OTHERS = {
     "consolidated.00.pth": b"again",
     "original/consolidated.00.pth": b"again",
     "original/model.safetensors": b"again",
+    "original/tokenizer.model": b"again",
+    "assets/chat_template.jinja": b"another",
+    "additional_chat_templates/README.md": b"#",
     "onnx/config.json": b"{}",
 }
 PROGRAM = """
@@ -141,18 +149,24 @@ def test_a_path_is_never_a_repository(tmp_path, monkeypatch):
         hub.resolve(hub.Path("owner/name"), patterns=hub.TARGET)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     ("patterns", "wanted"),
     [
         ("TARGET", set(TARGET)),
-        ("DRAFTER", {name for name in TARGET if name.startswith(("config", "model"))}),
+        (
+            "DRAFTER",
+            {"tokenizer.json", *(name for name in TARGET if name.startswith(("config", "model")))},
+        ),
         ("TOKENIZER", {name for name in TARGET if not name.startswith("model")}),
     ],
 )
 def test_only_required_files_are_downloaded_and_once(server, ask, patterns, wanted):
     server.repositories["some/model"] = TARGET | OTHERS
     found = ask("resolve", "some/model", patterns=patterns)
-    assert set(os.listdir(found)) == set(server.fetched) == wanted
+    paths = [path for path in Path(found).rglob("*") if path.is_file()]
+    names = {path.relative_to(found).as_posix() for path in paths}
+    assert names == set(server.fetched) == wanted
     # From the cache: with the hub, without it, and in offline mode.
     for environment in ({}, UNREACHABLE, OFFLINE):
         assert ask("resolve", "some/model", patterns=patterns, environment=environment) == found
@@ -170,6 +184,29 @@ def test_a_drafter_without_safetensors(server, ask):
     assert ask("resolve", "some/drafter", patterns="DRAFTER", environment=OFFLINE) == found
 
 
+def test_a_repository_of_another_format_is_named(server, ask):
+    server.repositories["some/model-GGUF"] = {"README.md": b"", "model-Q4_K_M.gguf": b"GGUF"}
+    message = ask("resolve", "some/model-GGUF", patterns="TARGET")
+    assert "some/model-GGUF has no config.json; it holds GGUF files, which are not" in message
+    assert not server.fetched
+
+
+def test_an_adapter_and_its_base_are_downloaded(server, ask, tmp_path):
+    config = b'{"peft_type": "LORA", "base_model_name_or_path": "some/base"}'
+    server.repositories["some/base"] = TARGET
+    server.repositories["some/adapter"] = {
+        "adapter_config.json": config,
+        "adapter_model.bin": b"weights",
+    }
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    found = ask("resolve", "some/adapter", patterns="TARGET", environment=environment)
+    names = {*TARGET, "adapter_config.json", "adapter_model.bin"}
+    assert set(server.fetched) == names
+    assert all((Path(found) / name).is_file() for name in names)
+    environment |= OFFLINE
+    assert ask("resolve", "some/adapter", patterns="TARGET", environment=environment) == found
+
+
 def test_pair_scores_are_downloaded_too(server, ask):
     """With weights of either kind; alone they are no safetensors of the weights."""
     for weights in ("model.safetensors", "pytorch_model.bin"):
@@ -179,6 +216,7 @@ def test_pair_scores_are_downloaded_too(server, ask):
         assert set(os.listdir(ask("resolve", name, patterns="DRAFTER"))) == set(names)
 
 
+@pytest.mark.long
 def test_ngram_files(server, ask):
     files = {"small.trie": b"1", "full.trie": b"2", "README.md": b"", "old/a.dng": b"3"}
     server.repositories["some/ngrams"] = files
@@ -203,6 +241,7 @@ def test_ngram_files(server, ask):
     assert "some/ngrams has no such file; its files are listed at http" in message
 
 
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize(
     ("function", "extra"), [("resolve", {"patterns": "TARGET"}), ("resolve_file", {})]
 )
@@ -257,3 +296,15 @@ def test_a_full_disk(server, ask):
 def test_a_valid_token_is_passed_on(server, ask):
     server.repositories["some/model"] = TARGET
     assert ask("resolve", "some/model", patterns="TARGET", token="hf_valid").startswith("/")
+
+
+def test_a_log_tells_how_far_a_long_download_is(monkeypatch, capsys):
+    for interval, expected in (
+        (0.0, r"(\d\d:\d\d:\d\d model: \d+ of 9, .*, .* left\n)+"),
+        (60.0, ""),
+    ):
+        monkeypatch.setattr(hub, "INTERVAL", interval)
+        with hub._progress()(desc="model", total=9) as bar:
+            for _ in range(9):
+                bar.update()
+        assert re.fullmatch(expected, capsys.readouterr().err)

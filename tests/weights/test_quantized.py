@@ -140,6 +140,7 @@ def test_weights_are_those_that_the_files_stand_for(tmp_path, case):
     assert_same(params, load_target(tmp_path / "plain")[1])
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("case", ["fp8", "packed, zeros", "awq", "gptq"])
 @pytest.mark.parametrize("kind", ["fused", "experts"])
 def test_fused_layers_and_experts(tmp_path, case, kind):
@@ -345,6 +346,7 @@ def test_layers_of_no_scheme(tmp_path):
     refused(tmp_path, "no entry of config_groups is for model.layers.0.self_attn.q_proj")
 
 
+@pytest.mark.long
 def test_drafting_emits_what_plain_decoding_does(tmp_path, tmp_path_factory):
     tiny = tiny_model.make(tmp_path_factory.getbasetemp())
     target = load_target(tiny.target)

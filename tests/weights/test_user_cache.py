@@ -24,8 +24,8 @@ VOCAB = 512
 TRIE = GOLDEN / NAMES[0] / "ngram" / "small.trie"
 
 COMPILE = """
-    import dart_jax  # first, as in programs: it chooses what XLA prints
-    import jax
+    import jax  # before dart_jax, which chooses what XLA prints
+    import dart_jax
     import numpy as np
     from jax import monitoring
     from dart_jax.weights.user_cache import enable_compilation_cache
@@ -186,6 +186,7 @@ def test_two_processes_at_once(environment):
     assert sorted("converting" in err for _, err in results) == [False, True]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3])
 def test_files_of_a_killed_process_are_ignored(environment, cache, tokenizer, seconds):
     process = start(CONVERT, environment)

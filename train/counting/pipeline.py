@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -173,9 +174,10 @@ class Counting:
         if limit is not None:
             limit -= sum(done[n].documents for n in range(first))
         bar = self.progress.add_task("count", total=corpus.size, completed=start.read, note="")
+        units = corpus.units(unit, start=start, first=first, limit=limit)
         tasks = (
-            (unit, self.layout, eos, self.work, self.memory)
-            for unit in corpus.units(unit, start=start, first=first, limit=limit)
+            (unit, checksum, self.layout, eos, self.work, self.memory)
+            for unit, checksum in _checked(units, _checksum(done[first - 1]) if first else 0)
             if unit.number not in done
         )
         stats = list(done.values())
@@ -231,12 +233,13 @@ class Counting:
 
 
 def count_unit(
-    unit: Unit, layout: WindowLayout, eos: int | None, directory: Path, memory: int
+    unit: Unit, checksum: int, layout: WindowLayout, eos: int | None, directory: Path, memory: int
 ) -> Stats:
     """Task: encodes a unit and writes its run.
 
     Args:
       unit: the documents.
+      checksum: of all documents of the corpus to the unit's end.
       layout: layout of the windows.
       eos: token that ends every document, unless None.
       directory: holds `tokenizer.json`; receives the run.
@@ -245,14 +248,37 @@ def count_unit(
     backend = _load(directory / "tokenizer.json")
     batches = text_tokenizer.batches(unit.documents)
     encoded = (text_tokenizer.encode(backend, batch, eos) for batch in batches)
-    note = " ".join(map(str, unit.end))
+    note = " ".join(map(str, (*unit.end, checksum)))
     path = runs.run_path(directory, unit.number)
     return runs.write_run(encoded, layout, path, memory, note)
 
 
 def end(stats: Stats) -> Position:
     """Returns the end of the unit that a run was counted from."""
-    return Position(*map(int, stats.note.split()))
+    return Position(*map(int, stats.note.split()[:-1]))
+
+
+def counted_from(corpus: Corpus, stats: Stats) -> bool:
+    """Reads the corpus up to the end of a run's unit; returns whether it is as it was then."""
+    place, checksum = end(stats), 0
+    for document, after in corpus.documents():
+        checksum = zlib.crc32(document.text, checksum)
+        if (after.file, after.document) == (place.file, place.document):
+            return checksum == _checksum(stats)
+    return False
+
+
+def _checksum(stats: Stats) -> int:
+    """The checksum of all documents to the end of the unit that a run was counted from."""
+    return int(stats.note.split()[-1])
+
+
+def _checked(units: Iterator[Unit], checksum: int) -> Iterator[tuple[Unit, int]]:
+    """Yields units, each with the checksum of all documents to its end."""
+    for unit in units:
+        for document in unit.documents:
+            checksum = zlib.crc32(document.text, checksum)
+        yield unit, checksum
 
 
 @functools.lru_cache(maxsize=1)

@@ -84,8 +84,10 @@ def load(source: str, template_kwargs: dict[str, Any] | None = None) -> TextToke
 
     def template(chat: Chat) -> str:
         options = (template_kwargs or {}) | ({"tools": chat.tools} if chat.tools else {})
-        options |= {"tokenize": False}
-        return str(tokenizer.wrapped.apply_chat_template(chat.messages, **options))
+        chosen = tokenizer.template_for(options)
+        options |= {"tokenize": False, "chat_template": chosen}
+        messages = tokenizer.for_template(chat.messages, chosen)
+        return str(tokenizer.wrapped.apply_chat_template(messages, **options))
 
     source = str(tokenizer.chat_template or "")
     return TextTokenizer(tokenizer.backend, eos, template if source else None, source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,19 +121,22 @@ def _user_turns(
 
 
 class AnswerLog:
-    """Answers to a block of conversations, appended to a file as they arrive, one line each.
+    """Answers to a block of conversations, appended to a file as they arrive, one line per batch.
 
-    Opening it removes an incomplete last line, left by a killed process.
+    An answer belongs to its prompt, so that those to records that stay are found again after others
+    were repaired. Opening the log removes an incomplete last line, left by a killed process.
     """
 
     def __init__(self, path: Path):
         self._path = path
         data = path.read_bytes() if path.is_file() else b""
         data = data[: data.rfind(b"\n") + 1]
-        self._found: dict[tuple[int, int], Answer] = {}
+        # Answers to the same prompt, in the order in which they were made.
+        self._earlier: dict[tuple[int, tuple[int, ...]], deque[Answer]] = defaultdict(deque)
         for line in data.splitlines():
-            conversation, turn, *answer = json.loads(line)
-            self._found[conversation, turn] = Answer(*answer)
+            sampling, answers = json.loads(line)
+            for answer in answers:
+                self._earlier[sampling, tuple(answer[0])].append(Answer(*answer))
         self._file = path.open("r+b" if path.is_file() else "wb")
         self._file.seek(len(data))
         self._file.truncate()
@@ -143,20 +147,22 @@ class AnswerLog:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def find(self, conversations: Sequence[int], turn: int) -> list[Answer] | None:
-        """Returns these conversations' answers to one turn, or None unless all are recorded."""
-        found = [self._found.get((conversation, turn)) for conversation in conversations]
-        answers = [answer for answer in found if answer is not None]
-        return answers if len(answers) == len(found) else None
+    def take(self, prompts: Sequence[list[int]], sampling: int) -> list[Answer] | None:
+        """Returns the answers to these prompts, each once, or None unless all are recorded."""
+        queues = [self._earlier.get((sampling, tuple(prompt)), deque()) for prompt in prompts]
+        needed = Counter(map(id, queues))
+        if any(len(queue) < needed[id(queue)] for queue in queues):
+            return None
+        return [queue.popleft() for queue in queues]
 
-    def add(self, conversations: Sequence[int], turn: int, answers: Sequence[Answer]) -> None:
-        """Appends the answers of these conversations to one turn."""
-        lines = [
-            json.dumps([conversation, turn, *answer]) + "\n"
-            for conversation, answer in zip(conversations, answers, strict=True)
-        ]
-        self._file.write("".join(lines).encode())
+    def add(self, answers: Sequence[Answer], sampling: int) -> None:
+        """Appends a batch of answers."""
+        self._file.write(json.dumps([sampling, answers]).encode() + b"\n")
         self._file.flush()
+
+
+class OutOfTimeError(Exception):
+    """The time for answers has passed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +179,7 @@ class AnswerGenerator:
       seed: seed of all random draws.
       bad: called with the error if the chat template rejects a conversation, which ends there.
       too_long: called likewise if a conversation leaves no room for an answer.
+      late: asked before a batch is decoded: whether the time for it has passed.
     """
 
     model: DartModel
@@ -183,14 +190,20 @@ class AnswerGenerator:
     seed: int
     bad: Callable[[UserError], None]
     too_long: Callable[[UserError], None]
+    late: Callable[[], bool] = lambda: False
 
-    def run(self, conversations: list[Conversation], block: int, log: AnswerLog) -> Iterator[int]:
-        """Answers all turns; yields the number of new answers after each batch.
+    def run(
+        self, conversations: list[Conversation], place: int, log: AnswerLog
+    ) -> Iterator[tuple[int, int]]:
+        """Answers all turns; yields after each batch its answers' number, and that of new ones.
 
         Args:
           conversations: the conversations of a block.
-          block: number of the block, which the draws depend on.
+          place: place of the block among all, which the draws depend on.
           log: the block's log.
+
+        Raises:
+          OutOfTimeError: the time has passed.
         """
         for turn in range(
             max((len(conversation.turns) for conversation in conversations), default=0)
@@ -200,29 +213,35 @@ class AnswerGenerator:
                 if conversation.pending and (prompt := self._prompt(conversation)) is not None:
                     prompts[n] = prompt
             for number, chunk in enumerate(self._chunks(conversations, prompts)):
-                answers = log.find(chunk, turn)
+                sampling = conversations[chunk[0]].sampling
+                recorded = answers = log.take([prompts[n] for n in chunk], sampling)
                 if answers is None:
-                    seed = np.random.SeedSequence([self.seed, block, turn, number])
+                    if self.late():
+                        raise OutOfTimeError
+                    seed = np.random.SeedSequence([self.seed, place, turn, number])
                     answers = self._decode(
                         [prompts[n] for n in chunk],
-                        self.samplings[conversations[chunk[0]].sampling],
+                        self.samplings[sampling],
                         int(seed.generate_state(1)[0]),
                     )
-                    log.add(chunk, turn, answers)
+                    log.add(answers, sampling)
                 for n, answer in zip(chunk, answers, strict=True):
                     if self.unfinished or answer.finish == "stop":
                         conversations[n].add_answer(answer, self.model.tokenizer)
                     else:
                         conversations[n].finish()
-                yield len(chunk)
+                yield len(chunk), 0 if recorded else len(chunk)
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
         """Returns the prompt of the next turn; None if it cannot be answered."""
         longest, vocab_size = self.model.target.max_length, self.model.target.vocab_size
         try:
             prompt = conversation.prompt(self.model.tokenizer, self.template_kwargs)
-            if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-                raise UserError(f"the prompt's tokens must be in 0..{vocab_size - 1}")
+            outside = self.model.tokenizer.outside(prompt, vocab_size)
+            if outside is not None:
+                raise UserError(
+                    f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
+                )
         except UserError as error:
             conversation.finish()
             self.bad(UserError(f"{conversation.where}: {error}"))

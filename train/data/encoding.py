@@ -145,7 +145,7 @@ class Encoder:
                 text = prompt + completion
                 return _Plan(text, [Span(len(prompt), len(text))], True)
             case Chat() if self.loss_on == "all":
-                return _Plan(self._render(content)[0], [], False)
+                return self._chat_plan(self._render(content)[0], [])
             case Chat(messages, _, unlearned):
                 turns = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
                 if not turns:
@@ -153,14 +153,17 @@ class Encoder:
                 text, marked = self._render(content)
                 if not marked:
                     learned = [n for n in turns if n not in unlearned]
-                    return _Plan(text, self._turns(content, learned, text), False)
+                    return self._chat_plan(text, self._turns(content, learned, text))
                 others = self._turns(content, unlearned, text)
                 spans = [
                     span
                     for span in marked
                     if all(span.end <= other.begin or other.end <= span.begin for other in others)
                 ]
-                return _Plan(text, spans, False)
+                return self._chat_plan(text, spans)
+
+    def _chat_plan(self, text: str, spans: list[Span]) -> _Plan:
+        return _Plan(text, spans, self.tokenizer.adds_to_chat(text))
 
     def _encodings(self, plans: list[_Plan]) -> Iterator[tokenizers.Encoding]:
         """Encodes all plans, in their order."""
@@ -195,10 +198,10 @@ class Encoder:
         return Encoded(ids.astype(np.int32), supervised, whole)
 
     def _check_ids(self, ids: np.ndarray, source: str) -> None:
-        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
-        if len(outside):
+        outside = self.tokenizer.outside(ids, self.vocab_size)
+        if outside is not None:
             raise UserError(
-                f"{source} the token {outside[0]}, the target's are 0..{self.vocab_size - 1}; "
+                f"{source} the token {outside}, the target's are 0..{self.vocab_size - 1}; "
                 "use data and a tokenizer of this target"
             )
 
@@ -211,18 +214,19 @@ class Encoder:
         special = self.tokenizer.wrapped.special_tokens_map  # imports transformers, quietly
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        options = special | self.template_kwargs | ({"tools": chat.tools} if chat.tools else {})
+        options = self.template_kwargs | ({"tools": chat.tools} if chat.tools else {})
+        template = self.tokenizer.template_for(options)
+        marks = bool(_GENERATION.search(template))
         try:
             texts, marked = cast(Any, render_jinja_template)(
-                [chat.messages],
-                chat_template=self._template,
-                return_assistant_tokens_mask=self._marks,
-                **options,
+                [self.tokenizer.for_template(chat.messages, template)],
+                return_assistant_tokens_mask=marks,
+                **special | options | {"chat_template": template},
             )
         except Exception as error:  # a template may raise anything
             reason = str(error).strip().split("\n", 1)[0]
             raise UserError(f"the chat template rejects the messages: {reason}") from None
-        return texts[0], [Span(*span) for span in marked[0]] if self._marks else []
+        return texts[0], [Span(*span) for span in marked[0]] if marks else []
 
     def _turns(self, chat: Chat, turns: Sequence[int], whole: str) -> list[Span]:
         """Finds the spans of the assistant's turns with these indices in a rendering of a chat."""
@@ -254,14 +258,6 @@ class Encoder:
         added = self.tokenizer.backend.get_added_tokens_decoder().values()
         texts = sorted((token.content for token in added), key=len, reverse=True)
         return re.compile(rf"\s*(?:{'|'.join(map(re.escape, texts))})" if texts else "(?!)")
-
-    @cached_property
-    def _marks(self) -> bool:
-        return bool(_GENERATION.search(self._template))
-
-    @cached_property
-    def _template(self) -> str:
-        return self.tokenizer.wrapped.get_chat_template()
 
 
 def _common(a: str, b: str) -> int:

@@ -18,7 +18,7 @@ from filelock import FileLock
 from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
-from dart_jax.programs.progress import progress_bars
+from dart_jax.progress import progress_bars
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.documents import LONGEST
 from train.data.encoding import Encoder, LossOn, parse_template_kwargs
@@ -190,8 +190,8 @@ def _make(
         )
         stack.callback(training.close)
         stack.callback(held_out.close)
-        below = _threshold(config, files)
         bar = progress.add_task("prepare", total=size, note="")
+        below = _threshold(config, files)
         for examples, read in _batches(read_all(files, config.limit, bad)):
             for example, document in zip(examples, encoder.encode(examples, bad=bad), strict=True):
                 if document is not None:

@@ -54,7 +54,7 @@ def step_flops(
     blocks = anchors * steps
     scores = heads * context  # of one query over its prefix, half of which is masked
     # Keys of the real rows; queries of the anchors; after attention, output and MLP of each block.
-    total = context * (3 * config.target_hidden_size * d + 2 * d * keys)
+    total = context * (config.features_width * d + 2 * d * keys)
     total += anchors * 2 * d * heads + blocks * (heads * d + mlp)
     if dart:  # successive anchors share the scores of their mask rows
         total += scores * min(2 * context if anchors == context else blocks, blocks)

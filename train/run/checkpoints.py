@@ -19,6 +19,7 @@ from dart_jax.errors import UserError
 from dart_jax.files import writing
 from train.run.distributed import from_main
 from train.run.step import TrainState
+from train.run.work_directory import check_same
 
 # Seconds that a process waits for the others to finish a checkpoint, in case one has failed.
 _PATIENCE = 300
@@ -124,17 +125,11 @@ class Checkpoints:
 
     def _check(self, step: int) -> None:
         metadata: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
-        saved = metadata["settings"]
-        changed = [
-            f"{name} ({saved.get(name)}, now {self._settings.get(name)})"
-            for name in {**saved, **self._settings}
-            if saved.get(name) != self._settings.get(name)
-        ]
-        if changed:
-            raise UserError(
-                f"{self._directory} was started with another {', '.join(changed)}; pass the same "
-                "to resume, or use another directory"
-            )
+        saved, now = (
+            {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+            for settings in (metadata["settings"], self._settings)
+        )
+        check_same(f"{self._directory} holds checkpoints, made", saved, now, "another directory")
 
 
 def whole_steps(directory: Path) -> list[int]:

@@ -10,7 +10,7 @@ from train.run.mesh import MeshConfig
 from train.run.optimizer import OptimizerConfig
 
 # Options that may change when a run resumes; of these only `accumulate` changes random draws.
-_FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
+FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
 _AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", "keep", "log_every")
 
 
@@ -57,4 +57,4 @@ class TrainerConfig(OptimizerConfig):
     @property
     def fixed(self) -> dict[str, Any]:
         """Settings that must not change for a run to resume exactly, by name."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in _FREE}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in FREE}

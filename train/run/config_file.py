@@ -68,6 +68,16 @@ def replace(config: Any, options: Mapping[str, Any]) -> Any:
     return dataclasses.replace(config, **changed)
 
 
+def options(config: Any) -> dict[str, Any]:
+    """Returns the values of a config and those nested in it, by option name."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        nested = dataclasses.is_dataclass(value)
+        flat |= options(value) if nested else {f"--{field.name.replace('_', '-')}": value}
+    return flat
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections import deque
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dart_jax.progress import INTERVAL
 
 _RECENT = 50  # steps that the shown figures are averaged over
 
@@ -38,10 +41,11 @@ class ProgressDisplay:
           console: where to write; None for stderr.
         """
         self._name, self._steps, self._log_every = name, steps, log_every
+        self._left = steps - done
         self._tokens, self._utilisation = tokens, utilisation
         self._losses: deque[float] = deque(maxlen=_RECENT)
         self._seconds: deque[float] = deque(maxlen=_RECENT)
-        self._first = True
+        self._first, self._told = True, time.monotonic()
         self.console = console or Console(stderr=True)
         self._bar = None
         if self.console.is_terminal:
@@ -55,7 +59,9 @@ class ProgressDisplay:
             self._task = self._bar.add_task(name, total=steps, completed=done, note="")
 
     def __enter__(self) -> ProgressDisplay:
-        if self._bar is not None:
+        if self._bar is None:
+            self.say(f"{self._left:,} steps; the first compiles")
+        else:
             self._bar.start()
         return self
 
@@ -77,12 +83,18 @@ class ProgressDisplay:
         note = "  ".join(self._figures())
         if self._bar is not None:
             self._bar.update(self._task, completed=number, note=note)
-        elif number % self._log_every == 0 or number == self._steps:
+        elif self._due(number):
+            self._told = time.monotonic()
             left = ""
             if self._seconds:
                 pace = sum(self._seconds) / len(self._seconds)
                 left = f"  {datetime.timedelta(seconds=round(pace * (self._steps - number)))} left"
             self.say(f"step {number}/{self._steps}  {note}{left}")
+
+    def _due(self, number: int) -> bool:
+        """Whether a line of a log tells this step."""
+        late = time.monotonic() - self._told >= INTERVAL
+        return late or number % self._log_every == 0 or number == self._steps
 
     def say(self, line: str) -> None:
         """Prints a permanent line."""

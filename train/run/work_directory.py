@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from dart_jax.files import write_atomically
 
 _LOCK = "lock"
 _SETTINGS = "settings.json"
+_SHORT = 60  # characters of two values that an error tells; digests, which say nothing, have more
 
 
 @contextlib.contextmanager
@@ -58,31 +59,62 @@ def exclusive(directory: Path) -> Iterator[None]:
         yield
 
 
-def check_settings(work: Path, settings: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """Records the settings in a new directory; checks them against those of an existing one.
+def check_settings(
+    work: Path,
+    settings: dict[str, Any],
+    kept: dict[str, Any] | None = None,
+    *,
+    result: str,
+    cure: str = "another --work, or delete it",
+) -> dict[str, Any]:
+    """Compares the settings with those of an earlier run, if it left a result; records them.
 
     Args:
       work: the directory.
-      settings: what must not change, by option name.
-      kept: further values, which a new directory records and an existing one keeps.
+      settings: what must not change, by option name; JSON values.
+      kept: further values, which stay as they are once there is a result.
+      result: what earlier runs left that these settings made, in words; empty if nothing.
+      cure: what to name instead of the old settings.
 
     Returns:
       `kept`, as recorded in the directory.
 
     Raises:
-      UserError: the directory was started with other settings.
+      UserError: what is there was made with other settings.
     """
     path = work / _SETTINGS
-    if not path.is_file():
-        write_atomically(path, json.dumps([settings, kept], indent=2).encode())
-    saved, kept = json.loads(path.read_text())
-    changed = [name for name in {**saved, **settings} if saved.get(name) != settings.get(name)]
+    settings, now = json.loads(json.dumps([settings, kept or {}]))
+    if result and path.is_file():
+        saved, now = json.loads(path.read_text())
+        check_same(f"{work} holds {result}, made", saved, settings, cure)
+    write_atomically(path, json.dumps([settings, now], indent=2).encode())
+    return now
+
+
+def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any], cure: str) -> None:
+    """Compares settings by name.
+
+    Args:
+      what: what was made with those saved, in words.
+      saved: the settings that it was made with.
+      settings: those of this run.
+      cure: what to name instead of the old settings.
+
+    Raises:
+      UserError: some differ; names them, and those of the old values that can be typed.
+    """
+    changed = []
+    for name in {**saved, **settings}:
+        old, new = (each.get(name) for each in (saved, settings))
+        if old != new:
+            old, new = ("unset" if value is None else str(value) for value in (old, new))
+            short = len(old + new) <= _SHORT
+            changed.append(f"{name} ({old}, now {new})" if short else name)
     if changed:
         raise UserError(
-            f"{work} was started with another {', '.join(changed)}; delete it or pass another "
-            "--work"
+            f"{what} with another {', '.join(changed)}; pass the same again to go on, or name "
+            f"{cure}"
         )
-    return kept
 
 
 def remove(work: Path) -> None:

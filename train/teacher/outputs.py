@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from dart_jax.files import write_atomically
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params
 from dart_jax.programs.processes import is_main
-from dart_jax.programs.progress import progress_bars
+from dart_jax.progress import progress_bars
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
 from train.run.distributed import from_main, wait
@@ -36,6 +37,7 @@ from train.teacher.teacher import Teacher, forward
 
 _ROWS = 8  # rows computed at a time, if they divide among the groups of devices
 _DONE = "done.json"
+_RECORD = 10.0  # seconds between records of how many rows are filled
 _NOWHERE = -1  # instead of a row, if the cache cannot be used
 
 # Indices of rows, their features bfloat16 [n, T, 3D] and last hidden states bfloat16 [n, T, D].
@@ -180,13 +182,24 @@ def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[
 
 def _fill(cached: TeacherDataset, parts: Iterator[_Part], start: int, done: Path) -> None:
     """Fills the rows from `start` on and records in the file `done` how many are filled."""
+    end = start
+
+    def record() -> float:
+        for array in (cached.features, cached.hidden):
+            array.flush()  # pyright: ignore[reportAttributeAccessIssue]
+        write_atomically(done, json.dumps({"rows": end}).encode())
+        return time.monotonic()
+
     with progress_bars() as progress:
-        bar = progress.add_task("features", total=cached.rows, completed=start, note="")
-        for number, (rows, features, hidden) in enumerate(parts, 1):
-            cached.features[rows], cached.hidden[rows] = features, hidden
-            end = int(rows[-1]) + 1
-            if end == cached.rows or number % 64 == 0:
-                for array in (cached.features, cached.hidden):
-                    array.flush()  # pyright: ignore[reportAttributeAccessIssue]
-                write_atomically(done, json.dumps({"rows": end}).encode())
-            progress.update(bar, completed=end)
+        bar = progress.add_task("target's outputs", total=cached.rows, completed=start, note="")
+        began = recorded = time.monotonic()
+        try:
+            for rows, features, hidden in parts:
+                cached.features[rows], cached.hidden[rows] = features, hidden
+                end = int(rows[-1]) + 1
+                if time.monotonic() - recorded > _RECORD:
+                    recorded = record()
+                pace = (end - start) * cached.dataset.context / (time.monotonic() - began)
+                progress.update(bar, completed=end, note=f"{end:,} rows, {pace:,.0f} tokens/s")
+        finally:
+            record()

@@ -18,7 +18,7 @@ from dart_jax.models.sharding.placement import ModelPlacement
 from dart_jax.models.sharding.program import ROWS
 from dart_jax.models.sharding.rules import model_specs, with_kv_heads
 from dart_jax.models.target import untie
-from dart_jax.weights.checkpoint import load_target, read_target_config
+from dart_jax.weights.checkpoint import load_target
 from dart_jax.weights.digest import model_digest
 from train.data.batch import Batch, causal, positions
 from train.run.mesh import replicated, split_over_groups
@@ -62,9 +62,13 @@ class Teacher:
             config, params = load_target(directory, dtype)
             return cls(config, config, params, model_digest(config, params))
         split = split_over_groups(mesh) if split_over_data else None
-        place = ModelPlacement(read_target_config(directory), mesh, split)
+
+        def place(config: TargetConfig) -> ModelPlacement:
+            return ModelPlacement(config, mesh, split)
+
         stored, params = load_target(directory, dtype, place=place)
-        digest, config = model_digest(stored, params, place.stored), with_kv_heads(stored, mesh)
+        digest = model_digest(stored, params, place(stored).stored)
+        config = with_kv_heads(stored, mesh)
         if mesh.shape[MODEL] > 1:
             config, params = untie(config, params, Execution(mesh=mesh))
         return cls(stored, config, params, digest, mesh)

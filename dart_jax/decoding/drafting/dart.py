@@ -67,7 +67,7 @@ class Dart(DraftingMethod):
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config.shortened(1), rows.params["drafter"], rows.target.execution)
         last = jnp.full_like(rows.start, rows.tokens.shape[1] - 1)
-        embeds = rows.target.embed(rows.next_tokens)
+        embeds = drafter.embedding(rows.target.embed)(rows.next_tokens)
         # What is drafted is not used, so XLA leaves it out.
         before = first_rows(draft_state, rows.filled)
         _, read = drafter(rows.features, embeds, rows.positions, last, before, rows.start)
@@ -98,7 +98,8 @@ class Dart(DraftingMethod):
           float32 logits [B, d, Vd] (see `DraftLayer.head`); what the head read, [B, d, D]; and the
           new rows for the cache.
         """
-        drafter, embeds = self._drafter(inputs), inputs.target.embed(inputs.next_tokens)
+        drafter = self._drafter(inputs)
+        embeds = drafter.embedding(inputs.target.embed)(inputs.next_tokens)
         normed, rows = drafter.normed_rows(
             inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start
         )

@@ -29,7 +29,8 @@ class DraftModel(DraftingMethod):
     of the sequence, including the root.
 
     Attributes:
-      config: the small model's shapes; its vocabulary is the target's.
+      config: the small model's shapes. Its vocabulary is the target's, though it may be padded
+        to another size.
       nodes: tokens drafted, N.
     """
 
@@ -47,7 +48,7 @@ class DraftModel(DraftingMethod):
         count = rows.tokens.shape[1]
         causal = jnp.tril(jnp.ones((1, count, count), bool))
         before = first_rows(draft_state, rows.filled)
-        out = model(rows.tokens, rows.positions, causal, before, rows.start)
+        out = model(self._known(rows.tokens), rows.positions, causal, before, rows.start)
         return keep_rows(draft_state, out.rows, rows.start, rows.capacity)
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
@@ -60,7 +61,7 @@ class DraftModel(DraftingMethod):
             jnp.take_along_axis(x, last, axis=1)
             for x in (inputs.tokens, inputs.next_tokens, inputs.positions)
         )
-        tokens = jnp.concatenate([before, root], axis=1)
+        tokens = self._known(jnp.concatenate([before, root], axis=1))
         positions = jnp.concatenate([place, place + 1], axis=1)
         causal = jnp.tril(jnp.ones((1, 2, 2), bool))
         out = model(tokens, positions, causal, draft_state, place[:, 0])
@@ -70,7 +71,7 @@ class DraftModel(DraftingMethod):
         def next_token(
             hidden: jax.Array, noise: jax.Array | None, seen: jax.Array | None
         ) -> jax.Array:
-            logits = model.logits(hidden)
+            logits = _resized(model.logits(hidden), inputs.target.config.vocab_size)
             if seen is not None and sampling.repetition_penalty is not None:
                 logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
             return draw(sampling, logits, noise, jnp.zeros_like(place))
@@ -99,3 +100,15 @@ class DraftModel(DraftingMethod):
         drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)
         count = jnp.full_like(inputs.last, self.nodes)
         return draft_state, Proposal(chain(root, drafted, count))
+
+    def _known(self, tokens: jax.Array) -> jax.Array:
+        """The tokens, or the model's last one for those that only the target has."""
+        return jnp.minimum(tokens, self.config.vocab_size - 1)
+
+
+def _resized(logits: jax.Array, size: int) -> jax.Array:
+    """Float32 [B, T, Vd] -> [B, T, V]: without tokens that only the drafter has, and none of those
+    that only the target has."""
+    logits = logits[..., :size]
+    missing = size - logits.shape[-1]
+    return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)

@@ -42,7 +42,7 @@ class Eagle3(DraftingMethod):
     def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config, rows.params["drafter"], rows.target.execution)
-        embeds = rows.target.embed(rows.next_tokens)
+        embeds = drafter.embedding(rows.target.embed)(rows.next_tokens)
         inputs = drafter.join(embeds, drafter.project(rows.features))
         read = (drafter.keys_at(inputs, rows.positions),)
         return keep_rows(draft_state, read, rows.start, rows.capacity)
@@ -58,10 +58,11 @@ class Eagle3(DraftingMethod):
             draft_ids = inputs.params["draft_ids"]
             return vocabulary.log_softmax(coupled(inputs, log_probs, draft_ids, noise, vocabulary))
 
+        drafter = bind(self.config, inputs.params["drafter"], inputs.target.execution)
         trees, rows = draft_tree(
             self.tree,
-            bind(self.config, inputs.params["drafter"], inputs.target.execution),
-            inputs.target.embed,
+            drafter,
+            drafter.embedding(inputs.target.embed),
             inputs.params["draft_ids"],
             inputs.features,
             inputs.next_tokens,

@@ -125,7 +125,7 @@ def draft_tree(
     Args:
       settings: static.
       drafter: bound to its parameters.
-      embed: the target's embedding, int32 [B, T] -> [B, T, D].
+      embed: the embedding that the drafter reads, int32 [B, T] -> [B, T, D].
       draft_ids: int32 [Vd], the target's id of every draft id.
       features: [B, P, 3D], target features of P new real rows.
       next_tokens: int32 [B, P], the token *after* each row; after the last real row it becomes the

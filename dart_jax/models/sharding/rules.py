@@ -87,7 +87,7 @@ def check_divides(config: SplitConfig, mesh: Mesh | AbstractMesh) -> None:
     }
     if not isinstance(config, TargetConfig):
         sizes["tokens of the draft vocabulary"] = config.draft_vocab_size
-        sizes["features"] = 3 * config.target_hidden_size
+        sizes["features"] = config.features_width
     else:
         sizes["tokens of the vocabulary"] = config.vocab_size
     if isinstance(config, TargetConfig) and config.moe is not None:

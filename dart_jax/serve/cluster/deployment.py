@@ -165,4 +165,5 @@ def load_remote_model(choice: ModelChoice) -> RemoteModel:
         choice.target or DEMO / "target", revision=choice.revision, patterns=hub.TOKENIZER
     )
     tokenizer = Tokenizer.load(directory)
-    return RemoteModel(read_target_config(directory), tokenizer, load_eos(directory))
+    config = read_target_config(directory)
+    return RemoteModel(config, tokenizer, load_eos(directory, config.vocab_size))

@@ -8,7 +8,7 @@ With n = 32 / bits, `qweight` [in / n, out] holds n inputs per 32-bit word, and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -95,11 +95,3 @@ class Gptq(Method):
             ).T
 
         return float_weight((out, size), read)
-
-
-def drop_zero_biases(tensors: dict[str, Tensor], known: Collection[str]) -> None:
-    """Removes biases that the model does not have, if all of their numbers are 0: AutoGPTQ's older
-    files have a bias for every layer."""
-    for name in [name for name in tensors if name.endswith(".bias") and name not in known]:
-        if not tensors[name].read().any():
-            del tensors[name]

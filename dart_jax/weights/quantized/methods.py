@@ -48,6 +48,11 @@ def quantization_method(json: Mapping[str, Any]) -> Method | None:
     names = ("quantization_config", "compression_config")  # the latter in old files
     config = next((place[n] for place in places for n in names if place.get(n)), None)
     if config is None:
+        if json.get("quantization"):
+            raise UserError(
+                "config.json has MLX's quantization, which is not supported; pass the unquantised "
+                "checkpoint (weights_dtype='int8' rounds it when it is loaded)"
+            )
         return None
     method = config.get("quant_method") if isinstance(config, dict) else None
     read = _METHODS.get(method) if isinstance(method, str) else None

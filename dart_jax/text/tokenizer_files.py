@@ -1,0 +1,232 @@
+"""The files of a tokenizer, read with the same result as by `AutoTokenizer` of `transformers`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from dart_jax.errors import UserError, warn
+
+FILE = "tokenizer.json"
+
+# Other files that hold a vocabulary -> the packages by which transformers reads them.
+_VOCABULARIES: dict[str, tuple[str, ...]] = {
+    "*.model": ("sentencepiece", "protobuf"),
+    "vocab*": (),
+    "*.tiktoken": ("tiktoken",),
+    "tekken.json": (),
+}
+
+# Classes that take `FILE` as it is; others take only parts of it.
+_GENERIC = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+
+# Model types for which transformers prefers its own class to a generic one.
+_OWN_CLASS = ("qwen2", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+
+# Fields that change what `FILE` does, in every class.
+_CHANGES = ("split_special_tokens", "fix_mistral_regex", "fast_tokenizer_files")
+
+
+def read_backend(path: Path) -> tokenizers.Tokenizer:
+    """Reads a `tokenizer.json`; raises UserError if it is damaged."""
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower class
+        raise UserError(f"cannot read {path}: {line(error)}; it is damaged or incomplete") from None
+
+
+def read_directory(directory: Path) -> tuple[tokenizers.Tokenizer, Any | None]:
+    """Reads a directory's tokenizer.
+
+    transformers is imported only where it makes another tokenizer of `FILE` than that says: where
+    the other files add tokens or name a class of its own.
+
+    Returns:
+      The tokenizer, and that of transformers if it was needed.
+
+    Raises:
+      UserError: there is no tokenizer, or it is damaged.
+    """
+    if not (directory / FILE).is_file():
+        if not any(file for pattern in _VOCABULARIES for file in directory.glob(pattern)):
+            raise UserError(f"no file {directory / FILE}; a target needs its tokenizer")
+        wrapped = wrap(directory)
+        return wrapped.backend_tokenizer, wrapped
+    backend = read_backend(directory / FILE)
+    config = _read(directory / "tokenizer_config.json")
+    if _takes_file(directory, config) and _adds_nothing(directory, config, backend):
+        return backend, None
+    wrapped = wrap(directory)
+    return wrapped.backend_tokenizer, wrapped
+
+
+def wrap(directory: Path) -> Any:
+    """Loads the `transformers.PreTrainedTokenizerBase` of a directory.
+
+    Raises:
+      UserError: a file is damaged, or without `FILE` none can be built.
+    """
+    transformers = _transformers()
+    whole = (directory / FILE).is_file()
+    config = _read(directory / "tokenizer_config.json")
+    generic: Any = transformers.PreTrainedTokenizerFast
+    kind: Any = generic if whole and _takes_file(directory, config) else transformers.AutoTokenizer
+    # Otherwise transformers would ask at the terminal whether to run the tokenizer's own code.
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if whole and kind is not generic:
+        # Its own config would be checked in all that has nothing to do with the tokenizer.
+        options["config"] = _stub(transformers, directory)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        try:
+            wrapped = kind.from_pretrained(str(directory), **options)
+        except ValueError as error:
+            if not whole or "trust_remote_code" not in str(error):
+                raise
+            warn(f"{directory / FILE} is read without the tokenizer's own code, which is not run")
+            wrapped = generic.from_pretrained(str(directory), local_files_only=True)
+        if whole and not wrapped.is_fast:
+            wrapped = generic.from_pretrained(str(directory), local_files_only=True)
+    except Exception as error:  # the library raises no narrower class
+        reason = line(error).rstrip(": ")
+        if whole:
+            raise UserError(f"cannot read the files next to {directory / FILE}: {reason}") from None
+        raise _unbuilt(directory, reason) from None
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    if not wrapped.is_fast:
+        raise _unbuilt(directory, f"{type(wrapped).__name__} is not a fast tokenizer")
+    return wrapped
+
+
+def processor_template(directory: Path) -> str | dict[str, str] | None:
+    """The chat template of a vision-language model's processor, which is not part of its tokenizer:
+    that of `processor_config.json`, else of `chat_template.json`; or several by name.
+
+    Raises:
+      UserError: a file is damaged.
+    """
+    for name in ("processor_config.json", "chat_template.json"):
+        template = _read(directory / name).get("chat_template")
+        if isinstance(template, list):
+            template = {one["name"]: one["template"] for one in template}
+        if template is not None:
+            return template
+    return None
+
+
+def line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+def _takes_file(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Whether transformers takes `FILE` as it is, and only adds tokens."""
+    if config.get("tokenizer_class") not in _GENERIC or "auto_map" in config:
+        return False
+    model_type = _read(directory / "config.json").get("model_type")
+    return "tokenizer_class" not in config or model_type not in _OWN_CLASS
+
+
+def _adds_nothing(
+    directory: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer
+) -> bool:
+    """Whether the other files name no token that `FILE` has not added, or has added otherwise."""
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    if any(config.get(name) for name in _CHANGES):
+        return False
+    fields, more = dict(config), list[str]()
+    own = fields.pop("added_tokens_decoder", None)
+    if own is None:
+        fields |= _read(directory / "special_tokens_map.json")
+        more = list(_read(directory / "added_tokens.json"))
+    listed = [tokenizers.AddedToken(**token) for token in (own or {}).values()]
+    return all(token == added.get(token.content) for token in listed) and all(
+        name in added for name in (*_named(fields), *more)
+    )
+
+
+def _named(fields: Mapping[str, Any]) -> Iterator[str]:
+    """The special tokens that a config names."""
+    for name, value in fields.items():
+        if name in ("additional_special_tokens", "extra_special_tokens"):
+            several = value.values() if isinstance(value, Mapping) else value or ()
+        elif name.endswith("_token") and isinstance(value, str | Mapping):
+            several = (value,)
+        else:
+            continue
+        for token in several:
+            yield token if isinstance(token, str) else token["content"]
+
+
+def _stub(transformers: Any, directory: Path) -> Any:
+    """A config with what AutoTokenizer reads of it."""
+    fields = _read(directory / "config.json")
+    stub = transformers.PreTrainedConfig()
+    for name in ("model_type", "model_name", "tokenizer_class", "_name_or_path"):
+        if isinstance(fields.get(name), str):
+            setattr(stub, name, fields[name])
+    return stub
+
+
+def _unbuilt(directory: Path, reason: str) -> UserError:
+    """The error that no tokenizer can be built from other files than `FILE`."""
+    files = {
+        file.name: packages
+        for pattern, packages in _VOCABULARIES.items()
+        for file in sorted(directory.glob(pattern))
+    }
+    missing = [name for packages in files.values() for name in packages if not _installed(name)]
+    if missing:
+        reason, cure = f"{missing[0]} is not installed", f"pip install {' '.join(missing)}, or put"
+    else:
+        cure = "put"
+    return UserError(
+        f"no file {directory / FILE}, and none can be built from {', '.join(files)} ({reason}); "
+        f"{cure} the {FILE} there that belongs to the model in the format of transformers"
+    )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The contents of a JSON file next to the tokenizer; empty if there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(
+            f"cannot read the files next to {path.parent / FILE}: {path.name}: {line(error)}"
+        ) from None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"cannot read the files next to {path.parent / FILE}: {path.name} holds no JSON object"
+        )
+    return content
+
+
+def _transformers() -> Any:
+    """Imports transformers, without its advice to install PyTorch, which nothing here needs."""
+    logger = logging.getLogger("transformers")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "PyTorch was not found" not in str(record.msg)
+
+    logger.addFilter(other)
+    try:
+        return importlib.import_module("transformers")
+    finally:
+        logger.removeFilter(other)

@@ -1,0 +1,239 @@
+"""What the files of drafters hold beside the layer's weights: the draft vocabulary, and perhaps an
+embedding; and whether a drafter fits its target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dart_jax.errors import UserError, warn
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.weights.parameters import STORED_DTYPES
+from dart_jax.weights.safetensors_file import Tensor
+from dart_jax.weights.tensor_files import TensorFiles, open_tensors
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+# Copies of the target's weights, with which speculators trains.
+_OF_TARGET = ("verifier_lm_head.weight", "verifier_norm.weight")
+# By how many rows the vocabulary of one tokenizer may differ between models: tables are padded to a
+# multiple of a power of two.
+_PADDING = 1024
+
+
+def authors_names(files: TensorFiles) -> TensorFiles:
+    """The tensors by the names that the authors of EAGLE-3 and DART give them.
+
+    vLLM, speculators and ModelOpt call the first layer `layers.0`, and some begin all names with
+    `model.`.
+
+    Raises:
+      UserError: two tensors have the same name then.
+    """
+    first = not any("midlayer." in name for name in {*files.tensors, *files.lost})
+
+    def renamed(name: str) -> str:
+        name = name.removeprefix("model.")
+        return name.replace("layers.0.", "midlayer.", 1) if first else name
+
+    names = {name: renamed(name) for name in files.tensors}
+    if len({*names.values()}) < len(names):
+        counts = Counter(names.values())
+        twice = sorted(name for name, new in names.items() if counts[new] > 1)
+        raise UserError(
+            f"{files.path} has the same tensors under two names, {', '.join(twice[:4])}; keep "
+            "those of one layout"
+        )
+    tensors = {new: files.tensors[name] for name, new in names.items() if new not in _OF_TARGET}
+    return files._replace(tensors=tensors, lost={renamed(name) for name in files.lost})
+
+
+def with_stored_parts(
+    files: TensorFiles,
+    config: DrafterConfig | Eagle3Config,
+    embedding: jax.Array | None,
+    target: Path | None,
+) -> DrafterConfig | Eagle3Config:
+    """The config, completed by what the file holds.
+
+    Args:
+      files: by the authors' names; an embedding that is the target's is dropped, and a head that
+        is missing becomes the target's.
+      config: as `config.json` says.
+      embedding: [V, D], the target's; None if it is not known.
+      target: its directory; None if it is not known.
+
+    Raises:
+      UserError: there is no embedding to read, or no head.
+    """
+    stored = files.tensors.get(EMBEDDING)
+    if stored is not None and embedding is not None and _same_rows(stored, embedding):
+        del files.tensors[EMBEDDING]
+        stored = None
+    if stored is None and config.hidden_size != config.target_hidden_size:
+        raise UserError(
+            f"{files.path} has no {EMBEDDING}, but the drafter's rows have {config.hidden_size} "
+            f"numbers and the target's {config.target_hidden_size}, so that it cannot read the "
+            "target's; pass a file with the embedding that it was trained with"
+        )
+    if HEAD not in files.tensors and HEAD not in files.lost:
+        head = None if target is None else _head_of(target)
+        if head is None or head.shape != (config.draft_vocab_size, config.hidden_size):
+            raise UserError(
+                f"{files.path} does not fit its config: missing {HEAD}, and its place can only be "
+                "taken by the head of a target of the same shape; pass the drafter together with "
+                "its target, or copy that head into the file"
+            )
+        files.tensors[HEAD] = head
+    config = dataclasses.replace(config, own_embedding=stored is not None)
+    if isinstance(config, Eagle3Config):
+        normed = "midlayer.self_attn.q_norm.weight" in files.tensors
+        config = dataclasses.replace(config, qk_norm=normed)
+    return config
+
+
+def _head_of(target: Path) -> Tensor | None:
+    """The head as a target's files store it; of a tied one, the embedding."""
+    tensors = open_tensors(target).tensors
+    return tensors.get(HEAD, tensors.get(f"model.{EMBEDDING}"))
+
+
+def draft_vocabulary(
+    files: TensorFiles, config: DrafterConfig | Eagle3Config, target_size: int | None
+) -> tuple[DrafterConfig | Eagle3Config, np.ndarray]:
+    """Takes the draft vocabulary out of the files' tensors.
+
+    Args:
+      files: by the authors' names.
+      config: its drafter's.
+      target_size: tokens of the target, V; those beyond are left out of the head. None for the
+        drafter's own number.
+
+    Returns:
+      The config with the number of tokens that are left, and their target ids, int32 [Vd].
+
+    Raises:
+      UserError: the ids are missing, damaged or not those of a target.
+    """
+    ids = _stored_ids(files, config)
+    size = config.vocab_size if target_size is None else target_size
+    usable = ids < size
+    if usable.all():
+        return config, ids
+    head = files.tensors.get(HEAD)
+    if head is not None and head.shape[0] == len(ids):
+        rows = np.flatnonzero(usable)
+        shape = (len(rows), *head.shape[1:])
+        files.tensors[HEAD] = Tensor(shape, head.dtype, lambda: head.read()[rows])
+    if isinstance(config, DrafterConfig) and config.pair_rank:
+        raise UserError(
+            f"{files.path}: the draft vocabulary has ids beyond the target's {size} tokens, and "
+            "pair scores of them; pass the target that the drafter was trained for"
+        )
+    ids = ids[usable]
+    return dataclasses.replace(config, draft_vocab_size=len(ids)), ids
+
+
+def _stored_ids(files: TensorFiles, config: DraftLayerConfig) -> np.ndarray:
+    """The target id of each draft id, int32 [Vd]."""
+    size = config.draft_vocab_size
+    draftable = files.tensors.pop("t2d", None)
+    stored = files.tensors.pop("d2t", None)
+    if stored is None:
+        if size < config.vocab_size and "d2t" not in files.lost:
+            files.problems.append("missing d2t")
+        return np.arange(size, dtype=np.int32)
+    if stored.shape != (size,) or stored.dtype.kind not in "iu":
+        raise UserError(
+            f"{files.path}: d2t has shape {stored.shape} and dtype {stored.dtype}, not [{size}] "
+            "integers"
+        )
+    given = stored.read().astype(np.int64)
+    flags = None if draftable is None else draftable.read().reshape(-1) != 0
+    # d2t is what is to be added to a draft id. Some files hold the sum instead, which shows where
+    # t2d, a flag for each of the target's tokens, marks only those, or where nothing else is valid.
+    readings = [ids for ids in (np.arange(size) + given, given) if _valid(ids, config.vocab_size)]
+    if not readings:
+        raise UserError(f"{files.path}: d2t does not map to distinct ids below {config.vocab_size}")
+    marked = [ids for ids in readings if flags is None or _marked(ids, flags)]
+    if not marked:
+        warn(f"t2d of {files.path} marks other tokens than d2t, and is not used")
+    return (marked or readings)[0].astype(np.int32)
+
+
+def _valid(ids: np.ndarray, vocab_size: int) -> bool:
+    distinct = len(np.unique(ids)) == len(ids)
+    return distinct and ids.min(initial=0) >= 0 and ids.max(initial=0) < vocab_size
+
+
+def _marked(ids: np.ndarray, flags: np.ndarray) -> bool:
+    return bool(ids.max(initial=0) < len(flags) and flags[ids].all())
+
+
+def _same_rows(stored: Tensor, embedding: jax.Array) -> bool:
+    """Whether a drafter's embedding is the target's, as far as both go: one may be padded."""
+    if stored.shape[1:] != embedding.shape[1:] or stored.dtype.name not in STORED_DTYPES:
+        return False
+    if abs(stored.shape[0] - embedding.shape[0]) > _PADDING:
+        return False
+    count = min(stored.shape[0], embedding.shape[0])
+    ours, theirs = np.asarray(embedding)[:count], stored.read()[:count]
+    with np.errstate(all="ignore"):
+        # Each side may have been rounded to its own dtype: compare after rounding to both.
+        return np.array_equal(
+            ours.astype(theirs.dtype).astype(ours.dtype), theirs.astype(ours.dtype)
+        )
+
+
+def check_features(target: TargetConfig) -> None:
+    """Raises UserError if the target is too small for drafters that read its features."""
+    if not target.feature_layers:
+        raise UserError(
+            f"the target has {target.num_hidden_layers} layers; drafters read the features of "
+            "three distinct ones (2, L//2, L-3), so it needs at least 7"
+        )
+
+
+def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | TargetConfig) -> None:
+    """Raises UserError unless the drafter was trained for a target of these shapes, or is a
+    language model with the target's vocabulary. Either vocabulary may be padded further."""
+    if abs(drafter.vocab_size - target.vocab_size) > _PADDING:
+        kind = "draft model" if isinstance(drafter, TargetConfig) else "drafter"
+        cure = "with the same tokenizer" if kind == "draft model" else "trained for this target"
+        raise UserError(
+            f"the {kind} has {drafter.vocab_size} tokens and the target {target.vocab_size}; pass "
+            f"one {cure}"
+        )
+    if isinstance(drafter, TargetConfig):
+        return
+    if isinstance(drafter, Eagle3Config) and drafter.feature_layers is not None:
+        if not drafter.layers_read(target):
+            raise UserError(
+                f"the drafter reads the inputs of the target's layers {drafter.feature_layers}, "
+                f"but the target has only {target.num_hidden_layers}, from 0 on; pass a drafter "
+                "trained for this target"
+            )
+    else:
+        check_features(target)
+    if drafter.target_hidden_size != target.hidden_size:
+        raise UserError(
+            f"the drafter does not fit the target: hidden_size is {target.hidden_size} in the "
+            f"target and {drafter.target_hidden_size} in the drafter; pass a drafter trained for "
+            "this target"
+        )
+
+
+def check_draft_model(directory: Path, names: Iterable[str]) -> None:
+    """Raises UserError if what looks like a language model has the tensors of a drafter."""
+    signs = {"fc.weight": "EAGLE-1 or EAGLE-2", "0.0.linear.weight": "Medusa"}
+    for name, kind in signs.items():
+        if name in names:
+            raise UserError(
+                f"{directory} holds a drafter of the format {kind} ({name}), which cannot be read; "
+                "pass a DART or EAGLE-3 drafter, or a small language model"
+            )

@@ -1,0 +1,224 @@
+"""The fields of drafters' `config.json`: honoured, refused by name or, where no program reads them,
+named in a warning."""
+
+import dataclasses
+import warnings
+
+import pytest
+from test_config import golden_json
+
+from dart_jax.errors import InputWarning, UserError
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
+from dart_jax.models.drafters.fields import LAYERS, NORMS
+from dart_jax.models.drafters.formats import is_drafter
+
+# As NVIDIA's ModelOpt writes it.
+MODELOPT = {
+    LAYERS: [],
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "parallel_draft_heads_num_layers": 1,
+}
+# Of published drafters: settings and what the file of weights says.
+UNUSED = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {},
+    "fc_norm": False,
+    "has_no_defaults_at_init": False,
+    "initializer_range": 0.02,
+    "layer_types": ["full_attention"],
+    "max_window_layers": 48,
+    "mlp_bias": None,
+    "norm_output": None,
+    "pretraining_tp": 1,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "target_model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.53.2",
+    "use_cache": True,
+    "use_sliding_window": False,
+}
+
+
+def read(kind="eagle3", **changes):
+    return drafter_config(golden_json(kind) | changes)
+
+
+def speculators(**changes):
+    """The same drafter in the layout of speculators."""
+    plain = golden_json("eagle3")
+    outer = {name: plain.pop(name) for name in ("draft_vocab_size", "torch_dtype")}
+    del plain["architectures"]
+    plain["rope_parameters"] = {"rope_type": "default", "rope_theta": plain.pop("rope_theta")}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "target"}},
+        "embed_requires_grad": False,
+        "eagle_aux_hidden_state_layer_ids": None,
+        "target_hidden_size": None,
+        "norm_before_residual": False,
+        "transformer_layer_config": plain,
+        **outer,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("kind", ["drafter", "eagle3"])
+def test_what_changes_nothing_is_accepted(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read(kind, **UNUSED) == read(kind)
+        if kind == "eagle3":
+            assert read(eagle_config=MODELOPT) == read(eagle_config=None) == read()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_norms_of_newer_drafters(name):
+    config = read(**{name: True})
+    assert config == dataclasses.replace(read(), **{name: True})
+    assert Eagle3Config.from_json(config.to_json()) == config
+    with pytest.raises(UserError, match=f"{name}=True"):
+        read("drafter", **{name: True})
+    with pytest.raises(UserError, match=f"{name}='yes'; it must be true or false"):
+        read(**{name: "yes"})
+    # Where no program reads it.
+    with pytest.raises(UserError, match=f"{name}=True in eagle_config.*move it"):
+        read(eagle_config={name: True})
+
+
+def test_the_layers_that_a_drafter_reads():
+    """In `eagle_config` ids name outputs, at the top level the number of layers before."""
+    assert read(eagle_config={LAYERS: [1, 5, 9, 3]}).feature_layers == (2, 4, 6, 10)
+    assert read(**{LAYERS: [6, 2, 4]}).feature_layers == (2, 4, 6)
+    both = read(**{LAYERS: [2, 4, 6]}, eagle_config={LAYERS: [1, 3, 5]})
+    assert both.feature_layers == (2, 4, 6)
+    assert both.features_width == 3 * 64
+    assert read(**{LAYERS: [0]}).features_width == 64
+    for config in (both, read(**{LAYERS: [0, 3]})):
+        assert Eagle3Config.from_json(config.to_json()) == config
+    assert read(**{LAYERS: []}) == read(eagle_config={LAYERS: []}) == read()
+
+
+@pytest.mark.parametrize("ids", ["1, 2", [1.0, 2], [-1, 3], [3, 3], [True, 2]])
+def test_what_are_no_layers(ids):
+    with pytest.raises(UserError, match=f"{LAYERS}=.*; it must be a list of different layers"):
+        read(eagle_config={LAYERS: ids})
+    with pytest.raises(UserError, match="it must be a list of different layers"):
+        read(**{LAYERS: ids})
+
+
+def test_two_lists_of_layers_that_differ():
+    with pytest.raises(UserError, match=r"layers \(1, 3\) .* \(2, 4\) in eagle_config; leave out"):
+        read(**{LAYERS: [1, 3]}, eagle_config={LAYERS: [1, 3]})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"qkv_bias": True},
+        {"logit_scale": 0.5},
+        {"is_causal": False},
+        {"mask_token_id": 7},
+        {"target_layer_ids": [1, 3, 5]},
+        {"num_hidden_layers": 2},
+        {"partial_rotary_factor": 0.5},
+        {"sliding_window": 512},
+        {"layer_types": ["sliding_attention"]},
+        {"eagle_config": {"use_aux_hidden_state": False}},
+        {"eagle_config": {"use_input_layernorm_in_first_layer": False}},
+        {"eagle_config": {"use_last_layernorm": False}},
+        {"eagle_config": {"use_mtp_layernorm": True}},
+        {"eagle_config": {"next_layer_regular": False}},
+        {"eagle_config": {"parallel_draft_step": 4}},
+        {"use_last_layernorm": False},
+        {"eagle_config": "none"},
+        {"norm_before_fc": True, "fc_norm": True},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "gemma3_text"},
+    ],
+)
+def test_options_that_change_the_computation_are_refused_by_name(changes):
+    *_, (name, value) = changes.items()
+    name = next(iter(value)) if isinstance(value, dict) else name
+    with pytest.raises(UserError, match=name):
+        read(**changes)
+
+
+@pytest.mark.parametrize("kind", ["drafter", "eagle3"])
+def test_what_nobody_knows_is_named(kind):
+    with pytest.warns(InputWarning, match=r"not used: new_gate, zeta$") as seen:
+        assert read(kind, zeta=1, new_gate=True) == read(kind)
+    assert len(seen) == 1
+    with pytest.warns(InputWarning, match=r"not used: eagle_config\.zeta$"):
+        read(eagle_config={"zeta": 1})
+
+
+def test_weights_tell_what_the_config_cannot():
+    assert read(own_embedding=True, qk_norm=True) == read()
+
+
+def test_the_layout_of_speculators():
+    assert drafter_config(speculators()) == read()
+    changes = {"norm_before_residual": True, "norm_output": True, "fc_norm": True}
+    config = drafter_config(speculators(**changes, **{LAYERS: [2, 4, 6, 8]}))
+    assert config == dataclasses.replace(read(), **changes, feature_layers=(2, 4, 6, 8))
+    # Shapes of the layer itself, and a target of another width.
+    json = speculators(target_hidden_size=96)
+    json["transformer_layer_config"] |= {"model_type": "qwen3", "intermediate_size": 80}
+    config = drafter_config(json)
+    assert (config.target_hidden_size, config.intermediate_size) == (96, 80)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculators_model_type": "dflash"}, "speculators_model_type='dflash'.*only 'eagle3'"),
+        ({"speculators_model_type": "mlp"}, "speculators_model_type='mlp'"),
+        ({"transformer_layer_config": None}, "no transformer_layer_config"),
+        ({"transformer_layer_config": {"model_type": "gemma"}}, "model_type='gemma'"),
+        ({"transformer_layer_config": {}}, "config.json lacks vocab_size, hidden_size"),
+    ],
+)
+def test_other_drafters_of_speculators(changes, message):
+    with pytest.raises(UserError, match=message):
+        drafter_config(speculators(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 5}}, "DFlash"),
+        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, "DSpark"),
+        ({"pard_token": 5}, "PARD or P-EAGLE"),
+        ({"parallel_drafting": True, "pard_token": 5}, "PARD or P-EAGLE"),
+        ({"architectures": ["PeagleLlamaForCausalLM"]}, "P-EAGLE"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "EAGLE-3 .latent attention"),
+        ({"architectures": ["LlamaForCausalLMEagle"]}, "EAGLE-1 or EAGLE-2"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "EAGLE-1 or EAGLE-2"),
+        ({"model_type": "medusa", "medusa_num_heads": 3}, "Medusa"),
+        ({"model_type": "deepseek_mtp"}, "MTP"),
+        ({"model_type": "mlp_speculator"}, "MLP speculator"),
+    ],
+)
+def test_other_formats_are_refused_by_name(changes, name):
+    json = {n: v for n, v in golden_json("eagle3").items() if n != "draft_vocab_size"} | changes
+    with pytest.raises(UserError, match=name) as error:
+        drafter_config(json)
+    assert "EAGLE-3 drafter of one layer" in str(error.value)
+    assert is_drafter(json)
+
+
+def test_a_target_is_no_drafter():
+    assert not is_drafter(golden_json("target"))
+    assert is_drafter(golden_json("drafter"))
+    assert is_drafter(golden_json("eagle3") | {"architectures": ["LlamaForCausalLM"]})
+    assert isinstance(drafter_config(golden_json("drafter")), DrafterConfig)

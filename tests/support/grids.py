@@ -1,0 +1,109 @@
+"""Which tests a run takes: the long ones, and a sample of each grid of slow cases.
+
+A pytest plugin, which `conftest.py` loads. Samples follow from the commit, so that another commit
+tests other cases, and every worker and every repetition of a run the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long tests as well, as CI does")
+    parser.addoption("--whole", action="store_true", help="run all tests, and all cases of each")
+    parser.addoption(
+        "--grid-seed",
+        metavar="TEXT",
+        help="choose cases of long grids by this text; by default, by the hash of the commit",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "long(keep=0, ci=None): run only with --long, --whole or by its name. Of a parametrised "
+        "test, a sample of `keep` cases runs always, and with --long one of `ci` cases, or else "
+        "one in which every value of every argument occurs.",
+    )
+    # Workers of pytest-xdist get the value from the process that starts them.
+    config.option.grid_seed = config.option.grid_seed or _commit(config.rootpath)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.option.whole:
+        return "grids: whole"
+    return f"grids: samples, as by --grid-seed {config.option.grid_seed}; --whole runs all cases"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what this run does not take."""
+    if config.option.whole:
+        return
+    grids: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("long") and not _is_named(item, config.args):
+            grids[item.path, getattr(item, "originalname", item.name)].append(item)
+    left: set[pytest.Item] = set()
+    for grid in grids.values():
+        options = grid[0].get_closest_marker("long").kwargs
+        size = options.get("ci") if config.option.long else options.get("keep", 0)
+        left |= {*grid} - {*sample(grid, config.option.grid_seed, size)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
+
+
+def sample(grid: Sequence[pytest.Item], seed: str, size: int | None) -> list[pytest.Item]:
+    """The cases of a parametrised test that one run takes.
+
+    Each is the one that brings the most values that no case before it has, and among equal ones
+    the one that the seed chooses.
+
+    Args:
+      grid: all cases of the test.
+      seed: any text.
+      size: the number of cases; None: as many as it takes for every value of every argument to
+        occur.
+    """
+    left = sorted(grid, key=lambda case: hashlib.sha256(f"{seed} {case.nodeid}".encode()).digest())
+    missing = set().union(*map(_values, left))
+    taken: list[pytest.Item] = []
+    while left and (len(taken) < size if size is not None else missing or not taken):
+        best = max(left, key=lambda case: len(_values(case) & missing))
+        left.remove(best)
+        taken.append(best)
+        missing -= _values(best)
+    return taken
+
+
+def _values(case: pytest.Item) -> set[tuple[str, int]]:
+    """Each argument's name, and which object it is here."""
+    arguments = case.callspec.params if hasattr(case, "callspec") else {}
+    return {(name, id(value)) for name, value in arguments.items()}
+
+
+def _is_named(item: pytest.Item, arguments: Sequence[str]) -> bool:
+    """Whether the command line names the test, as in `FILE::TEST`."""
+    own = item.nodeid.partition("::")[2]
+    named = (argument.partition("::") for argument in arguments)
+    return any(
+        name
+        and Path(file).resolve() == item.path
+        and (own == name or own.startswith((f"{name}[", f"{name}::")))
+        for file, _, name in named
+    )
+
+
+def _commit(root: Path) -> str:
+    """The hash of the commit that is tested, or a word where there is none."""
+    command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "no commit"

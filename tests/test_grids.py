@@ -1,0 +1,84 @@
+"""Which tests run every day, which in CI, and which cases of a grid."""
+
+import re
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+SOURCE = """
+import pytest
+
+def test_short(): pass
+
+@pytest.mark.long
+def test_long(): pass
+
+@pytest.mark.parametrize("case", range(30))
+def test_cheap(case): pass
+
+@pytest.mark.long(keep=2)
+@pytest.mark.parametrize("row", range(5))
+@pytest.mark.parametrize("column", "abc")
+def test_grid(row, column): pass
+
+@pytest.mark.long(keep=1, ci=3)
+@pytest.mark.parametrize("case", range(9))
+def test_few(case): pass
+
+@pytest.mark.parametrize("case", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_one_is_long(case): pass
+"""
+EVERYDAY = {"short": 1, "cheap": 30, "grid": 2, "few": 1, "one_is_long": 1}
+CI = {"short": 1, "long": 1, "cheap": 30, "grid": 5, "few": 3, "one_is_long": 2}
+WHOLE = {"short": 1, "long": 1, "cheap": 30, "grid": 15, "few": 9, "one_is_long": 2}
+
+
+@pytest.fixture
+def collect(pytester):
+    """A function from options and tests to the names that run, and what is printed."""
+    pytester.makepyfile(test_marked=SOURCE)
+
+    def collect(*options):
+        done = pytester.runpytest("-p", "no:xdist", "-p", "grids", "--collect-only", *options)
+        printed = done.stdout.str()
+        assert done.ret == 0, printed + done.stderr.str()
+        return re.findall(r"<Function test_(\S+)>", printed), printed
+
+    return collect
+
+
+def number(names):
+    """How many cases of each test."""
+    tests = [name.partition("[")[0] for name in names]
+    return {test: tests.count(test) for test in dict.fromkeys(tests)}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), EVERYDAY),
+        (("--long",), CI),
+        (("--whole",), WHOLE),
+        (("test_marked.py::test_grid", "test_marked.py::test_long"), {"grid": 15, "long": 1}),
+        (("test_marked.py::test_grid[b-3]",), {"grid": 1}),
+    ],
+    ids=["everyday", "ci", "whole", "by name", "one case by name"],
+)
+def test_what_runs(collect, options, expected):
+    names, _ = collect(*options)
+    assert number(names) == expected
+
+
+def test_samples_hold_every_value_and_change_with_the_seed(collect):
+    samples = {}
+    for seed in ("one", "two"):
+        names, printed = collect("--long", "--grid-seed", seed)
+        assert f"--grid-seed {seed};" in printed
+        samples[seed] = [name for name in names if name.startswith(("grid", "few"))]
+        cases = re.findall(r"grid\[(.)-(.)\]", " ".join(names))
+        assert {column for column, _ in cases} == set("abc")
+        assert {row for _, row in cases} == set("01234")
+        everyday, _ = collect("--grid-seed", seed)
+        assert set(everyday) < set(names)
+    assert samples["one"] != samples["two"]

@@ -1,0 +1,229 @@
+"""Tokenizers as people have them: the same ids and chats as AutoTokenizer makes of the files."""
+
+import json
+import warnings
+
+import pytest
+import transformers
+from tokenizers_made import KINDS, TEXTS, byte_fallback, byte_level
+
+from dart_jax.errors import InputWarning, UserError
+from dart_jax.models.architectures import ARCHITECTURES
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.text.tokenizer_files import _OWN_CLASS
+
+TEXTS = [*TEXTS, "a<|new|>b </s>c", "<|im_start|>user\nhow are you?<|im_end|>"]
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
+NEW = {"content": "<|new|>", "lstrip": True, "rstrip": False, "single_word": False}
+
+
+def write(directory, backend, config=None, model_type="llama", **files):
+    """Writes a tokenizer with the files around it; names are given without `.json`."""
+    backend.save(str(directory / "tokenizer.json"))
+    files |= {"config": {"model_type": model_type}}
+    if config is not None:
+        files["tokenizer_config"] = config
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+def unlisted():
+    """A tokenizer whose </s> is an ordinary token of its vocabulary."""
+    made = byte_fallback()
+    content = json.loads(made.to_str())
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] != "</s>"]
+    return type(made).from_str(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "files"),
+    [
+        ("byte level", GENERIC | {"eos_token": "<|new|>"}, {}),
+        ("byte level", GENERIC | {"additional_special_tokens": ["<|new|>", "</s>"]}, {}),
+        ("byte level", GENERIC | {"extra_special_tokens": {"image_token": "<|new|>"}}, {}),
+        ("byte level", GENERIC | {"image_token": "<|new|>"}, {}),
+        (
+            "byte level",
+            GENERIC
+            | {"added_tokens_decoder": {"340": NEW | {"normalized": False, "special": True}}},
+            {},
+        ),
+        ("byte level", GENERIC, {"added_tokens": {"<|new|>": 340}}),
+        ("byte level", GENERIC, {"special_tokens_map": {"pad_token": NEW | {"normalized": True}}}),
+        ("byte level", {"eos_token": "<|new|>"}, {}),
+        ("byte level", GENERIC | {"split_special_tokens": True}, {}),
+        ("byte level", {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}, {}),
+        ("byte level", GENERIC | {"eos_token": "<|im_end|>"}, {"model_type": "qwen2"}),
+        ("byte level", {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>"}, {}),
+        ("unlisted", GENERIC | {"eos_token": "</s>"}, {}),
+        ("byte fallback", GENERIC | {"bos_token": "<s>", "add_bos_token": False}, {}),
+        ("byte fallback", GENERIC | {"eos_token": "</s>", "add_eos_token": True}, {}),
+        ("byte fallback", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, {}),
+        ("byte fallback", {"tokenizer_class": "LlamaTokenizerFast", "legacy": False}, {}),
+        ("byte fallback", {"tokenizer_class": "LlamaTokenizer", "legacy": True}, {}),
+        ("byte fallback", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}, {}),
+        ("byte fallback", {"tokenizer_class": "LlamaTokenizer"}, {"model_type": "mistral"}),
+        ("byte fallback", {"tokenizer_class": "LlamaTokenizer"}, {"model_type": "phi3"}),
+        ("byte fallback", {"tokenizer_class": "GemmaTokenizer"}, {"model_type": "gemma2"}),
+        ("metaspace", {"tokenizer_class": "NobodysTokenizer", "bos_token": "<s>"}, {}),
+    ],
+)
+def test_ids_are_those_of_transformers(tmp_path, kind, config, files):
+    backend = unlisted() if kind == "unlisted" else KINDS[kind]()
+    write(tmp_path, backend, config, **files)
+    ours, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.get_vocab() == theirs.get_vocab()
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ids == theirs(text)["input_ids"], text
+        for skip in (False, True):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+def test_whose_class_transformers_prefers():
+    """A new version's preferences would otherwise give other ids without anybody having looked."""
+    from transformers.models.auto import tokenization_auto as auto
+
+    theirs = {
+        name
+        for name in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS & ARCHITECTURES.keys()
+        if auto.TOKENIZER_MAPPING_NAMES[name] != "TokenizersBackend"
+    }
+    assert theirs <= set(_OWN_CLASS)
+
+
+def test_code_of_a_tokenizer_is_not_run(tmp_path):
+    """It is told, as the code may do anything."""
+    auto = {"auto_map": {"AutoTokenizer": ["mine.Slow", "mine.Fast"]}}
+    write(tmp_path, byte_level(), {"tokenizer_class": "Mine", **auto})
+    with pytest.warns(InputWarning, match="read without the tokenizer's own code"):
+        made = Tokenizer.load(tmp_path)
+    assert made.encode("how?") == byte_level().encode("how?").ids
+
+
+def test_configs_that_only_the_target_needs_are_not_read(tmp_path):
+    config = {"model_type": "llama", "rope_scaling": {"rope_type": "invented", "factor": "x"}}
+    write(tmp_path, byte_fallback(), {"tokenizer_class": "LlamaTokenizer"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert Tokenizer.load(tmp_path).encode("how?")[0] == 1
+
+
+CHAT = [{"role": "user", "content": "how?"}]
+PLAIN = "{% for m in messages %}<s>{{ m.content }}{% endfor %}"
+TOOLS = "{{ tools | length }} tools{% for m in messages %}<s>{{ m.content }}{% endfor %}"
+PARTS = (
+    "{% for m in messages %}{{ m.role }}: {% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}; {% endfor %}"
+)
+
+
+@pytest.mark.parametrize("place", ["jinja", "config", "list", "processor", "chat_template.json"])
+def test_a_chat_template_is_found(tmp_path, place):
+    config = dict(GENERIC)
+    write(tmp_path, byte_level())
+    match place:
+        case "jinja":
+            (tmp_path / "chat_template.jinja").write_text(PLAIN)
+            config["chat_template"] = "not this one"
+        case "config":
+            config["chat_template"] = PLAIN
+        case "list":
+            config["chat_template"] = [
+                {"name": "tool_use", "template": TOOLS},
+                {"name": "default", "template": PLAIN},
+            ]
+        case "processor":
+            content = json.dumps({"chat_template": PLAIN})
+            (tmp_path / "processor_config.json").write_text(content)
+            (tmp_path / "chat_template.json").write_text('{"chat_template": "not this one"}')
+        case _:
+            (tmp_path / place).write_text(json.dumps({"chat_template": PLAIN}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made = Tokenizer.load(tmp_path)
+    assert made.render_chat(CHAT) == "<s>how?"
+    if place == "list":
+        assert made.render_chat(CHAT, tools=[{"name": "look"}]) == "1 tools<s>how?"
+
+
+def test_the_tokenizers_template_comes_before_the_processors(tmp_path):
+    write(tmp_path, byte_level(), GENERIC | {"chat_template": PLAIN})
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "another"}')
+    with pytest.warns(InputWarning, match="another chat template for images"):
+        assert Tokenizer.load(tmp_path).render_chat(CHAT) == "<s>how?"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": PLAIN}))
+    with warnings.catch_warnings(action="error"):
+        assert Tokenizer.load(tmp_path).render_chat(CHAT) == "<s>how?"
+
+
+def test_several_templates(tmp_path):
+    """As transformers chooses: for tools, else the default; or by name."""
+    write(tmp_path, byte_level(), GENERIC)
+    folder = tmp_path / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tool_use.jinja").write_text(TOOLS)
+    (folder / "rag.jinja").write_text("rag {{ messages[0].content }}")
+    made = Tokenizer.load(tmp_path)
+    with pytest.raises(
+        UserError, match=r"templates rag, tool_use, and none is the default"
+    ) as none:
+        made.render_chat(CHAT)
+    options = json.loads(str(none.value).rsplit("such as ", 1)[1])
+    assert made.render_chat(CHAT, **options) == "rag how?"
+    (tmp_path / "chat_template.jinja").write_text(PLAIN)
+    made, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for options in ({}, {"tools": [{"name": "look"}]}, {"tools": []}, {"chat_template": "rag"}):
+        expected = theirs.apply_chat_template(CHAT, add_generation_prompt=True, **options)
+        assert made.encode_chat(CHAT, **options) == expected["input_ids"]
+    with pytest.raises(UserError, match="no chat template 'tools'; choose one of default, rag"):
+        made.render_chat(CHAT, chat_template="tools")
+
+
+def test_a_template_that_reads_parts(tmp_path):
+    """Of vision-language models: it would leave out a plain text, without a word."""
+    write(tmp_path, byte_level(), GENERIC, chat_template={"chat_template": PARTS})
+    made = Tokenizer.load(tmp_path)
+    system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert made.render_chat([system, *CHAT]) == "system: Be brief.; user: how?; "
+    assert CHAT == [{"role": "user", "content": "how?"}]
+
+
+@pytest.mark.parametrize("begin", ["", "<s>"])
+def test_special_tokens_around_a_processors_chat(tmp_path, begin):
+    """Processors of transformers add a beginning that the template lacks; tokenizers do not."""
+    template = begin + "USER: {{ messages[0].content }}"
+    config = GENERIC | {"bos_token": "<s>"}
+    write(tmp_path, byte_fallback(), config, chat_template={"chat_template": template})
+    made = Tokenizer.load(tmp_path)
+    assert made.encode_chat(CHAT) == made.encode(made.render_chat(CHAT).removeprefix("<s>"))
+    (tmp_path / "chat_template.json").rename(tmp_path / "other.json")
+    (tmp_path / "chat_template.jinja").write_text(template)
+    made = Tokenizer.load(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert made.encode_chat(CHAT) == theirs.apply_chat_template(CHAT)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("chat_template.json", "{", r"chat_template\.json: Expecting"),
+        ("chat_template.json", "[]", r"chat_template\.json holds no JSON object"),
+        ("tokenizer_config.json", "{", r"tokenizer_config\.json: Expecting"),
+        ("added_tokens.json", "3", r"added_tokens\.json holds no JSON object"),
+    ],
+)
+def test_damaged_files(tmp_path, name, content, message):
+    write(tmp_path, byte_level(), GENERIC)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=r"cannot read the files next to .*" + message) as error:
+        _ = Tokenizer.load(tmp_path).chat_template
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "qwen.tiktoken"])
+def test_other_forms_are_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x00damaged")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match=f"none can be built from {name}") as error:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,207 @@
+"""Files of drafters as other programs write them."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_checkpoint import (
+    DRAFTER,
+    EAGLE3,
+    IDS,
+    TARGET,
+    assert_same_bits,
+    change_config,
+    change_tensors,
+    random_params,
+    report,
+)
+
+from dart_jax.errors import InputWarning, UserError
+from dart_jax.weights.checkpoint import load_drafter, save_drafter, save_target
+from dart_jax.weights.drafter_files import check_draft_model, check_fit
+
+TABLE = jnp.asarray(np.random.default_rng(3).normal(size=(30, 8)), jnp.float32)
+
+
+@pytest.fixture
+def eagle3(tmp_path):
+    """A saved EAGLE-3 drafter."""
+    save_drafter(tmp_path, EAGLE3, random_params(EAGLE3), IDS)
+    return tmp_path
+
+
+def rename(directory, new):
+    change_tensors(directory, lambda tensors: {new(name): t for name, t in tensors.items()})
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        lambda name: name.replace("midlayer.", "layers.0."),
+        lambda name: "model." + name.replace("midlayer.", "layers.0."),
+        lambda name: name if name in ("d2t", "t2d", "lm_head.weight") else "model." + name,
+    ],
+    ids=["speculators", "prefix", "vllm"],
+)
+def test_names_of_other_programs(eagle3, new):
+    rename(eagle3, new)
+    config, params, ids = load_drafter(eagle3)
+    assert config == EAGLE3
+    assert_same_bits(params, random_params(EAGLE3))
+    np.testing.assert_array_equal(ids, IDS)
+
+
+def test_a_drafter_of_speculators_as_a_whole(eagle3):
+    """With copies of the target's head and norm, with which that library trains."""
+    copies = {"verifier_lm_head.weight": np.zeros((20, 8)), "verifier_norm.weight": np.ones(8)}
+    own = {"embed_tokens.weight": np.asarray(TABLE), **copies}
+    change_tensors(eagle3, lambda tensors: tensors | own)
+    rename(eagle3, lambda name: name.replace("midlayer.", "layers.0."))
+    inner = json.loads((eagle3 / "config.json").read_text())
+    outer = {
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": inner.pop("draft_vocab_size"),
+        "norm_before_residual": True,
+        "transformer_layer_config": {n: v for n, v in inner.items() if n != "architectures"},
+    }
+    (eagle3 / "config.json").write_text(json.dumps(outer))
+    expected = dataclasses.replace(EAGLE3, norm_before_residual=True)
+    config, params, _ = load_drafter(eagle3, embedding=TABLE)
+    assert config == expected
+    assert_same_bits(params, random_params(EAGLE3))
+    config, params, _ = load_drafter(eagle3, embedding=2 * TABLE)
+    assert config == dataclasses.replace(expected, own_embedding=True)
+    np.testing.assert_array_equal(params["embed_tokens"], TABLE)
+
+
+def test_a_layer_under_two_names(eagle3):
+    change_tensors(eagle3, lambda tensors: tensors | {"model.norm.weight": tensors["norm.weight"]})
+    assert "same tensors under two names, model.norm.weight, norm.weight" in report(
+        load_drafter, eagle3
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm_before_residual": True, "norm_output": True, "fc_norm": True},
+        {"norm_before_fc": True, "qk_norm": True, "feature_layers": (0, 1, 3, 5)},
+        {"own_embedding": True},
+    ],
+)
+def test_newer_drafters_are_saved_as_they_are_loaded(tmp_path, options):
+    config = dataclasses.replace(EAGLE3, **options)
+    params = random_params(config)
+    save_drafter(tmp_path, config, params, IDS)
+    loaded, again, ids = load_drafter(tmp_path)
+    assert loaded == config
+    assert_same_bits(again, params)
+    np.testing.assert_array_equal(ids, IDS)
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
+def test_a_drafter_of_another_width_than_its_target(tmp_path, drafter):
+    wide = dataclasses.replace(drafter, hidden_size=16)
+    params = random_params(dataclasses.replace(wide, own_embedding=True))
+    table = params.pop("embed_tokens")
+    save_drafter(tmp_path, wide, params, IDS, embedding=table)
+    check_fit(TARGET, wide)
+    config, loaded, _ = load_drafter(tmp_path, embedding=TABLE)
+    assert config == dataclasses.replace(wide, own_embedding=True)
+    assert_same_bits(loaded, params | {"embed_tokens": table})
+    change_tensors(tmp_path, lambda t: {n: x for n, x in t.items() if "embed" not in n})
+    assert "cannot read the target's; pass a file with the embedding" in report(
+        load_drafter, tmp_path
+    )
+
+
+def test_weights_of_norms_that_the_config_does_not_name(eagle3):
+    for name, shape in (("fc_norm.0.weight", 8), ("input_norm.weight", 24)):
+        change_tensors(eagle3, lambda t, n=name, s=shape: t | {n: np.ones(s, np.float32)})
+        assert f"unexpected {name}" in report(load_drafter, eagle3)
+        change_tensors(eagle3, lambda t, n=name: {k: v for k, v in t.items() if k != n})
+    change_config(eagle3, fc_norm=True)
+    message = report(load_drafter, eagle3)
+    assert all(f"missing fc_norm.{i}.weight" in message for i in range(3))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_that_is_missing_is_the_targets(tmp_path, tied):
+    config, drafter = dataclasses.replace(TARGET, tie_word_embeddings=tied), tmp_path / "drafter"
+    target = random_params(config, seed=1)
+    save_target(tmp_path / "target", config, target)
+    whole = dataclasses.replace(EAGLE3, draft_vocab_size=30)
+    params = random_params(whole)
+    save_drafter(drafter, whole, params, np.arange(30, dtype=np.int32))
+    change_tensors(drafter, lambda t: {n: x for n, x in t.items() if n != "lm_head.weight"})
+    head = target["embed_tokens"].T if tied else target["lm_head"]["kernel"]
+    loaded = load_drafter(drafter, target=tmp_path / "target")[1]
+    assert_same_bits(loaded, params | {"lm_head": {"kernel": head}})
+    assert "missing lm_head.weight" in report(load_drafter, drafter)
+    change_config(drafter, draft_vocab_size=20)
+    message = report(lambda d: load_drafter(d, target=tmp_path / "target"), drafter)
+    assert "missing lm_head.weight" in message
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16])
+@pytest.mark.parametrize("flags", [bool, np.uint8, None])
+def test_forms_of_the_draft_vocabulary(eagle3, dtype, flags):
+    """Differences, or the ids themselves."""
+
+    def stored(tensors, d2t):
+        marks = {} if flags is None else {"t2d": np.isin(np.arange(30), IDS).astype(flags)}
+        return {n: x for n, x in tensors.items() if n != "t2d"} | marks | {"d2t": d2t}
+
+    for values in (IDS - np.arange(20), IDS):
+        change_tensors(eagle3, lambda t, d2t=values: stored(t, d2t.astype(dtype)))
+        np.testing.assert_array_equal(load_drafter(eagle3)[2], IDS)
+
+
+def test_flags_that_contradict_the_ids(eagle3):
+    change_tensors(eagle3, lambda t: t | {"t2d": np.zeros(30, bool)})
+    with pytest.warns(InputWarning, match="t2d of .* marks other tokens"):
+        np.testing.assert_array_equal(load_drafter(eagle3)[2], IDS)
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
+@pytest.mark.parametrize("rows", [28, 33])
+def test_a_vocabulary_with_another_padding(tmp_path, drafter, rows):
+    """Ids that the target does not have are left out of the head."""
+    config = dataclasses.replace(drafter, vocab_size=rows, draft_vocab_size=rows)
+    params = random_params(config)
+    ids = np.arange(rows, dtype=np.int32)
+    table = np.random.default_rng(1).normal(size=(rows, 8)).astype(np.float32)
+    save_drafter(tmp_path, config, params, ids, embedding=jnp.asarray(table))
+    check_fit(TARGET, config)
+    rest = min(rows, 30)
+    target = np.asarray(TABLE).copy()
+    target[:rest] = table[:rest]
+    loaded, ours, draft_ids = load_drafter(tmp_path, embedding=jnp.asarray(target))
+    assert loaded == dataclasses.replace(config, draft_vocab_size=rest)  # it shares the embedding
+    np.testing.assert_array_equal(draft_ids, ids[:rest])
+    cut = params | {"lm_head": jax.tree.map(lambda x: x[:, :rest], params["lm_head"])}
+    assert_same_bits(ours, cut)
+
+
+def test_pair_scores_of_tokens_that_the_target_lacks(tmp_path):
+    config = dataclasses.replace(DRAFTER, pair_rank=3, vocab_size=33, draft_vocab_size=33)
+    save_drafter(tmp_path, config, random_params(config), np.arange(33, dtype=np.int32))
+    message = report(lambda d: load_drafter(d, embedding=TABLE), tmp_path)
+    assert "ids beyond the target's 30 tokens, and pair scores of them" in message
+
+
+def test_layers_that_the_target_lacks():
+    check_fit(TARGET, dataclasses.replace(EAGLE3, feature_layers=(0, 6)))
+    small = dataclasses.replace(TARGET, num_hidden_layers=3)
+    check_fit(small, dataclasses.replace(EAGLE3, feature_layers=(0, 2)))
+    with pytest.raises(UserError, match=r"layers \(0, 7\), but the target has only 7, from 0 on"):
+        check_fit(TARGET, dataclasses.replace(EAGLE3, feature_layers=(0, 7)))
+
+
+def test_a_file_that_is_no_language_model(tmp_path):
+    check_draft_model(tmp_path, ["model.embed_tokens.weight"])
+    with pytest.raises(UserError, match=r"EAGLE-1 or EAGLE-2 \(fc\.weight\)"):
+        check_draft_model(tmp_path, ["embed_tokens.weight", "fc.weight"])

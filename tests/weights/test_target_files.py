@@ -1,0 +1,483 @@
+"""Targets in the forms in which people have them: what transformers reads, with the same logits."""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from dart_jax.errors import InputWarning, UserError
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.rope import Rope
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import load_target, save_target
+
+LLAMA = TargetConfig(
+    vocab_size=61,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    rope=Rope(1e4),
+    max_position_embeddings=64,
+    model_type="llama",
+)
+TIED = dataclasses.replace(LLAMA, tie_word_embeddings=True)
+TOKENS = np.random.default_rng(0).integers(0, LLAMA.vocab_size, (1, 9)).astype(np.int32)
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+Q, V, DOWN = (
+    f"model.layers.1.{name}_proj.weight" for name in ("self_attn.q", "self_attn.v", "mlp.down")
+)
+
+
+def noise(*shape, seed=1):
+    return np.random.default_rng(seed).normal(0, 0.5, shape).astype(np.float32)
+
+
+def edit_config(directory, **fields):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def edit_tensors(directory, edit):
+    tensors = load_file(directory / WEIGHTS)
+    save_file(edit(dict(tensors)), directory / WEIGHTS, {"format": "pt"})
+
+
+@functools.cache
+def random_params(config):
+    rng = np.random.default_rng(2)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32),
+        abstract_params(config),
+    )
+
+
+def target(directory, config=LLAMA):
+    save_target(directory, config, random_params(config))
+    return directory
+
+
+def our_logits(directory):
+    config, params = load_target(directory)
+    return np.asarray(forward(config, params))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(config, params):
+    length = TOKENS.shape[1]
+    at = jnp.arange(length, dtype=jnp.int32)[None]
+    model = bind(config, params)
+    return model.logits(model(TOKENS, at, jnp.tril(jnp.ones((1, length, length), bool))).hidden)
+
+
+# Situations: each writes a checkpoint into a directory, and returns the warning to expect.
+
+
+def head_beside_a_tied_embedding(directory):
+    target(directory, TIED)
+    edit_tensors(directory, lambda t: t | {HEAD: noise(61, 16)})
+    return "holds a head .* that is not the embedding; both are used"
+
+
+def head_equal_to_a_tied_embedding(directory):
+    target(directory, TIED)
+    edit_tensors(directory, lambda t: t | {HEAD: t[EMBEDDING]})
+
+
+def tied_under_the_name_of_the_head(directory):
+    target(directory, TIED)
+    edit_tensors(directory, lambda t: {HEAD: t.pop(EMBEDDING), **t})
+
+
+def saved_without_a_head(directory):
+    target(directory, TIED)
+    edit_config(directory, architectures=["LlamaModel"])
+    edit_tensors(directory, lambda t: {n.removeprefix("model."): a for n, a in t.items()})
+
+
+def another_tensor_in_an_earlier_shard(directory):
+    save_target(directory, LLAMA, random_params(LLAMA), max_shard_size=4000)
+    index = json.loads((directory / f"{WEIGHTS}.index.json").read_text())["weight_map"]
+    other = directory / next(file for file in index.values() if file < index["model.norm.weight"])
+    wrong = {"model.norm.weight": noise(16)}
+    save_file(load_file(other) | wrong, other, {"format": "pt"})
+
+
+def layers_beyond_the_config(directory):
+    target(directory)
+    edit_config(directory, num_hidden_layers=2)
+    return r"not used, nor by transformers: model\.layers\.2\.\* \(9\)"
+
+
+def heads_for_other_ends(directory):
+    target(directory)
+    others = {"score.weight": noise(3, 16), "v_head.summary.weight": noise(1, 16)}
+    edit_tensors(directory, lambda t: t | others)
+    return r"score\.\* \(1\), v_head\.\* \(1\)"
+
+
+def buffers_and_zero_biases(directory):
+    target(directory)
+    others = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": noise(2),
+        Q.replace("weight", "bias"): np.zeros(16, np.float32),
+    }
+    edit_tensors(directory, lambda t: t | others)
+
+
+def unknown_rope_parameters(directory):
+    target(directory)
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    edit_config(directory, rope_scaling=scaling | {"attn_factor": 0.5, "finetuned": True})
+    return "'yarn' has no parameters attn_factor, finetuned"
+
+
+def fields_of_nobody(directory):
+    target(directory)
+    edit_config(directory, scale_emb=12, unused_switch=False, pretraining_tp=2, max_length=7)
+    return "nothing reads, nor in transformers: scale_emb$"
+
+
+def another_class(directory):
+    target(directory)
+    edit_config(directory, architectures=["LlamaForTokenClassification"])
+    return "names the architecture .*; read as model_type 'llama' says"
+
+
+def an_old_spelling(directory):
+    target(directory)
+    edit_config(directory, architectures=["LLaMAForCausalLM"], hidden_act="swish")
+    edit_config(directory, rope_theta=None, rope_scaling=None)
+    text = json.loads((directory / "config.json").read_text())
+    del text["rope_theta"]
+    (directory / "config.json").write_text(json.dumps(text))
+
+
+SITUATIONS = (
+    head_beside_a_tied_embedding,
+    head_equal_to_a_tied_embedding,
+    tied_under_the_name_of_the_head,
+    saved_without_a_head,
+    another_tensor_in_an_earlier_shard,
+    layers_beyond_the_config,
+    heads_for_other_ends,
+    buffers_and_zero_biases,
+    unknown_rope_parameters,
+    fields_of_nobody,
+    another_class,
+    an_old_spelling,
+)
+
+
+# Adapters: fields of the config and tensors, by the names that PEFT gives them.
+
+
+def pairs(name, seed, shape=(16, 16), rank=3):
+    module = "base_model.model." + name.removesuffix(".weight")
+    down, up = noise(rank, shape[1], seed=seed), noise(shape[0], rank, seed=seed + 50)
+    return {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+
+
+def embedding_pairs(rank=3):
+    module = "base_model.model.model.embed_tokens"
+    return {
+        f"{module}.lora_embedding_A": noise(rank, 61, seed=8),
+        f"{module}.lora_embedding_B": noise(16, rank, seed=9),
+    }
+
+
+ADAPTERS = {
+    "queries and values": ({}, pairs(Q, 1) | pairs(V, 2, (8, 16))),
+    "ranks and scales by module": (
+        {
+            "use_rslora": True,
+            "rank_pattern": {"v_proj": 2},
+            "alpha_pattern": {"v_proj": 7, r".*\.1\.mlp\.down_proj": 3},
+        },
+        pairs(Q, 1) | pairs(V, 2, (8, 16), 2) | pairs(DOWN, 3, (16, 24)),
+    ),
+    "magnitudes": (
+        {"use_dora": True},
+        pairs(Q, 1)
+        | {
+            "base_model.model." + Q.replace("weight", "lora_magnitude_vector"): np.abs(noise(16)),
+        },
+    ),
+    "a head of its own": (
+        {"modules_to_save": ["lm_head"]},
+        pairs(Q, 1) | {"base_model.model.lm_head.weight": noise(61, 16, seed=4)},
+    ),
+    "an update of the embedding": (
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        pairs(Q, 1) | embedding_pairs(),
+    ),
+}
+
+
+def adapter(directory, name="queries and values", base=None, **fields):
+    """Writes an adapter; with its targets as the tensors have them."""
+    config, tensors = ADAPTERS[name]
+    modules = sorted({n.split(".lora_")[0].rsplit(".", 1)[1] for n in tensors if ".lora_" in n})
+    text = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None if base is None else str(base),
+        "r": 3,
+        "lora_alpha": 5,
+        "target_modules": modules,
+        "layers_to_transform": None,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "bias": "none",
+    }
+    layers = {"layers_to_transform": [1]} if "embed_tokens" not in modules else {}
+    directory.mkdir(exist_ok=True)
+    whole = text | layers | config | fields
+    (directory / "adapter_config.json").write_text(json.dumps(whole))
+    save_file(tensors, directory / ADAPTER, {"format": "pt"})
+
+
+@pytest.fixture
+def links(tmp_path, monkeypatch):
+    """The user's cache, where adapters are linked to their base."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def adapted(tmp_path, name, config=LLAMA):
+    """An adapter in a directory of its own, and what a program opens for it."""
+    target(tmp_path / "base", config)
+    adapter(tmp_path / "adapter", name, tmp_path / "base")
+    return tmp_path / "adapter", hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
+
+
+def literal(base, name):
+    """The tensors of the merged model, computed from the formulas."""
+    fields, tensors = ADAPTERS[name]
+    tensors = {n.removeprefix("base_model.model."): a for n, a in tensors.items()}
+    whole = load_file(base / WEIGHTS)
+    if EMBEDDING in whole:
+        whole.setdefault(HEAD, whole[EMBEDDING])
+    for part, down in tensors.items():
+        if part.endswith(("lora_A.weight", "lora_embedding_A")):
+            module, rank = part.split(".lora_")[0], len(down)
+            update = tensors[part.replace("_A", "_B")].astype(np.float64) @ down
+            alpha = 5
+            if fields.get("alpha_pattern"):
+                alpha = 7 if "v_proj" in part else 3 if "down_proj" in part else 5
+            scale = alpha / (np.sqrt(rank) if fields.get("use_rslora") else rank)
+            update = update.T if "embedding" in part else update
+            new = whole[f"{module}.weight"] + scale * update
+            if f"{module}.lora_magnitude_vector" in tensors:
+                norm = np.sqrt((new**2).sum(1, keepdims=True))
+                new *= tensors[f"{module}.lora_magnitude_vector"][:, None] / norm
+            whole[f"{module}.weight"] = new.astype(np.float32)
+        elif "lora_" not in part:
+            whole[part] = down
+    return whole
+
+
+@pytest.mark.parametrize("config", [LLAMA, TIED], ids=["head", "tied"])
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.filterwarnings("ignore::dart_jax.errors.InputWarning")
+def test_an_adapter_is_merged(tmp_path, links, name, config):
+    _, joined = adapted(tmp_path, name, config)
+    merged = target(tmp_path / "merged", LLAMA)
+    edit_tensors(merged, lambda _: literal(tmp_path / "base", name))
+    np.testing.assert_allclose(our_logits(joined), our_logits(merged), rtol=0, atol=1e-4)
+    assert np.abs(our_logits(joined) - our_logits(tmp_path / "base")).max() > 0.01
+    # The same beside its base.
+    for file in ("adapter_config.json", ADAPTER):
+        shutil.copy(tmp_path / "adapter" / file, tmp_path / "base")
+    np.testing.assert_array_equal(our_logits(joined), our_logits(tmp_path / "base"))
+
+
+def test_an_adapters_tokenizer_comes_first(tmp_path, links):
+    for place, text in (("base", "of the base"), ("adapter", "its own")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "tokenizer.json").write_text(text)
+    (tmp_path / "base" / "special_tokens_map.json").write_text("of the base")
+    (tmp_path / "base" / "generation_config.json").write_text("of the base")
+    _, joined = adapted(tmp_path, "queries and values")
+    assert (joined / "tokenizer.json").read_text() == "its own"
+    assert not (joined / "special_tokens_map.json").exists()
+    # Saving the target has removed the one that was there.
+    (tmp_path / "base" / "generation_config.json").write_text("of the base")
+    joined = hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
+    assert (joined / "generation_config.json").read_text() == "of the base"
+    assert hub.resolve(tmp_path / "adapter", patterns=hub.TARGET) == joined
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.__name__)
+def test_what_people_have_is_read(tmp_path, situation):
+    message = situation(tmp_path)
+    if message is None:
+        our_logits(tmp_path)
+    else:
+        with pytest.warns(InputWarning, match=message) as caught:
+            our_logits(tmp_path)
+        assert len({str(warning.message) for warning in caught}) == 1
+
+
+def test_tied_tensors_have_two_names(tmp_path):
+    expected = our_logits(target(tmp_path / "plain", TIED))
+    for situation in (head_equal_to_a_tied_embedding, tied_under_the_name_of_the_head):
+        situation(tmp_path / situation.__name__)
+        np.testing.assert_array_equal(our_logits(tmp_path / situation.__name__), expected)
+
+
+def test_a_head_that_is_not_the_embedding_is_used(tmp_path):
+    head_beside_a_tied_embedding(tmp_path)
+    with pytest.warns(InputWarning):
+        config, params = load_target(tmp_path)
+    assert not config.tie_word_embeddings
+    np.testing.assert_array_equal(params["lm_head"]["kernel"], noise(61, 16).T)
+
+
+def test_the_index_decides_between_shards(tmp_path):
+    another_tensor_in_an_earlier_shard(tmp_path)
+    np.testing.assert_array_equal(our_logits(tmp_path), our_logits(target(tmp_path / "whole")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"is_causal": False}, "is_causal=False, which is not supported"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder=True"),
+        ({"add_cross_attention": True}, "add_cross_attention=True"),
+        ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config="),
+        ({"transformers_weights": "other.safetensors"}, "transformers_weights="),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "MLX's quantization"),
+        (
+            {"architectures": ["XverseForCausalLM"], "auto_map": {"AutoModelForCausalLM": "x.Y"}},
+            r"its own code \(auto_map\) computes",
+        ),
+    ],
+)
+def test_fields_that_change_the_result_are_refused(tmp_path, fields, message):
+    target(tmp_path)
+    edit_config(tmp_path, **fields)
+    with pytest.raises(UserError, match=message):
+        load_target(tmp_path)
+
+
+def test_a_bias_that_the_config_does_not_name_is_refused(tmp_path):
+    target(tmp_path)
+    edit_tensors(tmp_path, lambda t: t | {Q.replace("weight", "bias"): noise(16)})
+    with pytest.raises(UserError, match=r"unexpected model\.layers\.1\.self_attn\.q_proj\.bias"):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type='IA3', which is not supported for adapters; merge it"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+        ({"layer_replication": [[0, 1], [0, 2]]}, "layer_replication="),
+        ({"lora_bias": True}, "lora_bias=True"),
+        ({"some_new_method": {"x": 1}}, "some_new_method="),
+        ({"lora_alpha": "16"}, "lora_alpha or alpha_pattern other than numbers"),
+        ({"base_model_name_or_path": ""}, "names no base_model_name_or_path"),
+        ({"base_model_name_or_path": "./nowhere"}, "adapter of the base './nowhere': no directory"),
+    ],
+)
+def test_adapters_that_cannot_be_merged_are_named(tmp_path, links, fields, message):
+    adapter(tmp_path / "adapter", base=target(tmp_path / "base"), **fields)
+    with pytest.raises(UserError, match=message):
+        load_target(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET))
+
+
+def test_an_adapter_of_an_adapter_is_refused(tmp_path, links):
+    adapter(tmp_path / "first", base=target(tmp_path / "base"))
+    adapter(tmp_path / "second", base=tmp_path / "first")
+    with pytest.raises(UserError, match=r"second is an adapter of an adapter, .*first': merge it"):
+        hub.resolve(tmp_path / "second", patterns=hub.TARGET)
+
+
+def test_adapters_of_another_base_are_named(tmp_path):
+    target(tmp_path, dataclasses.replace(LLAMA, hidden_size=32))
+    adapter(tmp_path)
+    with pytest.raises(UserError, match="pass the adapter's own base"):
+        load_target(tmp_path)
+    target(tmp_path, dataclasses.replace(LLAMA, num_hidden_layers=1))
+    with pytest.raises(UserError, match=r"changes model\.layers\.1\..*, which its base does not"):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("model-Q4_1.gguf", "GGUF files, which are not supported: pass the model's checkpoint"),
+        ("adapter_config.json", "LoRA"),
+        ("consolidated.00.pth", "its authors' own layout"),
+        ("params.json", "its authors' own layout"),
+        ("model.onnx", "ONNX export"),
+        ("tf_model.h5", "TensorFlow weights"),
+        ("_CHECKPOINT_METADATA", "Orbax checkpoint"),
+    ],
+)
+def test_other_formats_are_named(tmp_path, file, message):
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        load_target(tmp_path)
+    target(tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=message):
+        load_target(tmp_path)
+
+
+def test_a_file_of_another_format_is_named(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match="is a GGUF file, which is not supported; pass"):
+        hub.resolve(tmp_path / "model.gguf", patterns=hub.TARGET)
+
+
+# The judges: transformers, and PEFT for adapters.
+
+
+@pytest.fixture(scope="module")
+def their_logits():
+    if os.environ.get("DART_REQUIRE_PARITY") == "1":
+        import peft
+        import torch
+    else:
+        torch = pytest.importorskip("torch")
+        peft = pytest.importorskip("peft")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+
+    def logits(directory, adapter=None):
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="float32")
+        if adapter is not None:
+            model = peft.PeftModel.from_pretrained(model, adapter)
+        with torch.no_grad():
+            return model.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
+
+    return logits
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_what_people_have_gives_the_logits_of_transformers(tmp_path, their_logits, situation):
+    situation(tmp_path)
+    np.testing.assert_allclose(our_logits(tmp_path), their_logits(tmp_path), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", [LLAMA, TIED], ids=["head", "tied"])
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_give_the_logits_of_peft(tmp_path, links, their_logits, name, config):
+    alone, joined = adapted(tmp_path, name, config)
+    theirs = their_logits(tmp_path / "base", alone)
+    np.testing.assert_allclose(our_logits(joined), theirs, rtol=0, atol=1e-5)
