@@ -19,7 +19,7 @@ from typing import NamedTuple
 import tokenizers
 from rich.progress import Progress
 
-from dart_jax.data.records import PARQUET, ending
+from dart_jax.data.records import PARQUET, Skipped, ending, refuse
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
@@ -261,6 +261,8 @@ def end(stats: Stats) -> Position:
 def counted_from(corpus: Corpus, stats: Stats) -> bool:
     """Reads the corpus up to the end of a run's unit; returns whether it is as it was then."""
     place, checksum = end(stats), 0
+    if corpus.bad is not refuse:  # what is skipped here was counted then
+        corpus = dataclasses.replace(corpus, bad=Skipped())
     for document, after in corpus.documents():
         checksum = zlib.crc32(document.text, checksum)
         if (after.file, after.document) == (place.file, place.document):

@@ -25,7 +25,7 @@ from train.data.encoding import Encoder, LossOn, parse_template_kwargs
 from train.data.examples import Example, read_all
 from train.data.packed_dataset import PackedDataset, Writer
 
-_VERSION = 1  # of the written format
+_VERSION = 2  # of the written format, and of what is read from records
 _CONTEXT = 6400  # the paper's (section 4.1)
 _MADE = "data"  # the directory's name; renamed into place once it is complete on disk
 _ENCODED = 4 * LONGEST  # characters encoded at a time
