@@ -69,7 +69,7 @@ def test_a_small_draft_model_is_plain_decoding(models, prompts, plain, loop, sam
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("size", [200, 520])
 @pytest.mark.parametrize("sampling", [GREEDY, PENALIZED], ids=["greedy", "penalized"])
 def test_a_draft_model_whose_vocabulary_has_another_size(models, prompts, plain, sampling, size):

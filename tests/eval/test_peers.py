@@ -77,6 +77,7 @@ def test_report(tiny, tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == [config.json]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param(each, marks=installed(each)) for each in OTHERS])
 def test_same_tokens(name, tiny, plain, tmp_path):
     with Worker(setup(tiny, tmp_path, name)) as worker:

@@ -65,7 +65,7 @@ def test_stored_weights_are_no_choice():
         run(QuantizationConfig(weights="stored"), Console(file=io.StringIO()))
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @forms
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafting_changes_nothing(temperature, form):

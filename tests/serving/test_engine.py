@@ -170,6 +170,7 @@ def test_when_pages_run_out(model, expected):
     assert seen.prompt_tokens == 3 * len(requests[0].tokens)
 
 
+@pytest.mark.long
 def test_no_program_is_compiled_after_the_warm_up(model):
     config = ServingConfig(slots=1, page=16, max_length=128, tree_nodes=2, chunk=32)
     told = []
