@@ -329,7 +329,8 @@ def test_turns():
         return [[int(message["content"]) for message in turn] for turn in found]
 
     assert turns(["system", "user", "assistant", "user"]) == [[0, 1], [3]]
-    assert turns(["assistant", "user", "user", "assistant", "assistant"]) == [[1, 2]]
+    assert turns(["assistant", "user", "user", "assistant", "assistant"]) == [[0, 1, 2]]
+    assert turns(["system", "assistant", "user", "assistant", "user"]) == [[0, 1, 2], [4]]
     assert turns(["user", "assistant", "tool", "assistant"]) == [[0]]
     # What is not to be learned stays as it is.
     roles = ("user", "assistant", "user", "assistant")
