@@ -284,7 +284,7 @@ def _settings(training: DrafterTraining, target: Path) -> dict[str, Any]:
     free = {f"--{name.replace('_', '-')}" for name in (*FREE, "out", "cache")}
     options = config_file.options(training) | {
         "--data": fingerprint(find_files(training.data.data)),
-        "--target": fingerprint(sorted(target.glob("*.safetensors"))),
+        "--target": work_directory.contents(target.glob("*.safetensors")),
     }
     settings = {name: value for name, value in options.items() if name not in free}
     return json.loads(json.dumps(settings, default=str))

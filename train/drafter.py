@@ -313,7 +313,7 @@ def _evaluation(
         {"target": params, "draft_ids": frozen.draft_ids},
         ngram,
         tokenizer,
-        load_eos(directory),
+        load_eos(directory, target.vocab_size),
         execution,
     )
     longest = min(held_out.context, target.max_length - ours.eval_new_tokens)

@@ -17,8 +17,6 @@ also with records that were repaired or added behind those that are answered.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
@@ -204,16 +202,15 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
 
 def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
     """Returns what determines an answer besides its prompt, by option name."""
-    files = sorted(
+    files = [
         path
         for path in target.iterdir()
         if path.is_file() and any(fnmatch(path.name, pattern) for pattern in hub.TARGET)
-    )
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    ]
     names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "unfinished")
     return {
         "version": _VERSION,
-        "--target": hashlib.sha256(json.dumps(stats).encode()).hexdigest(),
+        "--target": work_directory.contents(files),
         "--chat-template-kwargs": parse_template_kwargs(config.chat_template_kwargs),
         **{f"--{name.replace('_', '-')}": getattr(config, name) for name in names},
     }
@@ -312,7 +309,9 @@ class _Regeneration:
                     answers = self._file.written.with_answers(self._conversations).answers
                     note, pace = f"{answers:,} answers", self._made / (time.monotonic() - began)
                     note += f", {pace:.1f} a second" * bool(self._made)
-                    progress.update(bar, completed=before + (after - before) * part, note=note)
+                    # Files are read in chunks, ahead of the answers.
+                    done = min(before + (after - before) * part, size - 1)
+                    progress.update(bar, completed=done, note=note)
                 before = after
             progress.update(bar, completed=size)
 

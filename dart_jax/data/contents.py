@@ -6,6 +6,7 @@ A record is read as the first of these forms that matches its fields:
     {"messages": [{"role": "user", "content": ".."}, ..]}       UltraChat and most others
     {"conversations": [{"from": "human", "value": ".."}, ..]}   ShareGPT
     {"prompt": "..", "completion": ".."}                        strings, or lists of messages
+    {"prompt": [{"role": "user", "content": ".."}, ..]}         without an answer
     {"instruction": "..", "input": "..", "output": ".."}        Alpaca; input is optional
     {"instruction": "..", "context": "..", "response": ".."}    Dolly; either name of each will do
     {"question": "..", "answer": ".."}                          GSM8K; or `response`
@@ -199,7 +200,9 @@ def _named(record: dict[str, Any], field: str, names: list[str]) -> Content:
     _check_field(field, names)
     value = record.get(field, "")
     if isinstance(value, str):
-        return Text(cleaned(value))
+        if not is_messages(parsed(value)):
+            return Text(cleaned(value))
+        value = parsed(value)
     if not isinstance(value, list):
         raise UserError(f"expected a text or a list of messages, got {kind(value)}")
     if not value:

@@ -24,10 +24,11 @@ MORE = ("input", "context")  # of an instruction
 SYSTEM = ("system", "system_prompt", "system_message")
 _MASKS = ("labels", "loss_mask", "completion_mask", "assistant_masks")
 _PREFERENCES = ("chosen", "rejected")
+_UNWANTED = ("label", "kto_tag")  # false beside an answer that is not wanted
 REFUSED = {
     "functions": "write them as `tools`",
     "documents": "write them into the messages",
-    "chat_template_kwargs": "pass them with --chat-template-kwargs",
+    "chat_template_kwargs": "leave them out, and pass them with --chat-template-kwargs",
 } | dict.fromkeys(MEDIA, "only text is read; leave these records out")
 
 # Describes a record, or its making; does not change what is to be learned.
@@ -50,7 +51,7 @@ FIELDS = tuple(
         (
             *("tokens", "prompt_length", *TURNS, *sum(PAIRS, ()), *MORE, "text"),
             *("data", "source", *SYSTEM, "tools", "history", "weight"),
-            *(*_MASKS, *_PREFERENCES, *REFUSED),
+            *(*_MASKS, *_PREFERENCES, *_UNWANTED, *REFUSED),
         )
     )
 )
@@ -62,6 +63,8 @@ def form_of(record: dict[str, Any]) -> tuple[str, ...]:
     others = tuple((name,) for name in TURNS if name in record)
     others += tuple(pair for pair in PAIRS if set(pair) <= record.keys())
     others += (("text",),) if "text" in record else ()
+    unanswered = not record.keys() & {*sum(PAIRS, ())} - {"prompt"}
+    others += (("prompt",),) if is_messages(record.get("prompt")) and unanswered else ()
     data = record.get("data")
     texts = isinstance(data, list) and all(isinstance(each, str) for each in data)
     others += (("data",),) if texts or is_messages(data) else ()
@@ -89,12 +92,24 @@ def refuse_unread(record: dict[str, Any], form: tuple[str, ...]) -> None:
     if form == ("tokens",):
         return
     refuse_unsupported(record)
+    for name in _UNWANTED:
+        if record.get(name) is False:
+            raise UserError(f"`{name}` says that the answer is not wanted; leave such records out")
+    if len(form) == 2:
+        refuse_more(record, form[0])
     for name in _PREFERENCES:
         if record.get(name) and record.get("chosen") != record[form[0]]:
             raise UserError(
                 f"`{name}` beside `{form[0]}` is a preference; put the answer to learn into "
                 f"`{form[-1]}`, and leave `chosen` and `rejected` out"
             )
+
+
+def refuse_more(record: dict[str, Any], question: str) -> None:
+    """Raises UserError for more of a question, which is only read beside an instruction."""
+    for name in MORE:
+        if record.get(name) and question != "instruction":
+            raise UserError(f"`{name}` beside `{question}` is not read; write it there")
 
 
 def refuse_unsupported(record: dict[str, Any]) -> None:
@@ -135,6 +150,8 @@ def describe_unknown(value: dict[str, Any], record: dict[str, Any]) -> str:
             "`completion` beside a `prompt` that is a string"
         )
     for name, each in record.items():
+        if each and is_messages(each):
+            return f"`{name}` holds messages; write the whole chat, with all answers, as `messages`"
         if isinstance(each, list) and each and all(isinstance(one, dict) for one in each):
             return f"the records seem to be inside of `{name}`; write that list alone into a file"
     fields = ", ".join(map(str, list(value)[:8])) or "none"

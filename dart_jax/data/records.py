@@ -123,7 +123,12 @@ def records(
     """
     with _one_line(path):
         if ending(path) == ".parquet":
-            yield from _rows(path, columns, memory)
+            try:
+                yield from _rows(path, columns, memory)
+            except duckdb.OutOfMemoryException:
+                raise
+            except duckdb.Error as error:
+                bad(_damaged(path, error))
             return
         with path.open("rb") as raw:
             whole = _UntilDamage(decompressed(raw, path))
@@ -137,8 +142,8 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
     """Expands files, directories, globs (`**` for any depth) and hub data sets to sorted files.
 
     Each file is returned once. A directory stands for the files below it with a suffix of records
-    or `.txt`. `hub:owner/name` is such a directory on the Hugging Face hub, `hub:owner/name/path` a
-    file, a directory or a glob in it.
+    or `.txt`, except in `*.work`, where unfinished runs keep theirs. `hub:owner/name` is such a
+    directory on the Hugging Face hub, `hub:owner/name/path` a file, a directory or a glob in it.
 
     Raises:
       UserError: something does not exist, or nothing is found.
@@ -152,7 +157,8 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
         elif path.is_file():
             files = [path]
         elif path.is_dir():
-            files = [file for file in path.rglob("*") if _is_data(file)]
+            data = (file for file in path.rglob("*") if _is_data(file))
+            files = [file for file in data if not _in_work(file, path)]
         elif glob.has_magic(pattern):
             files = [Path(name) for name in glob.glob(str(path), recursive=True)]
         else:
@@ -205,6 +211,10 @@ def ending(path: Path) -> str:
 def kind(value: Any) -> str:
     """Describes the type of a JSON value in words."""
     return {dict: "an object", list: "an array", str: "a string"}.get(type(value), repr(value))
+
+
+def _in_work(file: Path, directory: Path) -> bool:
+    return any(parent.suffix == ".work" for parent in file.relative_to(directory).parents)
 
 
 def _is_data(path: Path) -> bool:

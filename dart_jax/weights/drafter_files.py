@@ -71,6 +71,9 @@ def with_stored_parts(
     Raises:
       UserError: there is no embedding to read, or no head.
     """
+    ids, head = files.tensors.get("d2t"), files.tensors.get(HEAD)
+    if ids is not None and head is not None and ids.shape == head.shape[:1]:
+        config = dataclasses.replace(config, draft_vocab_size=ids.shape[0])
     stored = files.tensors.get(EMBEDDING)
     if stored is not None and embedding is not None and _same_rows(stored, embedding):
         del files.tensors[EMBEDDING]

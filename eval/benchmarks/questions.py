@@ -7,9 +7,10 @@ Every record is read by the first of these formats that its fields match:
     {"prompt": "..", "entry_point": ".."}              HumanEval
     {"text": "..", "test_list": ["..", ..]}            MBPP; `prompt` in its sanitized form
     {"question_content": "..", "starter_code": ".."}   LiveCodeBench; the code is optional
-    {"instruction": "..", "input": ".."}               Alpaca, CodeAlpaca; the input is optional
+    {"instruction": "..", "input": ".."}               Alpaca, CodeAlpaca; or `context`; optional
     {"problem": ".."}                                  MATH-500
     {"question": ".."}                                 GSM8K
+    {"query": ".."}                                    MetaMath
     {"prompt": ".."}                                   any other, used unchanged
 
 A record with `messages`, `conversations` or another chat (see `dart_jax.data.contents`) is read
@@ -26,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from dart_jax.data.contents import Chat, chat, earlier_turns, parse
-from dart_jax.data.fields import REFUSED, SYSTEM, TURNS, refuse_unsupported
-from dart_jax.data.messages import Messages, alternating
+from dart_jax.data.fields import MORE, REFUSED, SYSTEM, TURNS, refuse_more, refuse_unsupported
+from dart_jax.data.messages import Messages, alternating, is_messages
 from dart_jax.data.records import Record, kind
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
@@ -42,11 +43,11 @@ FIELDS = (
     "question_content",
     "starter_code",
     "instruction",
-    "input",
     "problem",
     "question",
+    "query",
     "category",
-    *(*TURNS, "data", "completion", *SYSTEM, "tools", "history", *REFUSED),
+    *(*MORE, *TURNS, "data", "completion", *SYSTEM, "tools", "history", *REFUSED),
 )
 
 _FUNCTION = "Complete this Python function. Answer with the whole function."
@@ -96,6 +97,7 @@ def read_question(record: Record, bench: str, title: str, by_category: bool = Fa
     """
     value = record.value
     try:
+        value = {"messages": value} if is_messages(value) else value
         if not isinstance(value, dict):
             raise UserError(f"a record must be an object, not {kind(value)}")
         # Parquet fills missing fields with None.
@@ -150,6 +152,7 @@ def _is_chat(record: dict[str, Any]) -> bool:
         return False
     prompted = [record.get("prompt"), record.get("completion")]
     lists = any(isinstance(each, list) for each in prompted) and None not in prompted
+    lists = lists or is_messages(record.get("prompt"))
     return lists or any(name in record for name in TURNS) or isinstance(record.get("data"), list)
 
 
@@ -192,9 +195,12 @@ def _turns(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
         case {"instruction": _}:
             turn = _alpaca(record)
         case {"problem": _}:
+            refuse_more(record, "problem")
             turn = _math(record)
-        case {"question": _}:
-            turn = _text(record, "question")
+        case {"question": _} | {"query": _}:
+            name = "question" if "question" in record else "query"
+            refuse_more(record, name)
+            turn = _text(record, name)
         case {"prompt": _}:
             turn = _text(record, "prompt")
         case _:
@@ -222,8 +228,8 @@ def _livecodebench(record: dict[str, Any]) -> str:
 
 
 def _alpaca(record: dict[str, Any]) -> str:
-    instruction, more = _text(record, "instruction"), _text(record, "input", optional=True)
-    return f"{instruction}\n\n{more}" if more.strip() else instruction
+    more = [_text(record, name, optional=True) for name in MORE]
+    return "\n\n".join([_text(record, "instruction"), *(text for text in more if text.strip())])
 
 
 def _math(record: dict[str, Any]) -> str:

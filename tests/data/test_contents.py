@@ -81,6 +81,8 @@ CALLS = {"role": "assistant", "content": "", "tool_calls": [{"type": "function",
         ({"tokens": [1, 2], "prompt_length": 1, "text": "t", "labels": ["x"]}, Tokens([1, 2], 1)),
         ({"messages": [USER, ANSWER], "chosen": [USER, ANSWER]}, Chat([USER, ANSWER])),
         ({"messages": [USER, ANSWER], "images": [], "weight": 1}, Chat([USER, ANSWER])),
+        ({"messages": [USER, ANSWER], "label": True}, Chat([USER, ANSWER])),
+        ({"prompt": [USER], "ability": "math", "reward_model": {"style": "rule"}}, Chat([USER])),
     ],
 )
 def test_what_is_read(record, content):
@@ -101,7 +103,7 @@ CHAT = {"messages": [USER, ANSWER]}
         (CHAT | {"functions": [{"name": "f"}]}, "`functions` is not supported; write them as `too"),
         (CHAT | {"images": ["a.png"]}, "`images` is not supported; only text is read"),
         (CHAT | {"documents": [{"text": "d"}]}, "`documents` is not supported"),
-        (CHAT | {"chat_template_kwargs": {"x": 1}}, "pass them with --chat-template-kwargs"),
+        (CHAT | {"chat_template_kwargs": {"x": 1}}, "leave them out, and pass them"),
         (CHAT | {"weight": 0.5}, r"`weight` must be 1, not 0\.5"),
         ({"text": "a", "weight": 0}, "`weight` must be 1, not 0"),
         (CHAT | {"loss_mask": [0, 1]}, "`loss_mask` is not supported"),
@@ -124,6 +126,11 @@ CHAT = {"messages": [USER, ANSWER]}
             {"conversations": SHAREGPT, "chosen": SHAREGPT[1], "rejected": SHAREGPT[1]},
             "`chosen` beside `conversations` is a preference; put the answer",
         ),
+        (CHAT | {"label": False}, "`label` says that the answer is not wanted"),
+        ({"prompt": "a", "completion": "b", "kto_tag": False}, "`kto_tag` says that the answer"),
+        ({"question": "a", "context": "c", "answer": "b"}, "`context` beside `question` is not re"),
+        ({"dialog": [USER, ANSWER]}, "`dialog` holds messages; write the whole chat"),
+        ({"prompt": [USER], "response": "b"}, "`prompt` holds messages; write the whole chat"),
         ({"data": [CHAT, CHAT]}, "the records seem to be inside of `data`; write that list alone"),
         ({"version": "1", "train": [CHAT]}, "the records seem to be inside of `train`"),
         ({"messages": [USER | {"weight": 1}]}, "`weight` is 1 for the role user, but only the"),
@@ -153,7 +160,7 @@ def test_what_is_not_used_is_named_once(tmp_path):
     known = {"id": 1, "source": "x", "score": 0.5, "model": "m", "prompt": "a", "chosen": None}
     path = write(tmp_path / "a.jsonl", CHAT | known, CHAT | {"text": "<u>a</u><a>b</a>"})
     assert len(list(read_contents(path))) == 2
-    others = {"label": False, "rubric": {"a": 1}, "text": "else", "empty": [], "none": None}
+    others = {"label": 0, "rubric": {"a": 1}, "text": "else", "empty": [], "none": None}
     path = write(tmp_path / "b.jsonl", CHAT, CHAT | others, CHAT | others)
     warned = set()
     with pytest.warns(InputWarning) as caught:
@@ -189,6 +196,8 @@ def test_a_named_field(tmp_path):
     assert parse(record, "dialog") == Chat([SYSTEM, USER, ANSWER])
     assert parse({"body": "t", "messages": [USER]}, "body") == Text("t")
     assert parse({"body": None}, "body") == Text("")
+    assert parse({"body": json.dumps([USER, ANSWER])}, "body") == Chat([USER, ANSWER])
+    assert parse({"body": '["t"]'}, "body") == Text('["t"]')
     for name, match in (
         ("n", "expected a text or a list of messages, got 3"),
         ("x", "no field 'x'"),

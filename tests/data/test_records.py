@@ -169,6 +169,16 @@ def test_compressed_files_that_are_cut_off(tmp_path, compression, name):
     assert errors[0].startswith(f"cannot read all of {path}: ")
 
 
+@pytest.mark.parametrize("text", [b"PAR1", b"version https://git-lfs.github.com/spec/v1\n"])
+def test_a_damaged_table(tmp_path, text):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(text)
+    found, errors = read(path)
+    assert not found
+    assert len(errors) == 1
+    assert errors[0].startswith(f"cannot read all of {path}: ")
+
+
 # Forms
 
 

@@ -123,6 +123,9 @@ SYSTEM = {"role": "system", "content": "s"}
         ({"messages": alternating(["a", "x"]), "system": "s"}, ("a",), (SYSTEM,)),
         ({"messages": [*alternating(["a", "x", "b"]), CALL]}, ("a", "b"), ()),
         ({"data": ["a", "x", "b", "y"]}, ("a", "b"), ()),
+        ({"prompt": alternating(["a"]), "ability": "math"}, ("a",), ()),
+        ({"instruction": "a", "context": "c", "response": "x"}, ("a\n\nc",), ()),
+        ({"query": "a", "response": "x"}, ("a",), ()),
         ({"prompt": alternating(["a"]), "completion": alternating(["a", "x"])[1:]}, ("a",), ()),
         ({"instruction": "a", "input": "", "system": "s"}, ("a",), (SYSTEM,)),
         (
@@ -138,6 +141,10 @@ def test_chats(record, turns, before):
     assert read(record | {"tools": tools}).tools == tools
 
 
+def test_messages_without_a_name():
+    assert read([SYSTEM, *alternating(["a", "x", "b"])]).turns == ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("record", "match"),
     [
@@ -148,6 +155,7 @@ def test_chats(record, turns, before):
         ({"messages": []}, "must be a list of messages"),
         ({"question": "a", "images": ["x"]}, "`images` is not supported"),
         ({"question": "a", "system": 3}, "`system` must be a string"),
+        ({"question": "a", "context": "c"}, "`context` beside `question` is not read"),
     ],
 )
 def test_chats_without_answers(record, match):

@@ -140,6 +140,7 @@ def test_two_lists_of_layers_that_differ():
         {"eagle_config": {"use_mtp_layernorm": True}},
         {"eagle_config": {"next_layer_regular": False}},
         {"eagle_config": {"parallel_draft_step": 4}},
+        {"eagle_config": {"eagle_decoder_type": "kimik2"}},
         {"use_last_layernorm": False},
         {"eagle_config": "none"},
         {"norm_before_fc": True, "fc_norm": True},

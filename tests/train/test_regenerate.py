@@ -203,6 +203,21 @@ def test_a_time_limit(config, ending):
         dataclasses.replace(config, minutes=0.0)
 
 
+def test_a_copy_of_the_target_goes_on(config, target, tmp_path):
+    """But not another one with files of the same sizes."""
+    run(dataclasses.replace(config, minutes=1e-9))
+    copy = tmp_path / "copy"
+    shutil.copytree(target, copy, copy_function=shutil.copy)
+    weights = copy / "model.safetensors"
+    original = weights.read_bytes()
+    weights.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
+    config = dataclasses.replace(config, target=str(copy))
+    with pytest.raises(UserError, match="answers, made with another --target; pass"):
+        run(config)
+    weights.write_bytes(original)
+    assert run(config).answers == 2 * sum(ANSWERS)
+
+
 def test_without_answers_nothing_is_held_against_a_run(config, ending):
     """A run that failed before its first answer leaves settings and data free."""
     bad = [{"query": "a"}, *RECORDS[1:]]
@@ -297,6 +312,15 @@ def test_a_log_shows_progress_within_a_block(config, monkeypatch, capsys):
     assert re.fullmatch(r"regenerate: 100 %, 16 answers, .* a second, in 0:00:\d\d", told[-1])
 
 
+def test_a_log_tells_the_end_once(config, monkeypatch, capsys):
+    """Small files are read at once, but answered block by block."""
+    monkeypatch.setattr(regenerate, "_BLOCK", 1)
+    run(config)
+    told = [line for line in capsys.readouterr().err.splitlines() if "regenerate: " in line]
+    assert len(told) == 1
+    assert "100 %, 16 answers" in told[0]
+
+
 def test_a_full_disk_is_one_line(config, whole):
     """And finished answers are kept."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -329,7 +353,8 @@ def test_turns():
         return [[int(message["content"]) for message in turn] for turn in found]
 
     assert turns(["system", "user", "assistant", "user"]) == [[0, 1], [3]]
-    assert turns(["assistant", "user", "user", "assistant", "assistant"]) == [[1, 2]]
+    assert turns(["assistant", "user", "user", "assistant", "assistant"]) == [[0, 1, 2]]
+    assert turns(["system", "assistant", "user", "assistant", "user"]) == [[0, 1, 2], [4]]
     assert turns(["user", "assistant", "tool", "assistant"]) == [[0]]
     # What is not to be learned stays as it is.
     roles = ("user", "assistant", "user", "assistant")

@@ -331,7 +331,8 @@ def test_halves_of_surrogate_pairs_are_replaced(tmp_path):
 
 
 def test_find_files(tmp_path):
-    for name in ("b/2.jsonl", "b/c/1.txt.gz", "b/c/x.py", "a.jsonl"):
+    ours = ("b/out.jsonl.work/settings.json", "b/ngram.work/c/a.txt")
+    for name in ("b/2.jsonl", "b/c/1.txt.gz", "b/c/x.py", "a.jsonl", *ours):
         write(tmp_path / name, "")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
 
@@ -342,6 +343,7 @@ def test_find_files(tmp_path):
     assert names("b", "a.jsonl", "b/2.jsonl") == ["a.jsonl", "b/2.jsonl", "b/c/1.txt.gz"]
     assert names("**/*.py", "*.jsonl") == ["a.jsonl", "b/c/x.py"]
     assert names("link.jsonl") == ["a.jsonl"]
+    assert names("b/ngram.work") == ["b/ngram.work/c/a.txt"]
 
 
 @pytest.mark.parametrize("size", [1, 200, 10**9])
@@ -687,7 +689,7 @@ def test_work_directories_are_not_mixed(tmp_path, count):
 def test_without_counts_nothing_is_held_against_a_run(tmp_path, count):
     """A run that failed before its first unit leaves settings and data free."""
     data = write(tmp_path / "a.jsonl", '{"text": "a"}\n{"query": 1}\n')
-    with pytest.raises(UserError, match=r"a\.jsonl:2: .*it has the fields"):
+    with pytest.raises(UserError, match=r"a\.jsonl:2: .* it has the fields query"):
         count(data, work=tmp_path / "work", order=2)
     write(data, lines(words(7)))
     expected = count(data).read_bytes()

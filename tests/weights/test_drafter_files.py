@@ -160,6 +160,15 @@ def test_forms_of_the_draft_vocabulary(eagle3, dtype, flags):
         np.testing.assert_array_equal(load_drafter(eagle3)[2], IDS)
 
 
+@pytest.mark.parametrize("size", [None, 17])
+def test_the_file_tells_the_size_of_the_draft_vocabulary(eagle3, size):
+    change_config(eagle3, draft_vocab_size=size)
+    config, params, ids = load_drafter(eagle3)
+    assert config == EAGLE3
+    assert_same_bits(params, random_params(EAGLE3))
+    np.testing.assert_array_equal(ids, IDS)
+
+
 def test_flags_that_contradict_the_ids(eagle3):
     change_tensors(eagle3, lambda t: t | {"t2d": np.zeros(30, bool)})
     with pytest.warns(InputWarning, match="t2d of .* marks other tokens"):

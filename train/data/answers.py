@@ -89,7 +89,7 @@ def prompt_turns(
     """Returns the prompt of each answer; see `Conversation.turns`.
 
     A chat with tool calls is answered up to the first call: a tool's result fits no other answer.
-    Turns that are not to be learned stay as they are.
+    Turns that are not to be learned, and those before the first question, stay as they are.
 
     Raises:
       UserError: there is no prompt to answer.
@@ -110,10 +110,11 @@ def _user_turns(
     messages: list[dict[str, Any]], unlearned: Sequence[int]
 ) -> list[list[dict[str, Any]]]:
     turns: list[list[dict[str, Any]]] = [[]]
+    first = next((n for n, each in enumerate(messages) if each["role"] == "user"), 0)
     for n, message in enumerate(messages):
         if message["role"] == "tool" or "tool_calls" in message:
             break
-        if message["role"] != "assistant" or n in unlearned:
+        if message["role"] != "assistant" or n in unlearned or n < first:
             turns[-1].append(message)
         elif turns[-1]:
             turns.append([])

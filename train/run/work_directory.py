@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dart_jax.files import write_atomically
 
 _LOCK = "lock"
 _SETTINGS = "settings.json"
+_SAMPLES, _SAMPLE = 64, 2**16  # of a large file, and the bytes of each
 _SHORT = 60  # characters of two values that an error tells; digests, which say nothing, have more
 
 
@@ -115,6 +117,27 @@ def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any],
             f"{what} with another {', '.join(changed)}; pass the same again to go on, or name "
             f"{cure}"
         )
+
+
+def contents(files: Iterable[Path]) -> str:
+    """Returns a digest of a model's files by their names, sizes and contents, so that a copy is
+    the same model. Of a large file it takes samples: models of one size differ in most places.
+
+    Raises:
+      UserError: one cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(files, key=lambda path: path.name):
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                digest.update(json.dumps([path.name, size]).encode())
+                for place in range(0, size, max(_SAMPLE, size // _SAMPLES)):
+                    file.seek(place)
+                    digest.update(file.read(_SAMPLE))
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return digest.hexdigest()
 
 
 def remove(work: Path) -> None:

@@ -41,6 +41,7 @@ EAGLE3_OPTIONS: dict[str, tuple[Any, ...]] = {
     "use_mtp_layernorm": _OFF,
     "use_aux_norm": _OFF,
     "next_layer_regular": (True, None),
+    "eagle_decoder_type": ("llama", None),
     "parallel_draft_step": (0, 1, None),
 }
 # Determined by the file of weights or by the target: heads, embeddings, dtypes and tokens.
