@@ -82,6 +82,10 @@ CALLS = {"role": "assistant", "content": "", "tool_calls": [{"type": "function",
         ({"messages": [USER, ANSWER], "chosen": [USER, ANSWER]}, Chat([USER, ANSWER])),
         ({"messages": [USER, ANSWER], "images": [], "weight": 1}, Chat([USER, ANSWER])),
         ({"messages": [USER, ANSWER], "label": True}, Chat([USER, ANSWER])),
+        (
+            {"messages": {"role": ["user", "assistant"], "content": ["a", "b"], "n": [None] * 2}},
+            Chat([USER, ANSWER]),
+        ),
         ({"prompt": [USER], "ability": "math", "reward_model": {"style": "rule"}}, Chat([USER])),
     ],
 )
@@ -138,6 +142,7 @@ CHAT = {"messages": [USER, ANSWER]}
         ({"question": "a", "context": "c", "answer": "b"}, "`context` beside `question` is not re"),
         ({"dialog": [USER, ANSWER]}, "`dialog` holds messages; write the whole chat"),
         ({"prompt": [USER], "response": "b"}, "`prompt` holds messages; write the whole chat"),
+        ({"messages": {"role": ["user"], "content": []}}, "must be a list of messages, not an obj"),
         ({"data": [CHAT, CHAT]}, "the records seem to be inside of `data`; write that list alone"),
         ({"version": "1", "train": [CHAT]}, "the records seem to be inside of `train`"),
         ({"messages": [USER | {"weight": 1}]}, "`weight` is 1 for the role user, but only the"),
