@@ -28,7 +28,7 @@ _UNWANTED = ("label", "kto_tag")  # false beside an answer that is not wanted
 REFUSED = {
     "functions": "write them as `tools`",
     "documents": "write them into the messages",
-    "chat_template_kwargs": "leave them out, and pass them with --chat-template-kwargs",
+    "chat_template_kwargs": "leave them out; options of the template hold for all records",
 } | dict.fromkeys(MEDIA, "only text is read; leave these records out")
 
 # Describes a record, or its making; does not change what is to be learned.
@@ -63,7 +63,7 @@ def form_of(record: dict[str, Any]) -> tuple[str, ...]:
     others = tuple((name,) for name in TURNS if name in record)
     others += tuple(pair for pair in PAIRS if set(pair) <= record.keys())
     others += (("text",),) if "text" in record else ()
-    unanswered = not record.keys() & {*sum(PAIRS, ())} - {"prompt"}
+    unanswered = not record.keys() & {*sum(PAIRS, ()), *_PREFERENCES} - {"prompt"}
     others += (("prompt",),) if is_messages(record.get("prompt")) and unanswered else ()
     data = record.get("data")
     texts = isinstance(data, list) and all(isinstance(each, str) for each in data)
@@ -146,8 +146,8 @@ def describe_unknown(value: dict[str, Any], record: dict[str, Any]) -> str:
     """Describes why a record has no form."""
     if record.keys() & set(_PREFERENCES):
         return (
-            "`chosen` and `rejected` are a preference; rename `chosen` to `messages`, or to "
-            "`completion` beside a `prompt` that is a string"
+            "`chosen` and `rejected` are a preference; rename `chosen` to "
+            f"`{_learned_as(record)}`, and leave `rejected` out"
         )
     for name, each in record.items():
         if each and is_messages(each):
@@ -159,6 +159,16 @@ def describe_unknown(value: dict[str, Any], record: dict[str, Any]) -> str:
         "not a chat, a prompt with completion, or a text of a supported form; it has the fields "
         f"{fields}; use `messages` or `text`"
     )
+
+
+def _learned_as(record: dict[str, Any]) -> str:
+    """The field that `chosen` would be in a record of what is to be learned."""
+    chosen = record.get("chosen")
+    turns = chosen if isinstance(chosen, list) and is_messages(chosen) else []
+    if any(turn.get("role", turn.get("from")) in ("user", "human") for turn in turns):
+        return "messages"
+    answers = (answer for question, answer in PAIRS if question in record)
+    return next(answers, "text" if isinstance(chosen, str) else "messages")
 
 
 def _repeats(value: Any, texts: list[str], record: dict[str, Any], form: tuple[str, ...]) -> bool:

@@ -64,6 +64,8 @@ class Messages(NamedTuple):
 def read_messages(turns: Any, name: str) -> Messages:
     """Reads a list of messages, the same as JSON, or a list of texts, of which the user's is first.
 
+    Instead of a list of objects it may be an object of lists, as `datasets` stores some columns.
+
     Args:
       turns: the list.
       name: its field, for errors.
@@ -72,6 +74,9 @@ def read_messages(turns: Any, name: str) -> Messages:
       UserError: it is no such list, or a message is malformed.
     """
     turns = parsed(turns)
+    columns = list(turns.values()) if isinstance(turns, dict) else []
+    if columns and all(isinstance(each, list) and len(each) == len(columns[0]) for each in columns):
+        turns = [dict(zip(turns, each, strict=True)) for each in zip(*columns, strict=True)]
     if not isinstance(turns, list) or not turns:
         what = "empty" if turns == [] else kind(turns)
         raise UserError(f"`{name}` must be a list of messages, not {what}")

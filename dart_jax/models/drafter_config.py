@@ -102,7 +102,7 @@ class DraftLayerConfig:
 
     @classmethod
     def _read(cls, json: Mapping[str, Any], options: Mapping[str, tuple[Any, ...]]) -> Any:
-        json = {name: value for name, value in json.items() if name not in _OF_WEIGHTS}
+        json = {n: v for n, v in json.items() if n not in _OF_WEIGHTS and v is not None}
         check_options(json, options, {field.name for field in dataclasses.fields(cls)})
         fields = with_head_defaults(json, guess=True)
         fields["rope"] = Rope.from_json(json, 1e4)
@@ -247,13 +247,7 @@ class Eagle3Config(DraftLayerConfig):
                     "draft_vocab_size: it is not an EAGLE-3 drafter"
                 )
             refuse(json, "model_type", ("llama", "mistral", "qwen2", "qwen3", None))
-        if json.get("num_hidden_layers", 1) != 1:
-            raise UserError(
-                f"config.json has num_hidden_layers={json['num_hidden_layers']!r}; EAGLE-3 "
-                "drafters of more than one layer are not supported: pass one of one layer"
-            )
-        fields = {name: value for name, value in json.items() if value is not None}
-        return cls._read({**fields, "feature_layers": feature_layers(json)}, EAGLE3_OPTIONS)
+        return cls._read({**json, "feature_layers": feature_layers(json)}, EAGLE3_OPTIONS)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the config in the form that the reference reads."""

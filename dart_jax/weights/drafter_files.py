@@ -16,6 +16,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.weights.parameters import STORED_DTYPES
 from dart_jax.weights.safetensors_file import Tensor
+from dart_jax.weights.target_files import BUFFERS
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -49,7 +50,11 @@ def authors_names(files: TensorFiles) -> TensorFiles:
             f"{files.path} has the same tensors under two names, {', '.join(twice[:4])}; keep "
             "those of one layout"
         )
-    tensors = {new: files.tensors[name] for name, new in names.items() if new not in _OF_TARGET}
+    tensors = {
+        new: files.tensors[name]
+        for name, new in names.items()
+        if new not in _OF_TARGET and not BUFFERS.search(new)
+    }
     return files._replace(tensors=tensors, lost={renamed(name) for name in files.lost})
 
 
@@ -93,6 +98,15 @@ def with_stored_parts(
                 "its target, or copy that head into the file"
             )
         files.tensors[HEAD] = head
+    # Configs copied from a target's name its number of layers.
+    later = sorted(name for name in {*files.tensors, *files.lost} if name.startswith("layers."))
+    if isinstance(config, DrafterConfig) and not later:
+        config = dataclasses.replace(config, num_hidden_layers=1)
+    if isinstance(config, Eagle3Config) and later:
+        raise UserError(
+            f"{files.path} has more than one layer ({later[0]}), which is not supported in EAGLE-3 "
+            "drafters; pass one of one layer"
+        )
     config = dataclasses.replace(config, own_embedding=stored is not None)
     if isinstance(config, Eagle3Config):
         normed = "midlayer.self_attn.q_norm.weight" in files.tensors

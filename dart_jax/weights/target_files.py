@@ -20,7 +20,7 @@ from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
 
 # Buffers of old files, which the config determines.
-_BUFFERS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)position_ids$")
+BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)position_ids$")
 # Parts that do not take part in predicting the next token: heads for further tokens, for classes
 # and for values. Those who load a language model leave them out, too.
 _OTHER_HEADS = ("mtp.", "model.mtp.", "score.", "v_head.", "medusa_head.")
@@ -136,7 +136,7 @@ def _drop_unused(files: TensorFiles, config: TargetConfig) -> None:
         if beyond or name.startswith(_OTHER_HEADS):
             unused.append(layer[0] if layer else name.partition(".")[0] + ".")
             del tensors[name]
-        elif _BUFFERS.search(name) or (name.endswith(".bias") and not tensors[name].read().any()):
+        elif BUFFERS.search(name) or (name.endswith(".bias") and not tensors[name].read().any()):
             del tensors[name]
     if unused:
         warn(

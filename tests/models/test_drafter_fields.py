@@ -130,7 +130,6 @@ def test_two_lists_of_layers_that_differ():
         {"is_causal": False},
         {"mask_token_id": 7},
         {"target_layer_ids": [1, 3, 5]},
-        {"num_hidden_layers": 2},
         {"partial_rotary_factor": 0.5},
         {"sliding_window": 512},
         {"layer_types": ["sliding_attention"]},
