@@ -199,8 +199,9 @@ class TargetConfig:
         architecture = architecture_of(json)
         check_unread(json, cls)
         json = {**architecture.defaults, **json}
-        # Required, because their defaults differ between architectures.
-        require(json, ("num_hidden_layers", "rms_norm_eps", "max_position_embeddings"))
+        for name in ("max_position_embeddings", "rms_norm_eps"):
+            json.setdefault(name, getattr(architecture, name))
+        require(json, ("num_hidden_layers",))
         layers = _positive(json, "num_hidden_layers")
         fields = with_head_defaults(json, guess=architecture.guesses_heads)
         fields["hidden_act"] = _activation(json, architecture)
