@@ -311,8 +311,8 @@ def _ropes(json: Mapping[str, Any], architecture: Architecture) -> tuple[Rope, R
     full = {**(nested.get(_FULL) or {}), **(json.get("rope_scaling") or {})}
     sliding = {**plain, "rope_parameters": nested.get(_SLIDING)}
     return (
-        Rope.from_json({**plain, "rope_parameters": full}, theta),
-        Rope.from_json(sliding, architecture.sliding_theta),
+        Rope.from_json({**plain, "rope_parameters": full}, json.get("rope_theta", theta)),
+        Rope.from_json(sliding, json.get("rope_local_base_freq", architecture.sliding_theta)),
     )
 
 

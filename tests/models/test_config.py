@@ -295,6 +295,18 @@ def test_what_configs_leave_out_is_as_in_transformers(kind):
         assert getattr(config, name) == getattr(theirs, name)
 
 
+def test_bases_of_rope_beside_parameters_that_lack_them():
+    """As in transformers: by kind of attention, from the older fields."""
+    fields = {"rope_theta": 2e4, "rope_local_base_freq": 3e3}
+    nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": None}
+    text = GEMMA3_4B["text_config"] | fields | {"rope_scaling": None, "rope_parameters": nested}
+    theirs = transformers.CONFIG_MAPPING["gemma3_text"](**json.loads(json.dumps(text)))
+    config = TargetConfig.from_json(GEMMA3_4B | {"text_config": text})
+    assert config.rope.theta == theirs.rope_parameters["full_attention"]["rope_theta"]
+    assert config.sliding_rope is not None
+    assert config.sliding_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
+
+
 TYPES = ["sliding_attention", "full_attention"] * 3
 TRANSFORMERS = {
     "Qwen3": {
