@@ -26,8 +26,6 @@ _GEMMA_DEFAULTS = {
     "vocab_size": 256000,
     "head_dim": 256,
     "tie_word_embeddings": True,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 8192,
 }
 _GEMMA2_DEFAULTS = {
     **_GEMMA_DEFAULTS,
@@ -45,6 +43,7 @@ class Architecture:
 
     Attributes:
       name: the class of `transformers`.
+      max_position_embeddings: the maximum length if the config has none.
       moe: whether some layers have experts instead of an MLP.
       biases: fields of TargetConfig that switch biases on, with the fields of `config.json` that
         set them, or constants.
@@ -64,6 +63,7 @@ class Architecture:
       partial_rope: whether RoPE may rotate only a part of each head.
       qk_norm: whether queries and keys are normalised before RoPE: per head, over all heads
         together, or not at all.
+      rms_norm_eps: what norms add to the mean square if the config does not say.
       rope_theta: the RoPE base if the config has none.
       sliding_theta: the RoPE base of layers with a sliding window, if the config has none; None if
         all layers have the same RoPE.
@@ -79,6 +79,7 @@ class Architecture:
     embedding_scaled: bool = False
     fused: bool = False
     guesses_heads: bool = True
+    max_position_embeddings: int = 2048
     moe: bool = False
     no_rope_interval: int | None = None
     norm_offset: float | None = None
@@ -86,6 +87,7 @@ class Architecture:
     options: tuple[str, ...] = ()
     partial_rope: bool = False
     qk_norm: Literal["head", "all"] | None = None
+    rms_norm_eps: float = 1e-6
     rope_theta: float = 1e4
     sliding_theta: float | None = None
     window_pattern: str | None = None
@@ -100,6 +102,7 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(
         name="Qwen3ForCausalLM",
+        max_position_embeddings=32768,
         biases=_ATTENTION_BIASES,
         guesses_heads=False,
         qk_norm="head",
@@ -107,27 +110,49 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3_moe": Architecture(
         name="Qwen3MoeForCausalLM",
+        max_position_embeddings=32768,
         biases=_ATTENTION_BIASES,
         moe=True,
         qk_norm="head",
     ),
-    "qwen2": Architecture(name="Qwen2ForCausalLM", biases=_QWEN2_BIASES, windows="optional"),
+    "qwen2": Architecture(
+        name="Qwen2ForCausalLM",
+        max_position_embeddings=32768,
+        biases=_QWEN2_BIASES,
+        windows="optional",
+    ),
     "qwen2_moe": Architecture(
         name="Qwen2MoeForCausalLM",
+        max_position_embeddings=32768,
         biases={**_NO_BIASES, "attention_bias": "qkv_bias"},
         defaults={"qkv_bias": True},
         moe=True,
     ),
     "llama": Architecture(name="LlamaForCausalLM", biases=_LLAMA_BIASES),
     "mistral": Architecture(
-        name="MistralForCausalLM", defaults={"sliding_window": 4096}, windows="all"
+        name="MistralForCausalLM",
+        max_position_embeddings=131072,
+        defaults={"sliding_window": 4096},
+        windows="all",
     ),
     "ministral": Architecture(
-        name="MinistralForCausalLM", defaults={"sliding_window": 4096}, windows="types"
+        name="MinistralForCausalLM",
+        max_position_embeddings=131072,
+        defaults={"sliding_window": 4096},
+        windows="types",
     ),
-    "mixtral": Architecture(name="MixtralForCausalLM", moe=True, rope_theta=1e6, windows="all"),
+    "mixtral": Architecture(
+        name="MixtralForCausalLM",
+        rms_norm_eps=1e-5,
+        max_position_embeddings=131072,
+        moe=True,
+        rope_theta=1e6,
+        windows="all",
+    ),
     "phi3": Architecture(
         name="Phi3ForCausalLM",
+        rms_norm_eps=1e-5,
+        max_position_embeddings=4096,
         defaults={"original_max_position_embeddings": 4096},
         fused=True,
         partial_rope=True,
@@ -135,6 +160,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma": Architecture(
         name="GemmaForCausalLM",
+        max_position_embeddings=8192,
         biases=_ATTENTION_BIASES,
         defaults={**_GEMMA_DEFAULTS, "hidden_act": "gelu_pytorch_tanh"},
         embedding_scaled=True,
@@ -142,6 +168,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma2": Architecture(
         name="Gemma2ForCausalLM",
+        max_position_embeddings=8192,
         biases=_ATTENTION_BIASES,
         defaults={
             **_GEMMA2_DEFAULTS,
@@ -160,11 +187,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma3_text": Architecture(
         name="Gemma3ForCausalLM",
+        max_position_embeddings=131072,
         biases=_ATTENTION_BIASES,
         defaults={
             **_GEMMA2_DEFAULTS,
             "vocab_size": 262208,
-            "max_position_embeddings": 131072,
         },
         embedding_scaled=True,
         norm_offset=1.0,
@@ -189,6 +216,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "smollm3": Architecture(
         name="SmolLM3ForCausalLM",
+        max_position_embeddings=32768,
         biases=_LLAMA_BIASES,
         defaults={"tie_word_embeddings": True},
         no_rope_interval=4,
@@ -196,6 +224,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "seed_oss": Architecture(
         name="SeedOssForCausalLM",
+        max_position_embeddings=524288,
         biases={
             "attention_bias": "attention_bias",
             "attention_out_bias": "attention_out_bias",
@@ -205,6 +234,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "olmo2": Architecture(
         name="Olmo2ForCausalLM",
+        rms_norm_eps=1e-5,
         biases=_ATTENTION_BIASES,
         norm_offset=0.0,
         norms="after",
@@ -212,6 +242,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "olmo3": Architecture(
         name="Olmo3ForCausalLM",
+        rms_norm_eps=1e-5,
         biases=_ATTENTION_BIASES,
         defaults={"sliding_window": 4096},
         norm_offset=0.0,
@@ -224,15 +255,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 # `model_type` of the text part of vision-language models -> the architecture that computes it, and
-# its default RoPE base if that is another. For text alone, the three coordinates of a position are
-# equal, which makes Qwen's M-RoPE plain RoPE.
-_TEXT_PARTS: dict[str, tuple[str, float | None]] = {
-    "gemma3_text": ("gemma3_text", None),
-    "mistral": ("mistral", None),
-    "qwen2_5_vl_text": ("qwen2", 1e6),
-    "qwen2_vl_text": ("qwen2", 1e6),
-    "qwen3_vl_moe_text": ("qwen3_moe", 5e5),
-    "qwen3_vl_text": ("qwen3", 5e5),
+# the values of fields that its config may leave out, where they are others. For text alone, the
+# three coordinates of a position are equal, which makes Qwen's M-RoPE plain RoPE.
+_QWEN2_VL = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+_QWEN3_VL = {"max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 5e5}
+_TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3_text": ("gemma3_text", {}),
+    "mistral": ("mistral", {}),
+    "qwen2_5_vl_text": ("qwen2", _QWEN2_VL),
+    "qwen2_vl_text": ("qwen2", _QWEN2_VL),
+    "qwen3_vl_moe_text": ("qwen3_moe", _QWEN3_VL),
+    "qwen3_vl_text": ("qwen3", _QWEN3_VL),
 }
 # `model_type` of vision-language models -> that of their text part, if it is not named.
 _VISION_LANGUAGE = {
@@ -272,9 +305,8 @@ def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
         return text
     if kind == "qwen3_vl_moe_text":
         text["norm_topk_prob"] = True  # whatever the config says
-    text["model_type"], theta = _TEXT_PARTS[kind]
-    if theta is not None and text.get("rope_theta") is None:
-        text["rope_theta"] = theta
+    text["model_type"], defaults = _TEXT_PARTS[kind]
+    text |= {name: value for name, value in defaults.items() if text.get(name) is None}
     text.pop("architectures", None)
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := text.get(name), dict):

@@ -199,8 +199,9 @@ class TargetConfig:
         architecture = architecture_of(json)
         check_unread(json, cls)
         json = {**architecture.defaults, **json}
-        # Required, because their defaults differ between architectures.
-        require(json, ("num_hidden_layers", "rms_norm_eps", "max_position_embeddings"))
+        for name in ("max_position_embeddings", "rms_norm_eps"):
+            json.setdefault(name, getattr(architecture, name))
+        require(json, ("num_hidden_layers",))
         layers = _positive(json, "num_hidden_layers")
         fields = with_head_defaults(json, guess=architecture.guesses_heads)
         fields["hidden_act"] = _activation(json, architecture)
@@ -310,8 +311,8 @@ def _ropes(json: Mapping[str, Any], architecture: Architecture) -> tuple[Rope, R
     full = {**(nested.get(_FULL) or {}), **(json.get("rope_scaling") or {})}
     sliding = {**plain, "rope_parameters": nested.get(_SLIDING)}
     return (
-        Rope.from_json({**plain, "rope_parameters": full}, theta),
-        Rope.from_json(sliding, architecture.sliding_theta),
+        Rope.from_json({**plain, "rope_parameters": full}, json.get("rope_theta", theta)),
+        Rope.from_json(sliding, json.get("rope_local_base_freq", architecture.sliding_theta)),
     )
 
 

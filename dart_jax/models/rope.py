@@ -114,7 +114,12 @@ class Rope:
         given = json.get("rope_scaling") or json.get("rope_parameters") or {}
         if not isinstance(given, dict):
             raise UserError(f"config.json has rope parameters {given!r}; they must be an object")
-        given = {name: value for name, value in given.items() if value is not None}
+        # In transformers, an `mscale` of 0 is none.
+        given = {
+            name: value
+            for name, value in given.items()
+            if value is not None and (value or not name.startswith("mscale"))
+        }
         kind = given.pop("rope_type", given.pop("type", "default"))
         if kind in ("su", "yarn") and "short_factor" in given:
             kind = "longrope"  # as early files of Phi-3 call it

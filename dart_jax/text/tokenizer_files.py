@@ -129,10 +129,11 @@ def line(error: Exception) -> str:
 
 def _takes_file(directory: Path, config: Mapping[str, Any]) -> bool:
     """Whether transformers takes `FILE` as it is, and only adds tokens."""
-    if config.get("tokenizer_class") not in _GENERIC or "auto_map" in config:
+    target = _read(directory / "config.json")
+    named = config.get("tokenizer_class") or target.get("tokenizer_class")
+    if named not in _GENERIC or "auto_map" in config:
         return False
-    model_type = _read(directory / "config.json").get("model_type")
-    return "tokenizer_class" not in config or model_type not in _OWN_CLASS
+    return named is None or target.get("model_type") not in _OWN_CLASS
 
 
 def _adds_nothing(

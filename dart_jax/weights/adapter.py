@@ -21,8 +21,9 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import user_cache
 from dart_jax.weights.layouts import EMBEDDING, HEAD, text_tensor
+from dart_jax.weights.quantized.methods import quantization_method
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
-from dart_jax.weights.tensor_files import TensorFiles, read_json
+from dart_jax.weights.tensor_files import TensorFiles, read_json, weight_files
 from dart_jax.weights.torch_file import open_torch
 
 CONFIG = "adapter_config.json"
@@ -48,10 +49,10 @@ _READ = (
     "use_dora use_rslora"
 )
 _UNUSED = (
-    "auto_mapping base_model_class bias corda_config eva_config exclude_modules fan_in_fan_out "
-    "inference_mode layers_pattern layers_to_transform lora_dropout loftq_config megatron_config "
-    "megatron_core modules_to_save peft_version qalora_group_size r rank_pattern runtime_config "
-    "target_modules task_type"
+    "auto_mapping base_model_class bias corda_config ensure_weight_tying eva_config "
+    "exclude_modules fan_in_fan_out inference_mode layers_pattern layers_to_transform lora_dropout "
+    "loftq_config megatron_config megatron_core modules_to_save peft_version qalora_group_size r "
+    "rank_pattern runtime_config target_modules task_type"
 )
 # Values of `init_lora_weights` with which the base stays as it is.
 _PLAIN_INIT = (True, False, None, "gaussian", "orthogonal", "eva")
@@ -106,12 +107,16 @@ def with_base(directory: Path, resolve: Callable[[str, str | None], Path]) -> Pa
     Args:
       directory: of a checkpoint; if it is an adapter alone, the result is a directory of links, in
         the user's cache, to its files and those of its base. Its tokenizer comes before the base's.
+        A path to the base is taken from the current directory, as by PEFT, else from this one.
       resolve: name and revision of a base -> its directory.
 
     Raises:
-      UserError: there is no base.
+      UserError: there is no base, or it cannot be read, or the adapter lacks its weights.
     """
-    if not (directory / CONFIG).is_file() or (directory / "config.json").is_file():
+    own = _entries(directory)
+    # Programs that train adapters may leave the base's config.json beside them.
+    alone = "config.json" not in own or any(name in own for name in _WEIGHTS)
+    if CONFIG not in own or not alone or any(name in own for name in weight_files()):
         return directory
     json = read_json(directory / CONFIG)
     LoraConfig.from_json(json)
@@ -119,12 +124,21 @@ def with_base(directory: Path, resolve: Callable[[str, str | None], Path]) -> Pa
     if not isinstance(name, str) or not name:
         raise UserError(f"{directory / CONFIG} names no base_model_name_or_path; add it")
     try:
-        base = resolve(name, revision if isinstance(revision, str) else None)
+        inside = (directory / name).is_dir() and not Path(name).is_dir()
+        place = str(directory / name) if inside else name
+        base = resolve(place, revision if isinstance(revision, str) else None)
+        files = _entries(base)
+        if "config.json" in files:
+            quantization_method(read_json(base / "config.json"))
     except UserError as error:
-        raise UserError(f"{directory} is a LoRA adapter of the base {name!r}: {error}") from None
-    files, own = _entries(base), _entries(directory)
+        raise UserError(
+            f"{directory} is a LoRA adapter of the base {name!r}, by base_model_name_or_path in "
+            f"its {CONFIG}: {error}"
+        ) from None
     if CONFIG in files:
         raise UserError(f"{directory} is an adapter of an adapter, {name!r}: {_CURE}")
+    if any(name in files for name in weight_files()):
+        _weights(directory)
     if any(name.startswith("tokenizer") for name in own):
         files = {name: path for name, path in files.items() if not name.startswith(_TOKENIZER)}
         files |= {name: path for name, path in own.items() if name.startswith(_TOKENIZER)}
@@ -167,9 +181,7 @@ def merged(files: TensorFiles, directory: Path, *, tied: bool) -> TensorFiles:
     if not (directory / CONFIG).is_file():
         return files
     config = LoraConfig.from_json(read_json(directory / CONFIG))
-    path = next((p for name in _WEIGHTS if (p := directory / name).is_file()), None)
-    if path is None:
-        raise UserError(f"{directory} has an {CONFIG} and none of {', '.join(_WEIGHTS)}; add it")
+    path = _weights(directory)
     tensors = dict(files.tensors)
     updates: dict[str, dict[str, Tensor]] = {}
     for name, tensor in _WEIGHTS[path.name](path).items():
@@ -188,6 +200,14 @@ def merged(files: TensorFiles, directory: Path, *, tied: bool) -> TensorFiles:
         tensor = tensors[name] if whole is None else whole
         tensors[name] = _updated(path, name, tensor, parts, config) if parts else tensor
     return files._replace(tensors=tensors)
+
+
+def _weights(directory: Path) -> Path:
+    """The file with an adapter's tensors."""
+    for name in _WEIGHTS:
+        if (directory / name).is_file():
+            return directory / name
+    raise UserError(f"{directory} has an {CONFIG} and none of {', '.join(_WEIGHTS)}; add it")
 
 
 # Ends of the names of an update's tensors.
@@ -226,8 +246,8 @@ def _updated(
         total = weight.read().astype(np.float32)
         total += scale * (product.T if turned else product)
         if magnitude is not None:  # DoRA: the length of each output's row is given
-            lengths = np.linalg.norm(total, axis=1, keepdims=True)
-            total *= magnitude.read().astype(np.float32).reshape(-1, 1) / lengths
+            lengths = np.linalg.norm(total, axis=0 if turned else 1, keepdims=True)
+            total *= magnitude.read().astype(np.float32).reshape(lengths.shape) / lengths
         return total
 
     return Tensor(weight.shape, np.dtype(np.float32), read)

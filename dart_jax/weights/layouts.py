@@ -114,6 +114,8 @@ _TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "language_model.": "model.",
+    "model.model.": "model.",
+    "model.lm_head.": "lm_head.",
     "embed_tokens.": "model.embed_tokens.",
     "layers.": "model.layers.",
     "norm.": "model.norm.",

@@ -20,10 +20,10 @@ from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
 
 # Buffers of old files, which the config determines.
-BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)position_ids$")
-# Parts that do not take part in predicting the next token: heads for further tokens, for classes
-# and for values. Those who load a language model leave them out, too.
-_OTHER_HEADS = ("mtp.", "model.mtp.", "score.", "v_head.", "medusa_head.")
+BUFFERS = re.compile(r"(^|\.)rotary_emb\.\w+$|\.attn\.(masked_)?bias$|(^|\.)position_ids$")
+# Names of parts that predict the next token. Others are heads for further tokens, for classes and
+# for values, or states of an optimiser: those who load a language model leave them out, too.
+_OWN_PARTS = re.compile(r"(model\.(?!mtp\.)|lm_head\.)")
 _AT_ONCE = 1 << 22  # numbers compared at a time
 
 
@@ -62,6 +62,10 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
     files = adapter.merged(files, directory, tied=config.tie_word_embeddings)
     if config.tie_word_embeddings:
         config = _tie_head(files, config)
+    elif HEAD not in files.tensors.keys() | files.lost:
+        files.lost.add(HEAD)
+        cure = "if the embedding is the head, set tie_word_embeddings to true in config.json"
+        files.problems.append(f"missing {HEAD} ({cure})")
     _drop_unused(files, config)
     return config, files
 
@@ -133,7 +137,7 @@ def _drop_unused(files: TensorFiles, config: TargetConfig) -> None:
     for name in [name for name in tensors if name not in known]:
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         beyond = layer is not None and int(layer[1]) >= config.num_hidden_layers
-        if beyond or name.startswith(_OTHER_HEADS):
+        if beyond or not _OWN_PARTS.match(name):
             unused.append(layer[0] if layer else name.partition(".")[0] + ".")
             del tensors[name]
         elif BUFFERS.search(name) or (name.endswith(".bias") and not tensors[name].read().any()):

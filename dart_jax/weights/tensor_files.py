@@ -58,6 +58,11 @@ def open_tensors(directory: Path) -> TensorFiles:
     raise UserError(f"no weights in {directory}; {other or f'it needs {needed}'}")
 
 
+def weight_files() -> list[str]:
+    """The names of files one of which a directory with weights has."""
+    return [name for weights in _OPEN for name in (weights, f"{weights}.index.json")]
+
+
 def open_pair_scores(directory: Path) -> TensorFiles:
     """Reads the header of the file of pair scores.
 
@@ -146,8 +151,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not names:
         raise UserError(f"cannot read {index}: it has no weight_map")
     for file in names.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise UserError(f"{index} names {file!r}, which is not a file next to it")
+        if not isinstance(file, str) or Path(file).is_absolute() or ".." in Path(file).parts:
+            raise UserError(f"{index} names {file!r}, which is not a file in its directory")
     return names
 
 
@@ -156,7 +161,7 @@ def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) ->
     tensors: dict[str, Tensor] = {}
     problems, lost = [], set()
     for file in dict.fromkeys(names.values()):
-        path = index.with_name(file)
+        path = index.parent / file
         if not path.is_file():
             problems.append(f"missing file {file}")
             lost |= {name for name, where in names.items() if where == file}

@@ -8,6 +8,7 @@ import transformers
 from conftest import GOLDEN
 
 from dart_jax.errors import UserError
+from dart_jax.models.architectures import _VISION_LANGUAGE, ARCHITECTURES
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
 from dart_jax.models.rope import Rope
@@ -278,6 +279,32 @@ def test_what_a_vision_language_config_leaves_out(tmp_path):
     assert config.sliding_rope == Rope(1e4)
     ropes = [config.layer_rope(layer) for layer in range(6)]
     assert ropes == [config.sliding_rope] * 5 + [config.rope]
+
+
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *_VISION_LANGUAGE.values()])
+def test_what_configs_leave_out_is_as_in_transformers(kind):
+    """Old files of Llama lack the length, for example."""
+    theirs = transformers.CONFIG_MAPPING[kind]()
+    names = ("max_position_embeddings", "rms_norm_eps")
+    json = {name: value for name, value in theirs.to_dict().items() if name not in names}
+    outer = next((outer for outer, text in _VISION_LANGUAGE.items() if text == kind), None)
+    if outer is not None and kind not in ARCHITECTURES:
+        json = {"model_type": outer, "text_config": json}
+    config = TargetConfig.from_json(json)
+    for name in names:
+        assert getattr(config, name) == getattr(theirs, name)
+
+
+def test_bases_of_rope_beside_parameters_that_lack_them():
+    """As in transformers: by kind of attention, from the older fields."""
+    fields = {"rope_theta": 2e4, "rope_local_base_freq": 3e3}
+    nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": None}
+    text = GEMMA3_4B["text_config"] | fields | {"rope_scaling": None, "rope_parameters": nested}
+    theirs = transformers.CONFIG_MAPPING["gemma3_text"](**json.loads(json.dumps(text)))
+    config = TargetConfig.from_json(GEMMA3_4B | {"text_config": text})
+    assert config.rope.theta == theirs.rope_parameters["full_attention"]["rope_theta"]
+    assert config.sliding_rope is not None
+    assert config.sliding_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
 
 
 TYPES = ["sliding_attention", "full_attention"] * 3

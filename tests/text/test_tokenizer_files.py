@@ -81,6 +81,16 @@ def test_ids_are_those_of_transformers(tmp_path, kind, config, files):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
 
 
+def test_a_class_that_the_targets_config_names(tmp_path):
+    """It counts where `tokenizer_config.json` names none."""
+    write(tmp_path, byte_level(), {"eos_token": "<|im_end|>"})
+    config = {"model_type": "llama", "tokenizer_class": "Qwen2Tokenizer"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert Tokenizer.load(tmp_path).encode(text) == theirs(text)["input_ids"]
+
+
 def test_whose_class_transformers_prefers():
     """A new version's preferences would otherwise give other ids without anybody having looked."""
     from transformers.models.auto import tokenization_auto as auto

@@ -197,7 +197,7 @@ def test_a_repository_of_another_format_is_named(server, ask):
 
 def test_an_adapter_and_its_base_are_downloaded(server, ask, tmp_path):
     config = b'{"peft_type": "LORA", "base_model_name_or_path": "some/base"}'
-    server.repositories["some/base"] = TARGET
+    server.repositories["some/base"] = TARGET | {"config.json": b"{}"}
     server.repositories["some/adapter"] = {
         "adapter_config.json": config,
         "adapter_model.bin": b"weights",

@@ -114,6 +114,22 @@ def another_tensor_in_an_earlier_shard(directory):
     save_file(load_file(other) | wrong, other, {"format": "pt"})
 
 
+def shards_in_a_folder(directory):
+    save_target(directory, LLAMA, random_params(LLAMA), max_shard_size=4000)
+    path = directory / f"{WEIGHTS}.index.json"
+    index = json.loads(path.read_text())
+    (directory / "parts").mkdir()
+    for file in {*index["weight_map"].values()}:
+        (directory / file).rename(directory / "parts" / file)
+    index["weight_map"] = {n: f"./parts/{file}" for n, file in index["weight_map"].items()}
+    path.write_text(json.dumps(index))
+
+
+def saved_inside_a_wrapper(directory):
+    target(directory)
+    edit_tensors(directory, lambda t: {f"model.{n}": a for n, a in t.items()})
+
+
 def layers_beyond_the_config(directory):
     target(directory)
     edit_config(directory, num_hidden_layers=2)
@@ -123,14 +139,16 @@ def layers_beyond_the_config(directory):
 def heads_for_other_ends(directory):
     target(directory)
     others = {"score.weight": noise(3, 16), "v_head.summary.weight": noise(1, 16)}
-    edit_tensors(directory, lambda t: t | others)
-    return r"score\.\* \(1\), v_head\.\* \(1\)"
+    states = {"optimizer.state.0.exp_avg": noise(3), "optimizer.state.0.step": np.array(3)}
+    edit_tensors(directory, lambda t: t | others | states)
+    return r"(?=.*score\.\* \(1\))(?=.*v_head\.\* \(1\)).*optimizer\.\* \(2\)"
 
 
 def buffers_and_zero_biases(directory):
     target(directory)
     others = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": noise(2),
+        "model.layers.0.self_attn.rotary_emb.cos_cached": noise(8, 4),
         Q.replace("weight", "bias"): np.zeros(16, np.float32),
     }
     edit_tensors(directory, lambda t: t | others)
@@ -141,6 +159,18 @@ def unknown_rope_parameters(directory):
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     edit_config(directory, rope_scaling=scaling | {"attn_factor": 0.5, "finetuned": True})
     return "'yarn' has no parameters attn_factor, finetuned"
+
+
+def a_magnitude_of_nothing(directory):
+    target(directory)
+    scaling = {"type": "yarn", "factor": 4, "mscale": 1, "mscale_all_dim": 0.0}
+    edit_config(directory, rope_scaling=scaling | {"original_max_position_embeddings": 16})
+
+
+def quantisation_switched_off(directory):
+    target(directory)
+    off = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}
+    edit_config(directory, quantization_config=off)
 
 
 def fields_of_nobody(directory):
@@ -170,10 +200,14 @@ SITUATIONS = (
     tied_under_the_name_of_the_head,
     saved_without_a_head,
     another_tensor_in_an_earlier_shard,
+    shards_in_a_folder,
+    saved_inside_a_wrapper,
     layers_beyond_the_config,
     heads_for_other_ends,
     buffers_and_zero_biases,
     unknown_rope_parameters,
+    a_magnitude_of_nothing,
+    quantisation_switched_off,
     fields_of_nobody,
     another_class,
     an_old_spelling,
@@ -198,7 +232,7 @@ def embedding_pairs(rank=3):
 
 
 ADAPTERS = {
-    "queries and values": ({}, pairs(Q, 1) | pairs(V, 2, (8, 16))),
+    "queries and values": ({"ensure_weight_tying": True}, pairs(Q, 1) | pairs(V, 2, (8, 16))),
     "ranks and scales by module": (
         {
             "use_rslora": True,
@@ -221,6 +255,13 @@ ADAPTERS = {
     "an update of the embedding": (
         {"target_modules": ["q_proj", "embed_tokens"]},
         pairs(Q, 1) | embedding_pairs(),
+    ),
+    "magnitudes of the embedding": (
+        {"use_dora": True, "target_modules": ["embed_tokens"]},
+        embedding_pairs()
+        | {
+            "base_model.model.model.embed_tokens.lora_magnitude_vector": np.abs(noise(16)),
+        },
     ),
 }
 
@@ -279,8 +320,9 @@ def literal(base, name):
             update = update.T if "embedding" in part else update
             new = whole[f"{module}.weight"] + scale * update
             if f"{module}.lora_magnitude_vector" in tensors:
-                norm = np.sqrt((new**2).sum(1, keepdims=True))
-                new *= tensors[f"{module}.lora_magnitude_vector"][:, None] / norm
+                axis = 0 if "embedding" in part else 1
+                norm = np.sqrt((new**2).sum(axis, keepdims=True))
+                new *= tensors[f"{module}.lora_magnitude_vector"].reshape(norm.shape) / norm
             whole[f"{module}.weight"] = new.astype(np.float32)
         elif "lora_" not in part:
             whole[part] = down
@@ -349,6 +391,16 @@ def test_the_index_decides_between_shards(tmp_path):
     np.testing.assert_array_equal(our_logits(tmp_path), our_logits(target(tmp_path / "whole")))
 
 
+def test_a_missing_head_may_be_the_embedding(tmp_path):
+    target(tmp_path, TIED)
+    expected = our_logits(tmp_path)
+    edit_config(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(UserError, match=r"missing lm_head\.weight \(if the embedding is the head"):
+        load_target(tmp_path)
+    edit_config(tmp_path, tie_word_embeddings=True)  # as the message says
+    np.testing.assert_array_equal(our_logits(tmp_path), expected)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -388,7 +440,10 @@ def test_a_bias_that_the_config_does_not_name_is_refused(tmp_path):
         ({"some_new_method": {"x": 1}}, "some_new_method="),
         ({"lora_alpha": "16"}, "lora_alpha or alpha_pattern other than numbers"),
         ({"base_model_name_or_path": ""}, "names no base_model_name_or_path"),
-        ({"base_model_name_or_path": "./nowhere"}, "adapter of the base './nowhere': no directory"),
+        (
+            {"base_model_name_or_path": "./nowhere"},
+            r"base './nowhere', by .* in its adapter_config\.json: no d",
+        ),
     ],
 )
 def test_adapters_that_cannot_be_merged_are_named(tmp_path, links, fields, message):
@@ -402,6 +457,33 @@ def test_an_adapter_of_an_adapter_is_refused(tmp_path, links):
     adapter(tmp_path / "second", base=tmp_path / "first")
     with pytest.raises(UserError, match=r"second is an adapter of an adapter, .*first': merge it"):
         hub.resolve(tmp_path / "second", patterns=hub.TARGET)
+
+
+def test_where_an_adapters_base_is(tmp_path, links):
+    """By a path from the adapter's own directory; the base's config may lie beside the adapter."""
+    adapter(tmp_path / "adapter", base="../base")
+    target(tmp_path / "base")
+    joined = hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
+    expected = our_logits(joined)
+    shutil.copy(tmp_path / "base" / "config.json", tmp_path / "adapter")
+    np.testing.assert_array_equal(
+        our_logits(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)), expected
+    )
+
+
+def test_an_adapter_of_a_base_that_cannot_be_read_is_named(tmp_path, links):
+    adapter(tmp_path / "adapter", base=target(tmp_path / "base"))
+    edit_config(
+        tmp_path / "base", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": 1}
+    )
+    message = "by base_model_name_or_path in its adapter_config.json: .* pass the unquantised"
+    with pytest.raises(UserError, match=message):
+        hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
+    edit_config(tmp_path / "base", quantization_config=None)  # as the message says
+    our_logits(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET))
+    (tmp_path / "adapter" / ADAPTER).unlink()
+    with pytest.raises(UserError, match=r"adapter has an adapter_config\.json and none of"):
+        hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
 
 
 def test_adapters_of_another_base_are_named(tmp_path):

@@ -164,7 +164,8 @@ def refusal(what: str) -> UserError:
     """Returns the error to raise for a `quantization_config` that is not supported."""
     return UserError(
         f"config.json has a quantization_config with {what}, which is not supported; pass the "
-        "unquantised checkpoint (weights_dtype='int8' rounds it when it is loaded)"
+        "unquantised checkpoint (weights_dtype='int8' rounds it when it is loaded), or remove the "
+        "field if the files hold floats"
     )
 
 

@@ -56,6 +56,8 @@ def quantization_method(json: Mapping[str, Any]) -> Method | None:
         return None
     method = config.get("quant_method") if isinstance(config, dict) else None
     read = _METHODS.get(method) if isinstance(method, str) else None
+    if method == "bitsandbytes" and not (config.get("load_in_4bit") or config.get("load_in_8bit")):
+        return None
     if read is None:
         raise refusal(f"quant_method={method!r} ({', '.join(_METHODS)} are supported)")
     try:
