@@ -461,11 +461,11 @@ def test_an_adapter_of_an_adapter_is_refused(tmp_path, links):
 
 def test_where_an_adapters_base_is(tmp_path, links):
     """By a path from the adapter's own directory; the base's config may lie beside the adapter."""
-    adapter(tmp_path / "adapter", base="../base")
-    target(tmp_path / "base")
+    adapter(tmp_path / "adapter", base="../base-of-it")
+    target(tmp_path / "base-of-it")
     joined = hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
     expected = our_logits(joined)
-    shutil.copy(tmp_path / "base" / "config.json", tmp_path / "adapter")
+    shutil.copy(tmp_path / "base-of-it" / "config.json", tmp_path / "adapter")
     np.testing.assert_array_equal(
         our_logits(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)), expected
     )
