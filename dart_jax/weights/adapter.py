@@ -8,11 +8,12 @@ transformers applies it, too.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,12 @@ from dart_jax.files import user_cache
 from dart_jax.weights.layouts import EMBEDDING, HEAD, text_tensor
 from dart_jax.weights.quantized.methods import quantization_method
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
+from dart_jax.weights.tensor_files import ADAPTER as CONFIG
 from dart_jax.weights.tensor_files import TensorFiles, read_json, weight_files
 from dart_jax.weights.torch_file import open_torch
 
-CONFIG = "adapter_config.json"
 _TEMPLATES = "additional_chat_templates"
 _WEIGHTS = {"adapter_model.safetensors": open_safetensors, "adapter_model.bin": open_torch}
-# Names of a tokenizer's files begin with one of these.
-_TOKENIZER = (
-    "tokenizer",
-    "special_tokens_map",
-    "added_tokens",
-    "vocab",
-    "merges",
-    "tekken",
-    "chat_template",
-    _TEMPLATES,
-    "processor_config",
-)
 
 # Fields that are read, and fields that change nothing: those matter in training, or the adapter's
 # tensors say the same.
@@ -101,7 +90,9 @@ class LoraConfig:
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
 
 
-def with_base(directory: Path, resolve: Callable[[str, str | None], Path]) -> Path:
+def with_base(
+    directory: Path, resolve: Callable[[str, str | None], Path], tokenizer: Sequence[str]
+) -> Path:
     """Returns a directory with an adapter and its base.
 
     Args:
@@ -109,10 +100,16 @@ def with_base(directory: Path, resolve: Callable[[str, str | None], Path]) -> Pa
         the user's cache, to its files and those of its base. Its tokenizer comes before the base's.
         A path to the base is taken from the current directory, as by PEFT, else from this one.
       resolve: name and revision of a base -> its directory.
+      tokenizer: patterns of the names of a tokenizer's files.
 
     Raises:
       UserError: there is no base, or it cannot be read, or the adapter lacks its weights.
     """
+
+    def belongs(name: str) -> bool:
+        """Whether an entry is a tokenizer's: a file, or the folder of the pattern."""
+        return any(fnmatch.fnmatch(name, pattern.partition("/")[0]) for pattern in tokenizer)
+
     own = _entries(directory)
     # Programs that train adapters may leave the base's config.json beside them.
     alone = "config.json" not in own or any(name in own for name in _WEIGHTS)
@@ -140,8 +137,8 @@ def with_base(directory: Path, resolve: Callable[[str, str | None], Path]) -> Pa
     if any(name in files for name in weight_files()):
         _weights(directory)
     if any(name.startswith("tokenizer") for name in own):
-        files = {name: path for name, path in files.items() if not name.startswith(_TOKENIZER)}
-        files |= {name: path for name, path in own.items() if name.startswith(_TOKENIZER)}
+        files = {name: path for name, path in files.items() if not belongs(name)}
+        files |= {name: path for name, path in own.items() if belongs(name)}
     files |= {name: path for name, path in own.items() if name in (CONFIG, *_WEIGHTS)}
     links = {name: str(path.resolve()) for name, path in files.items()}
     digest = hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:24]

@@ -14,12 +14,14 @@ import numpy as np
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.weights.layouts import EMBEDDING as EMBEDDING_OF_TARGET
+from dart_jax.weights.layouts import HEAD
 from dart_jax.weights.parameters import STORED_DTYPES
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.target_files import BUFFERS
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors
 
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
 # Copies of the target's weights, with which speculators trains.
 _OF_TARGET = ("verifier_lm_head.weight", "verifier_norm.weight")
 # By how many rows the vocabulary of one tokenizer may differ between models: tables are padded to a
@@ -117,7 +119,7 @@ def with_stored_parts(
 def _head_of(target: Path) -> Tensor | None:
     """The head as a target's files store it; of a tied one, the embedding."""
     tensors = open_tensors(target).tensors
-    return tensors.get(HEAD, tensors.get(f"model.{EMBEDDING}"))
+    return tensors.get(HEAD, tensors.get(EMBEDDING_OF_TARGET))
 
 
 def draft_vocabulary(

@@ -14,10 +14,9 @@ from typing import Any
 from dart_jax.errors import UserError
 from dart_jax.progress import INTERVAL, say
 from dart_jax.weights.other_formats import other_format
-from dart_jax.weights.tensor_files import PAIR_SCORES
+from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
 
-_ADAPTER = "adapter_config.json"
-TOKENIZER = (
+_TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -29,10 +28,8 @@ TOKENIZER = (
     "chat_template*",
     "additional_chat_templates/*.jinja",
     "processor_config.json",
-    "config.json",
-    "generation_config.json",
-    _ADAPTER,
 )
+TOKENIZER = (*_TOKENIZER_FILES, "config.json", "generation_config.json", ADAPTER)
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS, "adapter_model.bin")
@@ -82,13 +79,14 @@ def resolve(
         )
     else:
         directory = _downloaded(name, revision, token, patterns)
-    if not (directory / _ADAPTER).is_file():
+    if not (directory / ADAPTER).is_file():
         return directory
     from dart_jax.weights import adapter  # which needs JAX
 
     return adapter.with_base(
         directory,
         lambda base, revision: resolve(base, revision=revision, token=token, patterns=patterns),
+        _TOKENIZER_FILES,
     )
 
 
@@ -120,7 +118,7 @@ def _downloaded(
     if len(first) < len(patterns) and not weights:
         directory = download(patterns)
     model = _WEIGHTS[0] in patterns
-    if model and not any((directory / file).is_file() for file in ("config.json", _ADAPTER)):
+    if model and not any((directory / file).is_file() for file in ("config.json", ADAPTER)):
         with _one_line(f"directory {name}", repository, revision):
             other = other_format(_files(repository, revision, token))
         raise UserError(f"{repository} has no config.json" + (f"; {other}" if other else ""))

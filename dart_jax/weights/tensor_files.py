@@ -21,6 +21,7 @@ WEIGHTS = "model.safetensors"
 # A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
 # as it is without them.
 PAIR_SCORES = "pair_scores.safetensors"
+ADAPTER = "adapter_config.json"  # of a LoRA adapter: see `weights.adapter`
 _TORCH_WEIGHTS = "pytorch_model.bin"
 _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
