@@ -60,6 +60,9 @@ def logarithm(x: _Float32) -> _Float32:
     """The search's natural logarithm (native/include/dart/exact_math.h) of positive normal numbers
     [n]."""
 
+def xxh64(data: bytes) -> int:
+    """XXH64 with seed 0, the checksum of n-gram files."""
+
 class NgramModel:
     """Reads the bytes of an n-gram file in place and keeps them alive; they must not change."""
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "dart/ngram_model.h"
 #include "dart/perfect_hash.h"
 #include "dart/reference_trie.h"
+#include "dart/xxh64.h"
 #include "numpy_arrays.h"
 
 namespace {
@@ -233,6 +235,9 @@ void bind_ngram(py::module_& m) {
         py::arg("precision"));
   m.def("perfect_hash", &perfect_hash, py::arg("first"), py::arg("second"));
   m.def("logarithm", &logarithms, py::arg("x"));
+  m.def(
+      "xxh64", [](std::string_view data) { return dart::xxh64(data.data(), data.size()); },
+      py::arg("data"));
 
   py::class_<PyNgramModel>(m, "NgramModel")
       .def(py::init<py::array, bool>(), py::arg("file"), py::arg("checksums") = true)

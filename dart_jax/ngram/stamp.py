@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.ngram.builder import writing
 from dart_jax.ngram.model import NgramModel
@@ -55,7 +56,7 @@ def stamp(source: Path, out: Path, tokenizer: Path, counted_with: Path | None) -
             fingerprint = tokenizer_fingerprint(other)
             header[_FINGERPRINT : _FINGERPRINT + len(fingerprint)] = fingerprint
             file.seek(0)
-            file.write(bytes(header) + struct.pack("<Q", _xxh64(bytes(header))))
+            file.write(bytes(header) + struct.pack("<Q", _core.xxh64(bytes(header))))
     return told
 
 
@@ -85,32 +86,3 @@ def _compared(
                 f"{theirs.get(id)!r} in {directory}; count one with that tokenizer"
             )
     return f"{len(different):,} ids are other tokens in {directory}; none of them occurs"
-
-
-# The primes of XXH64.
-_P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-_P4 = 0x85EBCA77C2B2AE63
-
-
-def _xxh64(data: bytes) -> int:
-    """XXH64 with seed 0 of at least 32 bytes, whose number is divisible by 8."""
-
-    def rotated(x: int, by: int) -> int:
-        x %= 2**64
-        return (x << by | x >> (64 - by)) % 2**64
-
-    words = struct.unpack(f"<{len(data) // 8}Q", data)
-    lanes = [(_P1 + _P2) % 2**64, _P2, 0, -_P1 % 2**64]
-    whole = len(words) // 4 * 4
-    for place, word in enumerate(words[:whole]):
-        lanes[place % 4] = rotated(lanes[place % 4] + word * _P2, 31) * _P1 % 2**64
-    hash = sum(map(rotated, lanes, (1, 7, 12, 18)))
-    for lane in lanes:
-        hash = (hash ^ rotated(lane * _P2, 31) * _P1) * _P1 + _P4
-    hash += len(data)
-    for word in words[whole:]:
-        hash = rotated(hash ^ rotated(word * _P2, 31) * _P1, 27) * _P1 + _P4
-    hash %= 2**64
-    hash = (hash ^ hash >> 33) * _P2 % 2**64
-    hash = (hash ^ hash >> 29) * _P3 % 2**64
-    return hash ^ hash >> 32
