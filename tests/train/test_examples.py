@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import duckdb
@@ -365,12 +366,20 @@ def test_turns_that_are_not_to_be_learned(encoder, template):
 
 @pytest.mark.skipif(not BENCH, reason="DART_BENCH names no directory")
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("gsm8k_test.jsonl", 1319), ("code_alpaca.json", 4535), ("mbpp.jsonl", 974)],
+    ("name", "count", "unused"),
+    [
+        ("gsm8k_test.jsonl", 1319, []),
+        ("code_alpaca.json", 4535, []),
+        ("mbpp.jsonl", 974, ["code, test_list", "challenge_test_list", "test_setup_code"]),
+    ],
 )
-def test_published_data(name, count, thinking):
+def test_published_data(name, count, unused, thinking):
     assert BENCH is not None
-    examples = [example for example, _ in read_all([Path(BENCH) / name])]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        examples = [example for example, _ in read_all([Path(BENCH) / name])]
+    told = [str(warning.message).partition("not used: ")[2] for warning in caught]
+    assert told == unused
     assert len(examples) == count
     for example, document in zip(examples[:200], thinking.encode(examples[:200]), strict=True):
         assert document is not None
