@@ -46,8 +46,10 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     own = cores[number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
     os.sched_setaffinity(0, own or cores)
 
-# Programs are small and run only a few times: LLVM's optimiser would take half of the total time.
+# Programs are small and run only a few times: LLVM's optimiser would take half of the total time,
+# and parts that are compiled side by side more than the whole.
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_QUICK += " --xla_cpu_parallel_codegen_split_count=1"
 if jax.version.__version_info__ < (0, 12):
     # Half of the time to compile; `test_fusions.py` has fusions compiled as users do. From 0.12 on
     # JAX does not know the flag.
@@ -60,6 +62,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(10**10)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+# Garbage is looked for between files: while programs are traced that takes a tenth of the time.
+gc.disable()
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update(
     "jax_compilation_cache_max_size", int(os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"])
@@ -99,19 +103,24 @@ class Golden:
         return [self.run["_".join(map(str, (name, i, *step)))] for i in range(4)]
 
 
-def pytest_collection_finish() -> None:
-    """What has been imported stays: no collection of garbage looks through it again."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _programs_of_one_file():
-    """Frees compiled programs after each file. They use memory mappings, and beyond the process's
-    limit (vm.max_map_count) the compiler crashes. Recompiled programs come from the cache above."""
+def _between_files():
+    """Collects garbage, and frees compiled programs when there are many. They take memory, and
+    mappings of it: beyond 65,530 (vm.max_map_count) the compiler crashes. What is compiled again
+    comes from the cache above."""
     yield
-    jax.clear_caches()
+    if _mappings() > 8_000:
+        jax.clear_caches()
     gc.collect()
+    gc.freeze()  # what is left stays: imported modules, fixtures of the session
+
+
+def _mappings() -> float:
+    """The number of this process's memory mappings; infinite where the system does not say."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return float("inf")
 
 
 @functools.cache

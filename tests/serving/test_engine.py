@@ -86,7 +86,7 @@ def test_every_text_is_that_of_generate(model, engine, expected):
     assert seen.generation_tokens == 2 * sum(len(expected(n)) for n in range(6))
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["plain", "ngram", "eagle3", "draft_model"])
 def test_every_method(model, expected, kind):
     drafter = {"plain": None, "ngram": NgramConfig()}.get(kind, DEMO / kind)
