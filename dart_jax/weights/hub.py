@@ -13,6 +13,7 @@ from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.progress import INTERVAL, say
+from dart_jax.weights.gguf import file as gguf
 from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
 
@@ -70,15 +71,14 @@ def resolve(
     path = _path(name)
     if path.is_dir():
         directory = path
-    elif path.exists():
-        raise UserError(
-            f"{name} is a GGUF file, which is not supported; pass the model's checkpoint of "
-            "safetensors and config.json"
-            if path.suffix == ".gguf"
-            else f"{name} is a file; pass the directory that contains it"
-        )
-    else:
+    elif not path.exists():
         directory = _downloaded(name, revision, token, patterns)
+    elif path.suffix == gguf.SUFFIX:
+        return _of_gguf(path)
+    else:
+        raise UserError(f"{name} is a file; pass the directory that contains it")
+    if (file := gguf.only_file(directory)) is not None:
+        return _of_gguf(file)
     if not (directory / ADAPTER).is_file():
         return directory
     from dart_jax.weights import adapter  # which needs JAX
@@ -88,6 +88,13 @@ def resolve(
         lambda base, revision: resolve(base, revision=revision, token=token, patterns=patterns),
         _TOKENIZER_FILES,
     )
+
+
+def _of_gguf(path: Path) -> Path:
+    """The directory for a GGUF file."""
+    from dart_jax.weights.gguf.directory import target_directory  # which needs JAX
+
+    return target_directory(path)
 
 
 def _downloaded(

@@ -13,6 +13,8 @@ from safetensors.numpy import save_file
 
 from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, write_atomically
+from dart_jax.weights.gguf.tensors import INDEX as GGUF_INDEX
+from dart_jax.weights.gguf.tensors import open_gguf
 from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.torch_file import open_torch
@@ -48,6 +50,9 @@ def open_tensors(directory: Path) -> TensorFiles:
     Raises:
       UserError: there are none, or one is damaged.
     """
+    if (directory / GGUF_INDEX).is_file():
+        path, tensors = open_gguf(directory)
+        return TensorFiles(path, tensors, [], set())
     for weights, open_file in _OPEN.items():
         path, index = directory / weights, _index(directory / weights)
         if path.is_file():

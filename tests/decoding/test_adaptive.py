@@ -125,6 +125,7 @@ def test_whatever_is_chosen_the_tokens_are_plain_decodings(
             assert generation.tau.min() > 1
 
 
+@pytest.mark.long
 def test_both_loops_learn_the_same(models, prompts, plain):
     """They verify the same trees, and tell the policy the same of them."""
     config = DecodeConfig(models.target, models.drafter, SIZES[-1])

@@ -62,7 +62,7 @@ def make(config, ngram, way, search=SearchConfig()):
     )
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 12), (SAMPLED, 5)])
 def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sampling, nodes):
     drafter, params = method

@@ -453,6 +453,7 @@ def reported(tmp_path_factory, monkeypatch):
     return report(tmp_path_factory.getbasetemp())
 
 
+@pytest.mark.long
 def test_report(reported):
     text, content, markdown = reported
     assert [case["context"] for case in content["cases"]] == [CONTEXT]
@@ -494,6 +495,7 @@ def test_report(reported):
         assert line in markdown
 
 
+@pytest.mark.long
 def test_what_was_left_out(reported):
     text, content, markdown = reported
     [large, long, both] = content["left_out"]
@@ -508,6 +510,7 @@ def test_what_was_left_out(reported):
         assert line in markdown
 
 
+@pytest.mark.long
 def test_figure(reported, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "latency.png"
     assert path.read_bytes().startswith(b"\x89PNG")

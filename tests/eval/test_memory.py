@@ -84,7 +84,7 @@ def test_weights_in_8_bits(name):
     assert needed.caches == of(loaded, 200).caches
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["llama-3.1-70b", "qwen3-30b-a3b", "qwen3-4b"])
 def test_both_programs_count_the_same_weights(shape):
     """`eval.compile` counts as many bytes, and besides the ids of the drafter's vocabulary."""

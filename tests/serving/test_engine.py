@@ -76,14 +76,15 @@ def expected(model):
 
 def test_every_text_is_that_of_generate(model, engine, expected):
     """Among neighbours of all kinds, in any slot, drafted; and once more, with the kept pages."""
+    cases = (0, 2, 5)  # the rest: `test_every_way_to_compute`
     for _ in range(2):
-        answers = ask(engine, *(request_of(model, n) for n in range(6)))
-        assert [answer.tokens for answer in answers] == [expected(n) for n in range(6)]
+        answers = ask(engine, *(request_of(model, n) for n in cases))
+        assert [answer.tokens for answer in answers] == [expected(n) for n in cases]
     seen = engine.statistics()
     assert (seen.running, seen.waiting, seen.pages_used) == (0, 0, 0)
     assert seen.prefix_hits > 0
     assert seen.accepted_tokens == sum(seen.accepted_per_position) > 0
-    assert seen.generation_tokens == 2 * sum(len(expected(n)) for n in range(6))
+    assert seen.generation_tokens == 2 * sum(len(expected(n)) for n in cases)
 
 
 @pytest.mark.long

@@ -40,7 +40,7 @@ def engine(models):
 def request_of(models, n, **others):
     """A prompt of the text, sampled or not, with a budget: all different."""
     tokens = tokens_of(models["dart"], TEXT[40 * n : 60 * n + 30])
-    sampling = Sampling((0.0, 0.9)[n % 2], top_k=(0, 0, 30)[n % 3])
+    sampling = Sampling((0.0, 0.9)[n % 2])
     return Request(tokens, 20 + n, sampling, seed=n, **others)
 
 

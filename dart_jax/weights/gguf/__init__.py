@@ -1,0 +1,5 @@
+"""GGUF files as targets: what a directory in the Hugging Face layout says, taken from the file.
+
+`directory.py` makes such a directory, in the user's cache, of small files and an index of the
+tensors; these are read, and dequantised, from the GGUF file itself. Start there.
+"""

@@ -1,0 +1,126 @@
+"""The metadata of a GGUF file, and where its tensors lie; of all files, if it was split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dart_jax.errors import UserError
+
+SUFFIX = ".gguf"
+# One of the files that `gguf-split` writes.
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf$")
+
+
+class Stored(NamedTuple):
+    """A tensor as it lies in a file.
+
+    Attributes:
+      file: the number of the file, from 0.
+      offset: of its first byte.
+      kind: the name of its type in `gguf.GGMLQuantizationType`.
+      shape: the outermost axis first, as NumPy has it; in files it is the last.
+    """
+
+    file: int
+    offset: int
+    kind: str
+    shape: tuple[int, ...]
+
+
+class GgufFiles(NamedTuple):
+    """One model.
+
+    Attributes:
+      paths: its files, in their order.
+      metadata: the fields of the first one.
+      tensors: of all of them, by name.
+    """
+
+    paths: tuple[Path, ...]
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+
+
+def parts(name: str) -> list[str]:
+    """Returns the names of a model's files: several if the name is of one that was split."""
+    match = _SPLIT.match(name)
+    if match is None:
+        return [name]
+    stem, _, count = match.groups()
+    return [f"{stem}-{n:05}-of-{count}{SUFFIX}" for n in range(1, int(count) + 1)]
+
+
+def read(path: Path) -> GgufFiles:
+    """Reads what comes before the weights.
+
+    Args:
+      path: the file, or any of those that it was split into.
+
+    Raises:
+      UserError: a file is missing or damaged, or has another order of bytes than this machine.
+    """
+    paths = tuple(path.with_name(name) for name in parts(path.name))
+    missing = [part.name for part in paths if not part.is_file()]
+    if missing:
+        raise UserError(f"{path.parent} lacks {', '.join(missing)} of the files of {path.name}")
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, Stored] = {}
+    for number, part in enumerate(paths):
+        reader = _open(part)
+        if not metadata:
+            metadata = {name: field.contents() for name, field in reader.fields.items()}
+        for tensor in reader.tensors:
+            shape = tuple(int(size) for size in reversed(tensor.shape))
+            offset, kind = int(tensor.data_offset), tensor.tensor_type.name
+            tensors[tensor.name] = Stored(number, offset, kind, shape)
+    return GgufFiles(paths, metadata, tensors)
+
+
+def only_file(directory: Path) -> Path | None:
+    """Returns the GGUF file of a directory that holds no other checkpoint; None if it has none.
+
+    Raises:
+      UserError: there are several to choose from.
+    """
+    if (directory / "config.json").is_file():
+        return None
+    name = only_name(str(directory), [path.name for path in directory.iterdir()])
+    return None if name is None else directory / name
+
+
+def only_name(where: str, names: Iterable[str]) -> str | None:
+    """Returns the name of the one model among the files of a directory or a repository, as that of
+    its first file; None if there is no GGUF file.
+
+    Raises:
+      UserError: there are several to choose from.
+    """
+    models = [name for name in names if name.endswith(SUFFIX) and "mmproj" not in name]
+    firsts = sorted({parts(name)[0] for name in models})
+    if len(firsts) > 1:
+        named = ", ".join(f"{where}/{name}" for name in firsts)
+        raise UserError(f"{where} holds several GGUF files; name one: {named}")
+    return firsts[0] if firsts else None
+
+
+def _open(path: Path) -> Any:
+    """Opens a file with the `gguf` package."""
+    import gguf  # imports more than it needs
+
+    try:
+        reader = gguf.GGUFReader(path)
+    except Exception as error:  # the package raises whatever NumPy does
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"cannot read {path}: {reason}; the file is damaged or incomplete, or has a type of "
+            "weights that the installed package gguf does not know: pip install -U gguf"
+        ) from None
+    if reader.byte_order != "I":
+        raise UserError(
+            f"{path} was written for machines with the other order of bytes; convert it with "
+            "gguf-convert-endian"
+        )
+    return reader

@@ -1,0 +1,82 @@
+"""Which tensor of a GGUF file is which of the Hugging Face layout, and what was done to it."""
+
+from __future__ import annotations
+
+import re
+
+from dart_jax.models.config import TargetConfig
+from dart_jax.weights.gguf.file import GgufFiles, Stored
+from dart_jax.weights.gguf.tensors import Source, opened, size_of
+from dart_jax.weights.layouts import layout
+
+# Architectures whose files have the two halves of a head's queries and keys interleaved.
+_INTERLEAVED = ("granite", "llama", "smollm3")
+# Architectures whose files have the offset of the norms added to their scales.
+_OFFSET_NORMS = ("gemma", "gemma2", "gemma3")
+# Divisors of RoPE's frequencies, which are part of the config.
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight$")
+_EXPERT_PARTS = {
+    **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
+    **{"w1": "gate", "w3": "up", "w2": "down"},
+}
+
+
+def sources(files: GgufFiles, config: TargetConfig) -> dict[str, Source]:
+    """Finds the tensors of a target in its GGUF file.
+
+    Args:
+      files: the model.
+      config: as `config.hf_config` has it.
+
+    Returns:
+      By name; what belongs to no target keeps its own name.
+    """
+    import gguf
+
+    architecture = files.metadata["general.architecture"]
+    by_value = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(by_value[architecture], config.num_hidden_layers)
+    left = {name: stored for name, stored in files.tensors.items() if name not in ROPE_FACTORS}
+    used: dict[str, Source] = {}
+    whole: set[str] = set()
+    for name, entry in layout(config).items():
+        if match := _EXPERT.match(name):
+            layer, expert, part = match.groups()
+            own = f"blk.{layer}.ffn_{_EXPERT_PARTS[part]}_exps.weight"
+            if own in left:
+                used[name] = Source(_slice(left[own], int(expert)), left[own].shape[1:])
+                whole.add(own)
+            continue
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if own is None or own not in left:
+            continue
+        stored = left[own]
+        heads, offset = 0, 0.0
+        if architecture in _INTERLEAVED and ".attn_q." in own:
+            heads = config.num_attention_heads
+        elif architecture in _INTERLEAVED and ".attn_k." in own:
+            heads = config.num_key_value_heads
+        elif architecture in _OFFSET_NORMS and "norm" in own:
+            offset = 1.0
+        # One that is stored as a vector: the gate of a shared expert.
+        shape = entry.shape if stored.shape == entry.shape[1:] else stored.shape
+        used[name] = Source(stored, shape, heads, offset)
+        whole.add(own)
+    others = {name: Source(s, s.shape) for name, s in left.items() if name not in whole}
+    return used | others
+
+
+def rope_factors(files: GgufFiles) -> dict[str, list[float]]:
+    """Reads the divisors of RoPE's frequencies that the files hold."""
+    found = {name: files.tensors[name] for name in ROPE_FACTORS if name in files.tensors}
+    return {
+        name: opened(files.paths, Source(stored, stored.shape)).read().astype(float).tolist()
+        for name, stored in found.items()
+    }
+
+
+def _slice(stored: Stored, expert: int) -> Stored:
+    """One expert's part of a tensor of all of them."""
+    shape = stored.shape[1:]
+    return stored._replace(offset=stored.offset + expert * size_of(stored.kind, shape), shape=shape)

@@ -1,0 +1,144 @@
+"""The tensors of a GGUF file, read and dequantised; and the index that says where they lie."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from dart_jax.errors import UserError
+from dart_jax.weights.gguf.file import Stored
+from dart_jax.weights.safetensors_file import Region, Tensor, damaged
+
+INDEX = "gguf.index.json"
+
+# Types that need no package to read.
+_FLOATS = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class Source(NamedTuple):
+    """Where a tensor of the Hugging Face layout comes from.
+
+    Attributes:
+      stored: as it lies in the file.
+      shape: as the layout has it.
+      heads: how many heads have their halves interleaved; 0 for none.
+      offset: is subtracted.
+    """
+
+    stored: Stored
+    shape: tuple[int, ...]
+    heads: int = 0
+    offset: float = 0.0
+
+
+def open_gguf(directory: Path) -> tuple[Path, dict[str, Tensor]]:
+    """Opens the tensors of a directory that `target_directory` returned.
+
+    Returns:
+      The (first) GGUF file, and the tensors by their names in the Hugging Face layout.
+
+    Raises:
+      UserError: a file is no longer there.
+    """
+    content = json.loads((directory / INDEX).read_text())
+    paths = tuple(map(Path, content["files"]))
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"no file {path}; it was there before, bring it back")
+    found = _from_json(content["tensors"])
+    return paths[0], {name: opened(paths, source) for name, source in found.items()}
+
+
+def opened(paths: tuple[Path, ...], source: Source) -> Tensor:
+    """Returns a tensor that is dequantised when it is read: to float32, or in its own dtype if it
+    holds plain floats.
+
+    Raises:
+      UserError: its type is not supported.
+    """
+    stored, path = source.stored, paths[source.stored.file]
+    dequantize = _dequantizer(path, stored.kind)
+    dtype = _FLOATS.get(stored.kind, np.dtype(np.float32))
+    row = size_of(stored.kind, stored.shape[-1:])
+    rows = math.prod(stored.shape[:-1])
+
+    def read_rows(first: int, last: int) -> np.ndarray:
+        """Some rows of the tensor as it is stored, and dequantised."""
+        count = (last - first) * row
+        numbers = np.fromfile(path, np.uint8, count, offset=stored.offset + first * row)
+        if numbers.size < count:
+            raise damaged(path, "it is too short")
+        floats = numbers.view(dtype) if dequantize is None else dequantize(numbers, last - first)
+        return floats.reshape(last - first, -1)
+
+    def read() -> np.ndarray:
+        tensor = read_rows(0, rows)
+        if source.heads:  # [heads, half, 2] -> [heads, 2, half]
+            tensor = tensor.reshape(source.heads, -1, 2, *stored.shape[1:]).swapaxes(1, 2)
+        if source.offset:
+            tensor = tensor - np.asarray(source.offset, dtype)
+        return np.ascontiguousarray(tensor.reshape(source.shape))
+
+    def read_part(region: Region) -> np.ndarray:
+        first, last, _ = region[0].indices(source.shape[0])
+        inner = rows // source.shape[0]
+        part = read_rows(first * inner, last * inner)
+        return part.reshape(last - first, *source.shape[1:])[(slice(None), *region[1:])]
+
+    in_parts = len(source.shape) > 1 and not source.heads and not source.offset
+    whole_rows = in_parts and source.shape == stored.shape
+    return Tensor(source.shape, dtype, read, read_part if whole_rows else None)
+
+
+def size_of(kind: str, shape: tuple[int, ...]) -> int:
+    """The size of a tensor in a file."""
+    if kind in _FLOATS:
+        return math.prod(shape) * _FLOATS[kind].itemsize
+    import gguf
+
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return math.prod(shape) // block * size
+
+
+def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray, int], np.ndarray] | None:
+    """Makes floats of the bytes of so many rows; None for what needs it not."""
+    if kind in _FLOATS:
+        return None
+    import gguf
+
+    type_ = gguf.GGMLQuantizationType[kind]
+
+    def dequantize(numbers: np.ndarray, rows: int) -> np.ndarray:
+        return gguf.dequantize(numbers.reshape(rows, -1), type_)
+
+    try:
+        dequantize(np.zeros(gguf.GGML_QUANT_SIZES[type_][1], np.uint8), 1)
+    except NotImplementedError:
+        raise UserError(
+            f"{path} holds weights of type {kind}, which the installed package gguf cannot "
+            "dequantise; pass a file of another type, such as Q8_0 or Q4_K_M"
+        ) from None
+    return dequantize
+
+
+def to_json(found: Mapping[str, Source]) -> dict[str, Any]:
+    """The form in which an index holds sources."""
+    return {name: [*source.stored, *source[1:]] for name, source in found.items()}
+
+
+def _from_json(json: Mapping[str, list[Any]]) -> dict[str, Source]:
+    """Reads what `to_json` returned."""
+    return {
+        name: Source(Stored(file, offset, kind, tuple(stored)), tuple(shape), heads, minus)
+        for name, (file, offset, kind, stored, shape, heads, minus) in json.items()
+    }

@@ -1,0 +1,195 @@
+"""The tokenizer of a GGUF file, in the files that `tokenizers` and `transformers` read.
+
+A file holds tokens, merges or scores, and the name of a rule by which text is split before tokens
+are merged. The rules are those of the models' own tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from dart_jax.errors import UserError
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
+_SPACE = "\u2581"  # what SentencePiece writes for a space
+# Architectures whose merges are in the order of the tokens, not of their scores.
+_IN_ORDER = ("gemma", "gemma2", "gemma3")
+
+# Regular expressions that split text, as in the models' own tokenizers.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
+)
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+_SLASHED = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
+_TEKKEN = rf"{_CASED.replace('{0}', '')}|\p{{N}}|{_SLASHED}"
+_GPT4O = rf"{_CASED.replace('{0}', _CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{_SLASHED}"
+# tokenizer.ggml.pre -> the expression; None: that of GPT-2, which byte-level tokenizers have.
+_SPLITS: dict[str, str | None] = {
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2"), None),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": _TEKKEN,
+}
+# Those that split off each digit first, and then are like GPT-2's.
+_DIGITS = ("smollm", "starcoder", "refact", "command-r")
+# Those that take a word that is a token as it is, without merging.
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+
+
+def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Builds the tokenizer.
+
+    Raises:
+      UserError: the file `path` has none, or one of a kind that is not supported.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not tokens or kind not in ("gpt2", "llama"):
+        raise _refusal(path, f"has a tokenizer of the kind {kind!r}" if tokens else "has none")
+    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    unknown = next((t for t, type_ in zip(tokens, types, strict=True) if type_ == _UNKNOWN), None)
+    try:
+        if kind == "gpt2":
+            made = _byte_level(path, metadata, tokens)
+        else:
+            tokens = _respelled(tokens, types)
+            made = _sentencepiece(metadata, tokens, unknown)
+    except UserError:
+        raise
+    except Exception as error:  # the library raises no narrower class
+        raise _refusal(path, f"has a damaged one ({' '.join(str(error).split())})") from None
+    for token, type_ in zip(tokens, types, strict=True):
+        if type_ == _CONTROL or (type_ == _UNKNOWN and kind == "llama"):
+            made.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        elif type_ == _USER_DEFINED and token.strip(_SPACE):
+            made.add_tokens([AddedToken(token, special=False, normalized=False)])
+    _add_ends(made, metadata, tokens)
+    return made
+
+
+def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `tokenizer_config.json`: the named tokens and the chat templates."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    config: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+    for name, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        id = metadata.get(f"tokenizer.ggml.{field}_token_id")
+        if id is not None and 0 <= id < len(tokens):
+            config[f"{name}_token"] = tokens[id]
+    template = metadata.get("tokenizer.chat_template")
+    names = metadata.get("tokenizer.chat_templates") or []
+    if names:
+        named = {name: metadata.get(f"tokenizer.chat_template.{name}") for name in names}
+        all_templates = {"default": template, **named}
+        config["chat_template"] = [
+            {"name": name, "template": text} for name, text in all_templates.items() if text
+        ]
+    elif template:
+        config["chat_template"] = template
+    return config
+
+
+def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """The ids that end a text, a turn or a message."""
+    names = ("eos", "eot", "eom")
+    ids = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
+    return list(dict.fromkeys(id for id in ids if id is not None))
+
+
+def _byte_level(
+    path: Path, metadata: Mapping[str, Any], tokens: Sequence[str]
+) -> tokenizers.Tokenizer:
+    """GPT-2's kind: merges of bytes, within parts into which text is split first."""
+    rule = metadata.get("tokenizer.ggml.pre")
+    if rule not in _SPLITS and rule not in _DIGITS:
+        raise _refusal(path, f"splits text by the rule {rule!r} (tokenizer.ggml.pre)")
+    merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges") or ()]
+    vocab = {token: id for id, token in enumerate(tokens)}
+    made = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rule in _WHOLE_WORDS))
+    split = _SPLITS.get(rule)
+    if split is not None:
+        first: Any = [pre_tokenizers.Split(Regex(split), "isolated")]
+    else:
+        first = [pre_tokenizers.Digits(individual_digits=True)] if rule in _DIGITS else []
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    made.pre_tokenizer = pre_tokenizers.Sequence([*first, bytes_])
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _respelled(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
+    """Writes tokens of spaces alone, which Gemma's files hold as text, as SentencePiece does."""
+    return [
+        _SPACE * len(token) if type_ == _USER_DEFINED and not token.strip(" ") else token
+        for token, type_ in zip(tokens, types, strict=True)
+    ]
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any], tokens: Sequence[str], unknown: str | None
+) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: two neighbours are merged whose union is the best token."""
+    vocab = {token: id for id, token in enumerate(tokens)}
+    if metadata["general.architecture"] in _IN_ORDER:
+        rank: Mapping[str, float] = vocab
+    else:
+        scores = metadata["tokenizer.ggml.scores"]
+        rank = {token: -score for token, score in zip(tokens, scores, strict=True)}
+    merges = metadata.get("tokenizer.ggml.merges")
+    pairs = _merges(vocab, rank) if merges is None else [tuple(m.split(" ")) for m in merges]
+    made = tokenizers.Tokenizer(
+        models.BPE(vocab, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    spaces = normalizers.Replace(" ", _SPACE)
+    ends: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
+        ends.append(decoders.Strip(" ", 1, 0))
+    else:
+        made.normalizer = spaces
+    made.decoder = decoders.Sequence(ends)
+    return made
+
+
+def _merges(vocab: Mapping[str, int], rank: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The pairs of tokens whose union is one, the best union first."""
+    pairs = []
+    for token in sorted(vocab, key=lambda token: (rank[token], vocab[token])):
+        cuts = ((token[:n], token[n:]) for n in range(1, len(token)))
+        own = [(left, right) for left, right in cuts if left in vocab and right in vocab]
+        pairs += sorted(own, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    return pairs
+
+
+def _add_ends(
+    made: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str]
+) -> None:
+    """Adds the tokens that texts begin and end with."""
+    kind, rule = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
+    begins = kind == "llama" or rule in _WHOLE_WORDS  # if the file does not say
+    parts, special = ["$A"], []
+    for name, default in (("bos", begins), ("eos", False)):
+        id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if id is not None and metadata.get(f"tokenizer.ggml.add_{name}_token", default):
+            parts = [tokens[id], *parts] if name == "bos" else [*parts, tokens[id]]
+            special.append((tokens[id], id))
+    if special:
+        made.post_processor = processors.TemplateProcessing(parts, special_tokens=special)
+
+
+def _refusal(path: Path, why: str) -> UserError:
+    return UserError(
+        f"{path} {why}, of which no tokenizer can be made; put the model's tokenizer.json, and "
+        "tokenizer_config.json for chats, into the same directory"
+    )

@@ -1,0 +1,312 @@
+"""GGUF files as targets: what was converted comes back, in every architecture."""
+
+import dataclasses
+import json
+import shutil
+
+import gguf
+import jax
+import numpy as np
+import pytest
+from gguf_files import metadata_of, write
+from tokenizers_made import TEXTS, byte_level
+
+from dart_jax.errors import InputWarning, UserError
+from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.models.pure import abstract_params
+from dart_jax.models.rope import Rope
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import load_target, save_target
+from dart_jax.weights.generation_file import load_eos
+from dart_jax.weights.target_files import open_target
+
+LLAMA = TargetConfig(
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    rms_norm_eps=2.0**-17,
+    rope=Rope(1e4),
+    max_position_embeddings=64,
+    model_type="llama",
+)
+EXPERTS = MoEConfig(5, 2, 48, norm_topk_prob=True)
+LONGROPE = Rope(
+    1e4,
+    "longrope",
+    (
+        ("short_factor", (1.25, 1.5)),
+        ("long_factor", (2.0, 5.0)),
+        ("original_max_position_embeddings", 48),
+        ("factor", 64 / 48),
+        ("attention_factor", 1.5),
+    ),
+    0.5,
+)
+GEMMA = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "num_hidden_layers": 6}
+SCALES = {
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.5,
+}
+BIASES = {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}
+# Name -> what is not as in LLAMA, and the metadata that no field of `config.json` has.
+MODELS = {
+    "Llama": ({}, {}),
+    "Llama, biases, tied": ({**BIASES, "tie_word_embeddings": True}, {}),
+    "Llama, linear": (
+        {"rope": Rope(1e4, "linear", (("factor", 4.0),))},
+        {"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": 4.0},
+    ),
+    "Mixtral": (
+        {"model_type": "mixtral", "moe": dataclasses.replace(EXPERTS, intermediate_size=64)},
+        {},
+    ),
+    "Qwen2": ({"model_type": "qwen2", "attention_bias": True}, {}),
+    "Qwen3": ({"model_type": "qwen3", "head_dim": 16}, {}),
+    "Qwen3-MoE": ({"model_type": "qwen3_moe", "moe": EXPERTS}, {}),
+    "Qwen2-MoE": (
+        {
+            "model_type": "qwen2_moe",
+            "attention_bias": True,
+            "moe": dataclasses.replace(EXPERTS, norm_topk_prob=False, shared_intermediate_size=28),
+        },
+        {},
+    ),
+    "Phi-3": ({"model_type": "phi3", "sliding_window": 10}, {}),
+    "Phi-3, longrope": (
+        {"model_type": "phi3", "rope": LONGROPE},
+        {
+            "{arch}.rope.scaling.original_context_length": 48,
+            "{arch}.rope.scaling.attn_factor": 1.5,
+        },
+    ),
+    "Gemma": ({"model_type": "gemma", **GEMMA}, {}),
+    "Gemma 2": (
+        {
+            "model_type": "gemma2",
+            **GEMMA,
+            "sliding_window": 5,
+            "sliding_layers": (0, 2, 4),
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 8,
+        },
+        {},
+    ),
+    "Gemma 3": (
+        {
+            "model_type": "gemma3_text",
+            **GEMMA,
+            "sliding_window": 5,
+            "sliding_layers": (0, 1, 2, 3, 4),
+            "query_pre_attn_scalar": 8,
+            "rope": Rope(1e6, "linear", (("factor", 8.0),)),
+            "sliding_rope": Rope(1e4),
+        },
+        {"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": 8.0},
+    ),
+    "Granite": ({"model_type": "granite", **SCALES}, {}),
+    "SmolLM3": (
+        {"model_type": "smollm3", "num_hidden_layers": 5, "no_rope_layers": (3,)},
+        {},
+    ),
+    "Seed-OSS": ({"model_type": "seed_oss", "attention_bias": True}, {}),
+    "OLMo 2": ({"model_type": "olmo2"}, {}),
+    "OLMo 3": (
+        {
+            "model_type": "olmo3",
+            "num_hidden_layers": 4,
+            "sliding_window": 7,
+            "sliding_layers": (0, 1, 2),
+            "rope": Rope(5e5),
+        },
+        {"{arch}.attention.sliding_window_pattern": [True, True, True, False]},
+    ),
+}
+FACTORS = {
+    "Phi-3, longrope": {
+        "rope_factors_short.weight": np.array([1.25, 1.5], np.float32),
+        "rope_factors_long.weight": np.array([2.0, 5.0], np.float32),
+    }
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def random_params(config):
+    """Numbers to which 1 can be added without rounding."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda p: jax.numpy.asarray(rng.integers(-99, 99, p.shape) / 128, "float32"),
+        abstract_params(config),
+    )
+
+
+def save(directory, config):
+    """A checkpoint in the Hugging Face layout; returns its parameters."""
+    params = random_params(config)
+    save_target(directory, config, params, eos=(1,))
+    return params
+
+
+def resolved(path):
+    return hub.resolve(path, patterns=hub.TARGET)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_was_converted_comes_back(name, tmp_path):
+    changes, extra = MODELS[name]
+    config = dataclasses.replace(LLAMA, **changes)
+    expected = save(tmp_path / "hf", config)
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra, tensors=FACTORS.get(name))
+    directory = resolved(path)
+    found, params = load_target(directory)
+    assert found == config
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    assert load_eos(directory) == (1,)
+
+
+def test_divisors_of_frequencies(tmp_path):
+    """Llama 3's scaling is stored as the numbers that come of it."""
+    llama3 = (
+        ("factor", 8.0),
+        ("low_freq_factor", 1.0),
+        ("high_freq_factor", 4.0),
+        ("original_max_position_embeddings", 16),
+    )
+    rope = Rope(100.0, "llama3", llama3)
+    save(tmp_path / "hf", dataclasses.replace(LLAMA, rope=Rope(100.0)))
+    factors = Rope(100.0).frequencies(8) / rope.frequencies(8)
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", tensors={"rope_freqs.weight": factors})
+    config, _ = open_target(resolved(path))
+    np.testing.assert_allclose(config.rope.frequencies(8), rope.frequencies(8), rtol=1e-6)
+    assert config.rope.amplitude == 1
+    assert config.max_length == LLAMA.max_position_embeddings
+
+
+def test_files_of_one_model(tmp_path):
+    """Any of the files that it was split into, and the directory, stand for the model."""
+    expected = save(tmp_path / "hf", LLAMA)
+    (tmp_path / "split").mkdir()
+    first = write(tmp_path / "split" / "m.gguf", tmp_path / "hf", shards=11)
+    files = sorted(first.parent.iterdir())
+    assert len(files) > 2
+    for place in (first.parent, *files):
+        _, params = load_target(resolved(place))
+        jax.tree.map(np.testing.assert_array_equal, params, expected)
+    files[1].unlink()
+    with pytest.raises(UserError, match=f"lacks {files[1].name} of the files of"):
+        resolved(first)
+
+
+def test_several_files(tmp_path):
+    for name in ("a.gguf", "b.gguf", "mmproj-a.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=r"several GGUF files; name one: .*a\.gguf, .*b\.gguf$"):
+        resolved(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+def test_types_of_weights(kind, tmp_path):
+    """Matrices are what the package makes of them, whole and in parts."""
+    save(tmp_path / "hf", LLAMA)
+    type_ = gguf.GGMLQuantizationType[kind]
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", kinds={"ffn|token_embd|output": type_})
+    _, files = open_target(resolved(path))
+    reader = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    for name, own in (
+        ("model.embed_tokens.weight", "token_embd.weight"),
+        ("model.layers.1.mlp.down_proj.weight", "blk.1.ffn_down.weight"),
+    ):
+        tensor, stored = files.tensors[name], reader[own]
+        assert stored.tensor_type == type_
+        whole = gguf.dequantize(stored.data, stored.tensor_type)
+        np.testing.assert_array_equal(tensor.read().astype(np.float32), whole)
+        part = tensor.read_part((slice(3, 9), slice(5, 20)))
+        np.testing.assert_array_equal(part.astype(np.float32), whole[3:9, 5:20])
+
+
+def test_a_tokenizer_of_bytes(tmp_path):
+    """The same tokens as before the conversion; chat template and named tokens are there."""
+    original = byte_level()
+    original.normalizer = None
+    config = dataclasses.replace(LLAMA, vocab_size=original.get_vocab_size())
+    save(tmp_path / "hf", config)
+    metadata = metadata_of(original, "qwen2")
+    vocab = original.get_vocab()
+    metadata["tokenizer.ggml.bos_token_id"] = vocab["<|im_start|>"]
+    metadata["tokenizer.ggml.eos_token_id"] = vocab["<|im_end|>"]
+    metadata["tokenizer.ggml.eot_token_id"] = vocab["</s>"]
+    template = "{% for m in messages %}{{ bos_token + m.content + eos_token }}{% endfor %}"
+    metadata["tokenizer.chat_template"] = template
+    directory = resolved(write(tmp_path / "m.gguf", tmp_path / "hf", tokenizer=metadata))
+    tokenizer = Tokenizer.load(directory)
+    for text in ("Hello, world! isn't it?", "a<|im_end|>b", "12 345", "naïve\n\n x"):
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+    chat = tokenizer.wrapped.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert chat == "<|im_start|>x<|im_end|>"
+    assert load_eos(directory) == (vocab["<|im_end|>"], vocab["</s>"])
+
+
+def refused(tmp_path, match, **options):
+    save(tmp_path / "hf", LLAMA)
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", **options)
+    with pytest.raises(UserError, match=match):
+        resolved(path)
+    return path
+
+
+def test_an_unknown_rule_of_splitting(tmp_path):
+    """Refused by name; the cure in the message works."""
+    match = r"splits text by the rule 'bloom' .*put the model's tokenizer\.json"
+    path = refused(tmp_path, match, extra={"tokenizer.ggml.pre": "bloom"})
+    original = byte_level()
+    original.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(resolved(path))
+    assert tokenizer.encode(TEXTS[0]) == original.encode(TEXTS[0]).ids
+
+
+def test_another_architecture(tmp_path):
+    path = refused(
+        tmp_path,
+        r"architecture 'mamba'; supported in GGUF files are gemma, ",
+        extra={"general.architecture": "mamba"},
+    )
+    assert path.is_file()
+
+
+def test_a_field_that_is_not_known(tmp_path):
+    save(tmp_path / "hf", LLAMA)
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra={"llama.new_option": 3})
+    with pytest.warns(InputWarning, match="not used: new_option"):
+        resolved(path)
+
+
+def test_a_file_that_is_cut_off(tmp_path):
+    save(tmp_path / "hf", LLAMA)
+    path = write(tmp_path / "m.gguf", tmp_path / "hf")
+    whole = path.read_bytes()
+    for size in (10, 400, len(whole) // 2):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"cannot read .* damaged or incomplete"):
+            resolved(path)
+
+
+def test_a_file_that_went_away(tmp_path):
+    save(tmp_path / "hf", LLAMA)
+    path = write(tmp_path / "m.gguf", tmp_path / "hf")
+    directory = resolved(path)
+    shutil.move(path, tmp_path / "n.gguf")
+    with pytest.raises(UserError, match=r"no file .*m\.gguf"):
+        load_target(directory)
+    assert json.loads((directory / "config.json").read_text())["model_type"] == "llama"
