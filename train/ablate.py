@@ -39,6 +39,7 @@ from dart_jax.programs.provenance import environment
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import read_target_config
+from dart_jax.weights.gguf.tensors import gguf_files
 from dart_jax.weights.user_cache import load_ngram
 from train.data.packed_dataset import PackedDataset
 from train.data.prepare import prepare
@@ -284,7 +285,7 @@ def _settings(training: DrafterTraining, target: Path) -> dict[str, Any]:
     free = {f"--{name.replace('_', '-')}" for name in (*FREE, "out", "cache")}
     options = config_file.options(training) | {
         "--data": fingerprint(find_files(training.data.data)),
-        "--target": work_directory.contents(target.glob("*.safetensors")),
+        "--target": work_directory.contents([*target.glob("*.safetensors"), *gguf_files(target)]),
     }
     settings = {name: value for name, value in options.items() if name not in free}
     return json.loads(json.dumps(settings, default=str))

@@ -35,6 +35,7 @@ from dart_jax.model import DartModel
 from dart_jax.programs.command_line import RESUMABLE, Advice, parse, program
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
+from dart_jax.weights.gguf.tensors import gguf_files
 from train.data.answer_file import AnswerFile, Written, lines, unfinished, work_of
 from train.data.answers import (
     AnswerGenerator,
@@ -207,6 +208,7 @@ def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
         for path in target.iterdir()
         if path.is_file() and any(fnmatch(path.name, pattern) for pattern in hub.TARGET)
     ]
+    files += gguf_files(target)
     names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "unfinished")
     return {
         "version": _VERSION,

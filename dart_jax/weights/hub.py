@@ -53,13 +53,15 @@ def resolve(
 ) -> Path:
     """Returns the directory of a model, local or `owner/name` on the hub, downloaded if needed.
 
-    For a LoRA adapter, that is a directory that holds its base as well (see `adapter.with_base`).
+    For a LoRA adapter, that is a directory that holds its base as well (see `adapter.with_base`);
+    for a GGUF file, one in the user's cache (see `gguf.directory`).
 
     The hub's own settings apply: its cache, HF_HOME, HF_HUB_OFFLINE, HF_TOKEN. Cached models need
     no network.
 
     Args:
-      name: a directory or, if there is no such directory, a repository.
+      name: a directory or a GGUF file or, if there is neither, a repository or
+        `owner/name/file.gguf`.
       revision: branch, tag or commit of the repository.
       token: the hub's; None uses the one of `hf auth login`.
       patterns: files to download, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Of files in folders
@@ -68,33 +70,25 @@ def resolve(
     Raises:
       UserError: neither exists, or it cannot be downloaded; the message says why.
     """
-    path = _path(name)
-    if path.is_dir():
-        directory = path
-    elif not path.exists():
-        directory = _downloaded(name, revision, token, patterns)
-    elif path.suffix == gguf.SUFFIX:
-        return _of_gguf(path)
-    else:
+    place = _path(name)
+    if not place.exists():
+        place = _downloaded(name, revision, token, patterns)
+    if place.is_file() and place.suffix != gguf.SUFFIX:
         raise UserError(f"{name} is a file; pass the directory that contains it")
-    if (file := gguf.only_file(directory)) is not None:
-        return _of_gguf(file)
-    if not (directory / ADAPTER).is_file():
-        return directory
+    file = place if place.is_file() else gguf.only_file(place)
+    if file is not None:
+        from dart_jax.weights.gguf.directory import target_directory  # which needs JAX
+
+        return target_directory(file)
+    if not (place / ADAPTER).is_file():
+        return place
     from dart_jax.weights import adapter  # which needs JAX
 
     return adapter.with_base(
-        directory,
+        place,
         lambda base, revision: resolve(base, revision=revision, token=token, patterns=patterns),
         _TOKENIZER_FILES,
     )
-
-
-def _of_gguf(path: Path) -> Path:
-    """The directory for a GGUF file."""
-    from dart_jax.weights.gguf.directory import target_directory  # which needs JAX
-
-    return target_directory(path)
 
 
 def _downloaded(
@@ -103,8 +97,14 @@ def _downloaded(
     token: str | bool | None,
     patterns: Sequence[str],
 ) -> Path:
-    """Downloads the files of a repository that are not in the hub's cache; returns their place."""
-    repository = _repository(name, "directory")
+    """Downloads the files of a repository that are not in the hub's cache.
+
+    Returns:
+      Their directory; or the GGUF file that is named, or the only one where there is no other
+      checkpoint.
+    """
+    named = os.fspath(name).endswith(gguf.SUFFIX)
+    repository = _repository(name, "file" if named else "directory")
     import huggingface_hub
 
     def download(patterns: Sequence[str]) -> Path:
@@ -119,6 +119,17 @@ def _downloaded(
             )
         return Path(found)
 
+    def download_model(file: str) -> Path:
+        with _one_line(f"file {name}", repository, revision):
+            options: Any = {"revision": revision, "token": token, "tqdm_class": _progress()}
+            found = [
+                huggingface_hub.hf_hub_download(repository, part, **options)
+                for part in gguf.parts(file)
+            ]
+        return Path(found[0])
+
+    if named:
+        return download_model(os.fspath(name)[len(repository) + 1 :])
     first = [pattern for pattern in patterns if ".bin" not in pattern]
     directory = download(first)
     weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
@@ -127,7 +138,10 @@ def _downloaded(
     model = _WEIGHTS[0] in patterns
     if model and not any((directory / file).is_file() for file in ("config.json", ADAPTER)):
         with _one_line(f"directory {name}", repository, revision):
-            other = other_format(_files(repository, revision, token))
+            names = _files(repository, revision, token)
+        if file := gguf.only_name(repository, names):
+            return download_model(file)
+        other = other_format(names)
         raise UserError(f"{repository} has no config.json" + (f"; {other}" if other else ""))
     return directory
 

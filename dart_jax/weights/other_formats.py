@@ -12,7 +12,10 @@ _AUTHORS = (
 )
 # Names of files in a directory -> what they are, and what to do.
 _FORMATS = {
-    "*.gguf": f"it holds GGUF files, which are not supported: {_SAFETENSORS}",
+    "*.gguf": (
+        "it holds GGUF files; pass one of them to a program or to DartModel.from_pretrained as the "
+        "target"
+    ),
     "adapter_config.json": (
         "it holds a PEFT adapter (LoRA), which needs its base: pass it to a program or to "
         "DartModel.from_pretrained as the target, or merge it with PEFT (merge_and_unload, "

@@ -66,7 +66,7 @@ def open_tensors(directory: Path) -> TensorFiles:
 
 def weight_files() -> list[str]:
     """The names of files one of which a directory with weights has."""
-    return [name for weights in _OPEN for name in (weights, f"{weights}.index.json")]
+    return [GGUF_INDEX, *(n for weights in _OPEN for n in (weights, f"{weights}.index.json"))]
 
 
 def open_pair_scores(directory: Path) -> TensorFiles:

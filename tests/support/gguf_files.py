@@ -13,6 +13,10 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import load_file
 
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.pure import init_params
+from dart_jax.weights.checkpoint import save_target
+
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "mistral": "llama",
@@ -104,6 +108,14 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path if path.exists() else min(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
+
+
+def tiny_gguf(directory: Path, name: str, **options: Any) -> Path:
+    """Writes a tiny target into a folder of its own, as `write` with the same options."""
+    config = TargetConfig(61, 32, 64, 3, 4, 2, 8, model_type="llama")
+    save_target(directory / "hf", config, init_params(config, 0))
+    (directory / name).mkdir()
+    return write(directory / name / f"{name}.gguf", directory / "hf", **options)
 
 
 def no_meaning(size: int) -> dict[str, Any]:

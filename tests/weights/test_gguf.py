@@ -1,11 +1,14 @@
 """GGUF files as targets: what was converted comes back, in every architecture."""
 
 import dataclasses
+import functools
 import json
+import os
 import shutil
 
 import gguf
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf_files import metadata_of, write
@@ -13,12 +16,14 @@ from tokenizers_made import TEXTS, byte_level
 
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.pure import abstract_params, bind
 from dart_jax.models.rope import Rope
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.generation_file import load_eos
+from dart_jax.weights.gguf.file import Stored
+from dart_jax.weights.gguf.tensors import Source, opened
 from dart_jax.weights.target_files import open_target
 
 LLAMA = TargetConfig(
@@ -137,23 +142,22 @@ FACTORS = {
 }
 
 
+TOKENS = np.random.default_rng(1).integers(0, LLAMA.vocab_size, 20).astype(np.int32)
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-def random_params(config):
-    """Numbers to which 1 can be added without rounding."""
+def save(directory, config, scale=1.0):
+    """A checkpoint in the Hugging Face layout; returns its parameters: numbers to which 1 can be
+    added without rounding, if the scale is 1."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda p: jax.numpy.asarray(rng.integers(-99, 99, p.shape) / 128, "float32"),
+    params = jax.tree.map(
+        lambda p: jnp.asarray(scale * rng.integers(-99, 99, p.shape) / 128, jnp.float32),
         abstract_params(config),
     )
-
-
-def save(directory, config):
-    """A checkpoint in the Hugging Face layout; returns its parameters."""
-    params = random_params(config)
     save_target(directory, config, params, eos=(1,))
     return params
 
@@ -310,3 +314,87 @@ def test_a_file_that_went_away(tmp_path):
     with pytest.raises(UserError, match=r"no file .*m\.gguf"):
         load_target(directory)
     assert json.loads((directory / "config.json").read_text())["model_type"] == "llama"
+
+
+# The judges: transformers' own reader, and its own dequantisation.
+# With what its configs have where the files do not say.
+THEIRS = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 128},
+    "Qwen3-MoE": {"moe": MoEConfig(5, 2, 768, norm_topk_prob=True)},
+    "Qwen2-MoE": {
+        "moe": MoEConfig(5, 2, 1408, norm_topk_prob=False, shared_intermediate_size=5632)
+    },
+    "Gemma 2": {
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def torch():
+    if os.environ.get("DART_REQUIRE_PARITY") == "1":
+        import torch
+    else:
+        torch = pytest.importorskip("torch")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return torch
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(config, params):
+    """Logits of all positions of TOKENS."""
+    model, size = bind(config, params), len(TOKENS)
+    at = jnp.arange(size, dtype=jnp.int32)[None]
+    out = model(jnp.asarray(TOKENS)[None], at, jnp.tril(jnp.ones((1, size, size), bool)))
+    return model.logits(out.hidden)
+
+
+@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.filterwarnings("ignore")
+def test_logits_are_those_of_transformers(name, tmp_path, torch):
+    import transformers
+
+    changes, extra = MODELS[name]
+    config = dataclasses.replace(LLAMA, **changes | THEIRS[name])
+    save(tmp_path / "hf", config, scale=0.2)
+    kinds = {r"ffn_down\.|attn_v": gguf.GGMLQuantizationType.Q4_1}
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra, kinds=kinds)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
+    with torch.no_grad():
+        theirs = model.eval()(torch.from_numpy(TOKENS).long()[None]).logits.numpy()
+    found, params = load_target(resolved(path))
+    if config.query_pre_attn_scalar is not None:
+        found = dataclasses.replace(found, query_pre_attn_scalar=config.query_pre_attn_scalar)
+    np.testing.assert_allclose(forward(found, params), theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_type_is_dequantised_as_by_transformers(torch, tmp_path):
+    """Whatever bytes: blocks whose scales are no number are left out."""
+    dequant = pytest.importorskip("transformers.integrations.gguf.dequant")
+    rng = np.random.default_rng(0)
+    compared = []
+    for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
+        if kind.value not in dequant.GGML_BLOCK:
+            continue
+        rows = rng.integers(0, 256, (64, size), np.uint8)
+        (tmp_path / "rows").write_bytes(rows.tobytes())
+        source = Source(Stored(0, 0, kind.name, (64, block)), (64, block))
+        try:
+            ours = opened((tmp_path / "rows",), source).read().astype(np.float32)
+        except UserError:
+            continue
+        theirs = dequant.dequantize(torch.from_numpy(rows), kind.value).numpy().reshape(64, block)
+        good = np.isfinite(ours).all(1)
+        np.testing.assert_allclose(ours[good], theirs[good], rtol=1e-6)
+        assert good.sum() > 20
+        compared.append(kind.name)
+    assert len(compared) > 15, compared

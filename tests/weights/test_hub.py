@@ -7,6 +7,7 @@ import sys
 
 import local_hub
 import pytest
+from gguf_files import tiny_gguf
 
 from dart_jax.errors import UserError
 from dart_jax.weights import hub
@@ -189,10 +190,28 @@ def test_a_drafter_without_safetensors(server, ask):
 
 
 def test_a_repository_of_another_format_is_named(server, ask):
-    server.repositories["some/model-GGUF"] = {"README.md": b"", "model-Q4_K_M.gguf": b"GGUF"}
-    message = ask("resolve", "some/model-GGUF", patterns="TARGET")
-    assert "some/model-GGUF has no config.json; it holds GGUF files, which are not" in message
+    server.repositories["some/model-ONNX"] = {"README.md": b"", "model.onnx": b"ONNX"}
+    message = ask("resolve", "some/model-ONNX", patterns="TARGET")
+    assert "some/model-ONNX has no config.json; it holds an ONNX export, which is not" in message
     assert not server.fetched
+
+
+def test_a_gguf_file_is_downloaded_alone(server, ask, tmp_path):
+    """One of several by its name, with all that it was split into; the only one without a name."""
+    tiny = tiny_gguf(tmp_path, "model-Q8_0", shards=12)
+    files = {path.name: path.read_bytes() for path in tiny.parent.iterdir()}
+    other = {"README.md": b"", "model-Q4_K_M.gguf": b"GGUF"}
+    server.repositories["some/model-GGUF"] = files | other
+    message = ask("resolve", "some/model-GGUF", patterns="TARGET")
+    assert "some/model-GGUF holds several GGUF files; name one: some/model-GGUF/model-Q4" in message
+    found = ask("resolve", f"some/model-GGUF/{tiny.name}", patterns="TARGET")
+    assert "config.json" in os.listdir(found)
+    assert len(files) > 1
+    assert sorted(server.fetched) == sorted(files)
+    message = ask("resolve", "some/model-GGUF/model-Q2.gguf", patterns="TARGET")
+    assert "some/model-GGUF has no such file" in message
+    server.repositories["some/one-GGUF"] = files
+    assert "config.json" in os.listdir(ask("resolve", "some/one-GGUF", patterns="TARGET"))
 
 
 def test_an_adapter_and_its_base_are_downloaded(server, ask, tmp_path):

@@ -499,7 +499,7 @@ def test_adapters_of_another_base_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("model-Q4_1.gguf", "GGUF files, which are not supported: pass the model's checkpoint"),
+        ("model-Q4_1.gguf", "GGUF files; pass one of them to a program"),
         ("adapter_config.json", "LoRA"),
         ("consolidated.00.pth", "its authors' own layout"),
         ("params.json", "its authors' own layout"),
@@ -516,12 +516,6 @@ def test_other_formats_are_named(tmp_path, file, message):
     (tmp_path / WEIGHTS).unlink()
     with pytest.raises(UserError, match=message):
         load_target(tmp_path)
-
-
-def test_a_file_of_another_format_is_named(tmp_path):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UserError, match="is a GGUF file, which is not supported; pass"):
-        hub.resolve(tmp_path / "model.gguf", patterns=hub.TARGET)
 
 
 # The judges: transformers, and PEFT for adapters.

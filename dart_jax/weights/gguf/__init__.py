@@ -1,5 +1,7 @@
 """GGUF files as targets: what a directory in the Hugging Face layout says, taken from the file.
 
 `directory.py` makes such a directory, in the user's cache, of small files and an index of the
-tensors; these are read, and dequantised, from the GGUF file itself. Start there.
+tensors; these are read, and dequantised, from the GGUF file itself. May import `dart_jax.models`
+and the layouts of `dart_jax.weights`; `file.py`, `config.py`, `tokenizer.py` and `tensors.py` do
+without JAX. Start with `directory.py`.
 """

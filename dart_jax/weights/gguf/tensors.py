@@ -41,6 +41,12 @@ class Source(NamedTuple):
     offset: float = 0.0
 
 
+def gguf_files(directory: Path) -> list[Path]:
+    """Returns the GGUF files that hold the weights of a target's directory; none if others do."""
+    index = directory / INDEX
+    return list(map(Path, json.loads(index.read_text())["files"])) if index.is_file() else []
+
+
 def open_gguf(directory: Path) -> tuple[Path, dict[str, Tensor]]:
     """Opens the tensors of a directory that `target_directory` returned.
 
@@ -50,12 +56,11 @@ def open_gguf(directory: Path) -> tuple[Path, dict[str, Tensor]]:
     Raises:
       UserError: a file is no longer there.
     """
-    content = json.loads((directory / INDEX).read_text())
-    paths = tuple(map(Path, content["files"]))
+    paths = tuple(gguf_files(directory))
     for path in paths:
         if not path.is_file():
             raise UserError(f"no file {path}; it was there before, bring it back")
-    found = _from_json(content["tensors"])
+    found = _from_json(json.loads((directory / INDEX).read_text())["tensors"])
     return paths[0], {name: opened(paths, source) for name, source in found.items()}
 
 
