@@ -63,7 +63,7 @@ from train.objective.flops import step_flops
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 from train.run import config_file
-from train.run.checkpoints import best_params
+from train.run.checkpoints import best_params, whole_steps
 from train.run.config import TrainerConfig
 from train.run.distributed import wait
 from train.run.mesh import batch_sharding, make_mesh, replicated
@@ -102,6 +102,8 @@ class DrafterTraining:
     def __post_init__(self) -> None:
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise UserError(f"--epochs must be a finite number above 0, got {self.epochs:g}")
+        if self.epochs is not None and self.trainer.minutes is not None:
+            raise UserError("--epochs and --minutes exclude each other; pass one of them")
         if self.chunk is not None and self.chunk < 1:
             raise UserError(f"--chunk must be at least 1, got {self.chunk}")
 
@@ -182,7 +184,7 @@ def train(config: DrafterTraining) -> Path:
     step, best = best_params(config.out / "checkpoints", abstract)
     if is_main():
         with writing("the drafter", config.out):
-            if step != trainer.steps:
+            if step != whole_steps(config.out / "checkpoints")[-1]:
                 best = jax.tree.map(lambda p: p.addressable_data(0), best)
                 save_drafter(config.out / "best", drafter, frozen.whole(best), ids)
             text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"

@@ -4,15 +4,18 @@ import dataclasses
 import errno
 import gc
 import io
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -38,6 +41,8 @@ from toy_training import (
 from dart_jax.errors import UserError
 from dart_jax.files import writing
 from train.run.checkpoints import best_params, whole_steps
+from train.run.config import TrainerConfig
+from train.run.duration import Duration
 from train.run.metrics import Metrics
 from train.run.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from train.run.peak import known_peak, peak_flops
@@ -155,7 +160,7 @@ def test_muon_orthogonalises_hidden_matrices_and_leaves_the_rest_to_adamw():
     gradients = {n: jnp.asarray(random.normal(size=s), jnp.float32) for n, s in shapes.items()}
 
     def updates(optimizer):
-        made = make_optimizer(OptimizerConfig(optimizer, lr=1.0, warmup=0, clip=1e9), 10)
+        made = make_optimizer(OptimizerConfig(optimizer, lr=1.0, warmup=0, clip=1e9))
         return made.update(gradients, made.init(params), params)[0]
 
     with jax.numpy_dtype_promotion("standard"):  # optax mixes types
@@ -184,6 +189,46 @@ def test_learning_rate(steps, warmup, final_lr):
     np.testing.assert_allclose(rates[:rising], 2 * np.arange(1, rising + 1) / max(rising, 1), 1e-5)
     assert (np.diff(rates[rising:]) <= 1e-6).all()
     assert rates[steps] == pytest.approx(2 * final_lr, abs=1e-5)
+
+
+def slow_clock(monkeypatch):
+    """A clock by which every look at it takes a second."""
+    ticks = itertools.count()
+    clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
+    monkeypatch.setattr("train.run.duration.time", clock)
+
+
+def test_training_for_a_time(tmp_path, monkeypatch, capsys):
+    """The learning rate falls with the time, to its end; what compiles takes none of it."""
+    slow_clock(monkeypatch)
+    recipe = dataclasses.replace(RECIPE, minutes=0.5, log_every=1, save_every=2)
+    toy_fit(tmp_path, recipe)
+    told = records(tmp_path)
+    assert 5 < len(told) < 30
+    rates = [record["lr"] for record in told]
+    assert rates[0] == pytest.approx(learning_rate(recipe, jnp.int32(0), 1_000_000))
+    at_end = float(learning_rate(recipe, jnp.int32(1_000_000), 1_000_000))
+    top = rates.index(max(rates))
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert at_end <= rates[-1] < at_end + recipe.lr / 4
+    assert re.search(r": step 4, 0\.\d of 0\.5 min  loss", capsys.readouterr().err)
+    assert bits(toy_fit(tmp_path, recipe)) == bits(toy_fit(tmp_path, recipe))  # nothing is left
+
+
+def test_time_that_was_trained_counts_once_more(tmp_path, monkeypatch):
+    """A run that was interrupted trains for the rest of its time."""
+    recipe = dataclasses.replace(RECIPE, minutes=0.5, save_every=2)
+    slow_clock(monkeypatch)
+    with pytest.raises(Interrupted):
+        toy_fit(tmp_path, recipe, batches=Failing(8, at=5))
+    slow_clock(monkeypatch)
+    toy_fit(tmp_path, recipe)
+    whole = tmp_path / "whole"
+    slow_clock(monkeypatch)
+    toy_fit(whole, recipe)
+    assert abs(len(records(tmp_path)) - len(records(whole))) <= 3
+    with pytest.raises(UserError, match="--minutes"):
+        toy_fit(tmp_path, dataclasses.replace(recipe, minutes=0.6))
 
 
 # Going on
@@ -466,8 +511,9 @@ def test_tensorboard_without_its_package(tmp_path, monkeypatch):
 def watched(terminal: bool) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120)
+    duration, work = Duration(TrainerConfig(steps=20)), {"tokens": 50, "utilisation": 0.01}
     with ProgressDisplay(
-        "it", steps=20, done=10, log_every=4, tokens=50, utilisation=0.01, console=console
+        "it", duration=duration, done=10, log_every=4, console=console, **work
     ) as watch:
         watch.step(11, 9.0, 60.0)  # compiles
         for number in range(12, 21):
@@ -478,7 +524,7 @@ def watched(terminal: bool) -> str:
 
 def test_watching():
     assert watched(terminal=False).splitlines() == [
-        "it: 10 steps; the first compiles",
+        "it: at step 10/20; the next one compiles",
         "it: step 12/20  loss 5.000  100 tokens/s  MFU 2.0%  0:00:04 left",
         "it: step 16/20  loss 2.333  100 tokens/s  MFU 2.0%  0:00:02 left",
         "it: step 20/20  loss 1.800  100 tokens/s  MFU 2.0%  0:00:00 left",

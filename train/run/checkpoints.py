@@ -64,8 +64,9 @@ class Checkpoints:
                 cleanup_tmp_directories=True,
             )
 
-    def resume(self, abstract: TrainState) -> tuple[int, TrainState] | None:
-        """Returns the newest readable checkpoint's step and state; None if there is no checkpoint.
+    def resume(self, abstract: TrainState) -> tuple[int, float, TrainState] | None:
+        """Returns the newest readable checkpoint's step, seconds of training and state; None if
+        there is no checkpoint.
 
         A damaged checkpoint is recorded in `damaged` and skipped.
 
@@ -79,9 +80,9 @@ class Checkpoints:
         for checkpoint in reversed(self._checkpointer.checkpoints):
             step = checkpoint.step
             try:
-                self._check(step)
+                seconds = self._check(step)
                 loaded = self._checkpointer.load_checkpointables(step, abstract._asdict())
-                return step, TrainState(**loaded)
+                return step, seconds, TrainState(**loaded)
             except _DAMAGED as error:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 self.damaged.append(f"{checkpoint.path}: {reason}")
@@ -89,13 +90,16 @@ class Checkpoints:
             raise UserError(f"no checkpoint can be read; the last tried was {self.damaged[-1]}")
         return None
 
-    def save(self, step: int, state: TrainState, figures: Mapping[str, float]) -> None:
+    def save(
+        self, step: int, seconds: float, state: TrainState, figures: Mapping[str, float]
+    ) -> None:
         """Starts writing the state after `step` updates; it may be donated afterwards.
 
         Waits for the previous save, and raises its error if it failed.
 
         Args:
           step: updates done.
+          seconds: the time they took.
           state: the state to save.
           figures: determine the best checkpoint: `loss`, and the evaluation's figures if there
             was one. Process 0's are used.
@@ -108,7 +112,7 @@ class Checkpoints:
                 force=True,  # orbax would skip it while the previous one is still being written
                 overwrite=True,  # a damaged checkpoint
                 metrics={"kind": kind, "score": score},
-                custom_metadata={"step": step, "settings": self._settings},
+                custom_metadata={"step": step, "seconds": seconds, "settings": self._settings},
             )
 
     def close(self) -> None:
@@ -123,13 +127,15 @@ class Checkpoints:
 
         return writing("a checkpoint", self._directory, remains)
 
-    def _check(self, step: int) -> None:
+    def _check(self, step: int) -> float:
+        """Compares the settings of a checkpoint; returns its seconds of training."""
         metadata: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
         saved, now = (
             {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
             for settings in (metadata["settings"], self._settings)
         )
         check_same(f"{self._directory} holds checkpoints, made", saved, now, "another directory")
+        return metadata.get("seconds", 0.0)
 
 
 def whole_steps(directory: Path) -> list[int]:

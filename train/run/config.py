@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 from dart_jax.errors import UserError
@@ -25,6 +26,9 @@ class TrainerConfig(OptimizerConfig):
     steps: int = 1000
     """Total number of updates. The learning rate's schedule depends on it, so a run cannot resume
     with another number; start a new run from the result to train further."""
+    minutes: float | None = None
+    """Train for this time instead of --steps: the learning rate follows the time that has passed.
+    It does not include compilation."""
     batch_size: int = 32
     """Rows per update, over all devices."""
     accumulate: int = 1
@@ -51,6 +55,8 @@ class TrainerConfig(OptimizerConfig):
         for name in _AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}, got {self.seed}")
 

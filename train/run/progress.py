@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections import deque
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dart_jax.progress import INTERVAL
+from train.run.duration import Duration
 
 _RECENT = 50  # steps that the shown figures are averaged over
 
@@ -22,26 +22,26 @@ class ProgressDisplay:
         self,
         name: str,
         *,
-        steps: int,
+        duration: Duration,
         done: int,
         log_every: int,
         tokens: int = 0,
         utilisation: float = 0.0,
         console: Console | None = None,
     ):
-        """Starts at `done` of `steps`.
+        """Starts at `done` updates.
 
         Args:
           name: name of the run.
-          steps: total number of steps.
+          duration: says how long the run trains.
           done: steps done earlier.
           log_every: steps between lines if there is no terminal.
           tokens: tokens per step; 0 if unknown.
           utilisation: of the devices' peak FLOP/s at one step per second; 0 if unknown.
           console: where to write; None for stderr.
         """
-        self._name, self._steps, self._log_every = name, steps, log_every
-        self._left = steps - done
+        self._name, self._duration, self._log_every = name, duration, log_every
+        self._done = done
         self._tokens, self._utilisation = tokens, utilisation
         self._losses: deque[float] = deque(maxlen=_RECENT)
         self._seconds: deque[float] = deque(maxlen=_RECENT)
@@ -49,18 +49,19 @@ class ProgressDisplay:
         self.console = console or Console(stderr=True)
         self._bar = None
         if self.console.is_terminal:
-            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (BarColumn(), TextColumn("{task.fields[count]}"), TimeRemainingColumn())
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 *columns,
                 TextColumn("{task.fields[note]}"),
                 console=self.console,
             )
-            self._task = self._bar.add_task(name, total=steps, completed=done, note="")
+            self._task = self._bar.add_task(name, total=1, count=duration.count(done), note="")
+            self._bar.update(self._task, completed=duration.part(done))
 
     def __enter__(self) -> ProgressDisplay:
         if self._bar is None:
-            self.say(f"{self._left:,} steps; the first compiles")
+            self.say(f"at step {self._duration.count(self._done)}; the next one compiles")
         else:
             self._bar.start()
         return self
@@ -82,19 +83,20 @@ class ProgressDisplay:
         self._first = False
         note = "  ".join(self._figures())
         if self._bar is not None:
-            self._bar.update(self._task, completed=number, note=note)
+            part, count = self._duration.part(number), self._duration.count(number)
+            self._bar.update(self._task, completed=part, count=count, note=note)
         elif self._due(number):
             self._told = time.monotonic()
             left = ""
             if self._seconds:
                 pace = sum(self._seconds) / len(self._seconds)
-                left = f"  {datetime.timedelta(seconds=round(pace * (self._steps - number)))} left"
-            self.say(f"step {number}/{self._steps}  {note}{left}")
+                left = f"  {self._duration.left(number, pace)} left"
+            self.say(f"step {self._duration.count(number)}  {note}{left}")
 
     def _due(self, number: int) -> bool:
         """Whether a line of a log tells this step."""
         late = time.monotonic() - self._told >= INTERVAL
-        return late or number % self._log_every == 0 or number == self._steps
+        return late or number % self._log_every == 0 or self._duration.part(number) >= 1
 
     def say(self, line: str) -> None:
         """Prints a permanent line."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dart_jax.files import writing
 from dart_jax.programs.processes import is_main
 from train.run.config import TrainerConfig
+from train.run.duration import Duration
 from train.run.metrics import Metrics
 from train.run.progress import ProgressDisplay
 
@@ -83,7 +84,12 @@ class Report:
 
 @contextlib.contextmanager
 def reporting(
-    name: str, directory: Path, config: TrainerConfig, done: int, work: StepWork
+    name: str,
+    directory: Path,
+    config: TrainerConfig,
+    duration: Duration,
+    done: int,
+    work: StepWork,
 ) -> Iterator[Report]:
     """Yields the report of the steps after `done`, with files in `directory`."""
     if not is_main():
@@ -93,7 +99,7 @@ def reporting(
         metrics = Metrics(directory, done, tensorboard=config.tensorboard)
     progress = ProgressDisplay(
         name,
-        steps=config.steps,
+        duration=duration,
         done=done,
         log_every=config.log_every,
         tokens=work.tokens,

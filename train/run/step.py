@@ -56,7 +56,7 @@ class Measured(NamedTuple):
         return " and ".join(found)
 
 
-Update = Callable[[TrainState, Any, Any, Any], tuple[TrainState, Measured]]
+Update = Callable[[TrainState, Any, Any, Any, Any], tuple[TrainState, Measured]]
 
 
 def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
@@ -74,7 +74,8 @@ def make_update(
     dtype: DTypeLike = jnp.float32,
     seed: int = 0,
 ) -> Update:
-    """Returns the jitted step: (state, frozen, microbatches, int32 step number) -> state, measured.
+    """Returns the jitted step: (state, frozen, microbatches, int32 step number, float32 learning
+    rate) -> state, measured.
 
     The gradient of the *sum* of losses is accumulated in float32 over microbatches and divided
     once, so that the number of microbatches does not change the result. With bfloat16, each
@@ -82,7 +83,7 @@ def make_update(
 
     Args:
       loss: computes the loss of one microbatch; receives its parameters in `dtype`.
-      optimizer: turns a gradient into an update.
+      optimizer: turns a gradient into an update, at a learning rate of 1.
       mesh: the devices.
       shardings: of the state, which is donated.
       dtype: in which the loss is computed.
@@ -96,7 +97,7 @@ def make_update(
         return loss(cast, frozen, batch, key)
 
     def update(
-        state: TrainState, frozen: Any, batches: Any, step: jax.Array
+        state: TrainState, frozen: Any, batches: Any, step: jax.Array, rate: jax.Array
     ) -> tuple[TrainState, Measured]:
         key = jax.random.fold_in(jax.random.key(seed), step)
 
@@ -120,6 +121,7 @@ def make_update(
         # optax raises a float to an integer power, which needs standard promotion.
         with jax.numpy_dtype_promotion("standard"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        updates = jax.tree.map(lambda u: rate * u, updates)
         params = optax.apply_updates(state.params, updates)
         norms = jax.tree.map(optax.tree.norm, grads)
         figures = Measured(losses / number, optax.tree.norm(grads), norms)

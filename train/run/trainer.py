@@ -28,6 +28,7 @@ from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints
 from train.run.config import TrainerConfig
 from train.run.distributed import any_process
+from train.run.duration import Duration
 from train.run.mesh import (
     batch_sharding,
     fsdp_shardings,
@@ -41,6 +42,8 @@ from train.run.prefetch import BatchSource, loading
 from train.run.report import StepWork, reporting
 from train.run.step import Loss, TrainState, make_update, state_shardings
 from train.run.work_directory import exclusive
+
+_MOST_STEPS = 2**31 - 1  # step numbers are int32
 
 
 def fit(
@@ -57,7 +60,7 @@ def fit(
     tokens_per_step: int = 0,
     flops_per_step: float = 0.0,
 ) -> Params:
-    """Trains to `config.steps`, resuming from the newest checkpoint in `directory`.
+    """Trains to `config.steps`, or for `config.minutes`; resumes from the newest checkpoint.
 
     Every process must make the same call; process 0 writes metrics and shows progress.
 
@@ -92,11 +95,10 @@ def fit(
         )
     mesh = make_mesh(config.mesh)
     rows = batch_sharding(mesh, config.batch_size, config.accumulate)
-    optimizer = make_optimizer(config, config.steps)
+    optimizer = make_optimizer(config)
     shardings = state_shardings(mesh, optimizer, params)
     dtype = jnp.dtype(config.dtype)
     update = make_update(loss, optimizer, mesh, shardings, dtype=dtype, seed=config.seed)
-    rate = jax.jit(lambda step: learning_rate(config, step, config.steps))
     gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
 
     def gathered(params: Params) -> Params:
@@ -122,32 +124,37 @@ def fit(
             shardings,
         )
         resumed = checkpoints.resume(abstract)
-        done, state = resumed or (0, jax.jit(initial_state, out_shardings=shardings)(placed))
-        if done >= config.steps:
+        initial = jax.jit(initial_state, out_shardings=shardings)
+        done, seconds, state = resumed or (0, 0.0, initial(placed))
+        duration = Duration(config, seconds)
+        if duration.over(done):
             return gathered(state.params)
+        rate = jax.jit(lambda at: learning_rate(config, at, duration.whole))
         frozen = everywhere(mesh, frozen)
         work = StepWork(tokens_per_step)
         if flops_per_step:
             work = StepWork(
                 tokens_per_step, flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
             )
-        report = stack.enter_context(reporting(name, directory, config, done, work))
+        report = stack.enter_context(reporting(name, directory, config, duration, done, work))
         for line in checkpoints.damaged:
             report.say(f"skipped a damaged checkpoint: {line}")
         if done:
             report.say(f"resuming from the checkpoint of step {done}")
         signals = stack.enter_context(_signals())
-        steps = range(done, config.steps)
+        steps = range(done, config.steps if config.minutes is None else _MOST_STEPS)
         arrays = stack.enter_context(loading(batches, steps, rows, config.accumulate))
         for step in map(np.int32, steps):
             began = time.perf_counter()
-            state, measured = update(state, frozen, next(arrays), step)
+            lr = rate(np.int32(duration.at(int(step))))
+            state, measured = update(state, frozen, next(arrays), step, lr)
             figures = {
                 "loss": float(measured.loss),
                 "grad_norm": float(measured.grad_norm),
-                "lr": float(rate(step)),
+                "lr": float(lr),
             }
             seconds = time.perf_counter() - began
+            duration.begin()
             number = int(step) + 1
             if problem := measured.not_finite():
                 raise UserError(
@@ -155,7 +162,7 @@ def fit(
                     "earlier checkpoints; try a lower --lr or a longer --warmup in another "
                     "directory"
                 )
-            last = number == config.steps
+            last = duration.over(number)
             evaluated: dict[str, float] = {}
             evaluating = evaluate is not None and (last or number % config.eval_every == 0)
             if evaluate is not None and evaluating:
@@ -166,11 +173,14 @@ def fit(
             if last or stopped or evaluating or number % config.save_every == 0:
                 # The metrics on disk must cover every step of the checkpoint.
                 report.sync()
-                checkpoints.save(number, state, {"loss": report.recent_loss, **evaluated})
+                figures = {"loss": report.recent_loss, **evaluated}
+                checkpoints.save(number, duration.seconds, state, figures)
             if stopped and not last:
                 checkpoints.close()
                 report.say(f"stopped; step {number} is saved, run the same command to resume")
                 raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
+            if last:
+                break
         return gathered(state.params)
 
 
