@@ -32,6 +32,7 @@ PROGRAMS = {
     "generate": Program("dart_jax.generate", "continue a prompt in the terminal"),
     "app": Program("dart_jax.app", "the same in a browser"),
     "serve": Program("dart_jax.serve", "the same for OpenAI's clients, many at once"),
+    "fetch": Program("dart_jax.programs.fetch", "bring a model by its name, once"),
     "ngram": Program("dart_jax.ngram", "inspect, convert and measure n-gram files"),
     "speedup": Program(
         "eval.speedup", "compare the speed of plain decoding, DART and other methods"

@@ -45,7 +45,6 @@ from dart_jax.weights.checkpoint import (
     resolve_dtype,
     save_drafter,
 )
-from dart_jax.weights.digest import model_digest
 from dart_jax.weights.drafter_files import check_features, check_fit
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 from train.data.batches import Order, PackedBatches
@@ -68,6 +67,7 @@ from train.run.config import TrainerConfig
 from train.run.distributed import wait
 from train.run.mesh import batch_sharding, make_mesh, replicated
 from train.run.trainer import fit
+from train.teacher.digest import model_digest
 from train.teacher.outputs import cached_outputs
 from train.teacher.teacher import Teacher
 

@@ -28,6 +28,8 @@ CASES = {
     "serve --prt 80": "unrecognised option --prt; did you mean --port?",
     "serve --slot 4": "unrecognised option --slot; did you mean --slots?",
     "serve --metrics-names x": "--metrics-names is one of 'dart', 'vllm'; got 'x'",
+    "fetch smollm2 now": "unexpected argument 'now'",
+    "fetch smolm2": "no model 'smolm2'; those that can be fetched are smollm2",
     "ngram": "missing command: convert, info, query, bench",
     "ngram inof": "no command 'inof'; did you mean info?",
     "ngram query": "missing CONTEXT",

@@ -43,10 +43,10 @@ from dart_jax.files import writing
 from train.run.checkpoints import best_params, whole_steps
 from train.run.config import TrainerConfig
 from train.run.duration import Duration
-from train.run.metrics import Metrics
 from train.run.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from train.run.peak import known_peak, peak_flops
-from train.run.progress import ProgressDisplay
+from train.run.report.metrics import Metrics
+from train.run.report.progress import ProgressDisplay
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
@@ -536,7 +536,7 @@ def test_watching():
 
 
 def test_a_log_of_slow_steps_tells_each(monkeypatch):
-    monkeypatch.setattr("train.run.progress.INTERVAL", 0.0)
+    monkeypatch.setattr("train.run.report.progress.INTERVAL", 0.0)
     steps = [line for line in watched(terminal=False).splitlines() if ": step" in line]
     assert [line.split()[2] for line in steps] == [f"{number}/20" for number in range(11, 21)]
 

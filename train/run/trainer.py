@@ -39,7 +39,7 @@ from train.run.mesh import (
 from train.run.optimizer import learning_rate, make_optimizer
 from train.run.peak import peak_flops
 from train.run.prefetch import BatchSource, loading
-from train.run.report import StepWork, reporting
+from train.run.report.steps import StepWork, reporting
 from train.run.step import Loss, TrainState, make_update, state_shardings
 from train.run.work_directory import exclusive
 

@@ -19,9 +19,9 @@ from dart_jax.models.sharding.program import ROWS
 from dart_jax.models.sharding.rules import model_specs, with_kv_heads
 from dart_jax.models.target import untie
 from dart_jax.weights.checkpoint import load_target
-from dart_jax.weights.digest import model_digest
 from train.data.batch import Batch, causal, positions
 from train.run.mesh import replicated, split_over_groups
+from train.teacher.digest import model_digest
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

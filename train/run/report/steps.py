@@ -11,8 +11,8 @@ from dart_jax.files import writing
 from dart_jax.programs.processes import is_main
 from train.run.config import TrainerConfig
 from train.run.duration import Duration
-from train.run.metrics import Metrics
-from train.run.progress import ProgressDisplay
+from train.run.report.metrics import Metrics
+from train.run.report.progress import ProgressDisplay
 
 
 class StepWork(NamedTuple):

