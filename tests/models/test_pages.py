@@ -230,7 +230,7 @@ def test_a_chunk_of_a_prompt_in_pages(kernel):
         jax.tree.map(np.testing.assert_array_equal, rows_of(paged), whole)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["dart", "plain", "eagle3", "sps"])
 @pytest.mark.parametrize("kernel", [NATIVE, "dense"])
 def test_a_step_with_pages(models, prompts, method, kernel):
