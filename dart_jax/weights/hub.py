@@ -78,11 +78,13 @@ def resolve(
         place = _downloaded(name, revision, token, patterns)
     if place.is_file() and place.suffix != gguf.SUFFIX:
         raise UserError(f"{name} is a file; pass the directory that contains it")
-    file = place if place.is_file() else gguf.only_file(place)
-    if file is not None:
+    if place.is_dir() and not _is_whole(names := _names(place), patterns):
+        file = gguf.only_name(str(place), names)
+        place = place if file is None else place / file
+    if place.is_file():
         from dart_jax.weights.gguf.directory import target_directory  # which needs JAX
 
-        return target_directory(file)
+        return target_directory(place)
     if not (place / ADAPTER).is_file():
         return place
     from dart_jax.weights import adapter  # which needs JAX
@@ -107,7 +109,7 @@ def _downloaded(
       checkpoint.
     """
     named = os.fspath(name).endswith(gguf.SUFFIX)
-    repository = _repository(name, "file" if named else "directory")
+    repository = _repository(name, "GGUF file" if named else "directory")
     import huggingface_hub
 
     def download(patterns: Sequence[str]) -> Path:
@@ -138,15 +140,34 @@ def _downloaded(
     weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
     if len(first) < len(patterns) and not weights:
         directory = download(patterns)
-    model = _WEIGHTS[0] in patterns
-    if model and not any((directory / file).is_file() for file in ("config.json", ADAPTER)):
-        with _one_line(f"directory {name}", repository, revision):
-            names = _files(repository, revision, token)
-        if file := gguf.only_name(repository, names):
-            return download_model(file)
+    if _is_whole(_names(directory), patterns):
+        return directory
+    with _one_line(f"directory {name}", repository, revision):
+        names = _files(repository, revision, token)
+    if file := gguf.only_name(repository, names):
+        return download_model(file)
+    if _WEIGHTS[0] in patterns and not (directory / "config.json").is_file():
         other = other_format(names)
         raise UserError(f"{repository} has no config.json" + (f"; {other}" if other else ""))
     return directory
+
+
+def _names(directory: Path) -> list[str]:
+    """The names of a directory's files; none if it cannot be read."""
+    try:
+        return [path.name for path in directory.iterdir()]
+    except OSError:
+        return []
+
+
+def _is_whole(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether the files of a model are all that the patterns ask for, without a GGUF file: its
+    weights or an adapter, or else a tokenizer, or else whatever they match."""
+    if _WEIGHTS[0] in patterns:
+        weights = {name for name in names if name.endswith((".safetensors", ".bin"))}
+        return ADAPTER in names or bool(weights - {PAIR_SCORES})
+    needed = [pattern for pattern in patterns if pattern in _TOKENIZER_FILES] or list(patterns)
+    return any(_fits(name, needed) for name in names)
 
 
 def resolve_file(
@@ -244,12 +265,15 @@ def _repository(name: str | os.PathLike[str], kind: str) -> str:
 
     parts = name.split("/") if isinstance(name, str) else []
     repository = "/".join(parts[:2])
-    enough = len(parts) == 2 if kind == "directory" else len(parts) >= 2
+    least, most = {"directory": (2, 2), "GGUF file": (3, 99)}.get(kind, (2, 99))
+    enough = least <= len(parts) <= most
     with contextlib.suppress(HFValidationError):
         if enough and all(parts) and parts[0] not in (".", "..", "~"):
             validate_repo_id(repository)
             return repository
-    on_hub = "owner/name" if kind == "directory" else "owner/name or owner/name/file"
+    on_hub = {"directory": "owner/name", "GGUF file": "owner/name/file.gguf"}.get(
+        kind, "owner/name or owner/name/file"
+    )
     if kind == "data set":
         raise UserError(f"no data set {name!r}; pass hub:owner/name or hub:owner/name/path")
     raise UserError(

@@ -131,20 +131,28 @@ def no_meaning(size: int) -> dict[str, Any]:
     }
 
 
-def metadata_of(backend: tokenizers.Tokenizer, pre: str) -> dict[str, Any]:
-    """The metadata of a byte-level tokenizer."""
+def metadata_of(backend: tokenizers.Tokenizer, pre: str | None = None) -> dict[str, Any]:
+    """The metadata of a tokenizer: of bytes, split by the rule `pre`, or SentencePiece's, whose
+    merges become scores."""
     model = json.loads(backend.to_str())["model"]
     vocab = backend.get_vocab()
     added = {t.content: t for t in backend.get_added_tokens_decoder().values()}
     tokens = sorted(vocab, key=vocab.__getitem__)
     types = [3 if t in added and added[t].special else 4 if t in added else 1 for t in tokens]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
-    }
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    if pre is not None:
+        merges = [" ".join(pair) for pair in model["merges"]]
+        metadata |= {"tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+        return {"tokenizer.ggml.model": "gpt2", **metadata}
+    for n, token in enumerate(tokens):
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+            types[n] = 6
+    types[vocab[model["unk_token"]]] = 2
+    best = {"".join(pair): -float(n) for n, pair in reversed([*enumerate(model["merges"])])}
+    scores = [best.get(token, -1e4) for token in tokens]
+    metadata["tokenizer.ggml.scores"] = scores
+    metadata["tokenizer.ggml.bos_token_id"] = vocab["<s>"]
+    return {"tokenizer.ggml.model": "llama", **metadata}
 
 
 def _converted(

@@ -201,7 +201,7 @@ def slow_clock(monkeypatch):
 def test_training_for_a_time(tmp_path, monkeypatch, capsys):
     """The learning rate falls with the time, to its end; what compiles takes none of it."""
     slow_clock(monkeypatch)
-    recipe = dataclasses.replace(RECIPE, minutes=0.5, log_every=1, save_every=2)
+    recipe = dataclasses.replace(RECIPE, steps=None, minutes=0.5, log_every=1, save_every=2)
     toy_fit(tmp_path, recipe)
     told = records(tmp_path)
     assert 5 < len(told) < 30
@@ -217,7 +217,7 @@ def test_training_for_a_time(tmp_path, monkeypatch, capsys):
 
 def test_time_that_was_trained_counts_once_more(tmp_path, monkeypatch):
     """A run that was interrupted trains for the rest of its time."""
-    recipe = dataclasses.replace(RECIPE, minutes=0.5, save_every=2)
+    recipe = dataclasses.replace(RECIPE, steps=None, minutes=0.5, save_every=2)
     slow_clock(monkeypatch)
     with pytest.raises(Interrupted):
         toy_fit(tmp_path, recipe, batches=Failing(8, at=5))

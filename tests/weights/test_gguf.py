@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf_files import metadata_of, write
-from tokenizers_made import TEXTS, byte_level
+from tokenizers import Regex, pre_tokenizers
+from tokenizers_made import TEXTS, byte_fallback, byte_level
 
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
@@ -240,26 +241,79 @@ def test_types_of_weights(kind, tmp_path):
         np.testing.assert_array_equal(part.astype(np.float32), whole[3:9, 5:20])
 
 
+# As in Qwen2's tokenizer.json.
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def converted(tmp_path, metadata, **changes):
+    """The directory for a model with such a tokenizer."""
+    size = len(metadata["tokenizer.ggml.tokens"])
+    save(tmp_path / "hf", dataclasses.replace(LLAMA, vocab_size=size, **changes))
+    return resolved(write(tmp_path / "m.gguf", tmp_path / "hf", tokenizer=metadata))
+
+
 def test_a_tokenizer_of_bytes(tmp_path):
-    """The same tokens as before the conversion; chat template and named tokens are there."""
+    """The same ids as before the conversion; chat templates and named tokens are there."""
     original = byte_level()
-    original.normalizer = None
-    config = dataclasses.replace(LLAMA, vocab_size=original.get_vocab_size())
-    save(tmp_path / "hf", config)
-    metadata = metadata_of(original, "qwen2")
-    vocab = original.get_vocab()
+    split = pre_tokenizers.Split(Regex(QWEN2), "isolated")
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    original.pre_tokenizer = pre_tokenizers.Sequence([split, of_bytes])
+    metadata, vocab = metadata_of(original, "qwen2"), original.get_vocab()
     metadata["tokenizer.ggml.bos_token_id"] = vocab["<|im_start|>"]
-    metadata["tokenizer.ggml.eos_token_id"] = vocab["<|im_end|>"]
-    metadata["tokenizer.ggml.eot_token_id"] = vocab["</s>"]
+    metadata["tokenizer.ggml.eos_token_id"] = vocab["</s>"]
+    metadata["tokenizer.ggml.padding_token_id"] = 10**6  # there is no such token
     template = "{% for m in messages %}{{ bos_token + m.content + eos_token }}{% endfor %}"
     metadata["tokenizer.chat_template"] = template
-    directory = resolved(write(tmp_path / "m.gguf", tmp_path / "hf", tokenizer=metadata))
+    metadata["tokenizer.chat_templates"] = ["tool_use"]
+    metadata["tokenizer.chat_template.tool_use"] = "tools"
+    directory = converted(tmp_path, metadata)
     tokenizer = Tokenizer.load(directory)
-    for text in ("Hello, world! isn't it?", "a<|im_end|>b", "12 345", "naïve\n\n x"):
-        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+    for text in (*TEXTS, "I'LL pay 12,345 €\n\n  for\tcafe\u0301's", "a<|im_end|>b"):
+        assert tokenizer.encode(text) == original.encode(text).ids
     chat = tokenizer.wrapped.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
-    assert chat == "<|im_start|>x<|im_end|>"
-    assert load_eos(directory) == (vocab["<|im_end|>"], vocab["</s>"])
+    assert chat == "<|im_start|>x</s>"
+    assert tokenizer.wrapped.chat_template["tool_use"] == "tools"
+    # One that is named, and one whose text says it.
+    assert load_eos(directory) == (vocab["</s>"], vocab["<|im_end|>"])
+
+
+def test_a_tokenizer_of_sentencepiece(tmp_path):
+    original = byte_fallback()
+    tokenizer = Tokenizer.load(converted(tmp_path, metadata_of(original)))
+    for text in (*TEXTS, " a  b", "hello日本", "<s>x</s>"):
+        ids = original.encode(text).ids
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids) == original.decode(ids)
+
+
+def test_phi_3_takes_the_spaces_behind_its_tokens(tmp_path):
+    metadata = metadata_of(byte_fallback())
+    metadata["tokenizer.ggml.tokens"][-1] = "<|end|>"
+    metadata["tokenizer.ggml.token_type"][-1] = 3
+    tokenizer = Tokenizer.load(converted(tmp_path, metadata, model_type="phi3"))
+    assert tokenizer.encode("<|end|>\n a") == tokenizer.encode("<|end|>a")
+    assert tokenizer.encode("</s>\n a") == tokenizer.encode("</s>a")
+    assert tokenizer.encode("<s>\n a") != tokenizer.encode("<s>a")
+
+
+def test_spaces_of_gemma(tmp_path):
+    """Files hold tokens of spaces as text; nothing comes before a text but `<bos>`."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "  ", "   ", "▁", "a", "b", "▁a", "ab"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, 4, 4, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    changes, _ = MODELS["Gemma"]
+    tokenizer = Tokenizer.load(converted(tmp_path, metadata, **changes))
+    assert tokenizer.encode("a   b a") == [2, 7, 5, 8, 9]
+    assert tokenizer.decode([7, 5, 8]) == "a   b"
 
 
 def refused(tmp_path, match, **options):
@@ -271,29 +325,75 @@ def refused(tmp_path, match, **options):
 
 
 def test_an_unknown_rule_of_splitting(tmp_path):
-    """Refused by name; the cure in the message works."""
+    """Refused by name; the cure in the message works, and the file's chat template stays."""
     match = r"splits text by the rule 'bloom' .*put the model's tokenizer\.json"
-    path = refused(tmp_path, match, extra={"tokenizer.ggml.pre": "bloom"})
+    extra = {"tokenizer.ggml.pre": "bloom", "tokenizer.chat_template": "{{ messages[0].content }}"}
+    path = refused(tmp_path, match, extra=extra)
     original = byte_level()
     original.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.load(resolved(path))
     assert tokenizer.encode(TEXTS[0]) == original.encode(TEXTS[0]).ids
+    messages = [{"role": "user", "content": "x"}]
+    assert tokenizer.wrapped.apply_chat_template(messages, tokenize=False) == "x"
 
 
-def test_another_architecture(tmp_path):
-    path = refused(
-        tmp_path,
-        r"architecture 'mamba'; supported in GGUF files are gemma, ",
-        extra={"general.architecture": "mamba"},
-    )
-    assert path.is_file()
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"extra": {"general.architecture": "mamba"}},
+            r"architecture 'mamba'; supported in GGUF files are gemma, ",
+        ),
+        ({"extra": {"general.type": "adapter"}}, r"holds no model but what it calls 'adapter'"),
+        (
+            {"tensors": {"blk.0.attn_q.scale": np.ones(1, np.float32)}},
+            r"architecture 'llama' does not have here: blk\.0\.attn_q\.scale",
+        ),
+        (
+            {
+                "tensors": {"rope_freqs.weight": np.ones(4, np.float32)},
+                "extra": {"llama.rope.scaling.factor": 4.0},
+            },
+            r"divisors of frequencies \(rope_freqs\) beside RoPE scaling 'linear'",
+        ),
+        ({"extra": {"tokenizer.ggml.token_type": [1, 1]}}, r"has a damaged one"),
+        ({"extra": {"llama.attention.causal": False}}, r"attention is not causal"),
+    ],
+    ids=["architecture", "adapter", "tensor", "two RoPEs", "tokenizer", "attention"],
+)
+def test_refused_by_name(tmp_path, options, match):
+    refused(tmp_path, match, **options)
+
+
+def test_a_factor_alone_is_linear(tmp_path):
+    save(tmp_path / "hf", LLAMA)
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra={"llama.rope.scaling.factor": 4.0})
+    config, _ = open_target(resolved(path))
+    assert config.rope == Rope(1e4, "linear", (("factor", 4.0),))
 
 
 def test_a_field_that_is_not_known(tmp_path):
+    """Every reader is told, not only the first."""
     save(tmp_path / "hf", LLAMA)
     path = write(tmp_path / "m.gguf", tmp_path / "hf", extra={"llama.new_option": 3})
-    with pytest.warns(InputWarning, match="not used: new_option"):
-        resolved(path)
+    for _ in range(2):
+        with pytest.warns(InputWarning, match="new_option"):
+            load_target(resolved(path))
+
+
+def test_other_weights_come_first(tmp_path):
+    """A GGUF file is read where there is nothing else: not beside an adapter or safetensors."""
+    save(tmp_path / "hf", LLAMA)
+    write(tmp_path / "hf" / "m.gguf", tmp_path / "hf")
+    assert resolved(tmp_path / "hf") == tmp_path / "hf"
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    assert resolved(tmp_path / "hf") != tmp_path / "hf"  # config.json alone is no model
+    tokenizer = hub.resolve(tmp_path / "hf", patterns=hub.TOKENIZER)
+    assert (tokenizer / "tokenizer.json").is_file()
+    (tmp_path / "hf" / "tokenizer.json").touch()
+    assert hub.resolve(tmp_path / "hf", patterns=hub.TOKENIZER) == tmp_path / "hf"
+    (tmp_path / "hf" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert resolved(tmp_path / "hf") == tmp_path / "hf"
 
 
 def test_a_file_that_is_cut_off(tmp_path):

@@ -12,6 +12,7 @@ from train.run.optimizer import OptimizerConfig
 
 # Options that may change when a run resumes; of these only `accumulate` changes random draws.
 FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
+_STEPS = 1000  # by default
 _AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", "keep", "log_every")
 
 
@@ -23,12 +24,13 @@ class TrainerConfig(OptimizerConfig):
       UserError: a number is out of range.
     """
 
-    steps: int = 1000
-    """Total number of updates. The learning rate's schedule depends on it, so a run cannot resume
-    with another number; start a new run from the result to train further."""
+    steps: int | None = None
+    """Total number of updates; 1000 unless --minutes is given. The learning rate's schedule depends
+    on it, so a run cannot resume with another number; start a new run from the result to train
+    further."""
     minutes: float | None = None
-    """Train for this time instead of --steps: the learning rate follows the time that has passed.
-    It does not include compilation."""
+    """Train for this time instead: the learning rate follows the time that has passed since the
+    first update was compiled."""
     batch_size: int = 32
     """Rows per update, over all devices."""
     accumulate: int = 1
@@ -52,8 +54,12 @@ class TrainerConfig(OptimizerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.minutes is not None and self.steps is not None:
+            raise UserError("--steps and --minutes exclude each other; pass one of them")
+        if self.minutes is None and self.steps is None:
+            object.__setattr__(self, "steps", _STEPS)
         for name in _AT_LEAST_1:
-            if getattr(self, name) < 1:
+            if (getattr(self, name) or 0) < 1 and (name, self.steps) != ("steps", None):
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")

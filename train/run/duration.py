@@ -23,10 +23,10 @@ class Duration:
 
     def __init__(self, config: TrainerConfig, seconds: float = 0.0):
         """Starts with the time that earlier processes trained."""
-        self._steps, self._before = config.steps, seconds
+        self._steps, self._before = config.steps or 0, seconds
         self._limit = None if config.minutes is None else 60 * config.minutes
         self._began: float | None = None
-        self.whole = config.steps if self._limit is None else _PARTS
+        self.whole = self._steps if self._limit is None else _PARTS
 
     def begin(self) -> None:
         """Lets the time pass, if it does not yet."""

@@ -78,6 +78,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Returns the optimiser at a learning rate of 1: its updates are to be multiplied by it."""
 
     def rate(step: ArrayLike) -> jax.Array:
+        # A number would do; but with a function the state counts steps, as in earlier checkpoints.
         del step
         return jnp.ones((), jnp.float32)
 

@@ -142,7 +142,7 @@ def fit(
         if done:
             report.say(f"resuming from the checkpoint of step {done}")
         signals = stack.enter_context(_signals())
-        steps = range(done, config.steps if config.minutes is None else _MOST_STEPS)
+        steps = range(done, config.steps or _MOST_STEPS)
         arrays = stack.enter_context(loading(batches, steps, rows, config.accumulate))
         for step in map(np.int32, steps):
             began = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dart_jax.errors import UserError, warn
+from dart_jax.errors import UserError
 from dart_jax.weights.gguf.file import GgufFiles
 
 # `general.architecture` -> the fields that its models have besides those of all.
@@ -27,8 +27,6 @@ _ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
 }
 # Fields that say what others or the tensors say, too, or nothing about the computation here.
 _UNUSED = (
-    "attention.value_length",
-    "block_count",
     "expert_feed_forward_length",
     "expert_shared_feed_forward_length",
     "rope.dimension_sections",
@@ -88,16 +86,17 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
 
     Raises:
       UserError: its architecture is not supported, or a field is missing.
-
-    Warns:
-      InputWarning: fields of the architecture are not used.
     """
     of = Fields(files)
-    if of.architecture not in _ARCHITECTURES:
-        kind = files.metadata.get("general.type", "model")
+    if (kind := files.metadata.get("general.type", "model")) != "model":
         raise UserError(
-            f"{files.paths[0]} holds {'a model' if kind == 'model' else kind} of architecture "
-            f"{of.architecture!r}; supported in GGUF files are {', '.join(_ARCHITECTURES)}"
+            f"{files.paths[0]} holds no model but what it calls {kind!r}; pass the model's file "
+            "(an adapter is read in the layout of PEFT)"
+        )
+    if of.architecture not in _ARCHITECTURES:
+        raise UserError(
+            f"{files.paths[0]} holds a model of architecture {of.architecture!r}; supported in "
+            f"GGUF files are {', '.join(_ARCHITECTURES)}"
         )
     if of("attention.causal", True) is False:
         raise UserError(f"{files.paths[0]} holds a model whose attention is not causal")
@@ -125,8 +124,8 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
     rotated = of("rope.dimension_count", head)
     if rotated != head:
         config["partial_rotary_factor"] = rotated / head
-    if unused := of.rest():
-        warn(f"{files.paths[0]}: not used: {', '.join(unused)}")
+    # Whoever reads the config warns that these are not used.
+    config |= {name: of(name) for name in of.rest()}
     return {name: value for name, value in config.items() if value is not None}
 
 
@@ -137,7 +136,13 @@ def _rope_scaling(
     length = config["max_position_embeddings"]
     original = of("rope.scaling.original_context_length")
     attention = of("rope.scaling.attn_factor")
-    kind, factor = of("rope.scaling.type", "none"), of("rope.scaling.factor")
+    factor = of("rope.scaling.factor")
+    kind = of("rope.scaling.type", "none" if factor is None else "linear")
+    if "rope_freqs.weight" in factors and kind != "none":
+        raise UserError(
+            f"{of.files.paths[0]} holds divisors of frequencies (rope_freqs) beside RoPE scaling "
+            f"{kind!r}, which is not supported"
+        )
     if "rope_freqs.weight" in factors:  # Llama 3's
         both = dict.fromkeys(("short_factor", "long_factor"), factors["rope_freqs.weight"])
         scaling = {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
@@ -155,6 +160,8 @@ def _rope_scaling(
         return {}
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    if kind == "longrope":
+        raise UserError(f"{of.files.paths[0]} lacks rope_factors_long and rope_factors_short")
     if kind != "yarn":
         raise UserError(f"{of.files.paths[0]}: RoPE scaling {kind!r} is not supported")
     scaling = {
@@ -181,7 +188,7 @@ def _llama(of: Fields) -> dict[str, Any]:
 
 
 def _biases(of: Fields) -> dict[str, Any]:
-    """Which linear layers have biases: those for which there are tensors."""
+    """Biases of linear layers: those for which there are tensors."""
     return {
         "attention_bias": of.shape("blk.0.attn_q.bias") is not None,
         "mlp_bias": of.shape("blk.0.ffn_up.bias") is not None,
@@ -247,7 +254,7 @@ def _olmo(of: Fields) -> dict[str, Any]:
 
 
 def _pattern(of: Fields, pattern: int | list[bool]) -> dict[str, Any]:
-    """Which layers have a sliding window: all but every n-th, or those marked."""
+    """Kinds of layers: a sliding window in all but every n-th, or in those marked."""
     layers = range(of.need("block_count"))
     windowed = [bool((i + 1) % pattern) for i in layers] if isinstance(pattern, int) else pattern
     kinds = {True: "sliding_attention", False: "full_attention"}

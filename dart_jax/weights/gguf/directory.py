@@ -22,8 +22,9 @@ from dart_jax.weights.gguf.names import rope_factors, sources
 from dart_jax.weights.gguf.tensors import INDEX, to_json
 from dart_jax.weights.gguf.tokenizer import backend, stop_ids, tokenizer_config
 
-_FORMAT = 1  # of these directories; another number makes them anew
-_OWN_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_FORMAT = 2  # of these directories; another number makes them anew
+_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+_BESIDE = (_TOKENIZER, _CONFIG, "special_tokens_map.json", "chat_template.jinja")
 
 
 def target_directory(path: Path) -> Path:
@@ -36,7 +37,7 @@ def target_directory(path: Path) -> Path:
       UserError: the file is damaged or not supported, or the cache cannot be written.
     """
     paths = [path.with_name(name).resolve() for name in file.parts(path.name)]
-    beside = [path.with_name(name) for name in _OWN_TOKENIZER]
+    beside = [path.with_name(name) for name in _BESIDE]
     identity = [str(_FORMAT)]
     for one in (*paths, *beside):
         stat = one.stat() if one.exists() else None
@@ -45,11 +46,13 @@ def target_directory(path: Path) -> Path:
     directory = user_cache() / "gguf" / digest
     if (directory / INDEX).is_file():
         return directory
+    content = _content(path)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{digest}."))
         try:
-            _write(work, path)
+            for name, text in content.items():
+                (work / name).write_text(text)
             os.rename(work, directory)
         except OSError:
             if not (directory / INDEX).is_file():  # otherwise another process was faster
@@ -64,25 +67,22 @@ def target_directory(path: Path) -> Path:
     return directory
 
 
-def _write(work: Path, path: Path) -> None:
-    """Writes the files of the directory."""
+def _content(path: Path) -> dict[str, str]:
+    """The files of the directory, by name."""
     files = file.read(path)
     config = hf_config(files, rope_factors(files))
     found = sources(files, TargetConfig.from_json(config))
+    texts = {_CONFIG: json.dumps(tokenizer_config(files.metadata))}
     try:
-        backend(path, files.metadata).save(str(work / "tokenizer.json"))
-        _save(work / "tokenizer_config.json", tokenizer_config(files.metadata))
+        texts[_TOKENIZER] = backend(path, files.metadata).to_str()
     except UserError:
-        if not path.with_name("tokenizer.json").is_file():
+        beside = [path.with_name(name) for name in _BESIDE]
+        if not beside[0].is_file():
             raise
-        for name in _OWN_TOKENIZER:
-            if path.with_name(name).is_file():
-                shutil.copy(path.with_name(name), work / name)
-    _save(work / "config.json", config)
-    _save(work / "generation_config.json", {"eos_token_id": stop_ids(files.metadata) or None})
-    names = [str(one.resolve()) for one in files.paths]
-    _save(work / INDEX, {"files": names, "tensors": to_json(found)})
-
-
-def _save(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content))
+        texts |= {one.name: one.read_text() for one in beside if one.is_file()}
+    index = {"files": [str(one.resolve()) for one in files.paths], "tensors": to_json(found)}
+    return texts | {
+        "config.json": json.dumps(config),
+        "generation_config.json": json.dumps({"eos_token_id": stop_ids(files.metadata) or None}),
+        INDEX: json.dumps(index),
+    }

@@ -79,18 +79,6 @@ def read(path: Path) -> GgufFiles:
     return GgufFiles(paths, metadata, tensors)
 
 
-def only_file(directory: Path) -> Path | None:
-    """Returns the GGUF file of a directory that holds no other checkpoint; None if it has none.
-
-    Raises:
-      UserError: there are several to choose from.
-    """
-    if (directory / "config.json").is_file():
-        return None
-    name = only_name(str(directory), [path.name for path in directory.iterdir()])
-    return None if name is None else directory / name
-
-
 def only_name(where: str, names: Iterable[str]) -> str | None:
     """Returns the name of the one model among the files of a directory or a repository, as that of
     its first file; None if there is no GGUF file.

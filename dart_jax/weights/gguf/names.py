@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.weights.gguf.file import GgufFiles, Stored
 from dart_jax.weights.gguf.tensors import Source, opened, size_of
@@ -21,6 +22,8 @@ _EXPERT_PARTS = {
     **{"w1": "gate", "w3": "up", "w2": "down"},
 }
 
+_NAMED = 4  # tensors in a message
+
 
 def sources(files: GgufFiles, config: TargetConfig) -> dict[str, Source]:
     """Finds the tensors of a target in its GGUF file.
@@ -30,7 +33,10 @@ def sources(files: GgufFiles, config: TargetConfig) -> dict[str, Source]:
       config: as `config.hf_config` has it.
 
     Returns:
-      By name; what belongs to no target keeps its own name.
+      By name; what belongs to no layer keeps its own name.
+
+    Raises:
+      UserError: a layer has a tensor that is not known: it would change the result.
     """
     import gguf
 
@@ -64,6 +70,12 @@ def sources(files: GgufFiles, config: TargetConfig) -> dict[str, Source]:
         used[name] = Source(stored, shape, heads, offset)
         whole.add(own)
     others = {name: Source(s, s.shape) for name, s in left.items() if name not in whole}
+    layers = [name for name in others if name.startswith("blk.")]
+    if layers:
+        raise UserError(
+            f"{files.paths[0]} holds tensors that a model of architecture {architecture!r} does "
+            f"not have here: {', '.join(layers[:_NAMED])}" + ", ..." * (len(layers) > _NAMED)
+        )
     return used | others
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -115,8 +116,9 @@ def size_of(kind: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) // block * size
 
 
+@functools.cache
 def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray, int], np.ndarray] | None:
-    """Makes floats of the bytes of so many rows; None for what needs it not."""
+    """A function that makes floats of the bytes of so many rows; None for floats."""
     if kind in _FLOATS:
         return None
     import gguf

@@ -33,6 +33,14 @@ _QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST
 _SLASHED = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
 _TEKKEN = rf"{_CASED.replace('{0}', '')}|\p{{N}}|{_SLASHED}"
 _GPT4O = rf"{_CASED.replace('{0}', _CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{_SLASHED}"
+_SEED = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_REST}"
+# Texts of tokens that end a turn or a message: files may name only one of those they have.
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+    *("<EOT>", "<|end_of_text|>"),
+)
+# Tokens of Phi-3 that do not take the spaces behind them.
+_KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 # tokenizer.ggml.pre -> the expression; None: that of GPT-2, which byte-level tokenizers have.
 _SPLITS: dict[str, str | None] = {
     **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2"), None),
@@ -40,6 +48,7 @@ _SPLITS: dict[str, str | None] = {
     **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "seed-coder": _SEED,
     "tekken": _TEKKEN,
 }
 # Those that split off each digit first, and then are like GPT-2's.
@@ -59,8 +68,8 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if not tokens or kind not in ("gpt2", "llama"):
         raise _refusal(path, f"has a tokenizer of the kind {kind!r}" if tokens else "has none")
     types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    unknown = next((t for t, type_ in zip(tokens, types, strict=True) if type_ == _UNKNOWN), None)
     try:
+        unknown = next((t for t, n in zip(tokens, types, strict=True) if n == _UNKNOWN), None)
         if kind == "gpt2":
             made = _byte_level(path, metadata, tokens)
         else:
@@ -70,11 +79,21 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
         raise
     except Exception as error:  # the library raises no narrower class
         raise _refusal(path, f"has a damaged one ({' '.join(str(error).split())})") from None
-    for token, type_ in zip(tokens, types, strict=True):
-        if type_ == _CONTROL or (type_ == _UNKNOWN and kind == "llama"):
-            made.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif type_ == _USER_DEFINED and token.strip(_SPACE):
-            made.add_tokens([AddedToken(token, special=False, normalized=False)])
+    strips = metadata["general.architecture"] == "phi3" and kind == "llama"
+    special = [
+        AddedToken(
+            token, special=True, normalized=False, rstrip=strips and token not in _KEEP_SPACES
+        )
+        for token, type_ in zip(tokens, types, strict=True)
+        if type_ == _CONTROL or (type_ == _UNKNOWN and kind == "llama")
+    ]
+    whole = [
+        AddedToken(token, special=False, normalized=False, rstrip=strips)
+        for token, type_ in zip(tokens, types, strict=True)
+        if type_ == _USER_DEFINED and token.strip(_SPACE)
+    ]
+    made.add_special_tokens(special)
+    made.add_tokens(whole)
     _add_ends(made, metadata, tokens)
     return made
 
@@ -84,8 +103,8 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens = metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {"clean_up_tokenization_spaces": False}
     for name, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        id = metadata.get(f"tokenizer.ggml.{field}_token_id")
-        if id is not None and 0 <= id < len(tokens):
+        id = _named_id(metadata, field)
+        if id is not None:
             config[f"{name}_token"] = tokens[id]
     template = metadata.get("tokenizer.chat_template")
     names = metadata.get("tokenizer.chat_templates") or []
@@ -101,10 +120,18 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text, a turn or a message."""
-    names = ("eos", "eot", "eom")
-    ids = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
-    return list(dict.fromkeys(id for id in ids if id is not None))
+    """The ids that end a text, a turn or a message: those that are named, and those whose texts are
+    known to, as in llama.cpp."""
+    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    named = [_named_id(metadata, name) for name in ("eos", "eot", "eom")]
+    known = [id for id, token in enumerate(tokens) if token in _ENDS]
+    return list(dict.fromkeys(id for id in (*named, *known) if id is not None))
+
+
+def _named_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    """The id of a named token; None if there is none, or no such token."""
+    id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return id if id is not None and 0 <= id < len(metadata["tokenizer.ggml.tokens"]) else None
 
 
 def _byte_level(
@@ -125,6 +152,8 @@ def _byte_level(
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     made.pre_tokenizer = pre_tokenizers.Sequence([*first, bytes_])
     made.decoder = decoders.ByteLevel()
+    if rule == "qwen2":
+        made.normalizer = normalizers.NFC()
     return made
 
 
@@ -180,7 +209,7 @@ def _add_ends(
     begins = kind == "llama" or rule in _WHOLE_WORDS  # if the file does not say
     parts, special = ["$A"], []
     for name, default in (("bos", begins), ("eos", False)):
-        id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        id = _named_id(metadata, name)
         if id is not None and metadata.get(f"tokenizer.ggml.add_{name}_token", default):
             parts = [tokens[id], *parts] if name == "bos" else [*parts, tokens[id]]
             special.append((tokens[id], id))
