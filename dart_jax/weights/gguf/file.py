@@ -103,8 +103,8 @@ def _open(path: Path) -> Any:
     except Exception as error:  # the package raises whatever NumPy does
         reason = " ".join(str(error).split())
         raise UserError(
-            f"cannot read {path}: {reason}; the file is damaged or incomplete, or has a type of "
-            "weights that the installed package gguf does not know: pip install -U gguf"
+            f"cannot read {path}: {reason}; the GGUF file is damaged or incomplete, or its type of "
+            "weights is not supported by the installed package: pip install -U gguf"
         ) from None
     if reader.byte_order != "I":
         raise UserError(
