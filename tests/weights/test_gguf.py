@@ -25,6 +25,7 @@ from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.generation_file import load_eos
 from dart_jax.weights.gguf.file import Stored
 from dart_jax.weights.gguf.tensors import Source, opened
+from dart_jax.weights.gguf.tokenizer import _SPLITS
 from dart_jax.weights.target_files import open_target
 
 LLAMA = TargetConfig(
@@ -498,3 +499,16 @@ def test_every_type_is_dequantised_as_by_transformers(torch, tmp_path):
         assert good.sum() > 20
         compared.append(kind.name)
     assert len(compared) > 15, compared
+
+
+def test_texts_are_split_as_by_transformers():
+    """By every rule that both know."""
+    theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    shared = [rule for rule in _SPLITS if rule in theirs.GGUF_PRE_TOKENIZER_SPLITS]
+    assert {"llama-bpe", "qwen2", "tekken", "gpt-4o"} <= {*shared}
+    texts = [*TEXTS, "I'LL pay 12,345 €\n\n  for\tIt'sCamelCase/x//\n/y ÀÉz 1234567\r\n \n"]
+    for rule in shared:
+        expected = pre_tokenizers.Split(Regex(theirs.GGUF_PRE_TOKENIZER_SPLITS[rule]), "isolated")
+        ours = pre_tokenizers.Split(Regex(_SPLITS[rule]), "isolated")
+        for text in texts:
+            assert ours.pre_tokenize_str(text) == expected.pre_tokenize_str(text), rule
