@@ -242,10 +242,9 @@ def _recipe(config: AblateConfig) -> DrafterTraining:
     recipe = config_file.parse(DrafterTraining, args, None)
     if recipe.drafter.method != "dart":
         raise UserError(f"{config.recipe} trains a drafter other than DART's")
-    if recipe.trainer.steps is None and config.steps is None:
-        raise UserError(f"{config.recipe} has minutes; pass --steps instead")
-    if recipe.epochs is not None and config.steps is None:
-        raise UserError(f"{config.recipe} has epochs; pass --steps instead")
+    for name, other in (("epochs", recipe.epochs), ("minutes", recipe.trainer.minutes)):
+        if other is not None and config.steps is None:
+            raise UserError(f"{config.recipe} has {name}; pass --steps instead")
     if not recipe.data.held_out:
         raise UserError(f"{config.recipe} holds no records out for evaluation; raise its held_out")
     changes: dict[str, Any] = {"teacher": "cached", "eval_prompts": 0, "ngram": None}
