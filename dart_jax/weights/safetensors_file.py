@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from dart_jax.errors import UserError
 
-_DTYPES = {
+DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -86,9 +86,9 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
     def tensor(name: str) -> Tensor:
         header = file.get_slice(name)
         dtype = header.get_dtype()
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise UserError(
-                f"cannot read {path}: {name} has dtype {dtype}, not one of {', '.join(_DTYPES)}"
+                f"cannot read {path}: {name} has dtype {dtype}, not one of {', '.join(DTYPES)}"
             )
 
         shape = tuple(header.get_shape())
@@ -96,18 +96,18 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
         def read() -> np.ndarray:
             try:
                 if dtype in _UNKNOWN_TO_NUMPY:
-                    return _read(path, starts()[name], _DTYPES[dtype], shape)
+                    return _read(path, starts()[name], DTYPES[dtype], shape)
                 return file.get_tensor(name)
             except (OSError, ValueError, SafetensorError) as error:
                 raise damaged(path, error) from None
 
         def read_part(region: Region) -> np.ndarray:
             try:
-                return _read_part(path, starts()[name], _DTYPES[dtype], shape, region)
+                return _read_part(path, starts()[name], DTYPES[dtype], shape, region)
             except (OSError, ValueError) as error:
                 raise damaged(path, error) from None
 
-        return Tensor(shape, _DTYPES[dtype], read, read_part)
+        return Tensor(shape, DTYPES[dtype], read, read_part)
 
     return {name: tensor(name) for name in file.offset_keys()}
 

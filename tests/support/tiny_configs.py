@@ -1,6 +1,7 @@
 """Tiny configurations of a target and drafters, and random parameters for them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.pure import abstract_params, bind
 from dart_jax.models.rope import Rope
 
 VOCABULARY = 61
@@ -48,6 +49,15 @@ def random_params(config, seed):
         lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), jnp.float32),
         abstract_params(config),
     )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def prompt_logits(config, params, tokens):
+    """A target's logits after every token, [B, T, V], of int32 [B, T]."""
+    length = tokens.shape[1]
+    at = jnp.arange(length, dtype=jnp.int32)[None]
+    model = bind(config, params)
+    return model.logits(model(tokens, at, jnp.tril(jnp.ones((1, length, length), bool))).hidden)
 
 
 def log_softmax(x):

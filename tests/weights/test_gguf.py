@@ -1,7 +1,6 @@
 """GGUF files as targets: what was converted comes back, in every architecture."""
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -12,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf_files import metadata_of, write
+from tiny_configs import prompt_logits
 from tokenizers import Regex, pre_tokenizers
 from tokenizers_made import TEXTS, byte_fallback, byte_level
 
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
@@ -144,7 +144,7 @@ FACTORS = {
 }
 
 
-TOKENS = np.random.default_rng(1).integers(0, LLAMA.vocab_size, 20).astype(np.int32)
+TOKENS = np.random.default_rng(1).integers(0, LLAMA.vocab_size, (1, 20)).astype(np.int32)
 
 
 @pytest.fixture(autouse=True)
@@ -447,15 +447,6 @@ def torch():
     return torch
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def forward(config, params):
-    """Logits of all positions of TOKENS."""
-    model, size = bind(config, params), len(TOKENS)
-    at = jnp.arange(size, dtype=jnp.int32)[None]
-    out = model(jnp.asarray(TOKENS)[None], at, jnp.tril(jnp.ones((1, size, size), bool)))
-    return model.logits(out.hidden)
-
-
 @pytest.mark.parametrize("name", THEIRS)
 @pytest.mark.filterwarnings("ignore")
 def test_logits_are_those_of_transformers(name, tmp_path, torch):
@@ -470,11 +461,11 @@ def test_logits_are_those_of_transformers(name, tmp_path, torch):
         tmp_path, gguf_file=path.name, dtype=torch.float32
     )
     with torch.no_grad():
-        theirs = model.eval()(torch.from_numpy(TOKENS).long()[None]).logits.numpy()
+        theirs = model.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
     found, params = load_target(resolved(path))
     if config.query_pre_attn_scalar is not None:
         found = dataclasses.replace(found, query_pre_attn_scalar=config.query_pre_attn_scalar)
-    np.testing.assert_allclose(forward(found, params), theirs, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(prompt_logits(found, params, TOKENS), theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tiny_configs import prompt_logits
 
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target, save_target
@@ -70,15 +71,7 @@ def target(directory, config=LLAMA):
 
 def our_logits(directory):
     config, params = load_target(directory)
-    return np.asarray(forward(config, params))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def forward(config, params):
-    length = TOKENS.shape[1]
-    at = jnp.arange(length, dtype=jnp.int32)[None]
-    model = bind(config, params)
-    return model.logits(model(TOKENS, at, jnp.tril(jnp.ones((1, length, length), bool))).hidden)
+    return np.asarray(prompt_logits(config, params, TOKENS))
 
 
 # Situations: each writes a checkpoint into a directory, and returns the warning to expect.

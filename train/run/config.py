@@ -59,7 +59,7 @@ class TrainerConfig(OptimizerConfig):
         if self.minutes is None and self.steps is None:
             object.__setattr__(self, "steps", _STEPS)
         for name in _AT_LEAST_1:
-            if (getattr(self, name) or 0) < 1 and (name, self.steps) != ("steps", None):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")

@@ -8,23 +8,6 @@ from typing import Any
 from dart_jax.errors import UserError
 from dart_jax.weights.gguf.file import GgufFiles
 
-# `general.architecture` -> the fields that its models have besides those of all.
-_ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
-    "gemma": lambda of: {"model_type": "gemma"},
-    "gemma2": lambda of: _gemma2(of),
-    "gemma3": lambda of: _gemma3(of),
-    "granite": lambda of: _granite(of),
-    "llama": lambda of: _llama(of),
-    "olmo2": lambda of: _olmo(of),
-    "phi3": lambda of: _phi3(of),
-    "qwen2": lambda of: {"model_type": "qwen2"},
-    "qwen2moe": lambda of: _qwen_moe(of, "qwen2_moe", renormalized=False),
-    "qwen2vl": lambda of: {"model_type": "qwen2"},  # for text alone, M-RoPE is RoPE
-    "qwen3": lambda of: {"model_type": "qwen3"},
-    "qwen3moe": lambda of: _qwen_moe(of, "qwen3_moe", renormalized=True),
-    "seed_oss": lambda of: _seed(of),
-    "smollm3": lambda of: {"model_type": "smollm3", **_biases(of)},
-}
 # Fields that say what others or the tensors say, too, or nothing about the computation here.
 _UNUSED = (
     "expert_feed_forward_length",
@@ -278,3 +261,22 @@ def _qwen_moe(of: Fields, model_type: str, *, renormalized: bool) -> dict[str, A
         if shape := of.shape(f"blk.0.ffn_gate_{kind}.weight"):
             config[name] = shape[-2]
     return config
+
+
+# `general.architecture` -> the fields that its models have besides those of all.
+_ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
+    "gemma": lambda _: {"model_type": "gemma"},
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "granite": _granite,
+    "llama": _llama,
+    "olmo2": _olmo,
+    "phi3": _phi3,
+    "qwen2": lambda _: {"model_type": "qwen2"},
+    "qwen2moe": lambda of: _qwen_moe(of, "qwen2_moe", renormalized=False),
+    "qwen2vl": lambda _: {"model_type": "qwen2"},  # for text alone, M-RoPE is RoPE
+    "qwen3": lambda _: {"model_type": "qwen3"},
+    "qwen3moe": lambda of: _qwen_moe(of, "qwen3_moe", renormalized=True),
+    "seed_oss": _seed,
+    "smollm3": lambda of: {"model_type": "smollm3", **_biases(of)},
+}

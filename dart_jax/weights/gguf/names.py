@@ -21,7 +21,6 @@ _EXPERT_PARTS = {
     **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
     **{"w1": "gate", "w3": "up", "w2": "down"},
 }
-
 _NAMED = 4  # tensors in a message
 
 

@@ -9,21 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.weights.gguf.file import Stored
-from dart_jax.weights.safetensors_file import Region, Tensor, damaged
+from dart_jax.weights.safetensors_file import DTYPES, Region, Tensor, damaged
 
 INDEX = "gguf.index.json"
 
-# Types that need no package to read.
-_FLOATS = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
+# Types that need no package to read; safetensors have the same names for them.
+_FLOATS = {name: DTYPES[name] for name in ("F32", "F16", "BF16")}
 
 
 class Source(NamedTuple):
