@@ -56,8 +56,6 @@ class TrainerConfig(OptimizerConfig):
         super().__post_init__()
         if self.minutes is not None and self.steps is not None:
             raise UserError("--steps and --minutes exclude each other; pass one of them")
-        if self.minutes is None and self.steps is None:
-            object.__setattr__(self, "steps", _STEPS)
         for name in _AT_LEAST_1:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
@@ -67,6 +65,12 @@ class TrainerConfig(OptimizerConfig):
             raise UserError(f"--seed must be in 0..{2**32 - 1}, got {self.seed}")
 
     @property
+    def updates(self) -> int | None:
+        """Total number of updates; None if only the time counts."""
+        return None if self.minutes is not None else self.steps or _STEPS
+
+    @property
     def fixed(self) -> dict[str, Any]:
         """Settings that must not change for a run to resume exactly, by name."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in FREE}
+        settings = dataclasses.asdict(self) | {"steps": self.updates}
+        return {name: value for name, value in settings.items() if name not in FREE}

@@ -23,7 +23,7 @@ class Duration:
 
     def __init__(self, config: TrainerConfig, seconds: float = 0.0):
         """Starts with the time that earlier processes trained."""
-        self._steps, self._before = config.steps or 0, seconds
+        self._steps, self._before = config.updates or 0, seconds
         self._limit = None if config.minutes is None else 60 * config.minutes
         self._began: float | None = None
         self.whole = self._steps if self._limit is None else _PARTS

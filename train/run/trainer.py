@@ -60,7 +60,7 @@ def fit(
     tokens_per_step: int = 0,
     flops_per_step: float = 0.0,
 ) -> Params:
-    """Trains to `config.steps`, or for `config.minutes`; resumes from the newest checkpoint.
+    """Trains to `config.updates`, or for `config.minutes`; resumes from the newest checkpoint.
 
     Every process must make the same call; process 0 writes metrics and shows progress.
 
@@ -142,7 +142,7 @@ def fit(
         if done:
             report.say(f"resuming from the checkpoint of step {done}")
         signals = stack.enter_context(_signals())
-        steps = range(done, config.steps or _MOST_STEPS)
+        steps = range(done, config.updates or _MOST_STEPS)
         arrays = stack.enter_context(loading(batches, steps, rows, config.accumulate))
         for step in map(np.int32, steps):
             began = time.perf_counter()
