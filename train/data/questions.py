@@ -1,0 +1,121 @@
+"""Questions for a target to answer: the user's turns of chats and instructions."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dart_jax.data.contents import Chat, Completion, Content
+from dart_jax.data.records import records, refuse
+from dart_jax.errors import UserError
+from train.data.examples import read_all
+
+_LEAST, _MOST = 12, 1500  # characters of a turn
+_ASCII = 0.98  # of its characters: a small English model answers nothing else well
+_TURNS = 3
+_BENCHMARK = 500  # first records of a benchmark, which measurements use
+_COMPARED = 60  # first characters in which the questions of benchmarks are recognised
+
+
+def benchmark_questions(files: Iterable[Path]) -> set[str]:
+    """Returns what `write_questions` is to leave out: the beginnings of all texts in the first 500
+    records of each file.
+
+    Raises:
+      UserError: a file cannot be read; says where.
+    """
+    found: set[str] = set()
+    for path in files:
+        for record in islice(records(path), _BENCHMARK):
+            found.update(map(_beginning, _texts(record.value)))
+    return found
+
+
+def write_questions(
+    sources: Sequence[Sequence[Path]],
+    out: BinaryIO,
+    *,
+    left_out: Iterable[str] = (),
+    seed: int = 0,
+    bad: Callable[[UserError], None] = refuse,
+) -> int:
+    """Writes chats for `train.regenerate`, of which it replaces the answers, one per line.
+
+    Of each chat up to three turns of the user are kept, as long as they are English and of 12 to
+    1,500 characters. Sources take turns, and the order within them is random, so that the first
+    lines are like all.
+
+    Args:
+      sources: the files of each source.
+      out: the file to write to.
+      left_out: from `benchmark_questions`; a chat ends before such a turn.
+      seed: of the order.
+      bad: called with the error of a record that cannot be used, which is then skipped.
+
+    Returns:
+      The number of chats.
+
+    Raises:
+      UserError: a file cannot be read; says where.
+    """
+    left_out, rng, count = frozenset(left_out), random.Random(seed), 0
+    chats: list[Iterator[list[str]]] = []
+    for files in sources:
+        found = [_turns(example.content, left_out) for example, _ in read_all(files, None, bad)]
+        unique = list({chat[0]: chat for chat in found if chat}.values())
+        rng.shuffle(unique)
+        chats.append(iter(unique))
+    while chats:
+        for source in list(chats):
+            chat = next(source, None)
+            if chat is None:
+                chats.remove(source)
+                continue
+            messages = [
+                {"role": role, "content": content}
+                for turn in chat
+                for role, content in (("user", turn), ("assistant", "."))
+            ]
+            out.write(json.dumps({"messages": messages}).encode() + b"\n")
+            count += 1
+    return count
+
+
+def _turns(content: Content, left_out: frozenset[str]) -> list[str]:
+    """The first turns of the user, up to one that cannot be used."""
+    turns: list[Any] = []
+    if isinstance(content, Chat):
+        turns = [message["content"] for message in content.messages if message["role"] == "user"]
+    elif isinstance(content, Completion):
+        turns = [content.prompt]
+    usable: list[str] = []
+    for turn in turns[:_TURNS]:
+        if not isinstance(turn, str) or not _is_usable(turn):
+            break
+        # An instruction may be followed by its input.
+        if {_beginning(turn), _beginning(turn.lstrip().split("\n", 1)[0])} & left_out:
+            break
+        usable.append(turn)
+    return usable
+
+
+def _is_usable(turn: str) -> bool:
+    ascii_characters = sum(character < "\x80" for character in turn)
+    return _LEAST <= len(turn) <= _MOST and ascii_characters >= _ASCII * len(turn)
+
+
+def _beginning(text: str) -> str:
+    return " ".join(text.split())[:_COMPARED].lower()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The strings in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)

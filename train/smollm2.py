@@ -1,0 +1,197 @@
+"""Train drafters and count n-grams for SmolLM2-135M-Instruct, in a given time.
+
+    python -m train.smollm2 --work build/smollm2 --minutes 60 --export build/smollm2-drafters
+
+The target, fetched once, answers questions of ShareGPT and those of --data, greedily and sampled,
+turn by turn. From its answers n-grams are counted and drafters trained: DART's, with the recipe
+`train/smollm2.toml`; EAGLE-3's, in the same time, with `train/smollm2_eagle3.toml`; and pair scores
+for DART's with `train/smollm2_pairs.toml`. A laptop's night, an hour of Colab and ten minutes of a
+large GPU are the same command with other --minutes.
+
+--export receives `drafter` (DART, with the pair scores), `eagle3`, `ngram.dng`. Each is written as
+soon as it is made. The same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from dart_jax.data.records import Skipped, find_files
+from dart_jax.errors import UserError
+from dart_jax.files import check_writable, writing
+from dart_jax.programs.command_line import RESUMABLE, parse, program
+from dart_jax.progress import say, stage
+from dart_jax.weights import hub
+from dart_jax.weights.fetched import fetch
+from train import ngram, regenerate
+from train.data.questions import benchmark_questions, write_questions
+from train.recipes import package, train_recipe
+from train.run import work_directory
+from train.run.time_table import TimeTable
+
+_RECIPES = Path(__file__).parent
+
+# Parts of the time left that go to a stage when it begins. Between the answers and the first
+# drafter, outputs of the target are computed where they are cached, and n-grams counted.
+_PARTS = {"answers": 0.35, "dart": 0.4, "pairs": 0.33, "eagle3": 1.0}
+
+# What a step of the device is worth: a CPU computes few rows at a time and keeps the target's
+# outputs, which take most of its time; anchors are drawn among those that have answers after them.
+_ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
+_STEPS = {
+    "cpu": {
+        "--teacher": "cached",
+        "--context": 512,
+        "--batch-size": 8,
+        "--anchors": 64,
+        "--held-out": 0.02,
+    },
+    "other": {
+        "--teacher": "online",
+        "--context": 1024,
+        "--batch-size": 16,
+        "--chunk": 256,
+        "--dtype": "bfloat16",
+        "--held-out": 0.01,
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SmolLM2Config:
+    """Where, for how long and on what to train."""
+
+    minutes: float
+    """Time for answers and training together; compilation comes on top."""
+    work: Path = Path("build/smollm2")
+    """Directory where every stage writes its result."""
+    export: Path | None = None
+    """Directory to write the drafters, in bfloat16, and the n-gram model to."""
+    target: str = "smollm2"
+    """Directory, hub repository or name of the target."""
+    data: tuple[str, ...] = ()
+    """Chats and instructions whose questions are answered too, as for `train.regenerate`; each of
+    them, and ShareGPT, as often as the others."""
+    sharegpt: bool = True
+    """Fetch ShareGPT, 55 MB, and answer its questions."""
+    leave_out: tuple[str, ...] = ()
+    """Files of benchmarks: no question of their first 500 records is answered."""
+    min_counts: tuple[int, ...] = ()
+    """Minimum counts of n-grams of 1, 2 and 3 tokens, to limit the file's size."""
+    seed: int = 0
+    """Seed of everything random."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < math.inf:
+            raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")
+        if not self.sharegpt and not self.data:
+            raise UserError("no questions: pass --data, or leave --no-sharegpt out")
+
+
+def run(config: SmolLM2Config) -> None:
+    """Runs every unfinished stage.
+
+    Raises:
+      UserError: the work directory belongs to another configuration, or a stage cannot run.
+    """
+    for directory in filter(None, (config.work, config.export)):
+        check_writable(directory, directory=True)
+    times = TimeTable(config.work / "times.json", config.minutes)
+    names = ("target", "data", "sharegpt", "leave_out", "min_counts", "seed")
+    settings = {f"--{name.replace('_', '-')}": getattr(config, name) for name in names}
+    work_directory.check_settings(config.work, settings, result="stages" * times.begun)
+    device = "cpu" if jax.default_backend() == "cpu" else "other"
+    questions, answers = config.work / "questions.jsonl", config.work / "answers.jsonl"
+    if not questions.is_file():
+        with stage("collecting the questions"):
+            _collect(config, questions)
+    with times.stage("answers", _PARTS["answers"]) as minutes:
+        if minutes:
+            batch, most = _ANSWERS[device]
+            made = regenerate.run(
+                regenerate.RegenerateConfig(
+                    target=config.target,
+                    data=(str(questions),),
+                    out=answers,
+                    temperature=(0.0, 0.8),
+                    max_new_tokens=most,
+                    batch_size=batch,
+                    seed=config.seed,
+                    minutes=minutes,
+                    skip_bad=True,
+                )
+            )
+            say(f"answers: {made}")
+    _count(config, answers)
+    for name, parent in (("dart", None), ("pairs", "dart"), ("eagle3", None)):
+        # Both drafters train equally long.
+        like = "dart" if name == "eagle3" else None
+        with times.stage(name, _PARTS[name], like) as minutes:
+            if minutes:
+                options = {
+                    "--target": config.target,
+                    "--data": answers,
+                    "--out": config.work / name,
+                    "--cache": config.work / "cache",
+                    "--seed": config.seed,
+                    "--minutes": times.given(name),
+                    **_STEPS[device],
+                }
+                if parent is not None:
+                    options["--init"] = config.work / parent / "drafter"
+                if name != "eagle3":
+                    options["--ngram"] = config.work / "ngram.dng"
+                recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
+                train_recipe(_RECIPES / f"{recipe}.toml", options)
+        if config.export is not None:
+            exported = "eagle3" if name == "eagle3" else "drafter"
+            with writing("the drafter", config.export):
+                package(config.work / name / "drafter", config.export / exported)
+
+
+def _collect(config: SmolLM2Config, out: Path) -> None:
+    """Writes the questions to answer."""
+    sources = [[file] for file in ([fetch("sharegpt")] if config.sharegpt else [])]
+    sources += [list(find_files((name,))) for name in config.data]
+    left_out = benchmark_questions(find_files(config.leave_out)) if config.leave_out else set()
+    skipped, partial = Skipped(), out.with_suffix(".partial")
+    with writing("the questions", out), partial.open("wb") as file:
+        count = write_questions(sources, file, left_out=left_out, seed=config.seed, bad=skipped)
+    partial.replace(out)
+    say(f"{count:,} chats to answer{skipped}")
+
+
+def _count(config: SmolLM2Config, answers: Path) -> None:
+    """Counts the n-grams of the answers, unless that is done."""
+    path = config.work / "ngram.dng"
+    if not path.is_file():
+        directory = hub.resolve(config.target, patterns=hub.TOKENIZER)
+        counted = ngram.run(
+            ngram.NgramConfig(
+                data=(str(answers),),
+                tokenizer=str(directory),
+                out=path,
+                min_counts=config.min_counts,
+            )
+        )
+        say(f"n-grams: {counted}")
+    if config.export is not None:
+        with writing("the n-gram model", config.export):
+            config.export.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, config.export / "ngram.dng")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 2: bad input, reported in one line."""
+    with program(RESUMABLE):
+        run(parse(SmolLM2Config, args, __doc__))
+
+
+if __name__ == "__main__":
+    main()
