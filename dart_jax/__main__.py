@@ -58,6 +58,9 @@ PROGRAMS = {
         "train.regenerate", "let the target write the answers that a drafter is trained on"
     ),
     "train-drafter": Program("train.drafter", "train a drafter for a target"),
+    "train-smollm2": Program(
+        "train.smollm2", "train drafters for SmolLM2-135M-Instruct in a given time"
+    ),
     "train-demo": Program("train.demo", "rebuild the demo model"),
     "plot-training": Program("train.plot", "plot the curves of training runs"),
     "measure-training": Program(

@@ -16,12 +16,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
@@ -36,17 +33,15 @@ from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import (
-    load_drafter,
     load_eos,
     load_target,
-    save_drafter,
     save_target,
 )
 from train.data.answer_file import unfinished
-from train.drafter import DrafterTraining, train
 from train.language_model.loss import held_out_loss, lm_losses
 from train.language_model.token_windows import TokenWindows
 from train.language_model.tokenizer import end_of_text, train_tokenizer
+from train.recipes import half, package, train_recipe
 from train.regenerate import RegenerateConfig
 from train.regenerate import run as regenerate
 from train.run import config_file, work_directory
@@ -266,20 +261,17 @@ def train_drafter(config: DemoConfig, name: str, answers: Path) -> None:
     }
     if name in _STARTS_FROM:
         options["--init"] = config.work / f"{_STARTS_FROM[name]}-training" / "drafter"
-    args = [str(word) for option in options.items() for word in option]
-    train(config_file.parse(DrafterTraining, ["--config", str(RECIPES[name]), *args], None))
+    train_recipe(RECIPES[name], options)
 
 
 def export(config: DemoConfig, directory: Path) -> None:
     """Writes the packaged model: bfloat16 weights, tokenizer and n-gram model."""
-    half = partial(jax.tree.map, lambda leaf: leaf.astype(jnp.bfloat16))
     eos = load_eos(config.work / "target")
     for name in ("target", "draft_model"):
         model, params = load_target(config.work / name)
         save_target(directory / name, model, half(params), eos)
     for name, trained in _EXPORTED.items():
-        drafter, params, ids = load_drafter(config.work / f"{trained}-training" / "drafter")
-        save_drafter(directory / name, drafter, half(params), ids)
+        package(config.work / f"{trained}-training" / "drafter", directory / name)
     for name in ("target/tokenizer.json", "ngram.dng"):
         write_atomically(directory / name, (config.work / name).read_bytes())
 

@@ -82,6 +82,8 @@ class SmolLM2Config:
     """Fetch ShareGPT, 55 MB, and answer its questions."""
     leave_out: tuple[str, ...] = ()
     """Files of benchmarks: no question of their first 500 records is answered."""
+    draft_vocab: int = 8192
+    """Tokens that the drafters can draft, the most frequent ones of the answers."""
     min_counts: tuple[int, ...] = ()
     """Minimum counts of n-grams of 1, 2 and 3 tokens, to limit the file's size."""
     seed: int = 0
@@ -103,7 +105,7 @@ def run(config: SmolLM2Config) -> None:
     for directory in filter(None, (config.work, config.export)):
         check_writable(directory, directory=True)
     times = TimeTable(config.work / "times.json", config.minutes)
-    names = ("target", "data", "sharegpt", "leave_out", "min_counts", "seed")
+    names = ("target", "data", "sharegpt", "leave_out", "draft_vocab", "min_counts", "seed")
     settings = {f"--{name.replace('_', '-')}": getattr(config, name) for name in names}
     work_directory.check_settings(config.work, settings, result="stages" * times.begun)
     device = "cpu" if jax.default_backend() == "cpu" else "other"
@@ -143,7 +145,9 @@ def run(config: SmolLM2Config) -> None:
                     "--minutes": times.given(name),
                     **_STEPS[device],
                 }
-                if parent is not None:
+                if parent is None:
+                    options["--draft-vocab"] = config.draft_vocab
+                else:
                     options["--init"] = config.work / parent / "drafter"
                 if name != "eagle3":
                     options["--ngram"] = config.work / "ngram.dng"

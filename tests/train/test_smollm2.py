@@ -1,0 +1,161 @@
+"""Questions, the table of times, and the whole program on the demo's target."""
+
+import io
+import json
+import time
+
+import chat_demo
+import pytest
+
+from dart_jax.errors import UserError
+from dart_jax.model import DartModel
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from train.data.questions import benchmark_questions, write_questions
+from train.run.config import TrainerConfig
+from train.run.time_table import TimeTable
+from train.smollm2 import SmolLM2Config, run
+
+CHATS = [
+    {"instruction": "Write a haiku about the sea.", "input": "", "output": "x"},
+    {"instruction": "Name the capital of the country.", "input": "France", "output": "x"},
+    {"question": "Tom has 3 apples and buys 4. How many has he?", "answer": "7"},
+    {"messages": [{"role": "user", "content": "¿Qué pasó? Él salió más allá, señor."}]},
+    {
+        "conversations": [
+            {"from": who, "value": f"{n}: explain recursion to a child"}
+            for n in range(5)
+            for who in ("human", "gpt")
+        ]
+    },
+]
+TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def questions(sources, left_out=(), seed=0):
+    out = io.BytesIO()
+    count = write_questions(sources, out, left_out=left_out, seed=seed)
+    lines = [json.loads(line)["messages"] for line in out.getvalue().splitlines()]
+    assert len(lines) == count
+    assert all(message["content"] == "." for chat in lines for message in chat[1::2])
+    return [[message["content"] for message in chat[::2]] for chat in lines]
+
+
+def test_questions_are_english_turns_of_users(tmp_path):
+    file = write(tmp_path / "chats.jsonl", CHATS * 2)  # duplicates are left out
+    found = questions([[file]])
+    assert sorted(map(len, found)) == [1, 1, 1, 3]
+    firsts = {chat[0] for chat in found}
+    assert "Write a haiku about the sea." in firsts
+    assert not any("señor" in first for first in firsts)
+    assert questions([[file]], seed=1) != found
+    assert sorted(questions([[file]], seed=1)) == sorted(found)
+
+
+def test_questions_of_benchmarks_are_left_out(tmp_path):
+    file = write(tmp_path / "chats.jsonl", CHATS)
+    bench = [
+        {"turns": ["name the CAPITAL of  the country."]},
+        {"query": "2: explain recursion to a child"},
+    ]
+    found = questions([[file]], benchmark_questions([write(tmp_path / "bench.jsonl", bench)]))
+    assert sorted(map(len, found)) == [1, 1, 2]
+    assert not any("capital" in turn for chat in found for turn in chat)
+
+
+def test_sources_take_turns(tmp_path):
+    many = write(
+        tmp_path / "many.jsonl",
+        [{"instruction": f"Count up to {n}, please.", "output": "x"} for n in range(9)],
+    )
+    few = write(tmp_path / "few.jsonl", CHATS[:2])
+    firsts = [chat[0] for chat in questions([[many], [few]])]
+    assert [first.startswith("Count") for first in firsts[:5]] == [True, False, True, False, True]
+    assert len(firsts) == 11
+
+
+def test_times_outlast_an_interruption(tmp_path):
+    path = tmp_path / "times.json"
+    began = []
+
+    def interrupted():
+        with TimeTable(path, 10).stage("answers", 0.4) as minutes:
+            began.append(minutes)
+            time.sleep(0.1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert began == [4]
+    table = TimeTable(path, 10)
+    assert table.begun
+    with table.stage("answers", 0.4) as minutes:
+        assert minutes == pytest.approx(4 - 0.1 / 60, abs=0.005)
+    with table.stage("answers", 0.4) as minutes:
+        assert minutes == 0  # it is done
+    with table.stage("dart", 0.5) as minutes:
+        assert minutes == 3
+    with table.stage("eagle3", 1.0, like="dart") as minutes:
+        assert minutes == table.given("eagle3") == 3
+
+
+def test_minutes_replace_the_steps_of_a_config():
+    assert TrainerConfig().updates == 1000
+    assert TrainerConfig(steps=7).updates == 7
+    assert TrainerConfig(minutes=1).updates is None
+    assert TrainerConfig().fixed["steps"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"minutes": 0}, "--minutes must be a finite number above 0"),
+        ({"minutes": float("nan")}, "--minutes must be a finite number above 0"),
+        ({"minutes": 1, "sharegpt": False}, "no questions: pass --data"),
+    ],
+)
+def test_options_that_cannot_be_used(options, words):
+    with pytest.raises(UserError, match=words):
+        SmolLM2Config(**options)
+
+
+@pytest.mark.long
+def test_everything_is_made_once(tmp_path):
+    target = chat_demo.write_chat_target(tmp_path, TEMPLATE)
+    data = write(
+        tmp_path / "chats.jsonl",
+        [
+            {"instruction": f"Write a function that adds {n} to x.", "output": "x"}
+            for n in range(40)
+        ],
+    )
+    config = SmolLM2Config(
+        minutes=0.3,
+        work=tmp_path / "work",
+        export=tmp_path / "export",
+        target=str(target),
+        data=(str(data),),
+        sharegpt=False,
+        draft_vocab=512,
+    )
+    run(config)
+    model = DartModel.from_pretrained(
+        target, config.export / "drafter", config.export / "ngram.dng"
+    )
+    assert isinstance(model.drafter, DrafterConfig)
+    assert model.drafter.pair_rank
+    assert model.drafter.draft_vocab_size == 512
+    eagle3 = model.with_drafter(export / "eagle3")
+    assert isinstance(eagle3.drafter, Eagle3Config)
+    plain = model.with_drafter(None).generate("def f(x):", max_new_tokens=16)
+    for each in (model, eagle3):
+        assert each.generate("def f(x):", max_new_tokens=16).text == plain.text
+    made = {path: path.stat().st_mtime_ns for path in config.work.rglob("*.safetensors")}
+    run(config)
+    assert made == {path: path.stat().st_mtime_ns for path in config.work.rglob("*.safetensors")}
+    with pytest.raises(UserError, match="--seed"):
+        run(SmolLM2Config(**{**vars(config), "seed": 1}))
