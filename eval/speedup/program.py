@@ -34,6 +34,7 @@ from eval.speedup.setting import Setting
 def run(config: SpeedupConfig, console: Console) -> None:
     """Measures, prints and writes the reports."""
     check_outputs(config.json, config.markdown, drawing=config.plot)
+    config = config.decided()
     speedup = Speedup(config, console)
     if config.sweep and "dart" not in speedup.models:
         raise UserError("--sweep measures DART's trees; add dart to --method")

@@ -74,6 +74,8 @@ CASES = {
     "generate x --temperature nan": "temperature",
     "generate x --seed -1": "seed",
     "generate x --no-ngram --ngram empty.dng": "--no-ngram and --ngram exclude each other",
+    "generate x --model demo --target x": "--model and --target exclude each other",
+    "speedup --model smolm2": "--model is one of 'smollm2', 'demo'; got 'smolm2'",
     "generate x --chat-template-kwargs {": "--chat-template-kwargs is not valid JSON",
     "generate x --chat-template-kwargs []": "--chat-template-kwargs must be a JSON object",
     "app --port 70000": "--port must be in 0..65535, got 70000",
