@@ -79,7 +79,7 @@ def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
     parts = {"target": str(config.target_path), "drafter": config.main_drafter}
     # Paths, as the new process finds no other cache.
     config = dataclasses.replace(
-        config, model=None, **parts, ngram=config.ngram_model, no_ngram=False, json=None
+        config, model="auto", **parts, ngram=config.ngram_model, no_ngram=False, json=None
     )
     options = json.dumps(dataclasses.asdict(config))
     environ = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}

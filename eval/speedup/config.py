@@ -42,10 +42,11 @@ _WARM_UP = 4
 class SpeedupConfig(MethodChoice):
     """What to measure, and on which prompts."""
 
-    bench: str = DEMO
+    bench: str | None = None
     """Comma-separated: alpaca, code_alpaca, humaneval, livecodebench, math500, mbpp, mt_bench (the
-    paper's), gsm8k, spec_bench, or paths of question files; all uses every named benchmark that is
-    found; demo completes functions of Python library modules."""
+    paper's), gsm8k, spec_bench, or paths of question files; all uses every one of these that is
+    found; questions are 24 of our own; demo completes functions of Python library modules. By
+    default questions for a target with a chat template, otherwise demo."""
     data_dir: Path | None = None
     """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
     skip_bad: bool = False
@@ -125,7 +126,7 @@ class SpeedupConfig(MethodChoice):
             raise UserError("--acceptance must be at least 1: a verification emits a token")
         self._check_combinations()
         _ = self.samplings
-        if self.bench != DEMO:
+        if self.bench not in (None, DEMO):
             parse_names(self.bench)
 
     def _check_combinations(self) -> None:
@@ -143,8 +144,8 @@ class SpeedupConfig(MethodChoice):
         target_of(self.shape)
         if self.acceptance is None:
             raise UserError("--shape has random weights, which accept no drafts; pass --acceptance")
-        parts = self.model, self.target, self.drafter, self.ngram
-        if any(part is not None for part in parts):
+        parts = self.target, self.drafter, self.ngram
+        if self.model != "auto" or any(part is not None for part in parts):
             raise UserError("--shape brings its own target and drafter, and no n-gram model")
 
     @property

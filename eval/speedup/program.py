@@ -3,8 +3,8 @@
     python -m eval.speedup
     python -m eval.speedup --method all --bench mt_bench,humaneval --data-dir benchmarks
 
-Without arguments it runs the bundled demo model on functions of Python library modules that the
-model was not trained on.
+Without arguments it runs SmolLM2 on questions where that is or can be fetched; otherwise the demo
+model, on functions of Python library modules that it was not trained on.
 """
 
 from __future__ import annotations
