@@ -67,6 +67,8 @@ class GenerateConfig(ModelChoice):
             raise UserError("--chat-template-kwargs must be a JSON object")
         if self.together.several and self.mesh is None:
             raise UserError("processes decode together on the devices of a mesh; pass --mesh")
+        if self.together.several and self.model == "auto" and self.target is None:
+            raise UserError("processes decode together with one model; pass --model or --target")
         if self.together.several and self.prompt == "-":
             raise UserError(
                 "where processes decode together, pass the prompt as an argument of all"

@@ -20,10 +20,10 @@ from dart_jax.progress import stage
 class ModelChoice:
     """The model to use: one that has a name, with all its parts, or a target with those given."""
 
-    model: models.Name | None = None
+    model: Literal["auto", "smollm2", "demo"] = "auto"
     """smollm2: SmolLM2-135M-Instruct, which answers questions; fetched once, 93 MB. demo: a small
-    model in the package, which continues Python code. By default smollm2 where it is in the cache
-    or can be fetched, otherwise demo."""
+    model in the package, which continues Python code. auto is smollm2 where that is in the cache or
+    can be fetched, otherwise demo."""
     target: str | None = None
     """Directory or hub repository of another target, with its tokenizer; it has only the parts
     given."""
@@ -63,7 +63,7 @@ class ModelChoice:
     def __post_init__(self) -> None:
         if self.no_ngram and self.ngram is not None:
             raise UserError("--no-ngram and --ngram exclude each other; pass one of them")
-        if self.model is not None and self.target is not None:
+        if self.model != "auto" and self.target is not None:
             raise UserError("--model and --target exclude each other; pass one of them")
 
     @property
@@ -71,7 +71,7 @@ class ModelChoice:
         """The model that has a name; None with another target."""
         if self.target is not None:
             return None
-        return models.default() if self.model is None else models.MODELS[self.model]
+        return models.default() if self.model == "auto" else models.MODELS[self.model]
 
     def decided(self) -> Self:
         """Returns the same choice for another process, which must not decide anew."""
@@ -112,6 +112,7 @@ class ModelChoice:
 
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
+        searching = self.searching
         target = self.target_path  # which may be fetched, with a progress of its own
         with stage("loading the model", short=True):
             return DartModel.from_pretrained(
@@ -121,8 +122,8 @@ class ModelChoice:
                 dtype=self.dtype,
                 attention=self.attention,
                 weights_dtype=self.weights,
-                search=self.searching.choice,
-                ngram_device_memory=self.searching.memory,
+                search=searching.choice,
+                ngram_device_memory=searching.memory,
                 mesh=self.mesh,
                 revision=self.revision,
             )

