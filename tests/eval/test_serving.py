@@ -35,7 +35,7 @@ WHOLE = Reading()
 
 
 def workload(**options):
-    config = ServingBenchConfig(**options)
+    config = ServingBenchConfig(**{"model": "demo"} | options)
     return make_workload(config, load_tokenizer(config))
 
 
@@ -90,7 +90,7 @@ def test_a_common_beginning():
 def test_questions_of_a_file(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text('{"prompt": "def one():"}\n{"prompt": "def two():"}\n')
-    config = ServingBenchConfig(workload=str(path))
+    config = ServingBenchConfig(model="demo", workload=str(path))
     tokenizer = load_tokenizer(config)
     made = make_workload(config, tokenizer).requests(0, 3)
     texts = [tokenizer.decode(list(request.prompt)) for request in made]
@@ -451,7 +451,7 @@ def test_goodput_needs_both_times():
 
 
 def report(**options):
-    config = ServingBenchConfig(clients=(1, 4), **options)
+    config = ServingBenchConfig(model="demo", clients=(1, 4), **options)
     found = []
     for load in (Load(1), Load(4)):
         found.append(Summary("drafted", load, rounds(1.0, drafts=10, accepted=15, compilations=0)))
