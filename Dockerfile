@@ -2,7 +2,7 @@
 # dart_jax in a container, for a CPU or, with the NVIDIA container toolkit, for a GPU:
 #
 #   docker build --tag dart-jax:cpu --target cpu .
-#   docker run --rm dart-jax:cpu generate 'def mean(values):'
+#   docker run --rm dart-jax:cpu generate --model demo 'def mean(values):'
 #
 #   docker build --tag dart-jax:cuda --target cuda .
 #   docker run --rm --gpus all --volume dart-jax-cache:/home/user/.cache dart-jax:cuda speedup

@@ -15,6 +15,7 @@ The packages, from the bottom up (diagram in `docs/architecture.md`):
     decoding/    draft tree, verification, acceptance, search, loops, drafting methods
     generation/  options and results, from prompts to pieces of text
     weights/     checkpoints, the hub, the per-user cache
+    named/       the models that have a name, with all their parts: the demo, SmolLM2
     data/        data files, and the standard library as the demo's training text
     programs/    code shared by the command-line programs
     app/         the web page

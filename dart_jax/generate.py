@@ -2,8 +2,9 @@
 
     python -m dart_jax.generate 'def mean(values):'
 
-Without --target, uses the demo model, which continues Python code. --chat without a message talks
-turn by turn. The generated text goes to standard output, statistics to standard error.
+Without --model or --target, uses SmolLM2 where that is or can be fetched, otherwise the demo model,
+which continues Python code. --chat without a message talks turn by turn. The generated text goes to
+standard output, statistics to standard error.
 
 Several processes, on one or several hosts, decode together: run the same command for each, with
 --mesh, --coordinator, --processes and its own --process-id. Process 0 prints.
@@ -66,6 +67,8 @@ class GenerateConfig(ModelChoice):
             raise UserError("--chat-template-kwargs must be a JSON object")
         if self.together.several and self.mesh is None:
             raise UserError("processes decode together on the devices of a mesh; pass --mesh")
+        if self.together.several and self.model == "auto" and self.target is None:
+            raise UserError("processes decode together with one model; pass --model or --target")
         if self.together.several and self.prompt == "-":
             raise UserError(
                 "where processes decode together, pass the prompt as an argument of all"

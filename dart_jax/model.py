@@ -33,6 +33,7 @@ from dart_jax.models.platform.execution import AttentionChoice, Execution, Weigh
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
+from dart_jax.named import models
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import FILE as TOKENIZER
 from dart_jax.text.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ PathLike = str | os.PathLike[str]
 
 
 # The demo model, which is part of the package.
-DEMO = Path(__file__).parent / "demo"
+DEMO = models.MODELS["demo"].directory
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -141,13 +142,16 @@ class DartModel(TextGenerator):
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
-        """Loads a model from local directories or repositories of the Hugging Face hub.
+        """Loads a model by its name, or from local directories or repositories of the Hugging Face
+        hub.
 
         Programs compiled for the model are kept in the user's cache directory (see
         `enable_compilation_cache`).
 
         Args:
-          target: directory or `owner/name`, in the Hugging Face layout.
+          target: directory or `owner/name`, in the Hugging Face layout, or a GGUF file; or
+            "smollm2" or "demo", whose drafter and n-gram model are those of the package unless
+            others are given.
           drafter: directory or `owner/name` of a DART or EAGLE-3 drafter, or of a smaller model
             with the target's vocabulary, which drafts token by token. None: drafts with the n-gram
             model only, if there is one; otherwise plain decoding.
@@ -180,6 +184,9 @@ class DartModel(TextGenerator):
         if mesh is not None:
             execution = execution.on(MeshShape.parse(mesh).make())
         searching = Searching(search, ngram_device_memory)
+        if named := models.find(target):
+            drafter = named.part(named.drafter) if drafter is None else drafter
+            ngram = named.part(models.NGRAM) if ngram is None else ngram
         # Read the small files first, so that mismatched parts are reported before the weights are
         # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
@@ -191,7 +198,7 @@ class DartModel(TextGenerator):
             if not isinstance(draft_config, DrafterConfig | None):
                 raise UserError(
                     "an n-gram model works with a DART drafter or without a drafter, but not with "
-                    "this drafter; pass one of the two (--no-ngram leaves out the demo's)"
+                    "this drafter; pass one of the two (--no-ngram leaves out that of --model)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
         config, target_params = _load_target(directory, kind, execution)

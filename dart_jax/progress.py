@@ -194,12 +194,13 @@ def progress_bars() -> Bars:
 
 
 def progress_bar(console: Console) -> Bars:
-    """Returns a progress bar with counts and elapsed time, which disappears at the end."""
+    """Returns a progress bar with counts, elapsed time and a note, which disappears at the end."""
     return Bars(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
         console=console,
         transient=True,
     )

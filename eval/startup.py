@@ -76,7 +76,12 @@ def stages(config: StartupConfig) -> dict[str, float]:
 
 def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
     """Runs `stages` in a new process with the compilation cache `cache`; adds its imports."""
-    options = json.dumps(dataclasses.asdict(dataclasses.replace(config, json=None)))
+    parts = {"target": str(config.target_path), "drafter": config.main_drafter}
+    # Paths, as the new process finds no other cache.
+    config = dataclasses.replace(
+        config, model="auto", **parts, ngram=config.ngram_model, no_ngram=False, json=None
+    )
+    options = json.dumps(dataclasses.asdict(config))
     environ = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     environ |= {"XDG_CACHE_HOME": str(cache), "HF_HOME": HF_HOME}
     start = time.perf_counter()

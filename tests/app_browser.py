@@ -33,10 +33,10 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def app(*options: str, pace: float = 0, **environment: str) -> Iterator[Served]:
-    """Starts an app with these options on a free port and additional environment variables; each
-    step takes `pace` seconds longer."""
+    """Starts an app of the demo with these options on a free port and additional environment
+    variables; each step takes `pace` seconds longer."""
     program = ["-m", "dart_jax.app"] if not pace else [str(_PACED), str(pace)]
-    command = [sys.executable, *program, "--port", "0", *options]
+    command = [sys.executable, *program, "--model", "demo", "--port", "0", *options]
     environ = os.environ | environment
     with (
         tempfile.NamedTemporaryFile() as log,

@@ -26,6 +26,8 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import init_params
+from dart_jax.named import models as named_models
+from dart_jax.named.models import NamedModel
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import load_drafter, load_target
 
@@ -113,6 +115,18 @@ def _between_files():
         jax.clear_caches()
     gc.collect()
     gc.freeze()  # what is left stays: imported modules, fixtures of the session
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_default():
+    """Tests name their model, since it depends on the network which one is the default."""
+
+    def default() -> NamedModel:
+        pytest.fail("a test takes the default model; pass --model demo")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(named_models, "default", default)
+        yield
 
 
 def _mappings() -> float:

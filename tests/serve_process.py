@@ -108,8 +108,10 @@ def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 @contextlib.contextmanager
 def server(*options: str, **environment: str) -> Iterator[Served]:
-    """Starts a server with these options on a free port and additional environment variables."""
-    command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
+    """Starts a server with these options on a free port and additional environment variables; of
+    the demo, unless they name a target."""
+    model = () if "--target" in options else ("--model", "demo")
+    command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *model, *options]
     with (
         tempfile.NamedTemporaryFile() as log,
         subprocess.Popen(

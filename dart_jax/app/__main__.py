@@ -2,8 +2,8 @@
 
     python -m dart_jax.app
 
-Without --target it uses the demo model, which continues Python code. Only this machine can open the
-page, unless --listen is given.
+Without --model or --target it uses SmolLM2 where that is or can be fetched, otherwise the demo
+model, which continues Python code. Only this machine can open the page, unless --listen is given.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AppConfig(ModelChoice):
     """Options of the app."""
 
     eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter, offered as a further method; the demo
-    model has one."""
+    """Directory or hub repository of an EAGLE-3 drafter, offered as a further method; by default
+    that of --model, if it has one."""
     listen: bool = False
     """Let other machines open the page. There are no passwords."""
     port: int = 7860
@@ -70,10 +70,9 @@ def start(config: AppConfig) -> Running:
         together=config.visitors,
         waiting=config.queue,
     )
-    demo = config.target is None
-    name = "the demo model" if demo else str(config.target)
+    name = config.named.title if config.named else str(config.target)
     host = "0.0.0.0" if config.listen else "127.0.0.1"
-    return launch(service, name, demo=demo, host=host, port=config.port)
+    return launch(service, name, demo=config.title == "demo", host=host, port=config.port)
 
 
 def main(args: Sequence[str] | None = None) -> None:

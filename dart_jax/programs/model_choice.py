@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 from dart_jax.decoding.search.choice import SearchChoice, Searching
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
-from dart_jax.model import DEMO, DartModel
+from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import AttentionChoice, WeightsDtype
+from dart_jax.named import models
+from dart_jax.named.models import NamedModel
 from dart_jax.progress import stage
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelChoice:
-    """The model to use: by default the demo model, whose parts fit only its own target."""
+    """The model to use: one that has a name, with all its parts, or a target with those given."""
 
+    model: Literal["auto", "smollm2", "demo"] = "auto"
+    """smollm2: SmolLM2-135M-Instruct, which answers questions; fetched once, 93 MB. demo: a small
+    model in the package, which continues Python code. auto is smollm2 where that is in the cache or
+    can be fetched, otherwise demo."""
     target: str | None = None
-    """Directory or hub repository of the target, with its tokenizer; by default the demo model's,
-    which continues Python code."""
+    """Directory or hub repository of another target, with its tokenizer; it has only the parts
+    given."""
     drafter: str | None = None
     """Directory or hub repository of a DART or EAGLE-3 drafter, or of a small model with the
-    target's vocabulary; the last two draft without an n-gram model. By default the demo model's,
-    and none for another --target."""
+    target's vocabulary; the last two draft without an n-gram model. By default that of --model, and
+    none for another --target."""
     ngram: str | None = None
     """N-gram file (.dng, or .trie of the reference), or owner/name/file on the hub; without a
-    drafter, only the n-gram model drafts. By default the demo model's, and none for another
+    drafter, only the n-gram model drafts. By default that of --model, and none for another
     --target."""
     no_ngram: bool = False
-    """Search with the drafter only, without the demo model's n-gram model."""
+    """Search with the drafter only, without the n-gram model of --model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     weights: WeightsDtype = "stored"
@@ -56,15 +63,47 @@ class ModelChoice:
     def __post_init__(self) -> None:
         if self.no_ngram and self.ngram is not None:
             raise UserError("--no-ngram and --ngram exclude each other; pass one of them")
+        if self.model != "auto" and self.target is not None:
+            raise UserError("--model and --target exclude each other; pass one of them")
+
+    @property
+    def named(self) -> NamedModel | None:
+        """The model that has a name; None with another target."""
+        if self.target is not None:
+            return None
+        return models.default() if self.model == "auto" else models.MODELS[self.model]
+
+    def decided(self) -> Self:
+        """Returns the same choice for another process, which must not decide anew."""
+        return self if self.named is None else dataclasses.replace(self, model=self.named.name)
 
     def part(self, given: str | None, name: str) -> str | None:
-        """Returns the given path or, for the demo target, by default that of the demo's part."""
-        return str(DEMO / name) if given is None and self.target is None else given
+        """Returns the given path or, by default, that of the named model's part, if it has it."""
+        if given is not None or self.named is None:
+            return given
+        path = self.named.part(name)
+        return None if path is None else str(path)
+
+    @property
+    def title(self) -> str:
+        """The name of the model, or of the target."""
+        return self.named.name if self.named else str(self.target)
+
+    @property
+    def target_path(self) -> str | Path:
+        """The target, for `hub.resolve`."""
+        named = self.named or models.find(str(self.target))
+        return str(self.target) if named is None else named.target()
+
+    @property
+    def main_drafter(self) -> str | None:
+        """The drafter to use, if any."""
+        return self.part(self.drafter, self.named.drafter if self.named else "")
 
     @property
     def ngram_model(self) -> str | None:
         """The n-gram model to use, if any."""
-        return None if self.no_ngram else self.part(self.ngram, "ngram.dng")
+        return None if self.no_ngram else self.part(self.ngram, models.NGRAM)
 
     @property
     def searching(self) -> Searching:
@@ -73,16 +112,18 @@ class ModelChoice:
 
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
+        searching = self.searching
+        target = self.target_path  # which may be fetched, with a progress of its own
         with stage("loading the model", short=True):
             return DartModel.from_pretrained(
-                self.target or DEMO / "target",
-                self.part(self.drafter, "drafter_pairs"),
+                target,
+                self.main_drafter,
                 self.ngram_model,
                 dtype=self.dtype,
                 attention=self.attention,
                 weights_dtype=self.weights,
-                search=self.searching.choice,
-                ngram_device_memory=self.searching.memory,
+                search=searching.choice,
+                ngram_device_memory=searching.memory,
                 mesh=self.mesh,
                 revision=self.revision,
             )

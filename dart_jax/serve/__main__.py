@@ -3,8 +3,8 @@
     python -m dart_jax.serve
     python -m dart_jax.serve --replicas 2
 
-Without --target it serves the demo model, which continues Python code. Only this machine can ask,
-unless --host says otherwise.
+Without --model or --target it serves SmolLM2 where that is or can be fetched, otherwise the demo
+model, which continues Python code. Only this machine can ask, unless --host says otherwise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ServeConfig(ModelChoice):
     """Key that clients must send; by default the environment's DART_API_KEY, if it is set."""
     served_model_name: tuple[str, ...] = ()
     """Names by which clients may call the model; the first one is in the answers. By default what
-    --target says, or demo."""
+    --model or --target says."""
     max_body: str = "8MB"
     """Maximum size of a request's body."""
     timeout: float | None = None
@@ -86,7 +86,7 @@ class ServeConfig(ModelChoice):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the model; at least one."""
-        return self.served_model_name or (self.target or "demo",)
+        return self.served_model_name or (self.title,)
 
 
 def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]:
@@ -120,8 +120,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
     limits = Limits(
         parse_memory(config.max_body), config.timeout, config.stream_interval, config.key
     )
-    root = config.target or "demo"
-    service = Service(engine, config.names, root, limits, config.metrics_names)
+    service = Service(engine, config.names, config.title, limits, config.metrics_names)
 
     def ready() -> None:
         print(f"dart_jax serves {config.names[0]} at {address_of(listening)}", flush=True)
@@ -147,7 +146,7 @@ def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
     from dart_jax.serve.cluster.deployment import Deployment
 
     names = [field.name for field in dataclasses.fields(ModelChoice)]
-    choice = ModelChoice(**{name: getattr(config, name) for name in names})
+    choice = ModelChoice(**{name: getattr(config, name) for name in names}).decided()
     progress("connecting to Ray")
     deployment = Deployment(choice, config.serving, config.cluster, config.drain)
     progress(f"starting {config.cluster.replicas} replicas")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.named import models
 from dart_jax.progress import INTERVAL, say
-from dart_jax.weights import fetched
 from dart_jax.weights.gguf import file as gguf
 from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
@@ -61,7 +61,7 @@ def resolve(
     no network.
 
     Args:
-      name: a directory or a GGUF file; or, if there is neither, one of `fetched.PACKAGES`, a
+      name: a directory or a GGUF file; or, if there is neither, one of `named.models.MODELS`, a
         repository or `owner/name/file.gguf`.
       revision: branch, tag or commit of the repository.
       token: the hub's; None uses the one of `hf auth login`.
@@ -72,8 +72,8 @@ def resolve(
       UserError: neither exists, or it cannot be downloaded; the message says why.
     """
     place = _path(name)
-    if not place.exists() and os.fspath(name) in fetched.PACKAGES:
-        place = fetched.fetch(os.fspath(name))
+    if named := models.find(name):
+        place = named.target()
     elif not place.exists():
         place = _downloaded(name, revision, token, patterns)
     if place.is_file() and place.suffix != gguf.SUFFIX:

@@ -1,7 +1,7 @@
 """The benchmarks, by name.
 
-Their files are read from a directory or from the Hugging Face hub. Any file of questions is a
-benchmark too; `questions` lists the formats of its records.
+Their files are read from a directory or from the Hugging Face hub; `OWN` comes with this package.
+Any file of questions is a benchmark too; `questions` lists the formats of its records.
 """
 
 from __future__ import annotations
@@ -76,6 +76,15 @@ _ALL = (
     Benchmark("spec_bench", "Spec-Bench", ("spec_bench.jsonl",), None, by_category=True),
 )
 BENCHMARKS = {benchmark.name: benchmark for benchmark in _ALL}
+
+# Questions of our own, which need no download. Nobody else measures them; `all` leaves them out.
+OWN = Benchmark(
+    "questions",
+    "questions",
+    (str(Path(__file__).with_name("questions.jsonl")),),
+    None,
+    by_category=True,
+)
 
 # The paper's benchmarks, in the order of its table.
 PAPER = tuple(BENCHMARKS)[:7]
@@ -154,6 +163,8 @@ def find(name: str) -> Benchmark:
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]
+    if name == OWN.name:
+        return OWN
     path = Path(name).expanduser()
     if not path.is_file():
         raise UserError(
@@ -174,7 +185,7 @@ def load(
     """Loads the questions of a benchmark, in the order of its file.
 
     Args:
-      name: one of `BENCHMARKS`, or the path of a file.
+      name: one of `BENCHMARKS`, that of `OWN`, or the path of a file.
       data_dir: directory of the named benchmarks' files; None downloads them from the hub.
       limit: maximum number of questions; nothing after them is read.
       bad: called with the error of a record that cannot be used, which is then skipped.
@@ -186,8 +197,8 @@ def load(
     if limit is not None and limit < 1:
         raise UserError(f"at least one question of a benchmark is needed, not {limit}")
     benchmark = find(name)
-    named = name in BENCHMARKS
-    files = _files(benchmark, data_dir) if named else (Path(name).expanduser(),)
+    own_file = (Path(benchmark.files[0]).expanduser(),)
+    files = _files(benchmark, data_dir) if name in BENCHMARKS else own_file
     questions = list(islice(_questions(benchmark, files, bad), limit))
     if not questions:
         raise UserError(f"{files[0]} holds no questions; check the file, or leave it out")

@@ -60,14 +60,14 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
         Part(
             "lossless",
             "drafting changes no token",
-            "lossless --prompts 2 --max-new-tokens 64 --temperature 0 1 --batch-size 4 "
-            "--tree-nodes 60 --loop fused --samples 0",
+            "lossless --model demo --prompts 2 --max-new-tokens 64 --temperature 0 1 "
+            "--batch-size 4 --tree-nodes 60 --loop fused --samples 0",
             reports=("json",),
         ),
         Part(
             "speedup-demo",
             "every method on the demo model",
-            "speedup --method all --prompts 2 --max-new-tokens 96",
+            "speedup --model demo --method all --prompts 2 --max-new-tokens 96",
             90,
         ),
         Part(
@@ -80,7 +80,7 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
         Part(
             "search",
             "the ways of searching trees beside each other",
-            "search --prompts 1",
+            "search --model demo --prompts 1",
             60,
             ("json", "markdown"),
         ),
@@ -90,7 +90,8 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
         Part(
             "serving",
             "what clients of a server get, drafted and not",
-            "serving --clients 1 16 64 --requests 64 --rounds 2 --slots 64 --baseline plain fixed",
+            "serving --model demo --clients 1 16 64 --requests 64 --rounds 2 --slots 64 "
+            "--baseline plain fixed",
             240,
         ),
         Part("speedup-1.7b", "a smaller target", _8B.replace("8b", "1.7b")),
@@ -98,7 +99,8 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
         Part(
             "lossless-dense",
             "whether the text without the kernels is also the same",
-            "lossless --prompts 2 --max-new-tokens 64 --tree-nodes 8 --samples 0 --attention dense",
+            "lossless --model demo --prompts 2 --max-new-tokens 64 --tree-nodes 8 --samples 0 "
+            "--attention dense",
             reports=("json",),
         ),
         Part(
@@ -118,7 +120,7 @@ def tiny_parts() -> tuple[Part, ...]:
         Part(
             "lossless",
             "drafting changes no token",
-            "lossless --prompts 1 --max-new-tokens 16 --temperature 0 --batch-size 1 "
+            "lossless --model demo --prompts 1 --max-new-tokens 16 --temperature 0 --batch-size 1 "
             "--tree-nodes 4 --samples 0",
             5,
             ("json",),
@@ -126,7 +128,7 @@ def tiny_parts() -> tuple[Part, ...]:
         Part(
             "speedup-demo",
             "DART on the demo model",
-            "speedup --tree-nodes 4 --prompts 1 --max-new-tokens 16 --repeats 1",
+            "speedup --model demo --tree-nodes 4 --prompts 1 --max-new-tokens 16 --repeats 1",
             5,
         ),
         Part(
@@ -138,7 +140,8 @@ def tiny_parts() -> tuple[Part, ...]:
         Part(
             "serving",
             "what clients of a server get, drafted and not",
-            "serving --clients 1 2 --requests 2 --rounds 1 --max-new-tokens 8 --slots 2",
+            "serving --model demo --clients 1 2 --requests 2 --rounds 1 --max-new-tokens 8 "
+            "--slots 2",
             5,
         ),
         Part(

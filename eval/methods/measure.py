@@ -114,9 +114,17 @@ def measure(
     max_new_tokens: int,
     repeats: int,
     seed: int,
-    advance: Callable[[], None] = lambda: None,
+    advance: Callable[[Run], None] = lambda run: None,
 ) -> list[list[Run]]:
     """Decodes every batch with every method, in turn, after one unmeasured pass that compiles.
+
+    Args:
+      decoders: method -> its decoder.
+      batches: prompts that are decoded together.
+      max_new_tokens: tokens for each prompt.
+      repeats: measured passes.
+      seed: of sampling.
+      advance: called after each run, those of the unmeasured pass included.
 
     Returns:
       For each repeat, one run per batch.
@@ -139,7 +147,7 @@ def measure(
             groups = {prompt.group for prompt in batch}
             group = groups.pop() if len(groups) == 1 else None
             runs.append(Run(group, {name: generations[name] for name in names}))
-            advance()
+            advance(runs[-1])
         if repeat >= 0:
             results.append(runs)
     return results

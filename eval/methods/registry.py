@@ -35,10 +35,11 @@ class MethodChoice(ModelChoice):
     draft model), pld (prompt lookup), ngram (only the n-gram model); all uses every method whose
     parts are available. Plain decoding always runs too."""
     eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter; the demo model has one."""
+    """Directory or hub repository of an EAGLE-3 drafter; by default that of --model, if it has
+    one."""
     draft_model: str | None = None
-    """Directory or hub repository of a small model with the target's vocabulary, for sps; the demo
-    model has one."""
+    """Directory or hub repository of a small model with the target's vocabulary, for sps; by
+    default that of --model, if it has one."""
     no_coupling: bool = False
     """Draft without the noise of the target's draws, which is known before; matters only with a
     temperature, and never changes the output."""
@@ -62,9 +63,9 @@ class MethodChoice(ModelChoice):
         return {name: name in names for name in methods}
 
     def with_part(self, base: DartModel, given: str | None, name: str) -> DartModel:
-        """Returns `base` with the given drafter, else the demo's of this name, else unchanged."""
+        """Returns `base` with the given drafter, else the named model's, else unchanged."""
         part = self.part(given, name)
-        return base if part is None else base.with_drafter(part)
+        return base if part in (None, self.main_drafter) else base.with_drafter(part)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
         """Returns the models of all methods, which share one target.
@@ -98,7 +99,7 @@ def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel:
 
 def _dart(base: DartModel, choice: MethodChoice) -> DartModel:
     # The demo has one that was trained without pair scores.
-    model = base if choice.drafter else choice.with_part(base, None, "drafter")
+    model = choice.with_part(base, choice.drafter, "drafter")
     if not isinstance(model.drafter, DrafterConfig):
         raise MissingPart("dart needs a DART drafter; pass it as --drafter")
     return model.without_pair_scores()

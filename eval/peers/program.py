@@ -18,7 +18,6 @@ import jax
 from rich.console import Console
 
 from dart_jax.errors import UserError
-from dart_jax.model import DEMO
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
@@ -40,9 +39,8 @@ def run(config: PeersConfig, console: Console) -> None:
     check_outputs(config.json)
     if jax.default_backend() != "cpu":
         raise UserError("the other engines run on CPUs here; set JAX_PLATFORMS=cpu")
-    target = hub.resolve(
-        config.target or DEMO / "target", revision=config.revision, patterns=hub.TARGET
-    )
+    config = config.decided()
+    target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
     tokenizer = Tokenizer.load(target)
     prompts = [each.tokens for each in demo_prompts(tokenizer, config.prompts, _PROMPT_TOKENS)]
     warm_up = [each.tokens for each in warm_up_prompts(tokenizer, 1, _PROMPT_TOKENS)]

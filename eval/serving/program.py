@@ -58,6 +58,7 @@ def run(config: ServingBenchConfig, console: Console) -> None:
     Raises:
       UserError: a server cannot be started or answers nothing, or a report cannot be written.
     """
+    config = config.decided()
     workload = make_workload(config, load_tokenizer(config))
     options = {"drafted": config.server_words(config.tree_nodes)}
     if "plain" in config.baseline:
@@ -132,6 +133,7 @@ def run_check(config: ServingBenchConfig, console: Console) -> bool:
     Raises:
       UserError: as `run`.
     """
+    config = config.decided()
     tokenizer = load_tokenizer(config)
     options = {"drafted": config.server_words(config.tree_nodes)}
     with stage("", console) as tell, _servers(config, options, tell) as servers:

@@ -31,7 +31,6 @@ import numpy as np
 from dart_jax.data.records import Skipped, refuse
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.errors import UserError
-from dart_jax.model import DEMO
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from eval.benchmarks.prompts import demo_prompts
@@ -83,8 +82,9 @@ class Workload:
 
 def load_tokenizer(config: ServingBenchConfig) -> Tokenizer:
     """The target's tokenizer; raises UserError if there is none."""
-    target = config.target or DEMO / "target"
-    return Tokenizer.load(hub.resolve(target, revision=config.revision, patterns=hub.TARGET))
+    return Tokenizer.load(
+        hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
+    )
 
 
 def make_workload(config: ServingBenchConfig, tokenizer: Tokenizer) -> Workload:

@@ -16,6 +16,7 @@ from dart_jax.model import DEMO as DEMO_MODEL
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.mesh import MeshShape
+from dart_jax.named.models import NamedModel
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -41,10 +42,11 @@ _WARM_UP = 4
 class SpeedupConfig(MethodChoice):
     """What to measure, and on which prompts."""
 
-    bench: str = DEMO
+    bench: str | None = None
     """Comma-separated: alpaca, code_alpaca, humaneval, livecodebench, math500, mbpp, mt_bench (the
-    paper's), gsm8k, spec_bench, or paths of question files; all uses every named benchmark that is
-    found; demo completes functions of Python library modules."""
+    paper's), gsm8k, spec_bench, or paths of question files; all uses every one of these that is
+    found; questions are 24 of our own; demo completes functions of Python library modules. By
+    default questions for a target with a chat template, otherwise demo."""
     data_dir: Path | None = None
     """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
     skip_bad: bool = False
@@ -80,7 +82,7 @@ class SpeedupConfig(MethodChoice):
     predicts, and stop tokens are ignored. Measures speed independently of the drafter's quality;
     needs --tree-nodes."""
     shape: str | None = None
-    """Instead of --target, random weights in a shape of eval.latency, such as qwen3-8b, with the
+    """Instead of --model, random weights in a shape of eval.latency, such as qwen3-8b, with the
     demo's tokenizer and no n-gram model. Needs --acceptance."""
     loop: Literal["auto", "fused", "host"] = "auto"
     """fused: the whole generation is one jitted program that calls the tree search; host: step and
@@ -124,7 +126,7 @@ class SpeedupConfig(MethodChoice):
             raise UserError("--acceptance must be at least 1: a verification emits a token")
         self._check_combinations()
         _ = self.samplings
-        if self.bench != DEMO:
+        if self.bench not in (None, DEMO):
             parse_names(self.bench)
 
     def _check_combinations(self) -> None:
@@ -142,7 +144,8 @@ class SpeedupConfig(MethodChoice):
         target_of(self.shape)
         if self.acceptance is None:
             raise UserError("--shape has random weights, which accept no drafts; pass --acceptance")
-        if any(part is not None for part in (self.target, self.drafter, self.ngram)):
+        parts = self.target, self.drafter, self.ngram
+        if self.model != "auto" or any(part is not None for part in parts):
             raise UserError("--shape brings its own target and drafter, and no n-gram model")
 
     @property
@@ -152,9 +155,10 @@ class SpeedupConfig(MethodChoice):
             return self.loop
         return default_loop(self.searching.way(None, alone=False, search=SearchConfig()))
 
-    def part(self, given: str | None, name: str) -> str | None:
-        """Returns the path of a part of the model; --shape has no default parts."""
-        return given if self.shape is not None else super().part(given, name)
+    @property
+    def named(self) -> NamedModel | None:
+        """The model that has a name; None with another target, and with --shape."""
+        return super().named if self.shape is None else None
 
     def load(self) -> DartModel:
         """Loads the model, or creates the random weights of `shape`.

@@ -13,8 +13,8 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.progress import progress_bar, stage
 from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.questions import Question
-from eval.benchmarks.registry import load_all
-from eval.methods.measure import Run, Summary, measure, summarize
+from eval.benchmarks.registry import OWN, load, load_all
+from eval.methods.measure import Run, Summary, measure, rate, summarize
 from eval.methods.registry import METHODS, PLAIN, adaptive, decoder
 from eval.methods.tree_size import LEVEL_DECAYS, REPEATS, SIZES, Tree, fastest
 from eval.speedup.config import DEMO, SpeedupConfig
@@ -32,14 +32,16 @@ class Speedup:
         self.progress = progress_bar(console)
         questions: dict[str, list[Question]] = {}
         missing: list[str] = []
-        if config.bench != DEMO:
+        count = config.prompts + config.max_warm_up_count
+        if config.bench not in (None, DEMO):
             # Before loading the model, so that missing or damaged files are reported at once.
-            count = config.prompts + config.max_warm_up_count
             questions, missing = load_all(config.bench, config.data_dir, count, config.skip_bad)
         base = config.load()
+        if config.bench is None and base.tokenizer.chat_template:
+            questions = {OWN.name: load(OWN.name, None, count)}
         self.models, self.left_out = config.models(base)
         self.left_out += missing
-        if config.bench == DEMO:
+        if not questions:
             self.workloads = [demo_workload(config, base, console)]
         else:
             with stage("generating the answers that later turns follow", console):
@@ -100,15 +102,25 @@ class Speedup:
     ) -> list[list[Run]]:
         """Runs all decoders on all prompts, in turn."""
         batches = in_batches(workload.prompts, size)
+        done: list[Run] = []
         with self.progress as progress:
             task = progress.add_task(name, total=len(batches) * (repeats + 1))
+
+            def advance(run: Run) -> None:
+                done.append(run)
+                rates = (
+                    f"{METHODS[name].title} {rate(each.generations[name] for each in done):,.0f}"
+                    for name in decoders
+                )
+                progress.update(task, advance=1, note=f"tok/s: {', '.join(rates)}")
+
             runs = measure(
                 decoders,
                 batches,
                 max_new_tokens=self.config.max_new_tokens,
                 repeats=repeats,
                 seed=self.config.seed,
-                advance=lambda: progress.advance(task),
+                advance=advance,
             )
             progress.remove_task(task)
         return runs

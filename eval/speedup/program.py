@@ -3,8 +3,8 @@
     python -m eval.speedup
     python -m eval.speedup --method all --bench mt_bench,humaneval --data-dir benchmarks
 
-Without arguments it runs the bundled demo model on functions of Python library modules that the
-model was not trained on.
+Without arguments it runs SmolLM2 on questions where that is or can be fetched; otherwise the demo
+model, on functions of Python library modules that it was not trained on.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from eval.speedup.setting import Setting
 def run(config: SpeedupConfig, console: Console) -> None:
     """Measures, prints and writes the reports."""
     check_outputs(config.json, config.markdown, drawing=config.plot)
+    config = config.decided()
     speedup = Speedup(config, console)
     if config.sweep and "dart" not in speedup.models:
         raise UserError("--sweep measures DART's trees; add dart to --method")

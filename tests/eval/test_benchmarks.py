@@ -407,6 +407,16 @@ def test_empty_files(tmp_path, content):
             load(name, directory)
 
 
+def test_our_own_questions():
+    """The first of them are of all kinds; they need neither files nor a network."""
+    found = load("questions", None)
+    assert len(found) == len({one.turns for one in found}) == 24
+    kinds = {one.group for one in found}
+    assert len(kinds) == len({one.group for one in found[:4]}) == 4
+    assert parse_names("questions,mbpp") == ("questions", "mbpp")
+    assert "questions" not in parse_names("all")
+
+
 def test_plain_text_is_refused(tmp_path):
     path = tmp_path / "my.txt"
     path.write_text("a")

@@ -25,7 +25,12 @@ forms = pytest.mark.parametrize("form", [native, "int8-channels"])
 @forms
 def test_report(tmp_path, form):
     config = QuantizationConfig(
-        weights=form, prompts=1, max_new_tokens=12, held_out=100, json=tmp_path / "report.json"
+        model="demo",
+        weights=form,
+        prompts=1,
+        max_new_tokens=12,
+        held_out=100,
+        json=tmp_path / "report.json",
     )
     shown = io.StringIO()
     run(config, Console(file=shown, width=120))

@@ -32,7 +32,7 @@ def packed(rows):
 def test_the_report(tmp_path, capsys, drafter):
     report, tables = tmp_path / "search.json", tmp_path / "search.md"
     sizes = ["--tree-nodes", "6", "--batch-size", "1", "3", "--prompts", "1", "--seconds", "0.01"]
-    parts = ["--drafter", str(DEMO / drafter), "--shares", "1", "0.1", "0"]
+    parts = ["--model", "demo", "--drafter", str(DEMO / drafter), "--shares", "1", "0.1", "0"]
     rest = ["--rounds", "2", "--max-new-tokens", "12", "--json", report, "--markdown", tables]
     main([*sizes, *parts, *map(str, rest)])
     printed, found = capsys.readouterr().out, json.loads(report.read_text())

@@ -35,7 +35,7 @@ WHOLE = Reading()
 
 
 def workload(**options):
-    config = ServingBenchConfig(**options)
+    config = ServingBenchConfig(**{"model": "demo"} | options)
     return make_workload(config, load_tokenizer(config))
 
 
@@ -90,7 +90,7 @@ def test_a_common_beginning():
 def test_questions_of_a_file(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text('{"prompt": "def one():"}\n{"prompt": "def two():"}\n')
-    config = ServingBenchConfig(workload=str(path))
+    config = ServingBenchConfig(model="demo", workload=str(path))
     tokenizer = load_tokenizer(config)
     made = make_workload(config, tokenizer).requests(0, 3)
     texts = [tokenizer.decode(list(request.prompt)) for request in made]
@@ -451,7 +451,7 @@ def test_goodput_needs_both_times():
 
 
 def report(**options):
-    config = ServingBenchConfig(clients=(1, 4), **options)
+    config = ServingBenchConfig(model="demo", clients=(1, 4), **options)
     found = []
     for load in (Load(1), Load(4)):
         found.append(Summary("drafted", load, rounds(1.0, drafts=10, accepted=15, compilations=0)))
@@ -523,7 +523,16 @@ def test_two_servers(tmp_path, capsys):
     files = {name: tmp_path / f"report.{name}" for name in ("json", "md", "png")}
     with StubServer(step=0.005, tau=3) as fast, StubServer(step=0.005, tau=1) as slow:
         words = ["--url", fast.url, slow.url, "--clients", "1", "20", "--rounds", "2"]
-        words += ["--requests", "4", "--max-new-tokens", "30", "--json", str(files["json"])]
+        words += [
+            "--model",
+            "demo",
+            "--requests",
+            "4",
+            "--max-new-tokens",
+            "30",
+            "--json",
+            str(files["json"]),
+        ]
         main([*words, "--markdown", str(files["md"]), "--plot", str(files["png"])])
         assert len(fast.seen) == 2 + 2 * 4 + 40 + 2 * 40
         bodies = [sorted(json.dumps(body) for body in each.seen) for each in (fast, slow)]
@@ -547,6 +556,7 @@ def test_two_servers(tmp_path, capsys):
 def test_a_server_that_compiles_or_fails(capsys):
     with StubServer() as server:
         words = ["--url", server.url, "--clients", "2", "--rounds", "1", "--requests", "2"]
+        words += ["--model", "demo"]
         server.faults.compiles = 2
         main([*words, "--max-new-tokens", "4", "--rate", "100"])
         shown = capsys.readouterr().out
@@ -561,7 +571,9 @@ def test_a_server_that_compiles_or_fails(capsys):
 @pytest.fixture(scope="module")
 def demo():
     """The demo's server, which compiles few programs, when they are needed."""
-    words = "--slots 2 --tree-nodes 4 --warmup none --max-length 192 --stream-interval 0"
+    words = (
+        "--model demo --slots 2 --tree-nodes 4 --warmup none --max-length 192 --stream-interval 0"
+    )
     with Process(words.split()) as process:
         yield process, find_server(process.address, patience=10)
     assert not process.running
@@ -575,6 +587,7 @@ def test_the_demos_server(demo, tmp_path, capsys):
     path = tmp_path / "report.json"
     words = ["--url", str(server.address), "--clients", "2", "--rounds", "1", "--requests", "4"]
     words += ["--longest", "150", "--max-new-tokens", "24", "--baseline", "fixed"]
+    words += ["--model", "demo"]
     main([*words, "--json", str(path)])
     served, fixed = json.loads(path.read_text())["loads"]
     assert fixed["same"] == [4, 4]
@@ -591,6 +604,7 @@ def test_both_servers_of_the_demo(tmp_path, capsys):
     """Started, measured and ended; the texts are the same."""
     path = tmp_path / "report.json"
     words = ["--clients", "1", "3", "--rounds", "1", "--requests", "2", "--max-new-tokens", "16"]
+    words += ["--model", "demo"]
     words += ["--longest", "150", "--tree-nodes", "4", "--slots", "2", "--temperature", "0.7"]
     main([*words, "--serve-options=--max-length 192", "--json", str(path)])
     content = json.loads(path.read_text())

@@ -26,7 +26,7 @@ def impatient(monkeypatch):
 
 
 def soak(server, *words, seconds=1.0):
-    options = ["--soak", str(seconds), "--pool", "24", "--longest", "80"]
+    options = ["--model", "demo", "--soak", str(seconds), "--pool", "24", "--longest", "80"]
     main(["--url", server.url, *options, *words])
 
 
@@ -70,7 +70,7 @@ def test_a_fault_is_found(fault, said, capsys):
 
 @pytest.mark.long
 def test_the_demos_server_passes(capsys):
-    words = "--soak 12 --clients 12 --pool 40 --longest 150 --slots 3 --tree-nodes 4"
+    words = "--model demo --soak 12 --clients 12 --pool 40 --longest 150 --slots 3 --tree-nodes 4"
     main([*words.split(), "--serve-options=--max-length 192 --warmup filtered"])
     shown = capsys.readouterr().out
     assert "WRONG" not in shown
@@ -186,7 +186,7 @@ def test_first_tokens(tmp_path, capsys):
     path = tmp_path / "first.json"
     with StubServer(step=0.004) as server:
         words = ["--url", server.url, "--ttft-check", "--longest", "300", "--json", str(path)]
-        words += ["--requests", "1"]
+        words += ["--requests", "1", "--model", "demo"]
         main(words)
         content = json.loads(path.read_text())
         assert content["how"] == "mean TPOT times tau"

@@ -350,6 +350,16 @@ def test_benchmarks_are_looked_for_before_the_model_loads(measured, tmp_path):
         measured(bench="gsm8k", data_dir=tmp_path, target=tmp_path / "nowhere")
 
 
+def test_a_target_for_chats_is_asked_questions_by_default(measured, tiny, tmp_path):
+    target = shutil.copytree(tiny.target, tmp_path / "target")
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    (target / "chat_template.jinja").write_text(template)
+    _, content = measured(target=target, prompts=2, repeats=1)
+    [setting] = content["settings"]
+    assert setting["bench"] == "questions"
+    assert list(setting["groups"]) == ["code", "reasoning", "all"]
+
+
 @pytest.mark.long
 def test_all_benchmarks_are_those_found(measured, tmp_path):
     (tmp_path / "gsm8k_test.jsonl").write_text(json.dumps({"question": "Why?"}) + "\n")

@@ -317,7 +317,7 @@ def test_on_a_terminal(sampled, colours):
     """The text is unchanged; drafted pieces are coloured if the terminal has colours."""
     kind = {"force_terminal": True, "color_system": "standard"} if colours else {}
     out, err = terminal(**kind), terminal()
-    generate.run(GenerateConfig(prompt=TEXT, generation=SAMPLED), out, err)
+    generate.run(GenerateConfig(model="demo", prompt=TEXT, generation=SAMPLED), out, err)
     printed = out.file.getvalue()
     assert ("\x1b[32m" in printed) == colours
     assert re.sub(r"\x1b\[\d+m", "", printed) == sampled.text + "\n"
@@ -347,8 +347,9 @@ def test_template_options_are_json(wrong):
 def test_the_command_line():
     """The demo model, from standard input, in a separate process."""
     command = [sys.executable, "-m", "dart_jax.generate", "--max-new-tokens", "12"]
+    demo = [*command, "--model", "demo"]
     prompt = "import os\n"
-    done = subprocess.run(command, input=prompt, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(demo, input=prompt, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout == DartModel.demo().generate(prompt, max_new_tokens=12).text + "\n"
     done = subprocess.run(

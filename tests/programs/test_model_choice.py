@@ -1,4 +1,6 @@
-"""Which model a program takes: the demo's parts go with the demo's target alone."""
+"""Which model a program takes: a name stands for all parts, a target has only those given."""
+
+import dataclasses
 
 import pytest
 import tiny_model
@@ -7,21 +9,22 @@ from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.named import models
 from dart_jax.programs.model_choice import ModelChoice
 
 
 def test_the_demo_model():
-    model = ModelChoice().load()
+    model = ModelChoice(model="demo").load()
     assert isinstance(model.drafter, DrafterConfig)
     assert model.ngram is not None
-    assert ModelChoice(no_ngram=True).load().ngram is None
+    assert ModelChoice(model="demo", no_ngram=True).load().ngram is None
 
 
 def test_another_drafter_for_the_demos_target():
-    choice = ModelChoice(drafter=str(DEMO / "eagle3"), no_ngram=True)
+    choice = ModelChoice(model="demo", drafter=str(DEMO / "eagle3"), no_ngram=True)
     assert isinstance(choice.load().drafter, Eagle3Config)
     with pytest.raises(UserError, match="an n-gram model works with a DART drafter"):
-        ModelChoice(drafter=str(DEMO / "eagle3")).load()
+        ModelChoice(model="demo", drafter=str(DEMO / "eagle3")).load()
 
 
 def test_another_target_has_only_the_parts_given(tmp_path):
@@ -34,6 +37,39 @@ def test_another_target_has_only_the_parts_given(tmp_path):
     drafter = ModelChoice(target=str(tiny.target), drafter=str(tiny.drafter)).load()
     assert isinstance(drafter.drafter, DrafterConfig)
     assert drafter.ngram is None
+
+
+def test_a_target_by_name_has_no_parts():
+    choice = ModelChoice(target="demo")
+    assert choice.load().drafter is None
+    assert choice.title == "demo"
+    assert choice.decided() == choice
+
+
+def test_the_default_is_decided_once(monkeypatch):
+    monkeypatch.setattr(models, "default", lambda: models.MODELS["demo"])
+    choice = ModelChoice()
+    assert choice.decided() == ModelChoice(model="demo")
+    assert choice.title == "demo"
+    assert choice.main_drafter == str(DEMO / "drafter_pairs")
+    assert choice.target_path == DEMO / "target"
+
+
+def test_a_named_model_without_a_part(monkeypatch, tmp_path):
+    (tmp_path / "drafter").mkdir()
+    smollm2 = dataclasses.replace(models.MODELS["smollm2"], directory=tmp_path)
+    monkeypatch.setitem(models.MODELS, "smollm2", smollm2)
+    choice = ModelChoice(model="smollm2")
+    assert choice.main_drafter == str(tmp_path / "drafter")
+    assert choice.part(None, "eagle3") is None
+    assert choice.part("x", "eagle3") == "x"
+    with pytest.raises(UserError, match=r"ngram\.dng, a part of SmolLM2: this installation lacks"):
+        _ = choice.ngram_model
+
+
+def test_a_name_or_a_target():
+    with pytest.raises(UserError, match="--model and --target exclude each other"):
+        ModelChoice(model="demo", target="x")
 
 
 def test_an_ngram_model_is_taken_or_not():

@@ -305,7 +305,7 @@ def test_prompts_that_are_none(prompt):
 
 
 def test_options():
-    assert ServeConfig().names == ("demo",)
+    assert ServeConfig(model="demo").names == ("demo",)
     assert ServeConfig(target="a/b").names == ("a/b",)
     for wrong in ({"port": 70000}, {"timeout": 0}, {"drain": -1}, {"max_body": "x"}):
         with pytest.raises(UserError):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.model import DEMO
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.cluster import Cluster, RemoteModel
 from dart_jax.serve.cluster.connection import connect
@@ -161,9 +160,7 @@ def load_remote_model(choice: ModelChoice) -> RemoteModel:
     Raises:
       UserError: as `DartModel.from_pretrained`.
     """
-    directory = hub.resolve(
-        choice.target or DEMO / "target", revision=choice.revision, patterns=hub.TOKENIZER
-    )
+    directory = hub.resolve(choice.target_path, revision=choice.revision, patterns=hub.TOKENIZER)
     tokenizer = Tokenizer.load(directory)
     config = read_target_config(directory)
     return RemoteModel(config, tokenizer, load_eos(directory, config.vocab_size))

