@@ -143,9 +143,8 @@ def test_everything_is_made_once(tmp_path):
         draft_vocab=512,
     )
     run(config)
-    model = DartModel.from_pretrained(
-        target, config.export / "drafter", config.export / "ngram.dng"
-    )
+    export = config.export
+    model = DartModel.from_pretrained(target, export / "drafter", export / "ngram.dng")
     assert isinstance(model.drafter, DrafterConfig)
     assert model.drafter.pair_rank
     assert model.drafter.draft_vocab_size == 512
