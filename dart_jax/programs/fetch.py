@@ -1,4 +1,4 @@
-"""Bring the target of a model into the user's cache; its drafter and n-gram model are here.
+"""Bring the target of a model into the user's cache, or conversations to train a drafter on.
 
     dart-jax fetch smollm2
 
@@ -20,10 +20,11 @@ from dart_jax.programs.command_line import parse, program
 
 @dataclasses.dataclass(frozen=True)
 class FetchConfig:
-    """The model."""
+    """What to fetch."""
 
     name: Annotated[str, tyro.conf.Positional] = "smollm2"
-    """smollm2: SmolLM2-135M-Instruct, which writes English and Python (93 MB, Apache-2.0)."""
+    """smollm2: SmolLM2-135M-Instruct, which writes English and Python (93 MB, Apache-2.0);
+    sharegpt: conversations, for `train.smollm2` (27 MB)."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

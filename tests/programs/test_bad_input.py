@@ -29,7 +29,7 @@ CASES = {
     "serve --slot 4": "unrecognised option --slot; did you mean --slots?",
     "serve --metrics-names x": "--metrics-names is one of 'dart', 'vllm'; got 'x'",
     "fetch smollm2 now": "unexpected argument 'now'",
-    "fetch smolm2": "no model 'smolm2'; those that can be fetched are smollm2",
+    "fetch smolm2": "no 'smolm2' to fetch; there are smollm2, sharegpt",
     "ngram": "missing command: convert, info, query, bench",
     "ngram inof": "no command 'inof'; did you mean info?",
     "ngram query": "missing CONTEXT",
