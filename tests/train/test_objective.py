@@ -10,7 +10,7 @@ from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, log_softmax, ran
 
 from dart_jax.errors import UserError
 from dart_jax.models.pure import bind, init_params
-from train.data.batch import Batch, causal, positions
+from train.data.batch import Batch, TeacherOutputs, causal, positions
 from train.objective import literal
 from train.objective.drafter_shape import DrafterShape
 from train.objective.flops import step_flops, target_flops
@@ -22,7 +22,6 @@ from train.objective.loss import (
     draw_anchors,
     kl,
     num_valid_anchors,
-    restrict,
     text_probability,
     top_k_kl,
     total_variation,
@@ -247,7 +246,8 @@ def test_eagle3_gradients_do_not_depend_on_chunks(batch, target):
 def test_what_the_target_computed_earlier_serves_as_well(batch, target):
     loss = loss_of(dataclasses.replace(DART, draft_length=1))
     data = loss.forward.run_target(frozen(target), batch)
-    cached = batch._replace(features=data.features, hidden=data.hidden)
+    outputs = TeacherOutputs(data.features, data.hidden, data.log_total, data.best)
+    cached = batch._replace(outputs=outputs)
     params = random_params(loss.forward.drafter, 2)
     run = jax.jit(lambda batch: loss(params, frozen(target), batch, jax.random.key(0)))
     np.testing.assert_allclose(run(cached), run(batch), rtol=1e-6)
@@ -332,12 +332,14 @@ def test_anchors_are_drawn_among_those_that_count(batch):
 
 @pytest.fixture(scope="module")
 def made():
-    """Predictions of a drafter with a draft vocabulary."""
+    """The target's log-probabilities, and predictions of a drafter with a draft vocabulary."""
     rng = np.random.default_rng(5)
     ids = np.sort(rng.permutation(9)[:6]).astype(np.int32)
-    return Predictions(
+    teacher = jnp.asarray(log_softmax(2 * rng.normal(size=(2, 3, 9))), jnp.float32)
+    return teacher, Predictions(
         jnp.int32(1),
-        jnp.asarray(log_softmax(2 * rng.normal(size=(2, 3, 9))), jnp.float32),
+        *literal.restrict(teacher, jnp.asarray(ids)),
+        jnp.argmax(teacher, axis=-1).astype(jnp.int32),
         jnp.asarray(log_softmax(2 * rng.normal(size=(2, 3, 6))), jnp.float32),
         jnp.asarray(rng.integers(0, 9, (2, 3)), jnp.int32),
         jnp.ones((2, 3), bool),
@@ -346,14 +348,14 @@ def made():
 
 
 def test_losses(made):
-    teacher, draft = np.exp(np.asarray(made.teacher, np.float64)), np.asarray(made.draft)
+    teacher, made = made
+    teacher, draft = np.exp(np.asarray(teacher, np.float64)), np.asarray(made.draft)
     ids = np.asarray(made.draft_ids)
     mass = teacher[..., ids].sum(-1)
     p, q = teacher[..., ids] / mass[..., None], np.exp(draft)
-    restricted, weight = restrict(made)
-    np.testing.assert_allclose(weight, mass, rtol=1e-5)
+    np.testing.assert_allclose(made.mass, mass, rtol=1e-5)
     divergence = (p * np.log(p / q)).sum(-1)
-    np.testing.assert_allclose(kl(restricted, made.draft), divergence, rtol=1e-5)
+    np.testing.assert_allclose(kl(made.teacher, made.draft), divergence, rtol=1e-5)
     # In expectation over the target's tokens the two losses differ by a constant.
     every = [made._replace(token=jnp.full((2, 3), v, jnp.int32)) for v in range(9)]
     expected = sum(
@@ -362,7 +364,7 @@ def test_losses(made):
     entropy = -(p * np.log(p)).sum(-1)
     np.testing.assert_allclose(expected, mass * (divergence + entropy), rtol=1e-5)
     variation = np.abs(p - q).sum(-1) / 2
-    np.testing.assert_allclose(total_variation(restricted, made.draft), variation, rtol=1e-5)
+    np.testing.assert_allclose(total_variation(made.teacher, made.draft), variation, rtol=1e-5)
     mixed = loss_of(DART, loss="cross-entropy-tv").losses(made)
     expected = 0.1 * np.asarray(cross_entropy(made)) + 0.9 * mass * variation
     np.testing.assert_allclose(mixed, expected, rtol=1e-5)
@@ -378,7 +380,7 @@ def test_losses(made):
         expected = (parts[0] * np.log(parts[0] / parts[1])).sum(-1)
         if k < 6:
             expected += rest[0] * np.log(rest[0] / rest[1])
-        ours = top_k_kl(restricted, made.draft, k)
+        ours = top_k_kl(made.teacher, made.draft, k)
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
         assert (np.asarray(ours) <= divergence + 1e-5).all()
 

@@ -23,6 +23,8 @@ from train.data.batch import Batch, causal, positions
 from train.run.mesh import replicated, split_over_groups
 from train.teacher.digest import model_digest
 
+LOGITS = 2**28  # byte limit of the logits that a device holds at a time
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Teacher:
@@ -77,11 +79,45 @@ class Teacher:
         """The head's kernel for the tokens `ids`, int32 [Vd], on every device: float32 [D, Vd]."""
 
         def columns(params: Params) -> jax.Array:
-            kernel = untie(self.config, params)[1]["lm_head"]["kernel"]
-            return jnp.take(kernel, jnp.asarray(ids), axis=1).astype(jnp.float32)
+            _, params = with_vocabulary(self.config, params, jnp.asarray(ids))
+            return params["lm_head"]["kernel"].astype(jnp.float32)
 
         whole = None if self.mesh is None else replicated(self.mesh)
         return jax.jit(columns, out_shardings=whole)(self.params)
+
+
+def with_vocabulary(
+    config: TargetConfig, params: Params, ids: jax.Array
+) -> tuple[TargetConfig, Params]:
+    """Returns a target whose logits are only those of the tokens `ids`, int32 [Vd], in this order,
+    by an untied head with a kernel [D, Vd]."""
+    config, params = untie(config, params)
+    kernel = jnp.take(params["lm_head"]["kernel"], ids, axis=1)
+    return config, {**params, "lm_head": {"kernel": kernel}}
+
+
+def over_vocabulary(
+    config: TargetConfig, params: Params, hidden: jax.Array, mesh: Mesh | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """What `TeacherOutputs` has of all logits, `log_total` and `best`.
+
+    Args:
+      config: the target's config.
+      params: its parameters.
+      hidden: [B, T, D], its last hidden states.
+      mesh: the devices that share target and rows; None for one.
+    """
+    target = bind(config, params)
+
+    def at(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = target.logits(hidden)
+        return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    b, t, _ = hidden.shape
+    size = 4 * -(-b // Execution(mesh=mesh).groups) * config.vocab_size
+    chunk = max(1, min(LOGITS // size, t))
+    log_total, best = jax.lax.map(at, hidden.swapaxes(0, 1), batch_size=chunk)
+    return log_total.T, best.T
 
 
 def forward(
