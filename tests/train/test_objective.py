@@ -1,6 +1,7 @@
 """The objective: the efficient implementation against the literal one, and against decoding."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, log_softmax, ran
 from dart_jax.errors import UserError
 from dart_jax.models.pure import bind, init_params
 from train.data.batch import Batch, TeacherOutputs, causal, positions
+from train.evaluation.acceptance import Agreement
 from train.objective import literal
 from train.objective.drafter_shape import DrafterShape
 from train.objective.flops import step_flops, target_flops
@@ -33,6 +35,7 @@ from train.objective.predictions import (
     supervised_runs,
     valid_predictions,
 )
+from train.teacher import teacher
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,7 @@ def assert_close(ours, theirs):
 
 # Exactness
 
+FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.int32)
 SOME = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
 
 
@@ -106,7 +110,65 @@ def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
     )
 
 
-FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.int32)
+@pytest.mark.parametrize("anchors", [None, SOME], ids=["all", "some"])
+def test_a_draft_vocabulary_is_taught_exactly(batch, monkeypatch, anchors):
+    """Losses and gradients against the target's probabilities of all tokens, whose logits are
+    scaled and capped; whether the target's outputs were computed earlier or not, in chunks."""
+    target = dataclasses.replace(
+        TARGET, tie_word_embeddings=False, logits_scaling=0.5, final_logit_softcapping=3.0
+    )
+    drafter = dataclasses.replace(DART, draft_length=1, draft_vocab_size=40)
+    loss = DrafterLoss(PackedForward(target, drafter, 2, chunk=5), Objective())
+    params, given = random_params(drafter, 2), frozen(random_params(target, 1), FEW)
+    monkeypatch.setattr(teacher, "LOGITS", 5 * 4 * 2 * VOCABULARY)  # 5 tokens of 2 rows
+
+    def ours(params, batch):
+        at = None if anchors is None else jnp.asarray(anchors)
+        return loss.total(params, given, batch, at)
+
+    def theirs(params):
+        rows = np.broadcast_to(np.arange(24, dtype=np.int32), (2, 24))
+        at = jnp.asarray(rows if anchors is None else anchors)
+        return literal.loss(loss, params, given, batch, at)[0]
+
+    data = loss.forward.run_target(given, batch)
+    outputs = TeacherOutputs(data.features, data.hidden, data.log_total, data.best)
+    expected = jax.jit(jax.value_and_grad(theirs))(params)
+    run = jax.jit(jax.value_and_grad(ours))
+    assert_close(run(params, batch), expected)
+    assert_close(run(params, batch._replace(outputs=outputs)), expected)
+
+
+def test_agreement_with_a_target_of_more_tokens(batch, target):
+    """Counted by hand: the target's most likely token need not be in the draft vocabulary."""
+    drafter = dataclasses.replace(DART, draft_length=1, draft_vocab_size=40)
+    params, given = random_params(drafter, 2), frozen(target, FEW)
+    forward = PackedForward(TARGET, drafter, 2, chunk=5)
+    rows = SimpleNamespace(rows=2, batch=lambda numbers: Batch(*(x[numbers] for x in batch[:3])))
+    figures = Agreement(forward, given, rows, 2)(params)
+
+    anchors = jnp.broadcast_to(jnp.arange(22, dtype=jnp.int32)[None], (2, 22))
+    data = forward.run_target(given, batch)
+    logits = literal.draft_logits(drafter, params, data, anchors, jnp.asarray(FEW))
+    q = np.exp(log_softmax(np.asarray(logits)))
+    p = np.exp(log_softmax(np.asarray(bind(TARGET, target).logits(data.hidden))))
+    found = []
+    for t in (1, 2):
+        taught, drafted = p[:, t : t + 22], q[:, :, t - 1]
+        best, order = taught.argmax(-1)[..., None], FEW[np.argsort(-drafted, axis=-1)]
+        known = taught[..., FEW]
+        loss = (known * np.log(known / known.sum(-1, keepdims=True) / drafted)).sum(-1)
+        values = ((order[..., :1] == best).any(-1), (order[..., :10] == best).any(-1), loss)
+        valid = valid_predictions(batch.document, supervised_runs(batch.supervised), anchors, t)
+        found.append([each[np.asarray(valid)].mean() for each in values])
+        assert not np.isin(best, FEW).all()
+    for t, (first, hit, _) in enumerate(found, 1):
+        assert figures[f"alpha_{t}"] == pytest.approx(first)
+        assert figures[f"hit10_{t}"] == pytest.approx(hit)
+        assert hit > 0
+    assert figures["held_out_loss"] == pytest.approx(np.mean([x[2] for x in found]), rel=1e-5)
+
+
 PAIRS = dataclasses.replace(DART, draft_length=3, pair_rank=5)
 
 
@@ -444,6 +506,14 @@ def test_operations_of_a_step():
     # Fewer anchors, each position with scores of its own, and its teacher's head.
     few = step_flops(forward, 1, 10, 5, online=False)
     assert few == 6 * (rows + (queries + behind) / 2 + 20 * 10 * 32) + 2 * teacher
+    # A draft vocabulary of 40: its head and its teacher's; online, each row's sum over all 61 too.
+    drafter = dataclasses.replace(DART, draft_length=3, draft_vocab_size=40)
+    small = PackedForward(TARGET, drafter, 4)
+    fewer = expected - 6 * 40 * 32 * 21 - 2 * 10 * 32 * 21
+    assert step_flops(small, 1, 10, 10, online=False) == fewer
+    assert step_flops(small, 1, 10, 10, online=True) == fewer + target + teacher
+    difference = [step_flops(small, 1, 10, 2, online=online) for online in (True, False)]
+    assert difference[0] - difference[1] == target + 0.8 * teacher  # 8 of 10 rows teach
     # Pair scores at four positions: the gate and the scores; alone, nothing else is differentiated.
     config = dataclasses.replace(DART, draft_length=3, pair_rank=5)
     forward = PackedForward(TARGET, config, 4)

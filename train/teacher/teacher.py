@@ -91,8 +91,11 @@ def with_vocabulary(
 ) -> tuple[TargetConfig, Params]:
     """Returns a target whose logits are only those of the tokens `ids`, int32 [Vd], in this order,
     by an untied head with a kernel [D, Vd]."""
-    config, params = untie(config, params)
-    kernel = jnp.take(params["lm_head"]["kernel"], ids, axis=1)
+    if config.tie_word_embeddings:  # not by `untie`, which would transpose the whole table
+        kernel = jnp.take(params["embed_tokens"], ids, axis=0).T
+    else:
+        kernel = jnp.take(params["lm_head"]["kernel"], ids, axis=1)
+    config = dataclasses.replace(config, tie_word_embeddings=False)
     return config, {**params, "lm_head": {"kernel": kernel}}
 
 
