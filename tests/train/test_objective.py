@@ -7,10 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, log_softmax, random_params
+from tiny_configs import (
+    ALL,
+    DART,
+    EAGLE3,
+    TARGET,
+    VOCABULARY,
+    copied,
+    log_softmax,
+    random_params,
+)
 
 from dart_jax.errors import UserError
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind, init_params
+from dart_jax.models.target import untie
 from train.data.batch import Batch, TeacherOutputs, causal, positions
 from train.evaluation.acceptance import Agreement
 from train.objective import literal
@@ -137,6 +148,23 @@ def test_a_draft_vocabulary_is_taught_exactly(batch, monkeypatch, anchors):
     run = jax.jit(jax.value_and_grad(ours))
     assert_close(run(params, batch), expected)
     assert_close(run(params, batch._replace(outputs=outputs)), expected)
+
+
+@pytest.mark.parametrize("form", ["tied", "untied", "packed"])
+def test_a_head_of_fewer_tokens(target, form):
+    """However the weights are stored."""
+    config, params = TARGET, target
+    if form != "tied":
+        packed = Execution(fused=True, packed="stored") if form == "packed" else Execution()
+        config, params = untie(config, copied(params), packed)
+        params = packed.prepare(params)
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 32)), jnp.float32)
+    expected = bind(TARGET, target).logits(hidden)
+    fewer = bind(*teacher.with_vocabulary(config, params, jnp.asarray(FEW))).logits(hidden)
+    np.testing.assert_allclose(fewer, expected[..., FEW], rtol=1e-5, atol=1e-5)
+    log_total, best = teacher.over_vocabulary(config, params, hidden)
+    np.testing.assert_allclose(log_total, jax.nn.logsumexp(expected, axis=-1), rtol=1e-5)
+    assert (best == expected.argmax(-1)).all()
 
 
 def test_agreement_with_a_target_of_more_tokens(batch, target):

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.cpu.tiles import is_packed, unpack
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.sharding.mesh import MODEL
@@ -91,10 +92,14 @@ def with_vocabulary(
 ) -> tuple[TargetConfig, Params]:
     """Returns a target whose logits are only those of the tokens `ids`, int32 [Vd], in this order,
     by an untied head with a kernel [D, Vd]."""
+    table = params["embed_tokens"]
     if config.tie_word_embeddings:  # not by `untie`, which would transpose the whole table
-        kernel = jnp.take(params["embed_tokens"], ids, axis=0).T
+        kernel = jnp.take(table, ids, axis=0).T
     else:
-        kernel = jnp.take(params["lm_head"]["kernel"], ids, axis=1)
+        kernel = params["lm_head"]["kernel"]
+        if is_packed(kernel):  # of a model that decodes on a CPU
+            kernel = unpack(kernel, *table.shape[::-1]).astype(table.dtype)
+        kernel = jnp.take(kernel, ids, axis=1)
     config = dataclasses.replace(config, tie_word_embeddings=False)
     return config, {**params, "lm_head": {"kernel": kernel}}
 
@@ -116,11 +121,13 @@ def over_vocabulary(
         logits = target.logits(hidden)
         return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-    b, t, _ = hidden.shape
+    b, t, d = hidden.shape
     size = 4 * -(-b // Execution(mesh=mesh).groups) * config.vocab_size
-    chunk = max(1, min(LOGITS // size, t))
-    log_total, best = jax.lax.map(at, hidden.swapaxes(0, 1), batch_size=chunk)
-    return log_total.T, best.T
+    chunks = -(-t // max(1, LOGITS // size))
+    padded = jnp.pad(hidden, ((0, 0), (0, -t % chunks), (0, 0)))
+    made = jax.lax.map(at, padded.reshape(b, chunks, -1, d).swapaxes(0, 1))
+    log_total, best = (x.swapaxes(0, 1).reshape(b, -1)[:, :t] for x in made)
+    return log_total, best
 
 
 def forward(
