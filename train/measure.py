@@ -48,7 +48,7 @@ from dart_jax.programs.figures import (
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from dart_jax.progress import stage
-from train.data.batch import Batch
+from train.data.batch import Batch, TeacherOutputs
 from train.objective import literal
 from train.objective.drafter_shape import DrafterShape
 from train.objective.loss import DrafterLoss, Objective
@@ -217,8 +217,12 @@ def _shapes(
         tokens=rows(jnp.int32),
         document=rows(jnp.int32),
         supervised=rows(jnp.bool),
-        features=rows(dtype, 3 * config.hidden_size),
-        hidden=rows(dtype, config.hidden_size),
+        outputs=TeacherOutputs(
+            features=rows(dtype, 3 * config.hidden_size),
+            hidden=rows(dtype, config.hidden_size),
+            log_total=rows(jnp.float32),
+            best=rows(jnp.int32),
+        ),
     )
     ids: Any = jax.ShapeDtypeStruct((config.vocab_size,), jnp.int32)
     loss = DrafterLoss(PackedForward(target, drafter, positions, config.chunk), Objective())
@@ -243,8 +247,7 @@ def _arguments(shapes: tuple[Params, Frozen, Batch]) -> tuple[Params, Frozen, Ba
         tokens=rng.integers(0, vocab, batch.tokens.shape, np.int32),
         document=np.ones(batch.document.shape, np.int32),
         supervised=np.ones(batch.supervised.shape, bool),
-        features=draw(batch.features),
-        hidden=draw(batch.hidden),
+        outputs=jax.tree.map(draw, batch.outputs),
     )
     ids = jnp.arange(vocab, dtype=jnp.int32)
     return (

@@ -20,7 +20,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.pure import init_params
+from dart_jax.models.pure import bind, init_params
 from dart_jax.models.rope import Rope
 from dart_jax.programs.processes import free_address
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
@@ -30,6 +30,9 @@ from train.drafter import DrafterTraining, train
 from train.objective.predictions import Frozen, PackedForward
 from train.run.checkpoints import whole_steps
 from train.run.config_file import parse
+from train.run.mesh import MeshConfig, make_mesh
+from train.teacher.outputs import cached_outputs
+from train.teacher.teacher import Teacher
 
 STEPS = 6
 
@@ -155,6 +158,33 @@ def test_what_is_kept_of_the_teacher(trained, tiny):
         np.testing.assert_allclose(
             kept.reshape(getattr(data, name).shape), getattr(data, name), rtol=1e-2, atol=1e-4
         )
+    # What is kept of the logits fits the hidden states that are kept.
+    logits = bind(target, params).logits(jnp.asarray(kept.reshape(data.hidden.shape)))
+    total, best = (np.fromfile(directory / n, d) for n, d in (("log_total", "f4"), ("best", "i4")))
+    expected = jax.nn.logsumexp(logits, axis=-1)
+    np.testing.assert_allclose(total, expected.reshape(-1), rtol=0, atol=1e-5)
+    assert (best == logits.argmax(-1).reshape(-1)).all()
+
+
+def test_filling_the_cache_goes_on_where_it_ended(trained, tiny, tmp_path):
+    config, _ = trained
+    shutil.copytree(config.out / "features", tmp_path / "features")
+    [directory] = (tmp_path / "features").iterdir()
+    dataset = PackedDataset.load(config.out / "data", "training")
+    teacher = Teacher.load(tiny.target, np.dtype("float32"), make_mesh(MeshConfig()))
+    names = ("features", "hidden", "log_total", "best")
+    whole = [(directory / name).read_bytes() for name in names]
+    for name, kept in zip(names, whole, strict=True):
+        row = len(kept) // dataset.rows
+        # The first row is not computed again, whatever it holds; others from the fourth on are.
+        (directory / name).write_bytes(
+            bytes(row) + kept[row : 3 * row] + bytes(len(kept) - 3 * row)
+        )
+    (directory / "done.json").write_text(json.dumps({"rows": 3}))
+    cached_outputs(teacher, dataset, tmp_path / "features")
+    for name, kept in zip(names, whole, strict=True):
+        row = len(kept) // dataset.rows
+        assert (directory / name).read_bytes() == bytes(row) + kept[row:]
 
 
 class Interrupted(Exception):

@@ -1,16 +1,29 @@
 """The objective: the efficient implementation against the literal one, and against decoding."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, log_softmax, random_params
+from tiny_configs import (
+    ALL,
+    DART,
+    EAGLE3,
+    TARGET,
+    VOCABULARY,
+    copied,
+    log_softmax,
+    random_params,
+)
 
 from dart_jax.errors import UserError
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind, init_params
-from train.data.batch import Batch, causal, positions
+from dart_jax.models.target import untie
+from train.data.batch import Batch, TeacherOutputs, causal, positions
+from train.evaluation.acceptance import Agreement
 from train.objective import literal
 from train.objective.drafter_shape import DrafterShape
 from train.objective.flops import step_flops, target_flops
@@ -22,7 +35,6 @@ from train.objective.loss import (
     draw_anchors,
     kl,
     num_valid_anchors,
-    restrict,
     text_probability,
     top_k_kl,
     total_variation,
@@ -34,6 +46,7 @@ from train.objective.predictions import (
     supervised_runs,
     valid_predictions,
 )
+from train.teacher import teacher
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +85,7 @@ def assert_close(ours, theirs):
 
 # Exactness
 
+FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.int32)
 SOME = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
 
 
@@ -107,7 +121,82 @@ def test_the_efficient_way_is_exact(batch, target, drafter, anchors):
     )
 
 
-FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.int32)
+@pytest.mark.parametrize("anchors", [None, SOME], ids=["all", "some"])
+def test_a_draft_vocabulary_is_taught_exactly(batch, monkeypatch, anchors):
+    """Losses and gradients against the target's probabilities of all tokens, whose logits are
+    scaled and capped; whether the target's outputs were computed earlier or not, in chunks."""
+    target = dataclasses.replace(
+        TARGET, tie_word_embeddings=False, logits_scaling=0.5, final_logit_softcapping=3.0
+    )
+    drafter = dataclasses.replace(DART, draft_length=1, draft_vocab_size=40)
+    loss = DrafterLoss(PackedForward(target, drafter, 2, chunk=5), Objective())
+    params, given = random_params(drafter, 2), frozen(random_params(target, 1), FEW)
+    monkeypatch.setattr(teacher, "LOGITS", 5 * 4 * 2 * VOCABULARY)  # 5 tokens of 2 rows
+
+    def ours(params, batch):
+        at = None if anchors is None else jnp.asarray(anchors)
+        return loss.total(params, given, batch, at)
+
+    def theirs(params):
+        rows = np.broadcast_to(np.arange(24, dtype=np.int32), (2, 24))
+        at = jnp.asarray(rows if anchors is None else anchors)
+        return literal.loss(loss, params, given, batch, at)[0]
+
+    data = loss.forward.run_target(given, batch)
+    outputs = TeacherOutputs(data.features, data.hidden, data.log_total, data.best)
+    expected = jax.jit(jax.value_and_grad(theirs))(params)
+    run = jax.jit(jax.value_and_grad(ours))
+    assert_close(run(params, batch), expected)
+    assert_close(run(params, batch._replace(outputs=outputs)), expected)
+
+
+@pytest.mark.parametrize("form", ["tied", "untied", "packed"])
+def test_a_head_of_fewer_tokens(target, form):
+    """However the weights are stored."""
+    config, params = TARGET, target
+    if form != "tied":
+        packed = Execution(fused=True, packed="stored") if form == "packed" else Execution()
+        config, params = untie(config, copied(params), packed)
+        params = packed.prepare(params)
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 32)), jnp.float32)
+    expected = bind(TARGET, target).logits(hidden)
+    fewer = bind(*teacher.with_vocabulary(config, params, jnp.asarray(FEW))).logits(hidden)
+    np.testing.assert_allclose(fewer, expected[..., FEW], rtol=1e-5, atol=1e-5)
+    log_total, best = teacher.over_vocabulary(config, params, hidden)
+    np.testing.assert_allclose(log_total, jax.nn.logsumexp(expected, axis=-1), rtol=1e-5)
+    assert (best == expected.argmax(-1)).all()
+
+
+def test_agreement_with_a_target_of_more_tokens(batch, target):
+    """Counted by hand: the target's most likely token need not be in the draft vocabulary."""
+    drafter = dataclasses.replace(DART, draft_length=1, draft_vocab_size=40)
+    params, given = random_params(drafter, 2), frozen(target, FEW)
+    forward = PackedForward(TARGET, drafter, 2, chunk=5)
+    rows = SimpleNamespace(rows=2, batch=lambda numbers: Batch(*(x[numbers] for x in batch[:3])))
+    figures = Agreement(forward, given, rows, 2)(params)
+
+    anchors = jnp.broadcast_to(jnp.arange(22, dtype=jnp.int32)[None], (2, 22))
+    data = forward.run_target(given, batch)
+    logits = literal.draft_logits(drafter, params, data, anchors, jnp.asarray(FEW))
+    q = np.exp(log_softmax(np.asarray(logits)))
+    p = np.exp(log_softmax(np.asarray(bind(TARGET, target).logits(data.hidden))))
+    found = []
+    for t in (1, 2):
+        taught, drafted = p[:, t : t + 22], q[:, :, t - 1]
+        best, order = taught.argmax(-1)[..., None], FEW[np.argsort(-drafted, axis=-1)]
+        known = taught[..., FEW]
+        loss = (known * np.log(known / known.sum(-1, keepdims=True) / drafted)).sum(-1)
+        values = ((order[..., :1] == best).any(-1), (order[..., :10] == best).any(-1), loss)
+        valid = valid_predictions(batch.document, supervised_runs(batch.supervised), anchors, t)
+        found.append([each[np.asarray(valid)].mean() for each in values])
+        assert not np.isin(best, FEW).all()
+    for t, (first, hit, _) in enumerate(found, 1):
+        assert figures[f"alpha_{t}"] == pytest.approx(first)
+        assert figures[f"hit10_{t}"] == pytest.approx(hit)
+        assert hit > 0
+    assert figures["held_out_loss"] == pytest.approx(np.mean([x[2] for x in found]), rel=1e-5)
+
+
 PAIRS = dataclasses.replace(DART, draft_length=3, pair_rank=5)
 
 
@@ -247,7 +336,8 @@ def test_eagle3_gradients_do_not_depend_on_chunks(batch, target):
 def test_what_the_target_computed_earlier_serves_as_well(batch, target):
     loss = loss_of(dataclasses.replace(DART, draft_length=1))
     data = loss.forward.run_target(frozen(target), batch)
-    cached = batch._replace(features=data.features, hidden=data.hidden)
+    outputs = TeacherOutputs(data.features, data.hidden, data.log_total, data.best)
+    cached = batch._replace(outputs=outputs)
     params = random_params(loss.forward.drafter, 2)
     run = jax.jit(lambda batch: loss(params, frozen(target), batch, jax.random.key(0)))
     np.testing.assert_allclose(run(cached), run(batch), rtol=1e-6)
@@ -332,12 +422,14 @@ def test_anchors_are_drawn_among_those_that_count(batch):
 
 @pytest.fixture(scope="module")
 def made():
-    """Predictions of a drafter with a draft vocabulary."""
+    """The target's log-probabilities, and predictions of a drafter with a draft vocabulary."""
     rng = np.random.default_rng(5)
     ids = np.sort(rng.permutation(9)[:6]).astype(np.int32)
-    return Predictions(
+    teacher = jnp.asarray(log_softmax(2 * rng.normal(size=(2, 3, 9))), jnp.float32)
+    return teacher, Predictions(
         jnp.int32(1),
-        jnp.asarray(log_softmax(2 * rng.normal(size=(2, 3, 9))), jnp.float32),
+        *literal.restrict(teacher, jnp.asarray(ids)),
+        jnp.argmax(teacher, axis=-1).astype(jnp.int32),
         jnp.asarray(log_softmax(2 * rng.normal(size=(2, 3, 6))), jnp.float32),
         jnp.asarray(rng.integers(0, 9, (2, 3)), jnp.int32),
         jnp.ones((2, 3), bool),
@@ -346,14 +438,14 @@ def made():
 
 
 def test_losses(made):
-    teacher, draft = np.exp(np.asarray(made.teacher, np.float64)), np.asarray(made.draft)
+    teacher, made = made
+    teacher, draft = np.exp(np.asarray(teacher, np.float64)), np.asarray(made.draft)
     ids = np.asarray(made.draft_ids)
     mass = teacher[..., ids].sum(-1)
     p, q = teacher[..., ids] / mass[..., None], np.exp(draft)
-    restricted, weight = restrict(made)
-    np.testing.assert_allclose(weight, mass, rtol=1e-5)
+    np.testing.assert_allclose(made.mass, mass, rtol=1e-5)
     divergence = (p * np.log(p / q)).sum(-1)
-    np.testing.assert_allclose(kl(restricted, made.draft), divergence, rtol=1e-5)
+    np.testing.assert_allclose(kl(made.teacher, made.draft), divergence, rtol=1e-5)
     # In expectation over the target's tokens the two losses differ by a constant.
     every = [made._replace(token=jnp.full((2, 3), v, jnp.int32)) for v in range(9)]
     expected = sum(
@@ -362,7 +454,7 @@ def test_losses(made):
     entropy = -(p * np.log(p)).sum(-1)
     np.testing.assert_allclose(expected, mass * (divergence + entropy), rtol=1e-5)
     variation = np.abs(p - q).sum(-1) / 2
-    np.testing.assert_allclose(total_variation(restricted, made.draft), variation, rtol=1e-5)
+    np.testing.assert_allclose(total_variation(made.teacher, made.draft), variation, rtol=1e-5)
     mixed = loss_of(DART, loss="cross-entropy-tv").losses(made)
     expected = 0.1 * np.asarray(cross_entropy(made)) + 0.9 * mass * variation
     np.testing.assert_allclose(mixed, expected, rtol=1e-5)
@@ -378,7 +470,7 @@ def test_losses(made):
         expected = (parts[0] * np.log(parts[0] / parts[1])).sum(-1)
         if k < 6:
             expected += rest[0] * np.log(rest[0] / rest[1])
-        ours = top_k_kl(restricted, made.draft, k)
+        ours = top_k_kl(made.teacher, made.draft, k)
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
         assert (np.asarray(ours) <= divergence + 1e-5).all()
 
@@ -442,6 +534,14 @@ def test_operations_of_a_step():
     # Fewer anchors, each position with scores of its own, and its teacher's head.
     few = step_flops(forward, 1, 10, 5, online=False)
     assert few == 6 * (rows + (queries + behind) / 2 + 20 * 10 * 32) + 2 * teacher
+    # A draft vocabulary of 40: its head and its teacher's; online, each row's sum over all 61 too.
+    drafter = dataclasses.replace(DART, draft_length=3, draft_vocab_size=40)
+    small = PackedForward(TARGET, drafter, 4)
+    fewer = expected - 6 * 40 * 32 * 21 - 2 * 10 * 32 * 21
+    assert step_flops(small, 1, 10, 10, online=False) == fewer
+    assert step_flops(small, 1, 10, 10, online=True) == fewer + target + teacher
+    difference = [step_flops(small, 1, 10, 2, online=online) for online in (True, False)]
+    assert difference[0] - difference[1] == target + 0.8 * teacher  # 8 of 10 rows teach
     # Pair scores at four positions: the gate and the scores; alone, nothing else is differentiated.
     config = dataclasses.replace(DART, draft_length=3, pair_rank=5)
     forward = PackedForward(TARGET, config, 4)

@@ -12,6 +12,22 @@ import numpy as np
 Array = np.ndarray | jax.Array
 
 
+class TeacherOutputs(NamedTuple):
+    """What the frozen target computes for packed rows.
+
+    Attributes:
+      features: [B, T, 3D].
+      hidden: [B, T, D], last hidden states, after the final norm.
+      log_total: float32 [B, T], the logarithm of the sum of the exponentials of all V logits.
+      best: int32 [B, T], the most likely next token.
+    """
+
+    features: Array
+    hidden: Array
+    log_total: Array
+    best: Array
+
+
 class Batch(NamedTuple):
     """Rows of T tokens, each holding one or more consecutive documents.
 
@@ -20,16 +36,13 @@ class Batch(NamedTuple):
       document: int32 [B, T], the number of each token's document within its row, ascending from 1;
         0 in the padding at the end of the row.
       supervised: bool [B, T], whether the model learns to predict this token.
-      features: [B, T, 3D], precomputed features of the target; None if the step computes them.
-      hidden: [B, T, D], precomputed last hidden states of the target, after its final norm; or
-        None.
+      outputs: the target's, computed earlier; None if the step computes them.
     """
 
     tokens: Array
     document: Array
     supervised: Array
-    features: Array | None = None
-    hidden: Array | None = None
+    outputs: TeacherOutputs | None = None
 
 
 def positions(document: Array) -> jax.Array:

@@ -20,7 +20,7 @@ from dart_jax.models.pure import Params
 from dart_jax.models.sharding.program import ROWS
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
-from train.objective.loss import kl, restrict
+from train.objective.loss import kl
 from train.objective.predictions import Frozen, PackedForward, Predictions
 from train.run.mesh import replicated
 
@@ -113,17 +113,15 @@ def _filled(batch: Batch, rows: int) -> Batch:
 def _compare(predictions: Predictions, positions: int) -> jax.Array:
     """Returns float32 [d, 4], zero except in the row of the predictions' position: the number of
     valid predictions, of top-1 matches and of top-10 matches, and the sum of the divergences."""
-    token = jnp.argmax(predictions.teacher, axis=-1).astype(jnp.int32)
     ten = min(10, predictions.draft_ids.shape[0])
     _, best = jax.lax.top_k(predictions.draft, ten)
-    same = jnp.take(predictions.draft_ids, best) == token[..., None]
-    teacher, mass = restrict(predictions)
+    same = jnp.take(predictions.draft_ids, best) == predictions.best[..., None]
     each = jnp.stack(
         [
-            jnp.ones_like(mass),
+            jnp.ones_like(predictions.mass),
             same[..., 0].astype(jnp.float32),
             same.any(-1).astype(jnp.float32),
-            mass * kl(teacher, predictions.draft),
+            predictions.mass * kl(predictions.teacher, predictions.draft),
         ],
         axis=-1,
     )

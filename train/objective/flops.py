@@ -67,5 +67,9 @@ def step_flops(
     if isinstance(config, DrafterConfig):
         flops += 6.0 * rows * blocks * config.pair_rank * (d + config.draft_vocab_size)
     teacher_rows = context if anchors == context else blocks
-    flops += 2.0 * rows * teacher_rows * d * forward.target.vocab_size
-    return flops + (target_flops(forward.target, rows, context) if online else 0.0)
+    flops += 2.0 * rows * teacher_rows * d * config.draft_vocab_size
+    if not online:
+        return flops
+    if config.draft_vocab_size < forward.target.vocab_size:  # each row's sum over all logits
+        flops += 2.0 * rows * min(context, blocks) * d * forward.target.vocab_size
+    return flops + target_flops(forward.target, rows, context)

@@ -97,6 +97,16 @@ def _pair_scores(
     return (factors @ pairs["next"].T).astype(jnp.float32)
 
 
+def restrict(teacher: jax.Array, draft_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Restricts log-probabilities [..., V] to the draft vocabulary, int32 [Vd]: returns them
+    renormalised, [..., Vd], and the total probability of that vocabulary, [...]."""
+    if draft_ids.shape[0] == teacher.shape[-1]:
+        return teacher, jnp.ones_like(teacher[..., 0])
+    teacher = jnp.take(teacher, draft_ids, axis=-1)
+    mass = jax.nn.logsumexp(teacher, axis=-1)
+    return teacher - mass[..., None], jnp.exp(mass)
+
+
 def loss(
     of: DrafterLoss, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -124,9 +134,11 @@ def loss(
     losses, confidences = [], []
     for t in range(1, config.num_positions + 1):
         rows = jnp.minimum(anchors + t, end)
+        full = jnp.take_along_axis(teacher, rows[..., None], axis=1)
         predictions = Predictions(
             jnp.int32(t),
-            jnp.take_along_axis(teacher, rows[..., None], axis=1),
+            *restrict(full, frozen.draft_ids),
+            jnp.argmax(full, axis=-1).astype(jnp.int32),
             draft[:, :, t - 1],
             jnp.take_along_axis(data.tokens, jnp.minimum(anchors + t + 1, end), axis=1),
             valid_predictions(data.document, data.run, anchors, t),

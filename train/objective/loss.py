@@ -134,13 +134,13 @@ class DrafterLoss:
         """Losses in nats, float32 [B, C]."""
         if self.objective.loss == "cross-entropy":
             return cross_entropy(predictions)
-        teacher, weight = restrict(predictions)
+        teacher, mass, draft = predictions.teacher, predictions.mass, predictions.draft
         if self.objective.loss == "cross-entropy-tv":
-            variation = weight * total_variation(teacher, predictions.draft)
+            variation = mass * total_variation(teacher, draft)
             return _TEXT * cross_entropy(predictions) + (1 - _TEXT) * variation
         if self.objective.loss == "top-k-kl":
-            return weight * top_k_kl(teacher, predictions.draft, self.objective.top_k)
-        return weight * kl(teacher, predictions.draft)
+            return mass * top_k_kl(teacher, draft, self.objective.top_k)
+        return mass * kl(teacher, draft)
 
 
 def kl(teacher: jax.Array, draft: jax.Array) -> jax.Array:
@@ -182,16 +182,6 @@ def confidence_weights(confidences: jax.Array) -> jax.Array:
     """The weights of positions 1..d, from their smoothed confidences: float32 [d, ...]."""
     reached = jnp.cumprod(confidences, axis=0)
     return jax.lax.cumsum(reached, axis=0, reverse=True)
-
-
-def restrict(predictions: Predictions) -> tuple[jax.Array, jax.Array]:
-    """Returns the teacher's log-probabilities renormalised over the draft vocabulary, [..., Vd],
-    and the total probability that it gives to that vocabulary, [...]."""
-    if predictions.draft.shape[-1] == predictions.teacher.shape[-1]:
-        return predictions.teacher, jnp.ones_like(predictions.teacher[..., 0])
-    teacher = jnp.take(predictions.teacher, predictions.draft_ids, axis=-1)
-    mass = jax.nn.logsumexp(teacher, axis=-1)
-    return teacher - mass[..., None], jnp.exp(mass)
 
 
 def draw_anchors(key: jax.Array, batch: Batch, most: int) -> jax.Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,14 +23,12 @@ from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
-from dart_jax.models.target import Target
 from train.data.batch import Array, Batch
 from train.objective import dart_blocks, eagle3_unrolled
 from train.objective.chunked_sum import chunked_sum
-from train.teacher.teacher import forward
+from train.teacher.teacher import LOGITS, forward, over_vocabulary, with_vocabulary
 
-# Byte limits per chunk of anchors and device: the logits of one position, the attention scores.
-_LOGITS = 2**28
+# Byte limit of a chunk's attention scores, per device.
 _SCORES = 2**30
 # Parts of a drafter that are read after its layers, one position at a time.
 _HEAD = frozenset({"norm", "lm_head", "pairs"})
@@ -59,7 +58,10 @@ class Predictions(NamedTuple):
 
     Attributes:
       t: int32 scalar, the position, from 1.
-      teacher: float32 [B, C, V], the target's log-probabilities.
+      teacher: float32 [B, C, Vd], the target's log-probabilities, renormalised over the draft
+        vocabulary.
+      mass: float32 [B, C], the probability that the target gives to that vocabulary.
+      best: int32 [B, C], the target's most likely token of all.
       draft: float32 [B, C, Vd], the drafter's log-probabilities.
       token: int32 [B, C], the text's tokens.
       valid: bool [B, C], see `valid_predictions`.
@@ -69,6 +71,8 @@ class Predictions(NamedTuple):
 
     t: jax.Array
     teacher: jax.Array
+    mass: jax.Array
+    best: jax.Array
     draft: jax.Array
     token: jax.Array
     valid: jax.Array
@@ -89,8 +93,10 @@ class TeacherBatch(NamedTuple):
       tokens: int32 [B, T].
       document: int32 [B, T], see `Batch`.
       run: int32 [B, T], see `supervised_runs`.
-      features: [B, T, 3D], the target's features.
-      hidden: [B, T, D], the target's last hidden states, after its final norm.
+      features: [B, T, 3D], the target's, as are the next three.
+      hidden: [B, T, D], last hidden states, after the final norm.
+      log_total: float32 [B, T], see `TeacherOutputs`.
+      best: int32 [B, T], likewise.
       embeds: [B, T, D], the target's embedding of the token after each row.
     """
 
@@ -99,6 +105,8 @@ class TeacherBatch(NamedTuple):
     run: jax.Array
     features: jax.Array
     hidden: jax.Array
+    log_total: jax.Array
+    best: jax.Array
     embeds: jax.Array
 
 
@@ -111,7 +119,7 @@ class PackedForward:
       drafter: the drafter's config, DART or EAGLE-3.
       num_positions: d; for DART that of its config.
       chunk: maximum anchors per row processed at a time; None chooses it to fit 256 MB for the
-        logits of one position and 1 GB for the attention scores.
+        drafter's logits of one position and 1 GB for the attention scores.
       mesh: the devices that share the target and the rows of a batch; None for one.
     """
 
@@ -150,7 +158,11 @@ class PackedForward:
         chunk = -(-width // chunks)
         if anchors is not None:  # pad the last chunk with invalid anchors
             anchors = jnp.pad(anchors, ((0, 0), (0, chunks * chunk - width)), constant_values=rows)
-        data = self.run_target(frozen, batch)
+        data = self.run_target(frozen, batch, anchors)
+        config = self.target
+        if not self._all_tokens:  # the head's columns are taken once, not at every position
+            config, head = with_vocabulary(config, frozen.target, frozen.draft_ids)
+            frozen = frozen._replace(target=head)
         # Each model computes in its own dtype: `hidden`, for the target's head, keeps the target's.
         dtype = jax.tree.leaves(params)[0].dtype
         data = data._replace(features=data.features.astype(dtype), embeds=data.embeds.astype(dtype))
@@ -170,7 +182,6 @@ class PackedForward:
                 here = jax.lax.dynamic_slice_in_dim(anchors, i * chunk, chunk, axis=1)
             inside, here = here < rows, jnp.minimum(here, rows - 1)
             drafter = bind(self.drafter, frozen.whole(params))
-            target = bind(self.target, frozen.target)
             x = method.draft(
                 drafter,
                 real,
@@ -183,7 +194,7 @@ class PackedForward:
             shared = None
             if anchors is None:  # several anchors share a teacher row
                 reach = jnp.arange(1, chunk + self.num_positions, dtype=jnp.int32)[None]
-                shared = _teacher_log_probs(target, data, here[:, :1] + reach)
+                shared = taught(frozen, data, here[:, :1] + reach)
             head = {name: leaf for name, leaf in params.items() if name in _HEAD}
             fixed = (jax.lax.stop_gradient(params), frozen, data, here, inside, shared)
             found = None
@@ -196,6 +207,18 @@ class PackedForward:
                 position_measure, self.num_positions, (head, x), (given, found, fixed)
             )
 
+        def taught(
+            frozen: Frozen, data: TeacherBatch, rows: jax.Array
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            """The fields `teacher`, `mass` and `best` of `Predictions` at rows int32 [B, A]."""
+            rows = jnp.minimum(rows, data.tokens.shape[1] - 1)
+            logits = bind(config, frozen.target).logits(take_rows(data.hidden, rows))
+            within = jax.nn.logsumexp(logits, axis=-1)
+            mass = jnp.exp(within - _gather(data.log_total, rows))
+            if self._all_tokens:
+                mass = jnp.ones_like(mass)
+            return logits - within[..., None], mass, _gather(data.best, rows)
+
         def position_measure(args: tuple[Params, Any], fixed: Any, i: jax.Array) -> jax.Array:
             """The measure of the chunk at position t = i + 1."""
             (head, x), (given, found, fixed) = args, fixed
@@ -207,9 +230,10 @@ class PackedForward:
             rest, frozen, data, here, inside, shared = fixed
             drafter = bind(self.drafter, frozen.whole(rest | head))
             if shared is None:
-                teacher = _teacher_log_probs(bind(self.target, frozen.target), data, here + i + 1)
+                teacher, mass, best = taught(frozen, data, here + i + 1)
             else:
-                teacher = jax.lax.dynamic_slice_in_dim(shared, i, chunk, axis=1)
+                at = partial(jax.lax.dynamic_slice_in_dim, start_index=i, slice_size=chunk, axis=1)
+                teacher, mass, best = map(at, shared)
             hidden = jax.lax.dynamic_index_in_dim(x, i, axis=2, keepdims=False)
             logits = drafter.logits(hidden)
             if isinstance(self.drafter, DrafterConfig) and self.drafter.pair_rank:
@@ -218,6 +242,8 @@ class PackedForward:
             return Predictions(
                 i + 1,
                 teacher,
+                mass,
+                best,
                 jax.nn.log_softmax(logits),
                 _gather(data.tokens, here + i + 2),
                 inside & valid_predictions(data.document, data.run, here, i + 1),
@@ -238,22 +264,53 @@ class PackedForward:
         elif successive and self.drafter.num_hidden_layers == 1:
             queries = 2
         scores = 4 * batch * queries * self.drafter.num_attention_heads * rows
-        logits = 4 * batch * self.target.vocab_size
-        return max(1, min(_LOGITS // logits, _SCORES // scores))
+        logits = 4 * batch * self.drafter.draft_vocab_size
+        return max(1, min(LOGITS // logits, _SCORES // scores))
 
-    def run_target(self, frozen: Frozen, batch: Batch) -> TeacherBatch:
-        """Runs the target over a batch, unless the batch already has its outputs."""
+    @property
+    def _all_tokens(self) -> bool:
+        """Whether the drafter drafts all tokens of the target."""
+        return self.drafter.draft_vocab_size == self.target.vocab_size
+
+    def run_target(
+        self, frozen: Frozen, batch: Batch, anchors: jax.Array | None = None
+    ) -> TeacherBatch:
+        """Runs the target over a batch, unless the batch already has its outputs.
+
+        Args:
+          frozen: what is not trained.
+          batch: packed rows.
+          anchors: int32 [B, A]; `log_total` and `best` may be meaningless in rows that teach
+            nothing after these. None for all rows.
+        """
         tokens, document = jnp.asarray(batch.tokens), jnp.asarray(batch.document)
-        if batch.features is None or batch.hidden is None:
+        if batch.outputs is None:
             features, hidden = forward(self.target, frozen.target, batch, self.mesh)
+            log_total, best = self._over_vocabulary(frozen, hidden, anchors)
         else:
+            features, hidden, log_total, best = map(jnp.asarray, batch.outputs)
             dtype = frozen.target["embed_tokens"].dtype
-            features, hidden = (jnp.asarray(x, dtype) for x in (batch.features, batch.hidden))
+            features, hidden = features.astype(dtype), hidden.astype(dtype)
         embeds = bind(self.target, frozen.target).embed(jnp.roll(tokens, -1, axis=1))
-        data = TeacherBatch(
-            tokens, document, supervised_runs(batch.supervised), features, hidden, embeds
-        )
+        run = supervised_runs(batch.supervised)
+        data = TeacherBatch(tokens, document, run, features, hidden, log_total, best, embeds)
         return jax.lax.stop_gradient(data)
+
+    def _over_vocabulary(
+        self, frozen: Frozen, hidden: jax.Array, anchors: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """`over_vocabulary`, only for the rows that teach if these are fewer than all."""
+        b, t, _ = hidden.shape
+        if anchors is None or anchors.shape[1] * self.num_positions >= t:
+            return over_vocabulary(self.target, frozen.target, hidden, self.mesh)
+        reach = jnp.arange(1, self.num_positions + 1, dtype=jnp.int32)
+        rows = jnp.minimum((anchors[:, :, None] + reach[None, None]).reshape(b, -1), t - 1)
+        made = over_vocabulary(self.target, frozen.target, take_rows(hidden, rows), self.mesh)
+        log_total, best = (
+            jnp.put_along_axis(jnp.zeros((b, t), x.dtype), rows, x, axis=1, inplace=False)
+            for x in made
+        )
+        return log_total, best
 
 
 def supervised_runs(supervised: Array) -> jax.Array:
@@ -315,9 +372,3 @@ def _either(tree: Any, differentiated: bool) -> tuple[Any, Any]:
 def _gather(rows: Array, index: jax.Array) -> jax.Array:
     """Gathers entries of [B, T] at int32 indices [B, A], clamped to the last one."""
     return jnp.take_along_axis(jnp.asarray(rows), jnp.minimum(index, rows.shape[1] - 1), axis=1)
-
-
-def _teacher_log_probs(target: Target, data: TeacherBatch, rows: jax.Array) -> jax.Array:
-    """Returns the target's log-probabilities at rows [B, A], float32 [B, A, V]."""
-    rows = jnp.minimum(rows, data.hidden.shape[1] - 1)
-    return jax.nn.log_softmax(target.logits(take_rows(data.hidden, rows)))

@@ -1,7 +1,7 @@
 """The target's outputs for every row of a data set, cached on disk.
 
 Training needs the target's features and last hidden states; computing them once saves the target's
-forward pass in every step. They take (3 + 1) * D * 2 bytes per token, in bfloat16.
+forward pass in every step. They take (3 + 1) * D * 2 + 8 bytes per token, states in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from filelock import FileLock
 
@@ -29,19 +29,42 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params
 from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars
-from train.data.batch import Batch
+from train.data.batch import Batch, TeacherOutputs
 from train.data.packed_dataset import PackedDataset
 from train.run.distributed import from_main, wait
 from train.run.mesh import replicated
-from train.teacher.teacher import Teacher, forward
+from train.teacher.teacher import Teacher, forward, over_vocabulary
 
 _ROWS = 8  # rows computed at a time, if they divide among the groups of devices
 _DONE = "done.json"
 _RECORD = 10.0  # seconds between records of how many rows are filled
 _NOWHERE = -1  # instead of a row, if the cache cannot be used
 
-# Indices of rows, their features bfloat16 [n, T, 3D] and last hidden states bfloat16 [n, T, D].
-_Part = tuple[np.ndarray, np.ndarray, np.ndarray]
+# Indices of rows, and the outputs for them.
+_Part = tuple[np.ndarray, TeacherOutputs]
+
+
+class _File(NamedTuple):
+    """The file of one part of the outputs: its array's shape and dtype."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def complete(self) -> bool:
+        return self.path.is_file() and self.path.stat().st_size == self.bytes
+
+    def reserve(self) -> None:
+        """Allocates the file, so that a full disk fails now, not when a mapped page is written."""
+        with self.path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, self.bytes)
+
+    def open(self) -> np.memmap:
+        return np.memmap(self.path, self.dtype, "r+", shape=self.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,13 +73,12 @@ class TeacherDataset:
 
     Attributes:
       dataset: the rows.
-      features: bfloat16 [rows, T, 3D].
-      hidden: bfloat16 [rows, T, D].
+      outputs: by name, for all rows, the parts of `TeacherOutputs`; [rows, T, ..], features and
+        hidden states in bfloat16.
     """
 
     dataset: PackedDataset
-    features: np.ndarray
-    hidden: np.ndarray
+    outputs: dict[str, np.memmap]
 
     @property
     def rows(self) -> int:
@@ -70,8 +92,8 @@ class TeacherDataset:
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Returns the rows with these indices, integers [B]."""
-        batch = self.dataset.batch(rows)
-        return batch._replace(features=self.features[rows], hidden=self.hidden[rows])
+        outputs = {name: kept[rows] for name, kept in self.outputs.items()}
+        return self.dataset.batch(rows)._replace(outputs=TeacherOutputs(**outputs))
 
 
 def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) -> TeacherDataset:
@@ -87,18 +109,16 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
     Raises:
       UserError: the directory cannot be written, or not be read by all processes.
     """
-    d, rows = teacher.stored.hidden_size, dataset.rows
-    name = hashlib.sha256(json.dumps([teacher.digest, dataset.fingerprint]).encode()).hexdigest()
-    directory = directory / name[:16]
-    files = {directory / "features": 3 * d, directory / "hidden": d}
-    shapes = {path: (rows, dataset.context, width) for path, width in files.items()}
+    rows, identity = dataset.rows, [teacher.digest, dataset.fingerprint, TeacherOutputs._fields]
+    directory /= hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    files = _files(teacher.stored.hidden_size, dataset, directory)
     start, problem, cached = _NOWHERE, None, None
     with contextlib.ExitStack() as stack:
         if is_main():
             try:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(FileLock(directory / "lock"))
-                cached, start = _prepare(dataset, directory, shapes)
+                cached, start = _prepare(dataset, directory, files)
             except OSError as error:
                 problem = error
         wait("the cache of the target's outputs is open")
@@ -115,12 +135,12 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
             reason = "process 0 could not" if problem is None else problem.strerror or str(problem)
             raise UserError(
                 f"cannot cache the target's features in {directory}: {reason}; they take "
-                f"{8 * d * rows * dataset.context / 1e9:.1f} GB; free disk space, or train with "
+                f"{sum(file.bytes for file in files) / 1e9:.1f} GB; free disk space, or train with "
                 "--teacher online"
             ) from problem
     wait("the cache of the target's outputs is filled")
     try:
-        return cached or TeacherDataset(dataset, *map(_open, shapes, shapes.values()))
+        return cached or _open(dataset, files)
     except OSError as error:
         raise UserError(
             f"process {jax.process_index()} cannot read the target's features that process 0 wrote "
@@ -128,47 +148,50 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
         ) from None
 
 
+def _files(width: int, dataset: PackedDataset, directory: Path) -> list[_File]:
+    """The files of the outputs of a target of this hidden size; their names are the parts'."""
+    rows, half = (dataset.rows, dataset.context), jnp.dtype(jnp.bfloat16)
+    return [
+        _File(directory / "features", (*rows, 3 * width), half),
+        _File(directory / "hidden", (*rows, width), half),
+        _File(directory / "log_total", rows, np.dtype(np.float32)),
+        _File(directory / "best", rows, np.dtype(np.int32)),
+    ]
+
+
+def _open(dataset: PackedDataset, files: list[_File]) -> TeacherDataset:
+    return TeacherDataset(dataset, {file.path.name: file.open() for file in files})
+
+
 def _prepare(
-    dataset: PackedDataset, directory: Path, shapes: dict[Path, tuple[int, ...]]
+    dataset: PackedDataset, directory: Path, files: list[_File]
 ) -> tuple[TeacherDataset, int]:
     """Opens the files, whole or to be filled; returns them and how many rows are filled."""
     done = directory / _DONE
-    if not all(map(_complete, shapes, shapes.values())):
+    if not all(file.complete() for file in files):
         done.unlink(missing_ok=True)
-        for path, shape in shapes.items():
-            _reserve(path, shape)
+        for file in files:
+            file.reserve()
     try:
         filled = int(json.loads(done.read_text())["rows"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # missing or damaged
         filled = 0
-    return TeacherDataset(dataset, *map(_open, shapes, shapes.values())), filled
-
-
-def _bytes(shape: tuple[int, ...]) -> int:
-    return 2 * math.prod(shape)
-
-
-def _complete(path: Path, shape: tuple[int, ...]) -> bool:
-    return path.is_file() and path.stat().st_size == _bytes(shape)
-
-
-def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """Allocates the file, so that a full disk fails now, not when a mapped page is written."""
-    with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, _bytes(shape))
-
-
-def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    return np.memmap(path, np.dtype(ml_dtypes.bfloat16), "r+", shape=shape)
+    return _open(dataset, files), filled
 
 
 def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[_Part]:
     """Computes the rows from `start` on, some at a time; all processes take part."""
     config, mesh = teacher.config, teacher.mesh
 
-    def run(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def run(params: Params, batch: Batch) -> TeacherOutputs:
         features, hidden = forward(config, params, batch, mesh)
-        return features.astype(jnp.bfloat16), hidden.astype(jnp.bfloat16)
+        # As it is kept, since training computes logits from that; XLA may drop a mere cast.
+        hidden = jax.lax.reduce_precision(hidden, exponent_bits=8, mantissa_bits=7)
+        return TeacherOutputs(
+            features.astype(jnp.bfloat16),
+            hidden.astype(jnp.bfloat16),
+            *over_vocabulary(config, params, hidden, mesh),
+        )
 
     compiled = jax.jit(run, out_shardings=None if mesh is None else replicated(mesh))
     groups = Execution(mesh=mesh).groups
@@ -176,8 +199,8 @@ def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[
     for first in range(start, dataset.rows, size):
         rows = np.arange(first, min(first + size, dataset.rows))
         # Pad the last rows, so that one compiled program serves all.
-        features, hidden = compiled(teacher.params, dataset.batch(np.resize(rows, size)))
-        yield rows, np.asarray(features)[: len(rows)], np.asarray(hidden)[: len(rows)]
+        made = compiled(teacher.params, dataset.batch(np.resize(rows, size)))
+        yield rows, TeacherOutputs(*(np.asarray(part)[: len(rows)] for part in made))
 
 
 def _fill(cached: TeacherDataset, parts: Iterator[_Part], start: int, done: Path) -> None:
@@ -185,8 +208,8 @@ def _fill(cached: TeacherDataset, parts: Iterator[_Part], start: int, done: Path
     end = start
 
     def record() -> float:
-        for array in (cached.features, cached.hidden):
-            array.flush()  # pyright: ignore[reportAttributeAccessIssue]
+        for array in cached.outputs.values():
+            array.flush()
         write_atomically(done, json.dumps({"rows": end}).encode())
         return time.monotonic()
 
@@ -194,8 +217,9 @@ def _fill(cached: TeacherDataset, parts: Iterator[_Part], start: int, done: Path
         bar = progress.add_task("target's outputs", total=cached.rows, completed=start, note="")
         began = recorded = time.monotonic()
         try:
-            for rows, features, hidden in parts:
-                cached.features[rows], cached.hidden[rows] = features, hidden
+            for rows, outputs in parts:
+                for name, part in outputs._asdict().items():
+                    cached.outputs[name][rows] = part
                 end = int(rows[-1]) + 1
                 if time.monotonic() - recorded > _RECORD:
                     recorded = record()

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.cpu.tiles import is_packed, unpack
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.sharding.mesh import MODEL
@@ -22,6 +23,8 @@ from dart_jax.weights.checkpoint import load_target
 from train.data.batch import Batch, causal, positions
 from train.run.mesh import replicated, split_over_groups
 from train.teacher.digest import model_digest
+
+LOGITS = 2**28  # byte limit of the logits that a device holds at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,11 +80,54 @@ class Teacher:
         """The head's kernel for the tokens `ids`, int32 [Vd], on every device: float32 [D, Vd]."""
 
         def columns(params: Params) -> jax.Array:
-            kernel = untie(self.config, params)[1]["lm_head"]["kernel"]
-            return jnp.take(kernel, jnp.asarray(ids), axis=1).astype(jnp.float32)
+            _, params = with_vocabulary(self.config, params, jnp.asarray(ids))
+            return params["lm_head"]["kernel"].astype(jnp.float32)
 
         whole = None if self.mesh is None else replicated(self.mesh)
         return jax.jit(columns, out_shardings=whole)(self.params)
+
+
+def with_vocabulary(
+    config: TargetConfig, params: Params, ids: jax.Array
+) -> tuple[TargetConfig, Params]:
+    """Returns a target whose logits are only those of the tokens `ids`, int32 [Vd], in this order,
+    by an untied head with a kernel [D, Vd]."""
+    table = params["embed_tokens"]
+    if config.tie_word_embeddings:  # not by `untie`, which would transpose the whole table
+        kernel = jnp.take(table, ids, axis=0).T
+    else:
+        kernel = params["lm_head"]["kernel"]
+        if is_packed(kernel):  # of a model that decodes on a CPU
+            kernel = unpack(kernel, *table.shape[::-1]).astype(table.dtype)
+        kernel = jnp.take(kernel, ids, axis=1)
+    config = dataclasses.replace(config, tie_word_embeddings=False)
+    return config, {**params, "lm_head": {"kernel": kernel}}
+
+
+def over_vocabulary(
+    config: TargetConfig, params: Params, hidden: jax.Array, mesh: Mesh | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """What `TeacherOutputs` has of all logits, `log_total` and `best`.
+
+    Args:
+      config: the target's config.
+      params: its parameters.
+      hidden: [B, T, D], its last hidden states.
+      mesh: the devices that share target and rows; None for one.
+    """
+    target = bind(config, params)
+
+    def at(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = target.logits(hidden)
+        return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    b, t, d = hidden.shape
+    size = 4 * -(-b // Execution(mesh=mesh).groups) * config.vocab_size
+    chunks = -(-t // max(1, LOGITS // size))
+    padded = jnp.pad(hidden, ((0, 0), (0, -t % chunks), (0, 0)))
+    made = jax.lax.map(at, padded.reshape(b, chunks, -1, d).swapaxes(0, 1))
+    log_total, best = (x.swapaxes(0, 1).reshape(b, -1)[:, :t] for x in made)
+    return log_total, best
 
 
 def forward(
