@@ -41,6 +41,8 @@ _RECIPES = Path(__file__).parent
 # drafter, outputs of the target are computed where they are cached, and n-grams counted.
 _PARTS = {"answers": 0.35, "dart": 0.4, "pairs": 0.33, "eagle3": 1.0}
 
+_PAIR_RANK = 64
+
 # What a step of the device is worth: a CPU computes few rows at a time and keeps the target's
 # outputs, which take most of its time; anchors are drawn among those that have answers after them.
 _ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
@@ -148,7 +150,8 @@ def run(config: SmolLM2Config) -> None:
                 if parent is None:
                     options["--draft-vocab"] = config.draft_vocab
                 else:
-                    options["--init"] = config.work / parent / "drafter"
+                    parts = {"--train": "pairs", "--pair-rank": _PAIR_RANK}
+                    options |= {"--init": config.work / parent / "drafter", **parts}
                 if name != "eagle3":
                     options["--ngram"] = config.work / "ngram.dng"
                 recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
