@@ -150,8 +150,8 @@ class DartModel(TextGenerator):
 
         Args:
           target: directory or `owner/name`, in the Hugging Face layout, or a GGUF file; or
-            "smollm2" or "demo", whose drafter and n-gram model are those of the package unless
-            others are given.
+            "smollm2" or "demo", which without a drafter has that of the package, and with a DART
+            drafter and without an n-gram model likewise.
           drafter: directory or `owner/name` of a DART or EAGLE-3 drafter, or of a smaller model
             with the target's vocabulary, which drafts token by token. None: drafts with the n-gram
             model only, if there is one; otherwise plain decoding.
@@ -184,9 +184,9 @@ class DartModel(TextGenerator):
         if mesh is not None:
             execution = execution.on(MeshShape.parse(mesh).make())
         searching = Searching(search, ngram_device_memory)
-        if named := models.find(target):
-            drafter = named.part(named.drafter) if drafter is None else drafter
-            ngram = named.part(models.NGRAM) if ngram is None else ngram
+        named = models.find(target)
+        if named is not None and drafter is None:
+            drafter = named.part(named.drafter)
         # Read the small files first, so that mismatched parts are reported before the weights are
         # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
@@ -194,8 +194,11 @@ class DartModel(TextGenerator):
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
             drafter_path, draft_config = _find_drafter(drafter, config, tokenizer, token)
+        searches = isinstance(draft_config, DrafterConfig | None)
+        if named is not None and ngram is None and searches:
+            ngram = named.part(models.NGRAM)
         if ngram is not None:
-            if not isinstance(draft_config, DrafterConfig | None):
+            if not searches:
                 raise UserError(
                     "an n-gram model works with a DART drafter or without a drafter, but not with "
                     "this drafter; pass one of the two (--no-ngram leaves out that of --model)"

@@ -26,25 +26,28 @@ from dart_jax.data.records import Skipped, find_files
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, writing
 from dart_jax.named.fetched import fetch
+from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import say, stage
 from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import read_target_config
 from train import ngram, regenerate
 from train.data.questions import benchmark_questions, write_questions
+from train.objective.drafter_shape import DrafterShape
 from train.recipes import package, train_recipe
-from train.run import work_directory
+from train.run import config_file, work_directory
+from train.run.config import TrainerConfig
 from train.run.time_table import TimeTable
 
 _RECIPES = Path(__file__).parent
 
-# Parts of the time left that go to a stage when it begins. Between the answers and the first
-# drafter, outputs of the target are computed where they are cached, and n-grams counted.
-_PARTS = {"answers": 0.35, "dart": 0.4, "pairs": 0.33, "eagle3": 1.0}
+# Parts of the time that the stages get: both drafters equally much.
+_PARTS = {"answers": 0.35, "dart": 0.26, "pairs": 0.13, "eagle3": 0.26}
 
 _PAIR_RANK = 64
 
-# What a step of the device is worth: a CPU computes few rows at a time and keeps the target's
-# outputs, which take most of its time; anchors are drawn among those that have answers after them.
+# A CPU computes few rows at a time, keeps the target's outputs, which take most of its time, and
+# draws anchors among the rows that have answers after them.
 _ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
 _STEPS = {
     "cpu": {
@@ -53,6 +56,8 @@ _STEPS = {
         "--batch-size": 8,
         "--anchors": 64,
         "--held-out": 0.02,
+        "--save-every": 50,
+        "--eval-every": 100,
     },
     "other": {
         "--teacher": "online",
@@ -60,7 +65,7 @@ _STEPS = {
         "--batch-size": 16,
         "--chunk": 256,
         "--dtype": "bfloat16",
-        "--held-out": 0.01,
+        "--held-out": 0.02,
     },
 }
 
@@ -70,7 +75,8 @@ class SmolLM2Config:
     """Where, for how long and on what to train."""
 
     minutes: float
-    """Time for answers and training together; compilation comes on top."""
+    """Time for answers and training together. What comes on top: compiling the training, counting
+    n-grams, and on a CPU the target's outputs for the answers, about as long as the answers."""
     work: Path = Path("build/smollm2")
     """Directory where every stage writes its result."""
     export: Path | None = None
@@ -78,8 +84,8 @@ class SmolLM2Config:
     target: str = "smollm2"
     """Directory, hub repository or name of the target."""
     data: tuple[str, ...] = ()
-    """Chats and instructions whose questions are answered too, as for `train.regenerate`; each of
-    them, and ShareGPT, as often as the others."""
+    """Chats and instructions whose questions are answered too, as for `train.regenerate`, without
+    their system prompts and tools; each of them, and ShareGPT, as often as the others."""
     sharegpt: bool = True
     """Fetch ShareGPT, 27 MB, and answer its questions."""
     leave_out: tuple[str, ...] = ()
@@ -96,6 +102,12 @@ class SmolLM2Config:
             raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")
         if not self.sharegpt and not self.data:
             raise UserError("no questions: pass --data, or leave --no-sharegpt out")
+        if self.export is not None and self.export.resolve() == self.work.resolve():
+            raise UserError("--export and --work must be different directories")
+        # What the last stages would refuse after hours.
+        check_lossy(3, self.min_counts, None)
+        TrainerConfig(seed=self.seed)
+        DrafterShape(draft_vocab=self.draft_vocab)
 
 
 def run(config: SmolLM2Config) -> None:
@@ -106,16 +118,21 @@ def run(config: SmolLM2Config) -> None:
     """
     for directory in filter(None, (config.work, config.export)):
         check_writable(directory, directory=True)
-    times = TimeTable(config.work / "times.json", config.minutes)
-    names = ("target", "data", "sharegpt", "leave_out", "draft_vocab", "min_counts", "seed")
-    settings = {f"--{name.replace('_', '-')}": getattr(config, name) for name in names}
-    work_directory.check_settings(config.work, settings, result="stages" * times.begun)
+    times = TimeTable(config.work / "times.json")
     device = "cpu" if jax.default_backend() == "cpu" else "other"
+    settings = config_file.options(config) | {"kind of device": device}
+    for name in ("--work", "--export"):
+        del settings[name]
+    result = "answers or drafters" * times.begun
+    work_directory.check_settings(config.work, settings, result=result)
+    largest = read_target_config(hub.resolve(config.target, patterns=hub.TARGET)).vocab_size
+    if config.draft_vocab > largest:
+        raise UserError(f"--draft-vocab must be at most {largest}, the target's vocabulary")
     questions, answers = config.work / "questions.jsonl", config.work / "answers.jsonl"
     if not questions.is_file():
         with stage("collecting the questions"):
             _collect(config, questions)
-    with times.stage("answers", _PARTS["answers"]) as minutes:
+    with times.stage("answers", config.minutes * _PARTS["answers"]) as minutes:
         if minutes:
             batch, most = _ANSWERS[device]
             made = regenerate.run(
@@ -128,15 +145,13 @@ def run(config: SmolLM2Config) -> None:
                     batch_size=batch,
                     seed=config.seed,
                     minutes=minutes,
-                    skip_bad=True,
                 )
             )
             say(f"answers: {made}")
     _count(config, answers)
     for name, parent in (("dart", None), ("pairs", "dart"), ("eagle3", None)):
-        # Both drafters train equally long.
-        like = "dart" if name == "eagle3" else None
-        with times.stage(name, _PARTS[name], like) as minutes:
+        given = config.minutes * _PARTS[name]
+        with times.stage(name, given) as minutes:
             if minutes:
                 options = {
                     "--target": config.target,
@@ -144,7 +159,7 @@ def run(config: SmolLM2Config) -> None:
                     "--out": config.work / name,
                     "--cache": config.work / "cache",
                     "--seed": config.seed,
-                    "--minutes": times.given(name),
+                    "--minutes": given,  # of which it knows itself what is left
                     **_STEPS[device],
                 }
                 if parent is None:
@@ -152,8 +167,6 @@ def run(config: SmolLM2Config) -> None:
                 else:
                     parts = {"--train": "pairs", "--pair-rank": _PAIR_RANK}
                     options |= {"--init": config.work / parent / "drafter", **parts}
-                if name != "eagle3":
-                    options["--ngram"] = config.work / "ngram.dng"
                 recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
                 train_recipe(_RECIPES / f"{recipe}.toml", options)
         if config.export is not None:

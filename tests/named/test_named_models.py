@@ -10,6 +10,7 @@ import tiny_model
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
+from dart_jax.named import fetched
 from dart_jax.named.models import MODELS, NGRAM, NamedModel, default
 from dart_jax.programs.model_choice import ModelChoice
 

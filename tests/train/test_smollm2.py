@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from pathlib import Path
 
 import chat_demo
 import pytest
@@ -11,6 +12,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from train.data.questions import benchmark_questions, write_questions
+from train.run import time_table
 from train.run.config import TrainerConfig
 from train.run.time_table import TimeTable
 from train.smollm2 import SmolLM2Config, run
@@ -78,29 +80,37 @@ def test_sources_take_turns(tmp_path):
     assert len(firsts) == 11
 
 
-def test_times_outlast_an_interruption(tmp_path):
+def test_times_outlast_an_interruption(tmp_path, monkeypatch):
+    monkeypatch.setattr(time_table, "_RECORD", 0.01)
     path = tmp_path / "times.json"
-    began = []
+    began, recorded = [], []
 
     def interrupted():
-        with TimeTable(path, 10).stage("answers", 0.4) as minutes:
+        with TimeTable(path).stage("answers", 4) as minutes:
             began.append(minutes)
-            time.sleep(0.1)
+            time.sleep(0.3)
+            # What a killed process leaves.
+            recorded.append(json.loads(path.read_text())["answers"])
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert began == [4]
-    table = TimeTable(path, 10)
+    assert recorded[0]["spent"] > 0
+    table = TimeTable(path)
     assert table.begun
-    with table.stage("answers", 0.4) as minutes:
-        assert minutes == pytest.approx(4 - 0.1 / 60, abs=0.005)
-    with table.stage("answers", 0.4) as minutes:
+    with table.stage("answers", 4) as minutes:
+        assert minutes == pytest.approx(4 - 0.3 / 60, abs=0.005)
+    with TimeTable(path).stage("answers", 4) as minutes:
         assert minutes == 0  # it is done
-    with table.stage("dart", 0.5) as minutes:
+    with table.stage("dart", 3) as minutes:
         assert minutes == 3
-    with table.stage("eagle3", 1.0, like="dart") as minutes:
-        assert minutes == table.given("eagle3") == 3
+
+
+def test_sources_without_questions_are_refused(tmp_path):
+    file = write(tmp_path / "spanish.jsonl", [CHATS[3]])
+    with pytest.raises(UserError, match=r"no English question in .*spanish\.jsonl; leave it out"):
+        questions([[file]])
 
 
 def test_minutes_replace_the_steps_of_a_config():
@@ -116,6 +126,10 @@ def test_minutes_replace_the_steps_of_a_config():
         ({"minutes": 0}, "--minutes must be a finite number above 0"),
         ({"minutes": float("nan")}, "--minutes must be a finite number above 0"),
         ({"minutes": 1, "sharegpt": False}, "no questions: pass --data"),
+        ({"minutes": 1, "min_counts": (1, 2)}, "--min-counts takes 3 numbers"),
+        ({"minutes": 1, "draft_vocab": -1}, "--draft-vocab must be 0"),
+        ({"minutes": 1, "seed": 2**32}, "--seed must be in"),
+        ({"minutes": 1, "export": Path("build/smollm2")}, "--export and --work must be different"),
     ],
 )
 def test_options_that_cannot_be_used(options, words):

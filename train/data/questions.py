@@ -43,11 +43,12 @@ def write_questions(
     seed: int = 0,
     bad: Callable[[UserError], None] = refuse,
 ) -> int:
-    """Writes chats for `train.regenerate`, of which it replaces the answers, one per line.
+    """Writes chats for `train.regenerate`, one per line; their answers are placeholders, since that
+    replaces them.
 
-    Of each chat up to three turns of the user are kept, as long as they are English and of 12 to
-    1,500 characters. Sources take turns, and the order within them is random, so that the first
-    lines are like all.
+    Of each chat up to three turns of the user are kept, as long as they are English, as far as
+    their characters tell, and of 12 to 1,500 characters. Sources take turns, and the order within
+    them is random, so that the first lines are like all.
 
     Args:
       sources: the files of each source.
@@ -60,13 +61,15 @@ def write_questions(
       The number of chats.
 
     Raises:
-      UserError: a file cannot be read; says where.
+      UserError: a file cannot be read, or a source has no question; says where.
     """
     left_out, rng, count = frozenset(left_out), random.Random(seed), 0
     chats: list[Iterator[list[str]]] = []
     for files in sources:
         found = [_turns(example.content, left_out) for example, _ in read_all(files, None, bad)]
         unique = list({chat[0]: chat for chat in found if chat}.values())
+        if not unique:
+            raise UserError(f"no English question in {', '.join(map(str, files))}; leave it out")
         rng.shuffle(unique)
         chats.append(iter(unique))
     while chats:
