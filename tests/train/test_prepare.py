@@ -110,7 +110,7 @@ def test_what_is_prepared_is_what_was_encoded(config, make, tokenizer, capfd):
     batch = training.batch(np.array([1, 0, 1]))
     assert [array.dtype for array in batch[:3]] == [np.int32, np.int32, bool]
     assert [array.shape for array in batch[:3]] == [(3, 128)] * 3
-    assert batch.features is batch.hidden is None
+    assert batch.outputs is None
     np.testing.assert_array_equal(batch.tokens[0], batch.tokens[2])
     assert isinstance(training.tokens, np.memmap)
 
