@@ -53,7 +53,10 @@ PROGRAMS = (
             "startup",
         )
     ),
-    *(f"train.{name}" for name in ("ablate", "demo", "drafter", "measure", "ngram", "plot")),
+    *(
+        f"train.{name}"
+        for name in ("ablate", "demo", "drafter", "measure", "ngram", "plot", "smollm2")
+    ),
     "train.regenerate",
 )
 
