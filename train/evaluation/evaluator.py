@@ -9,11 +9,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from dart_jax.data.contents import read_contents
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, short_prompts
 from dart_jax.decoding.decoder import Decoder
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.text.tokenizer import Tokenizer
+from train.data.answers import Conversation, prompt_turns
 from train.data.packed_dataset import PackedDataset
 from train.evaluation.acceptance import AcceptanceConfig, AcceptanceLength, Agreement
 from train.objective.predictions import Frozen, PackedForward
@@ -97,6 +99,28 @@ def benchmark_prompts(tokenizer: Tokenizer, per_group: int) -> list[np.ndarray]:
             short_prompts(held_out_files(group), tokenizer.encode, _LONGEST), per_group
         )
     ]
+
+
+def question_prompts(
+    files: Sequence[Path], tokenizer: Tokenizer, per_file: int
+) -> list[np.ndarray]:
+    """Returns the first questions of chats and instructions as prompts, int32 [n] each.
+
+    Args:
+      files: records in the forms of `dart_jax.data.contents`, each with a question.
+      tokenizer: the target's.
+      per_file: maximum number of prompts from each file.
+
+    Raises:
+      UserError: a record cannot be read or has no question, or the target has no chat template.
+    """
+    prompts = []
+    for path in files:
+        for content, record in islice(read_contents(path), per_file):
+            turns = prompt_turns(content, tokenizer)
+            chat = Conversation(record.where, 0, 0, turns)
+            prompts.append(np.array(chat.prompt(tokenizer, {}), np.int32))
+    return prompts
 
 
 def parameters(model: DartModel) -> int:
