@@ -4,6 +4,7 @@
     config.py        options
     registry.py      the engines: their files, packages and precisions
     engine.py        what an engine is given and returns
+    layout.py        a target's files as other programs read them
     worker.py        an engine in a process of its own
     measurement.py   starts the engines, chooses their threads, and times them in turn
     report.py        table and JSON

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from eval.peers.config import PeersConfig
+from eval.peers.layout import once, transformers_directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Setup:
 
     Attributes:
       config: the program's options.
-      target: directory of the target in the Hugging Face layout.
+      target: directory of the target, from `hub.resolve`.
       work: directory for files in the engine's own format; exists, and is deleted at the end.
       name: the engine, as in `eval.peers.registry`.
       precision: of its weights and arithmetic.
@@ -41,12 +41,12 @@ class Setup:
 
         The same for every number of threads.
         """
-        path = self.work / f"{self.name}-{self.precision}"
-        if not path.exists():
-            part = Path(tempfile.mkdtemp(dir=self.work))
-            write(part)
-            part.rename(path)  # so that it is complete whenever it is there
-        return path
+        return once(self.work / f"{self.name}-{self.precision}", write)
+
+    @property
+    def transformers(self) -> Path:
+        """Directory of the target for transformers and what reads its files."""
+        return transformers_directory(self.target, self.work / "transformers")
 
 
 @dataclasses.dataclass(frozen=True)

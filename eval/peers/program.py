@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 from rich.console import Console
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, warn
+from dart_jax.generation.defaults import length_bucket
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
@@ -25,13 +27,15 @@ from dart_jax.progress import progress_bar
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
+from eval.benchmarks.questions import prompt_tokens
+from eval.benchmarks.registry import OWN, load_all
 from eval.peers.config import PeersConfig
 from eval.peers.measurement import Measurement, Peers
 from eval.peers.registry import ENGINES
 from eval.peers.report import as_json, table, versions
 
-# Longest prompt.
-_PROMPT_TOKENS = 128
+# Tokens of the longest function.
+_FUNCTION = 128
 
 
 def run(config: PeersConfig, console: Console) -> None:
@@ -42,19 +46,34 @@ def run(config: PeersConfig, console: Console) -> None:
     config = config.decided()
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
     tokenizer = Tokenizer.load(target)
-    prompts = [each.tokens for each in demo_prompts(tokenizer, config.prompts, _PROMPT_TOKENS)]
-    warm_up = [each.tokens for each in warm_up_prompts(tokenizer, 1, _PROMPT_TOKENS)]
+    prompts, warm_up = _prompts(config, tokenizer)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     with tempfile.TemporaryDirectory(prefix="dart_jax-") as work:
-        length = _PROMPT_TOKENS + config.new_tokens
+        length = length_bucket(max(map(len, [*prompts, warm_up])) + config.new_tokens)
         with Peers(config, target, Path(work), length) as peers:
-            measured = _measure(peers, prompts, (warm_up or prompts)[0], config.repeats, console)
+            measured = _measure(peers, prompts, warm_up, config.repeats, console)
             for reason in peers.left_out:
                 console.print(f"left out: {reason}", highlight=False)
     console.print(", ".join(f"{k} {v}" for k, v in versions(measured).items()))
     console.print(table(measured, len(prompts)))
     if config.json:
         write_json(config.json, as_json(config, measured, peers.left_out))
+
+
+def _prompts(config: PeersConfig, tokenizer: Tokenizer) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns the prompts, and one to warm up with, int32 [P] each."""
+    if config.bench is None and not tokenizer.chat_template:
+        prompts = [each.tokens for each in demo_prompts(tokenizer, config.prompts, _FUNCTION)]
+        warm_up = [each.tokens for each in warm_up_prompts(tokenizer, 1, _FUNCTION)]
+        return prompts, (warm_up or prompts)[0]
+    found, left_out = load_all(config.bench or OWN.name, config.data_dir, config.prompts + 1)
+    for reason in left_out:
+        warn(reason)
+    questions = [
+        [prompt_tokens(each, [], tokenizer, thinking=False) for each in some]
+        for some in found.values()
+    ]
+    return [each for some in questions for each in some[: config.prompts]], questions[0][-1]
 
 
 def _measure(

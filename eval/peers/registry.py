@@ -6,8 +6,9 @@ To add one, add a file in `engines/` with a function `load` that makes an
 Left out (2026-11-23): `optimum-intel`, OpenVINO's own exporter, which needs transformers below 5.6
 (later ones cannot import it), so that `engines/openvino.py` exports the model itself, and
 `openvino-genai`, which reads the former's files; `optimum-onnx`, which needs transformers below
-4.58; quantised weights, which are other models; compiled PyTorch in bfloat16, for the time that it
-takes to compile (on one core as fast as in float32, on two up to 1.2 times).
+4.58; quantised weights, which are other models, unless the target is a GGUF file; compiled PyTorch
+in bfloat16, for the time that it takes to compile (on one core as fast as in float32, on two up to
+1.2 times).
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ ENGINES = {
     "dart": Entry("dart_jax, DART", "own", _OURS, ("auto",)),
     "transformers": Entry("PyTorch", "torch_model", _TORCH, ("float32", "bfloat16")),
     "compiled": Entry("PyTorch, compiled", "torch_model", _TORCH, ("float32",)),
+    "lookup": Entry("PyTorch, prompt lookup", "torch_model", _TORCH, ("float32",)),
+    "assisted": Entry("PyTorch, assisted", "torch_model", _TORCH, ("float32",)),
     "llama.cpp": Entry(
         "llama.cpp",
         "llama_cpp",
-        {"llama-cpp-python": "llama_cpp", "gguf": "gguf"},
-        ("float32", "float16", "bfloat16"),
+        {"llama-cpp-python": "llama_cpp"},
+        ("stored", "float32", "float16", "bfloat16"),
     ),
     "ctranslate2": Entry(
         "CTranslate2", "ctranslate2", {"ctranslate2": "ctranslate2", **_TORCH}, ("float32",)

@@ -4,14 +4,20 @@ import dataclasses
 import io
 import json
 
+import gguf
 import numpy as np
 import pytest
 import tiny_model
+from gguf_files import tiny_gguf
 from rich.console import Console
 
+from dart_jax.weights import hub
+from dart_jax.weights.gguf.tensors import gguf_files
 from dart_jax.weights.tensor_files import open_tensors
 from eval.peers.config import PeersConfig
 from eval.peers.engine import Setup, Whole
+from eval.peers.engines.gguf_file import most_common_type, write_gguf
+from eval.peers.layout import transformers_directory
 from eval.peers.measurement import Measurement
 from eval.peers.program import run
 from eval.peers.registry import ENGINES, PLAIN
@@ -80,7 +86,8 @@ def test_report(tiny, tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param(each, marks=installed(each)) for each in OTHERS])
 def test_same_tokens(name, tiny, plain, tmp_path):
-    with Worker(setup(tiny, tmp_path, name)) as worker:
+    options = {"draft_model": str(tiny.target)} if name == "assisted" else {}
+    with Worker(setup(tiny, tmp_path, name, **options)) as worker:
         assert worker.precision == "float32"
         for prompt, tokens in zip(tiny.prompts, plain, strict=True):
             decoded = worker.decode(prompt, NEW)
@@ -134,9 +141,6 @@ def test_engines_are_chosen():
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_gguf_file(precision, tiny, tmp_path):
-    gguf = pytest.importorskip("gguf")
-    from eval.peers.engines.gguf_file import write_gguf
-
     write_gguf(tmp_path / "model.gguf", tiny.target, precision)
     stored = {each.name: each for each in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     expected = open_tensors(tiny.target).tensors["model.layers.0.mlp.up_proj.weight"].read()
@@ -145,3 +149,44 @@ def test_gguf_file(precision, tiny, tmp_path):
     tolerance = {"float32": 0, "float16": 1e-3, "bfloat16": 1e-2}[precision]
     np.testing.assert_allclose(values, np.asarray(expected, np.float32), tolerance, tolerance)
     assert len(stored) == len(open_tensors(tiny.target).tensors)
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory):
+    """The directory of a GGUF target whose matrices have 8 bits."""
+    kinds = {r"(ffn|attn)_\w+\.weight": gguf.GGMLQuantizationType.Q8_0}
+    directory = tmp_path_factory.mktemp("quantized")
+    return hub.resolve(tiny_gguf(directory, "Llama", kinds=kinds), patterns=hub.TARGET)
+
+
+def values_of(directory):
+    return {name: np.asarray(t.read()) for name, t in open_tensors(directory).tensors.items()}
+
+
+def test_a_gguf_target_for_transformers(quantized, tmp_path):
+    """Its values, dequantised; a directory in that layout stays what it is."""
+    copy = transformers_directory(quantized, tmp_path / "copy")
+    assert copy == tmp_path / "copy"
+    assert sorted(path.name for path in copy.iterdir()) == sorted(
+        {*(path.name for path in quantized.iterdir()), "model.safetensors"} - {"gguf.index.json"}
+    )
+    stored, copied = values_of(quantized), values_of(copy)
+    assert stored.keys() == copied.keys()
+    for name, values in stored.items():
+        np.testing.assert_array_equal(copied[name], values)
+    assert transformers_directory(copy, tmp_path / "another") == copy
+    assert [*tmp_path.iterdir()] == [copy]
+
+
+def test_a_gguf_target_in_another_precision(quantized, tmp_path):
+    """The file has the same values, and everything else that the first one says."""
+    assert most_common_type(gguf_files(quantized)[0]) == "Q8_0"
+    write_gguf(tmp_path / "whole.gguf", quantized, "float32")
+    whole = hub.resolve(tmp_path / "whole.gguf", patterns=hub.TARGET)
+    assert most_common_type(tmp_path / "whole.gguf") == "F32"
+    stored, written = values_of(quantized), values_of(whole)
+    assert stored.keys() == written.keys()
+    for name, values in stored.items():
+        np.testing.assert_array_equal(written[name], values)
+    for name in ("config.json", "tokenizer.json"):
+        assert (whole / name).read_text() == (quantized / name).read_text()

@@ -18,7 +18,7 @@ def load(setup: Setup) -> Whole:
     converters: Any = importlib.import_module("ctranslate2.converters")
 
     def convert(part: Path) -> None:
-        converter = converters.TransformersConverter(str(setup.target))
+        converter = converters.TransformersConverter(str(setup.transformers))
         converter.convert(str(part), force=True)
 
     directory = setup.converted(convert)

@@ -8,25 +8,40 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dart_jax.errors import UserError
+from dart_jax.weights.gguf.tensors import gguf_files
 from eval.peers.engine import Setup, Stepwise
-from eval.peers.engines.gguf_file import write_gguf
+from eval.peers.engines.gguf_file import most_common_type, write_gguf
+
+_FILE = "model.gguf"
 
 
 def load(setup: Setup) -> Stepwise:
-    """Loads a GGUF file of the target. Keys and values are in float32 if the weights are, otherwise
-    in float16, llama.cpp's default."""
+    """Loads a GGUF file of the target: its own, with the weights as they are stored, or one in the
+    precision. Keys and values are in float32 if the weights are, otherwise in float16, llama.cpp's
+    default.
+
+    Raises:
+      UserError: the target is no GGUF file whose weights could stay as they are stored, or
+        `write_gguf` cannot write it.
+    """
     llama: Any = importlib.import_module("llama_cpp")
-    directory = setup.converted(
-        lambda part: write_gguf(part / "model.gguf", setup.target, setup.precision)
-    )
+    label = setup.precision
+    if setup.precision == "stored":
+        path = next(iter(gguf_files(setup.target)), None)
+        if path is None:
+            raise UserError("only the weights of a GGUF target can stay as they are stored")
+        label = most_common_type(path)
+    else:
+        path = setup.converted(lambda part: _write(part, setup)) / _FILE
     options = llama.llama_model_default_params()
     options.n_gpu_layers = 0
     llama.llama_backend_init()
-    path = directory / "model.gguf"
     model = llama.llama_model_load_from_file(str(path).encode(), options)
     if not model:
         raise RuntimeError("llama.cpp cannot load the file")
@@ -53,4 +68,8 @@ def load(setup: Setup) -> Stepwise:
         logits = llama.llama_get_logits_ith(context, -1)
         return int(np.argmax(np.ctypeslib.as_array(logits, (vocab_size,))))
 
-    return Stepwise(setup.precision, step)
+    return Stepwise(label, step)
+
+
+def _write(directory: Path, setup: Setup) -> None:
+    write_gguf(directory / _FILE, setup.target, setup.precision)

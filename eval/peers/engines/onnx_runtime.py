@@ -24,7 +24,7 @@ def load(setup: Setup) -> Stepwise:
 
     def export(part: Path) -> None:
         command = ["-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
-        paths = ["-i", str(setup.target), "-o", str(part), "-c", str(setup.work / "onnx")]
+        paths = ["-i", str(setup.transformers), "-o", str(part), "-c", str(setup.work / "onnx")]
         done = subprocess.run([sys.executable, *command, *paths])
         if done.returncode:
             raise RuntimeError("its exporter failed")

@@ -21,7 +21,7 @@ def load(setup: Setup) -> Stepwise:
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(setup.threads)
     with torch.no_grad():
-        traced = _trace(ov, torch, load_model(setup, "float32"))
+        traced = _trace(ov, torch, load_model(setup.transformers, "float32"))
     kind = {"float32": "f32", "bfloat16": "bf16"}[setup.precision]
     options = {
         "INFERENCE_PRECISION_HINT": kind,

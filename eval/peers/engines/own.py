@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 
 import jax
 import numpy as np
 
-from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
+from dart_jax.generation.defaults import adaptive_tree, default_tree
 from dart_jax.models.drafter_config import DrafterConfig
 from eval.peers.engine import Decoded, Setup
 from eval.peers.registry import PLAIN
@@ -31,11 +32,18 @@ class OwnEngine:
             model = model.with_drafter(None)
         elif not isinstance(model.drafter, DrafterConfig):
             raise UserError("needs a DART drafter; pass it as --drafter")
+        nodes, search = default_tree(model.drafter)
+        sizes: tuple[int, ...] = ()
+        if config.tree_nodes is None:
+            sizes, search = adaptive_tree(model.drafter)
+        if config.level_decay is not None:
+            search = dataclasses.replace(search, level_decay=config.level_decay)
         self._decoder = model.decoder(
-            nodes=0 if plain else config.tree_nodes,
+            nodes=0 if plain else config.tree_nodes or nodes,
+            sizes=() if plain else sizes,
             max_length=setup.max_length,
             stop=(),
-            search=None if plain else SearchConfig(level_decay=config.level_decay),
+            search=None if plain else search,
             loop="fused",
         )
         leaves = jax.tree.leaves(model.params["target"])
