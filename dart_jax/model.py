@@ -186,7 +186,7 @@ class DartModel(TextGenerator):
         searching = Searching(search, ngram_device_memory)
         named = models.find(target)
         if named is not None and drafter is None:
-            drafter = named.part(named.drafter)
+            drafter = named.part(models.DRAFTER)
         # Read the small files first, so that mismatched parts are reported before the weights are
         # loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
@@ -279,11 +279,9 @@ class DartModel(TextGenerator):
 
     @classmethod
     def demo(cls, dtype: DTypeLike = "auto") -> DartModel:
-        """Loads the small Python code model that is part of the package, with the better of its
-        DART drafters: the one with pair scores."""
-        return cls.from_pretrained(
-            DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng", dtype=dtype
-        )
+        """Loads the small Python code model that is part of the package."""
+        parts = (DEMO / part for part in ("target", models.DRAFTER, models.NGRAM))
+        return cls.from_pretrained(*parts, dtype=dtype)
 
 
 def _tell_unused(generation_file: Path) -> None:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from demo_drafters import write_eagle3
 from hypothesis import settings
 
 from dart_jax.decoding.loop import Generation, generate_streaming
@@ -23,6 +24,7 @@ from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.pruner import Pruner
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import init_params
@@ -176,6 +178,17 @@ def scored(models) -> tuple[DrafterConfig, DecodeParams]:
         init_params(drafter, 0)["pairs"],
     )
     return drafter, {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
+
+
+@pytest.fixture(scope="session")
+def demo_drafters(tmp_path_factory) -> dict[str, Path]:
+    """Drafters of each kind for the demo's target: its own, the same as one of EAGLE-3, and the
+    target itself."""
+    return {
+        "drafter": DEMO / "drafter",
+        "eagle3": write_eagle3(tmp_path_factory.mktemp("eagle3")),
+        "draft_model": DEMO / "target",
+    }
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,10 @@
-"""Rebuild the demo model from the standard library: tokenizer, target, drafters and n-gram model.
+"""Rebuild the demo model from the standard library: tokenizer, target, drafter and n-gram model.
 
     python -m train.demo --work build/demo --export dart_jax/demo
 
-The drafters are trained by `train.drafter`: DART's with the recipe `train/demo.toml`; pair scores
-for it with `train/demo_pairs.toml`, and both further together with `train/demo_joint.toml`, which
-gives another drafter; EAGLE-3's with `train/demo_eagle3.toml`. The small draft model is trained on
-the same answers.
+The drafter is trained by `train.drafter` in three stages: without pair scores with the recipe
+`train/demo.toml`; pair scores for it with `train/demo_pairs.toml`; and both further together with
+`train/demo_joint.toml`.
 
 Every stage except the n-gram model keeps its result in the work directory and is not repeated;
 training stages resume from their newest checkpoint.
@@ -17,7 +16,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import tokenizers
@@ -48,21 +46,8 @@ from train.run import config_file, work_directory
 from train.run.config import TrainerConfig
 from train.run.trainer import fit
 
-# Recipes of the drafters, by name, in their order: some start from another.
-_RECIPES = Path(__file__).parent
-RECIPES = {
-    "drafter": _RECIPES / "demo.toml",
-    "pairs": _RECIPES / "demo_pairs.toml",
-    "joint": _RECIPES / "demo_joint.toml",
-    "eagle3": _RECIPES / "demo_eagle3.toml",
-}
-_STARTS_FROM = {"pairs": "drafter", "joint": "pairs"}
-
-# The packaged drafters.
-_EXPORTED = {"drafter": "drafter", "drafter_pairs": "joint", "eagle3": "eagle3"}
-
-# Answers held out to evaluate the draft model.
-_HELD_OUT_ANSWERS = 64
+# The drafter's recipes; each stage starts from the one before it.
+_RECIPES = {"drafter": "demo.toml", "pairs": "demo_pairs.toml", "joint": "demo_joint.toml"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +67,7 @@ class DemoConfig:
     layers: int = 8
     """Layers of the target."""
     context: int = 512
-    """Tokens per row of the target's and the draft model's training."""
+    """Tokens per row of the target's training."""
     batch_size: int = 8
     """Rows per update."""
     library_copies: int = 4
@@ -91,18 +76,8 @@ class DemoConfig:
     """Training steps of the target, with Muon."""
     target_lr: float = 5e-3
     """Learning rate of the target at the end of the warm-up."""
-    lr: float = 2e-3
-    """Learning rate of the draft model at the end of the warm-up."""
     max_new_tokens: int = 128
     """Tokens that the target generates after a function's head."""
-    draft_hidden_size: int = 192
-    """Hidden size of the small model that drafts token by token."""
-    draft_intermediate_size: int = 512
-    """Intermediate size of its feed-forward layers."""
-    draft_layers: int = 2
-    """Its layers."""
-    draft_steps: int = 1000
-    """Training steps of the draft model; the drafters' number."""
     seed: int = 0
     """Seed of everything random."""
 
@@ -111,8 +86,7 @@ class DemoConfig:
             if field.type == "int" and field.name != "seed" and getattr(self, field.name) < 1:
                 raise UserError(f"--{field.name.replace('_', '-')} must be at least 1")
         # Raises for the other options that are out of range.
-        for lr in (self.lr, self.target_lr):
-            TrainerConfig(lr=lr, seed=self.seed)
+        TrainerConfig(lr=self.target_lr, seed=self.seed)
 
     @property
     def target(self) -> TargetConfig:
@@ -128,17 +102,6 @@ class DemoConfig:
             rope=Rope(1e4),
             tie_word_embeddings=True,
             max_position_embeddings=2048,
-        )
-
-    @property
-    def draft_model(self) -> TargetConfig:
-        """The draft model's config: a smaller version of the target's."""
-        return dataclasses.replace(
-            self.target,
-            hidden_size=self.draft_hidden_size,
-            intermediate_size=self.draft_intermediate_size,
-            num_hidden_layers=self.draft_layers,
-            num_attention_heads=self.draft_hidden_size // 64,
         )
 
 
@@ -169,38 +132,23 @@ def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndar
     return [np.array([*document.ids, end], np.uint16) for document in encoded]
 
 
-def train_language_model(
-    config: DemoConfig,
-    name: str,
-    shape: TargetConfig,
-    tokens: np.ndarray,
-    held_out: np.ndarray,
-    *,
-    steps: int,
-    lr: float,
-    optimizer: Literal["adamw", "muon"],
-    end: int,
-) -> None:
-    """Trains a language model, unless it exists.
+def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, end: int) -> None:
+    """Trains the target, unless it exists.
 
     Args:
       config: the demo's configuration.
-      name: name of the model's directory.
-      shape: the model's config.
       tokens: int [M], the concatenated documents.
       held_out: int [H], held-out text for evaluation during training.
-      steps: training steps.
-      lr: learning rate at the end of the warm-up.
-      optimizer: see `OptimizerConfig`.
       end: id of the end-of-text token.
     """
-    if (config.work / name / "model.safetensors").is_file():
+    if (config.work / "target" / "model.safetensors").is_file():
         return
+    shape = config.target
     recipe = TrainerConfig(
-        steps=steps,
+        steps=config.target_steps,
         batch_size=config.batch_size,
-        optimizer=optimizer,
-        lr=lr,
+        optimizer="muon",
+        lr=config.target_lr,
         warmup=1 / 16,
         final_lr=1 / 20,
         clip=1.0,
@@ -211,16 +159,16 @@ def train_language_model(
         seed=config.seed,
     )
     params = fit(
-        name,
+        "target",
         params=init_params(shape, config.seed),
         loss=lambda params, frozen, batch, key: lm_losses(shape, params, batch),
         batches=TokenWindows(tokens, config.batch_size, config.context + 1, config.seed),
         config=recipe,
-        directory=config.work / f"{name}-training",
+        directory=config.work / "target-training",
         evaluate=held_out_loss(shape, held_out, config.context),
         tokens_per_step=config.batch_size * config.context,
     )
-    save_target(config.work / name, shape, params, eos=(end,))
+    save_target(config.work / "target", shape, params, eos=(end,))
 
 
 def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
@@ -250,28 +198,26 @@ def read_answers(path: Path) -> list[np.ndarray]:
         return [np.array(json.loads(line)["tokens"], np.uint16) for line in lines]
 
 
-def train_drafter(config: DemoConfig, name: str, answers: Path) -> None:
-    """Trains a drafter with its recipe on the target's answers; drafters share cached features."""
-    options = {
+def train_drafter(config: DemoConfig, answers: Path) -> Path:
+    """Trains the drafter on the target's answers; its stages share cached features."""
+    options: dict[str, object] = {
         "--target": config.work / "target",
         "--data": answers,
-        "--out": config.work / f"{name}-training",
         "--cache": config.work / "drafter-training",
         "--seed": config.seed,
     }
-    if name in _STARTS_FROM:
-        options["--init"] = config.work / f"{_STARTS_FROM[name]}-training" / "drafter"
-    train_recipe(RECIPES[name], options)
+    for name, recipe in _RECIPES.items():
+        options["--out"] = config.work / f"{name}-training"
+        drafter = train_recipe(Path(__file__).with_name(recipe), options)
+        options["--init"] = drafter
+    return drafter
 
 
-def export(config: DemoConfig, directory: Path) -> None:
+def export(config: DemoConfig, drafter: Path, directory: Path) -> None:
     """Writes the packaged model: bfloat16 weights, tokenizer and n-gram model."""
-    eos = load_eos(config.work / "target")
-    for name in ("target", "draft_model"):
-        model, params = load_target(config.work / name)
-        save_target(directory / name, model, half(params), eos)
-    for name, trained in _EXPORTED.items():
-        package(config.work / f"{trained}-training" / "drafter", directory / name)
+    target, params = load_target(config.work / "target")
+    save_target(directory / "target", target, half(params), load_eos(config.work / "target"))
+    package(drafter, directory / "drafter")
     for name in ("target/tokenizer.json", "ngram.dng"):
         write_atomically(directory / name, (config.work / name).read_bytes())
 
@@ -291,17 +237,8 @@ def run(config: DemoConfig) -> None:
         packages = tokenize(tokenizer, package_files())
         held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
     all_held_out, end = np.concatenate(held_out), end_of_text(tokenizer)
-    train_language_model(
-        config,
-        "target",
-        config.target,
-        np.concatenate(documents * config.library_copies + packages),
-        all_held_out[:20_000],
-        steps=config.target_steps,
-        lr=config.target_lr,
-        optimizer="muon",
-        end=end,
-    )
+    text = np.concatenate(documents * config.library_copies + packages)
+    train_target(config, text, all_held_out[:20_000], end)
     model, params = load_target(config.work / "target")
     loss = held_out_loss(model, all_held_out, config.context)(params)
     print(f"target: {loss['held_out_loss']:.3f} nats per token on all held-out text")
@@ -310,29 +247,16 @@ def run(config: DemoConfig) -> None:
     lengths = map(len, tokenizer.encode_batch(prompts))
     short = [p for p, length in zip(prompts, lengths, strict=True) if length <= longest]
     answers = make_answers(config, short)
-    made = read_answers(answers)
-    train_language_model(
-        config,
-        "draft_model",
-        config.draft_model,
-        np.concatenate(made[:-_HELD_OUT_ANSWERS]),
-        np.concatenate(made[-_HELD_OUT_ANSWERS:]),
-        steps=config.draft_steps,
-        lr=config.lr,
-        optimizer="adamw",
-        end=end,
-    )
-    for name in RECIPES:
-        train_drafter(config, name, answers)
+    drafter = train_drafter(config, answers)
     with stage("counting the n-grams"):
         ngram = NgramModel.count(
-            [*documents, *made],
+            [*documents, *read_answers(answers)],
             vocab_size=tokenizer.get_vocab_size(),
             fingerprint=tokenizer_fingerprint(tokenizer),
         )
         ngram.save(config.work / "ngram.dng")
     if config.export is not None:
-        export(config, config.export)
+        export(config, drafter, config.export)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -29,8 +29,7 @@ class AppConfig(ModelChoice):
     """Options of the app."""
 
     eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter, offered as a further method; by default
-    that of --model, if it has one."""
+    """Directory or hub repository of an EAGLE-3 drafter, offered as a further method."""
     listen: bool = False
     """Let other machines open the page. There are no passwords."""
     port: int = 7860
@@ -64,7 +63,7 @@ def start(config: AppConfig) -> Running:
     from dart_jax.app.page import launch
 
     service = Service(
-        Methods(config.load(), config.part(config.eagle3, "eagle3")),
+        Methods(config.load(), config.eagle3),
         most=config.max_new_tokens,
         longest=config.max_length,
         together=config.visitors,

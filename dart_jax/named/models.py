@@ -14,31 +14,29 @@ from dart_jax.progress import say
 
 Name = Literal["smollm2", "demo"]
 
-NGRAM = "ngram.dng"
+DRAFTER, NGRAM = "drafter", "ngram.dng"
 _PACKAGE = Path(__file__).parents[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedModel:
-    """A target with its drafters and its n-gram model.
+    """A target with its drafter and its n-gram model.
 
     Attributes:
       name: what it is called on command lines.
       title: what it is called in a sentence.
-      directory: holds the parts that are in the package: `ngram.dng`, drafters, and `target` unless
-        it is one of `fetched.PACKAGES`.
-      drafter: the drafter that is used unless another is asked for.
+      directory: holds the parts that are in the package: `drafter`, `ngram.dng`, and `target`
+        unless it is one of `fetched.PACKAGES`.
     """
 
     name: Name
     title: str
     directory: Path
-    drafter: str
 
     @property
     def is_packaged(self) -> bool:
         """Whether the package holds a drafter and an n-gram model for it."""
-        return all((self.directory / part).exists() for part in (self.drafter, NGRAM))
+        return all((self.directory / part).exists() for part in (DRAFTER, NGRAM))
 
     def target(self) -> Path:
         """Returns the target, a directory or a GGUF file; fetches it if need be.
@@ -50,23 +48,21 @@ class NamedModel:
             return fetched.fetch(self.name)
         return self.directory / "target"
 
-    def part(self, part: str) -> Path | None:
-        """Returns another part, such as "eagle3"; None if this model has none.
+    def part(self, part: str) -> Path:
+        """Returns the drafter or the n-gram model.
 
         Raises:
-          UserError: the drafter or the n-gram model, which every model has, is missing.
+          UserError: it is missing.
         """
         path = self.directory / part
-        if path.exists():
-            return path
-        if part in (self.drafter, NGRAM):
+        if not path.exists():
             raise UserError(f"no {path}, a part of {self.title}: this installation lacks it")
-        return None
+        return path
 
 
 _ALL = (
-    NamedModel("smollm2", "SmolLM2", _PACKAGE / "smollm2", "drafter"),
-    NamedModel("demo", "the demo model", _PACKAGE / "demo", "drafter_pairs"),
+    NamedModel("smollm2", "SmolLM2", _PACKAGE / "smollm2"),
+    NamedModel("demo", "the demo model", _PACKAGE / "demo"),
 )
 MODELS: dict[str, NamedModel] = {model.name: model for model in _ALL}
 

@@ -78,11 +78,8 @@ class ModelChoice:
         return self if self.named is None else dataclasses.replace(self, model=self.named.name)
 
     def part(self, given: str | None, name: str) -> str | None:
-        """Returns the given path or, by default, that of the named model's part, if it has it."""
-        if given is not None or self.named is None:
-            return given
-        path = self.named.part(name)
-        return None if path is None else str(path)
+        """Returns the given path or, by default, that of the named model's part."""
+        return given if given is not None or self.named is None else str(self.named.part(name))
 
     @property
     def title(self) -> str:
@@ -98,7 +95,7 @@ class ModelChoice:
     @property
     def main_drafter(self) -> str | None:
         """The drafter to use, if any."""
-        return self.part(self.drafter, self.named.drafter if self.named else "")
+        return self.part(self.drafter, models.DRAFTER)
 
     @property
     def ngram_model(self) -> str | None:

@@ -66,7 +66,7 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
         ),
         Part(
             "speedup-demo",
-            "every method on the demo model",
+            "every method whose parts the demo model has",
             "speedup --model demo --method all --prompts 2 --max-new-tokens 96",
             90,
         ),

@@ -35,11 +35,9 @@ class MethodChoice(ModelChoice):
     draft model), pld (prompt lookup), ngram (only the n-gram model); all uses every method whose
     parts are available. Plain decoding always runs too."""
     eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter; by default that of --model, if it has
-    one."""
+    """Directory or hub repository of an EAGLE-3 drafter, for eagle3."""
     draft_model: str | None = None
-    """Directory or hub repository of a small model with the target's vocabulary, for sps; by
-    default that of --model, if it has one."""
+    """Directory or hub repository of a small model with the target's vocabulary, for sps."""
     no_coupling: bool = False
     """Draft without the noise of the target's draws, which is known before; matters only with a
     temperature, and never changes the output."""
@@ -61,11 +59,6 @@ class MethodChoice(ModelChoice):
         if len(methods) == 1:
             raise UserError(f"no method; pass all, or some of {', '.join(METHODS)}")
         return {name: name in names for name in methods}
-
-    def with_part(self, base: DartModel, given: str | None, name: str) -> DartModel:
-        """Returns `base` with the given drafter, else the named model's, else unchanged."""
-        part = self.part(given, name)
-        return base if part in (None, self.main_drafter) else base.with_drafter(part)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
         """Returns the models of all methods, which share one target.
@@ -98,11 +91,9 @@ def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel:
 
 
 def _dart(base: DartModel, choice: MethodChoice) -> DartModel:
-    # The demo has one that was trained without pair scores.
-    model = choice.with_part(base, choice.drafter, "drafter")
-    if not isinstance(model.drafter, DrafterConfig):
+    if not isinstance(base.drafter, DrafterConfig):
         raise MissingPart("dart needs a DART drafter; pass it as --drafter")
-    return model.without_pair_scores()
+    return base.without_pair_scores()
 
 
 def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
@@ -112,14 +103,14 @@ def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
 
 
 def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel:
-    model = choice.with_part(base, choice.eagle3, "eagle3")
+    model = base if choice.eagle3 is None else base.with_drafter(choice.eagle3)
     if not isinstance(model.drafter, Eagle3Config):
         raise MissingPart("eagle3 needs an EAGLE-3 drafter; pass it as --eagle3")
     return model
 
 
 def _sps(base: DartModel, choice: MethodChoice) -> DartModel:
-    model = choice.with_part(base, choice.draft_model, "draft_model")
+    model = base if choice.draft_model is None else base.with_drafter(choice.draft_model)
     if not isinstance(model.drafter, TargetConfig):
         raise MissingPart(
             "sps needs a small model with the target's vocabulary; pass it as --draft-model"

@@ -3,7 +3,6 @@ takes and gives.
 
     python -m eval.search
     python -m eval.search --tree-nodes 8 --batch-size 1 64 --shares
-    python -m eval.search --drafter dart_jax/demo/drafter
 
 What is searched are the candidates of decoding real prompts. Every way is called from a jitted
 loop, as decoding calls it, and finds the same trees, or the program ends. Times are per batch.

@@ -13,7 +13,7 @@ from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.noise import _gumbel_noise, gumbel_noise
 from dart_jax.decoding.penalties import mark_seen, penalize_repetition
 from dart_jax.decoding.sampling import Sampling, add_noise, scale_and_filter
-from dart_jax.model import DEMO, DartModel
+from dart_jax.model import DartModel
 from eval.benchmarks.prompts import demo_prompts
 from tests.support.draws import keys_of, noise_of
 
@@ -94,14 +94,14 @@ def demo():
     return DartModel.demo()
 
 
-GAINS = {"drafter": 1.2, "eagle3": 1.3, "draft_model": 1.2, "ngram": 1.02}
+GAINS = {"dart": 1.2, "eagle3": 1.3, "ngram": 1.02}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", GAINS)
-def test_more_is_accepted(demo, name):
-    drafter = NgramConfig() if name == "ngram" else DEMO / name
-    model = demo if name == "drafter" else demo.with_drafter(drafter)
+def test_more_is_accepted(demo, demo_drafters, name):
+    drafters = {"dart": demo.drafter, "eagle3": demo_drafters["eagle3"], "ngram": NgramConfig()}
+    model = demo.with_drafter(drafters[name])
     prompts = [prompt.tokens for prompt in demo_prompts(demo.tokenizer, 2, 64)]
     sampling = Sampling(1.0)
 

@@ -62,8 +62,8 @@ def count(params):
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", ["drafter", "eagle3", "draft_model"])
-def test_weights_and_caches_are_those_of_a_loaded_model(name):
-    model = DartModel.from_pretrained(DEMO / "target", DEMO / name)
+def test_weights_and_caches_are_those_of_a_loaded_model(demo_drafters, name):
+    model = DartModel.from_pretrained(DEMO / "target", demo_drafters[name])
     needed = of(model, 200)
     # On a CPU they are packed, and the demo's take 2 bytes each.
     assert needed.target == 4 * count(model.params["target"])
@@ -74,10 +74,9 @@ def test_weights_and_caches_are_those_of_a_loaded_model(name):
 
 
 @pytest.mark.parametrize("name", ["drafter", "eagle3", "draft_model"])
-def test_weights_in_8_bits(name):
-    loaded = DartModel.from_pretrained(
-        DEMO / "target", DEMO / name, dtype="float32", weights_dtype="int8-channels"
-    )
+def test_weights_in_8_bits(demo_drafters, name):
+    parts = DEMO / "target", demo_drafters[name]
+    loaded = DartModel.from_pretrained(*parts, dtype="float32", weights_dtype="int8-channels")
     needed = of(loaded, 200, weights="int8")
     assert needed.target == held(loaded.params["target"])
     assert needed.drafter == held(loaded.params["drafter"])

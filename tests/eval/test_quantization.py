@@ -73,7 +73,7 @@ def test_stored_weights_are_no_choice():
 @pytest.mark.long
 @forms
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_changes_nothing(temperature, form):
+def test_drafting_changes_nothing(demo_drafters, temperature, form):
     """With weights in 8 bits, for every kind of drafter; target and drafter are rounded."""
     paths = {"drafter": DEMO / "drafter", "ngram": DEMO / "ngram.dng"}
     model = DartModel.from_pretrained(DEMO / "target", **paths, weights_dtype=form)
@@ -81,7 +81,7 @@ def test_drafting_changes_nothing(temperature, form):
     assert (kernel.values if form == "int8-channels" else kernel).dtype == np.int8
     options = {"max_new_tokens": 48, "temperature": temperature, "seed": 3}
     prompts = ["def mean(values):", "import os\n\n\nclass Files"]
-    drafters = [model.drafter, DEMO / "eagle3", DEMO / "draft_model"]
+    drafters = [model.drafter, demo_drafters["eagle3"], demo_drafters["draft_model"]]
     plain = [model.with_drafter(None).generate(prompt, **options).text for prompt in prompts]
     for drafter in drafters:
         method = model if drafter is model.drafter else model.with_drafter(drafter)
@@ -90,14 +90,14 @@ def test_drafting_changes_nothing(temperature, form):
 
 @pytest.mark.long(ci=1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_both_loops_emit_what_plain_decoding_does(temperature):
+def test_both_loops_emit_what_plain_decoding_does(demo_drafters, temperature):
     """With a scale for each output, for methods with and without parameters."""
     paths = {"drafter": DEMO / "drafter", "ngram": DEMO / "ngram.dng"}
     model = DartModel.from_pretrained(DEMO / "target", **paths, weights_dtype="int8-channels")
     texts = ["def mean(values):", "import os\n\n\nclass Files"]
     prompts = [np.asarray(model.tokenizer.encode(text), np.int32) for text in texts]
     drafters = [None, model.drafter, NgramConfig(), PromptLookupConfig()]
-    drafters += [DEMO / "eagle3", DEMO / "draft_model"]
+    drafters += [demo_drafters["eagle3"], demo_drafters["draft_model"]]
     found = {}
     for loop in ("fused", "host"):
         for drafter in drafters:

@@ -10,7 +10,6 @@ from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.pruner import Pruner
-from dart_jax.model import DEMO
 from eval.search.drafts import batches
 from eval.search.program import main
 from eval.search.ways import measure_ways
@@ -27,12 +26,11 @@ def packed(rows):
     )
 
 
-@pytest.mark.long(ci=1)
-@pytest.mark.parametrize("drafter", ["drafter", "drafter_pairs"])
-def test_the_report(tmp_path, capsys, drafter):
+@pytest.mark.long
+def test_the_report(tmp_path, capsys):
     report, tables = tmp_path / "search.json", tmp_path / "search.md"
     sizes = ["--tree-nodes", "6", "--batch-size", "1", "3", "--prompts", "1", "--seconds", "0.01"]
-    parts = ["--model", "demo", "--drafter", str(DEMO / drafter), "--shares", "1", "0.1", "0"]
+    parts = ["--model", "demo", "--shares", "1", "0.1", "0"]
     rest = ["--rounds", "2", "--max-new-tokens", "12", "--json", report, "--markdown", tables]
     main([*sizes, *parts, *map(str, rest)])
     printed, found = capsys.readouterr().out, json.loads(report.read_text())

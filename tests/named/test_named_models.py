@@ -11,7 +11,7 @@ from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.named import fetched
-from dart_jax.named.models import MODELS, NGRAM, NamedModel, default
+from dart_jax.named.models import DRAFTER, MODELS, NGRAM, NamedModel, default
 from dart_jax.programs.model_choice import ModelChoice
 
 
@@ -19,9 +19,9 @@ from dart_jax.programs.model_choice import ModelChoice
 def tiny(tmp_path_factory, tmp_path, monkeypatch):
     """A named model whose parts are in a directory."""
     made = tiny_model.make(tmp_path_factory.getbasetemp())
-    for name, part in {"target": made.target, "drafter": made.drafter, NGRAM: made.ngram}.items():
+    for name, part in {"target": made.target, DRAFTER: made.drafter, NGRAM: made.ngram}.items():
         (shutil.copytree if part.is_dir() else shutil.copy)(part, tmp_path / name)
-    named = NamedModel("tiny", "the tiny model", tmp_path, "drafter")
+    named = NamedModel("tiny", "the tiny model", tmp_path)
     monkeypatch.setitem(MODELS, "tiny", named)
     return named
 
@@ -30,7 +30,7 @@ def tiny(tmp_path_factory, tmp_path, monkeypatch):
 def smollm2(tmp_path, monkeypatch):
     """SmolLM2 with parts, and without a network: what `fetch` says is chosen by the test."""
     directory = tmp_path / "smollm2"
-    (directory / "drafter").mkdir(parents=True)
+    (directory / DRAFTER).mkdir(parents=True)
     (directory / NGRAM).touch()
     changed = dataclasses.replace(MODELS["smollm2"], directory=directory)
     monkeypatch.setitem(MODELS, "smollm2", changed)
@@ -74,8 +74,7 @@ def test_a_directory_of_that_name_comes_first(tiny, tmp_path, monkeypatch):
 
 def test_parts_that_a_model_has_or_has_not(tiny):
     assert tiny.is_packaged
-    assert tiny.part(tiny.drafter) == tiny.directory / tiny.drafter
-    assert tiny.part("eagle3") is None
+    assert tiny.part(DRAFTER) == tiny.directory / DRAFTER
     (tiny.directory / NGRAM).unlink()
     assert not tiny.is_packaged
     with pytest.raises(UserError, match="this installation lacks it"):

@@ -37,7 +37,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(target):
-    parts = ("--target", str(target), "--drafter", str(DEMO / "drafter_pairs"))
+    parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
     names = ("--served-model-name", "demo-chat", "second")
     with server(
         *parts, *names, "--metrics-names", "vllm", *QUICK, DART_API_KEY="sesame"

@@ -33,7 +33,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def model():
-    return DartModel.from_pretrained(DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng")
+    return DartModel.demo()
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def test_every_text_is_that_of_generate(model, engine, expected):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["plain", "ngram", "eagle3", "draft_model"])
-def test_every_method(model, expected, kind):
-    drafter = {"plain": None, "ngram": NgramConfig()}.get(kind, DEMO / kind)
+def test_every_method(model, demo_drafters, expected, kind):
+    drafter = {"plain": None, "ngram": NgramConfig(), **demo_drafters}[kind]
     others = {"tree_nodes": None} if kind == "plain" else {}
     engine = Engine(model.with_drafter(drafter), ServingConfig(**SMALL | others))
     answers = ask(engine, *(request_of(model, n) for n in (0, 1, 4)))
@@ -105,8 +105,7 @@ def test_every_method(model, expected, kind):
     "how", [{"attention": "dense"}, {"search": "device"}, {"search": "callback"}], ids=str
 )
 def test_every_way_to_compute(expected, how):
-    parts = DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng"
-    model = DartModel.from_pretrained(*parts, **how)
+    model = DartModel.from_pretrained("demo", **how)
     engine = Engine(model, ServingConfig(**SMALL))
     answers = ask(engine, *(request_of(model, n) for n in range(6)))
     engine.close()

@@ -21,12 +21,12 @@ SMALL = {"slots": 2, "page": 16, "max_length": 256, "warmup": "none"}
 
 
 @pytest.fixture(scope="module")
-def models():
-    pairs = DartModel.from_pretrained(DEMO / "target", DEMO / "drafter_pairs", DEMO / "ngram.dng")
+def models(demo_drafters):
+    demo = DartModel.demo()
     return {
-        "dart": pairs,
-        "eagle3": pairs.with_drafter(DEMO / "eagle3"),
-        "plain": pairs.with_drafter(None),
+        "dart": demo,
+        "eagle3": demo.with_drafter(demo_drafters["eagle3"]),
+        "plain": demo.with_drafter(None),
     }
 
 

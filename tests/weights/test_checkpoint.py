@@ -351,14 +351,13 @@ def test_eagles_reader_finds_the_embedding_of_an_exported_drafter(tmp_path, draf
     assert read_drafter_config(tmp_path / "wide") == wide
 
 
-@pytest.mark.parametrize("name", ["drafter", "eagle3"])
-def test_eagles_reader_finds_the_embedding_of_the_demos_drafters(name):
+def test_eagles_reader_finds_the_embedding_of_the_demos_drafter():
     demo = Path(dart_jax.__file__).parent / "demo"
-    embedding, width = eagle_reader(demo / name, demo / "target")
-    config = read_drafter_config(demo / name)
+    embedding, width = eagle_reader(demo / "drafter", demo / "target")
+    config = read_drafter_config(demo / "drafter")
     assert embedding is not None
     assert (*embedding.shape, width) == (config.vocab_size, config.hidden_size, embedding.shape[1])
-    fields = json.loads((demo / name / "config.json").read_text())
+    fields = json.loads((demo / "drafter" / "config.json").read_text())
     assert fields == config.to_json() | {"torch_dtype": "bfloat16"}
 
 
