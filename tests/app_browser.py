@@ -32,11 +32,13 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def app(*options: str, pace: float = 0, **environment: str) -> Iterator[Served]:
-    """Starts an app of the demo with these options on a free port and additional environment
-    variables; each step takes `pace` seconds longer."""
+def app(
+    *options: str, model: str = "demo", pace: float = 0, **environment: str
+) -> Iterator[Served]:
+    """Starts an app of a model with a name, with these options on a free port and additional
+    environment variables; each step takes `pace` seconds longer."""
     program = ["-m", "dart_jax.app"] if not pace else [str(_PACED), str(pace)]
-    command = [sys.executable, *program, "--model", "demo", "--port", "0", *options]
+    command = [sys.executable, *program, "--model", model, "--port", "0", *options]
     environ = os.environ | environment
     with (
         tempfile.NamedTemporaryFile() as log,

@@ -10,10 +10,10 @@ from app_browser import Visitor, app, browser
 
 def main(directory: Path) -> None:
     """`app.png`: an answer; `app_tree.png`: a draft tree; `app_race.png`: a race."""
-    with app() as served, browser() as chromium:
+    with app(model="smollm2") as served, browser() as chromium:
         context = chromium.new_context(viewport={"width": 1360, "height": 880})
         visitor = Visitor(context, served.address)
-        visitor.page.click("#example-heappush")
+        visitor.page.click("#example-python")
         visitor.page.click("#send")
         # The answer may be complete before its cursor can be seen.
         visitor.page.wait_for_function(

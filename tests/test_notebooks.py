@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom with the demo model, and are committed without outputs."""
+"""The notebooks run from top to bottom with small models, and are committed without outputs."""
 
 import ast
 import builtins
@@ -49,7 +49,8 @@ def test_nothing_but_sources_is_kept(path):
 @by_name
 def test_the_first_cell_configures(path):
     configuration = cells(path, "code")[0]
-    assert "\nDEMO = True\n" in configuration
+    chosen = 'MODEL = "smollm2"' if path.stem == "quickstart" else "DEMO = True"
+    assert f"\n{chosen}\n" in configuration
     # The only place of the repository's address, which nobody but its owner knows.
     assert configuration.endswith('\nREPOSITORY = ""')
     assert "OWNER" not in path.read_text()
@@ -110,7 +111,7 @@ class Device(NamedTuple):
 @pytest.mark.parametrize(
     ("device", "dtype", "said"),
     [
-        (Device("cpu", "cpu"), "auto", "A CPU: float32."),
+        (Device("cpu", "cpu"), "auto", "A CPU: float32. For more than"),
         (Device("gpu", "Tesla T4", "7.5"), "float32", "below 8.0: bfloat16 is slow here"),
         (Device("gpu", "NVIDIA A100", "8.0"), "auto", ""),
         (Device("gpu", "NVIDIA B200", "10.0"), "auto", ""),
@@ -120,7 +121,7 @@ class Device(NamedTuple):
 )
 def test_the_device_is_named_and_its_dtype_chosen(monkeypatch, capsys, device, dtype, said):
     monkeypatch.setattr(jax, "devices", lambda: [device])
-    names = {"DEMO": True, "shutil": shutil}
+    names = {"shutil": shutil}
     exec(cells(NOTEBOOKS[0], "code")[2], names)
     assert names["DTYPE"] == dtype
     first, *rest = capsys.readouterr().out.splitlines()

@@ -63,6 +63,8 @@ class ModelChoice:
     def __post_init__(self) -> None:
         if self.no_ngram and self.ngram is not None:
             raise UserError("--no-ngram and --ngram exclude each other; pass one of them")
+        if self.revision is not None and self.target is None:
+            raise UserError("--revision is of --target's repository; pass --target too")
         if self.model != "auto" and self.target is not None:
             raise UserError("--model and --target exclude each other; pass one of them")
 

@@ -86,6 +86,8 @@ OWN = Benchmark(
     by_category=True,
 )
 
+_NAMES = ", ".join([*BENCHMARKS, OWN.name])
+
 # The paper's benchmarks, in the order of its table.
 PAPER = tuple(BENCHMARKS)[:7]
 
@@ -136,7 +138,7 @@ def load_all(
 def parse_names(text: str) -> tuple[str, ...]:
     """Splits comma-separated names and files into arguments for `load`, without duplicates.
 
-    `all` stands for every name.
+    `all` stands for every name but that of `OWN`.
 
     Raises:
       UserError: one is neither a name nor a file, or two have the same name.
@@ -151,7 +153,7 @@ def parse_names(text: str) -> tuple[str, ...]:
                     f"{other} and {each} would both be called {bench}; rename a file, or pass one"
                 )
     if not found:
-        raise UserError(f"no benchmark; pass all, a file, or some of {', '.join(BENCHMARKS)}")
+        raise UserError(f"no benchmark; pass all, a file, or some of {_NAMES}")
     return tuple(found.values())
 
 
@@ -167,9 +169,7 @@ def find(name: str) -> Benchmark:
         return OWN
     path = Path(name).expanduser()
     if not path.is_file():
-        raise UserError(
-            f"no benchmark or file {name!r}; pass all, a file, or some of {', '.join(BENCHMARKS)}"
-        )
+        raise UserError(f"no benchmark or file {name!r}; pass all, a file, or some of {_NAMES}")
     if is_text(path):
         raise UserError(f"{name} holds no records; pass a .jsonl, .json or .parquet file")
     stem = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
@@ -197,8 +197,8 @@ def load(
     if limit is not None and limit < 1:
         raise UserError(f"at least one question of a benchmark is needed, not {limit}")
     benchmark = find(name)
-    own_file = (Path(benchmark.files[0]).expanduser(),)
-    files = _files(benchmark, data_dir) if name in BENCHMARKS else own_file
+    given = (Path(benchmark.files[0]).expanduser(),)  # the file of `OWN`, or a user's
+    files = _files(benchmark, data_dir) if name in BENCHMARKS else given
     questions = list(islice(_questions(benchmark, files, bad), limit))
     if not questions:
         raise UserError(f"{files[0]} holds no questions; check the file, or leave it out")

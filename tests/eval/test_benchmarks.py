@@ -294,7 +294,7 @@ def test_names():
 
 @pytest.mark.parametrize("text", ["mtbench", "alpaca,MT-bench", "no/such.jsonl", "."])
 def test_unknown_names(text):
-    listed = f"{', '.join(PAPER)}, gsm8k, spec_bench"
+    listed = f"{', '.join(PAPER)}, gsm8k, spec_bench, questions"
     wrong = text.split(",")[-1]
     with pytest.raises(UserError) as raised:
         parse_names(text)

@@ -69,6 +69,11 @@ def test_a_name_or_a_target():
         ModelChoice(model="demo", target="x")
 
 
+def test_a_revision_is_of_a_target():
+    with pytest.raises(UserError, match="--revision is of --target's repository"):
+        ModelChoice(model="demo", revision="main")
+
+
 def test_an_ngram_model_is_taken_or_not():
     with pytest.raises(UserError, match="--no-ngram and --ngram exclude each other"):
         ModelChoice(ngram="x", no_ngram=True)
