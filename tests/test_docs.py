@@ -88,7 +88,7 @@ def parse(module: str, args: list[str]) -> None:
 
     def recipe(path):
         there = (ROOT / path).is_file()
-        return read(ROOT / path) if there else {"target": "owner/name", "data": ("chats.jsonl",)}
+        return read(ROOT / path) if there else {"target": "owner/name", "data": ["chats.jsonl"]}
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the module was imported before

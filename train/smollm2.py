@@ -44,8 +44,6 @@ _RECIPES = Path(__file__).parent
 # Parts of the time that the stages get: both drafters equally much.
 _PARTS = {"answers": 0.35, "dart": 0.26, "pairs": 0.13, "eagle3": 0.26}
 
-_PAIR_RANK = 64
-
 # A CPU computes few rows at a time, keeps the target's outputs, which take most of its time, and
 # draws anchors among the rows that have answers after them.
 _ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
@@ -165,8 +163,7 @@ def run(config: SmolLM2Config) -> None:
                 if parent is None:
                     options["--draft-vocab"] = config.draft_vocab
                 else:
-                    parts = {"--train": "pairs", "--pair-rank": _PAIR_RANK}
-                    options |= {"--init": config.work / parent / "drafter", **parts}
+                    options["--init"] = config.work / parent / "drafter"
                 recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
                 train_recipe(_RECIPES / f"{recipe}.toml", options)
         if config.export is not None:

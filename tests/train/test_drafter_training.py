@@ -461,16 +461,25 @@ def test_the_command_line_comes_after_the_file(recipe, tmp_path):
     assert config.trainer.b1 == 0.9  # of neither
 
 
+def test_the_file_and_the_command_line_are_judged_together(recipe, tmp_path):
+    path = tmp_path / "pairs.toml"
+    path.write_text("train = 'pairs'\npair_rank = 4")
+    args = ["--config", str(path), "--init", "i", "--target", "t", "--out", "o", "--data", "d"]
+    assert parse(DrafterTraining, args, None).drafter.train == "pairs"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gama = 0.6", "unknown options gama"),
-        ("steps = 'many'", "steps = 'many'"),
-        ("shifted = 1", "shifted = 1"),
+        ("gama = 0.6", "^with .*recipe.toml: unrecognised option --gama; did you mean --gamma?"),
+        ("steps = 'many'", "--steps"),
+        ("steps = 1.5", "--steps"),
+        ("shifted = 1", "with .*recipe.toml: unexpected argument '1'"),
+        ("steps = true", "--steps"),
+        ("train = 'pairs'", "--train pairs needs the drafter to freeze"),
         ("method = 'medusa'", "medusa"),
         ("steps = 3\n[trainer]\nsteps = 4", "steps is given twice"),
         ("steps =", "is not TOML"),
-        ("data = [1, 2]", "data = 1"),
     ],
 )
 def test_a_bad_file(tmp_path, text, message):

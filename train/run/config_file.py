@@ -4,7 +4,7 @@
     [objective]
     gamma = 0.6
 
-The command line overrides the file.
+A recipe counts as if its options stood before those of the command line, which override it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tomllib
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,25 +33,25 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
       description: for `--help`.
 
     Raises:
-      UserError: the file cannot be read, an option in it is unknown or has the wrong type, or as
-        `command_line.parse`.
+      UserError: the file cannot be read, or as `command_line.parse` for both together.
     """
-    values: dict[str, Any] = {}
     path = None
     args = sys.argv[1:] if args is None else list(args)
     if args and args[0].startswith("--config="):
         args = ["--config", args[0].removeprefix("--config="), *args[1:]]
     if args[:1] == ["--config"] and len(args) > 1:
         path, args = Path(args[1]), args[2:]
-        values = _read(path)
     if any(word.partition("=")[0] == "--config" for word in args):
         raise UserError("--config FILE goes first, and only once")
-    default = _fill(cls, values)
-    if values:
-        raise UserError(f"{path}: unknown options {', '.join(values)}; --help lists all options")
     # A recipe may turn a switch on that is off by default: every switch has both forms.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
-    return command_line.parse(cls, args, description, default=default, config=config)
+    if path is None:
+        return command_line.parse(cls, args, description, config=config)
+    words = _words(_read(path))  # the last one of an option counts
+    try:
+        return command_line.parse(cls, [*words, *args], description, config=config)
+    except UserError as error:
+        raise UserError(f"with {path}: {error}") from None
 
 
 def replace(config: Any, options: Mapping[str, Any]) -> Any:
@@ -93,50 +91,19 @@ def _read(path: Path) -> dict[str, Any]:
             key = option.replace("-", "_")
             if key in flat:
                 raise UserError(f"{path}: {option} is given twice")
-            flat[key] = tuple(given) if isinstance(given, list) else given
+            flat[key] = given
     return flat
 
 
-def _fill(cls: Any, values: dict[str, Any]) -> Any:
-    """Builds an instance, popping its values from the dictionary; tyro supplies missing ones."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    made: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
-        kind, option = hints[field.name], field.name
-        if typing.get_origin(kind) is typing.Annotated:
-            kind, *notes = typing.get_args(kind)
-            named = [note.name for note in notes if getattr(note, "name", None)]
-            option = named[0].replace("-", "_") if named else option
-        required = field.default is field.default_factory is dataclasses.MISSING
-        if dataclasses.is_dataclass(kind):
-            made[field.name] = _fill(kind, values)
-        elif option in values:
-            made[field.name] = _convert(kind, option, values.pop(option))
-        elif required:
-            made[field.name] = tyro.MISSING
-    return cls(**made)
-
-
-def _convert(kind: Any, name: str, value: Any) -> Any:
-    """Converts a TOML value to the option's type."""
-    many = typing.get_origin(kind) is tuple
-    inner = typing.get_args(kind)[0] if many else kind
-    union = typing.get_origin(inner) in (types.UnionType, typing.Union)
-    kinds = typing.get_args(inner) if union else (inner,)
-
-    def one(value: Any) -> Any:
-        for each in kinds:
-            if typing.get_origin(each) is typing.Literal:
-                if value in typing.get_args(each):
-                    return value
-            elif each is Path and isinstance(value, str):
-                return Path(value)
-            elif type(value) is each:
-                return value
-            elif each is float and isinstance(value, int) and not isinstance(value, bool):
-                return float(value)
-        raise UserError(f"the file has {name} = {value!r}, which has the wrong type; see --help")
-
-    if many:
-        return tuple(map(one, value if isinstance(value, tuple) else (value,)))
-    return one(value)
+def _words(values: Mapping[str, Any]) -> list[str]:
+    """Returns the options as words of a command line."""
+    words: list[str] = []
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, list):
+            words += [f"--{option}", *map(str, value)]
+        else:
+            words.append(f"--{option}={value}")
+    return words
