@@ -18,7 +18,7 @@ from dart_jax.weights.checkpoint import load_drafter
 from train import ablate
 from train.ablate import AblateConfig, run
 from train.drafter import DrafterTraining
-from train.evaluation.evaluator import step_seconds
+from train.evaluation.evaluator import question_prompts, step_seconds
 from train.experiments import domains, verdict
 from train.experiments import report as ablation_report
 from train.experiments import variants as experiments
@@ -253,6 +253,22 @@ def test_variants_of_the_objective(config, experiment, option, values):
     trainings = [ablate._training(config, recipe, each, 0, None) for each in plan.variants.values()]
     assert [getattr(training.objective, option) for training in trainings] == values
     assert plan.base == values[0]
+
+
+def test_questions_of_files(tiny, tmp_path):
+    """The first ones of each file, without their answers."""
+    tokenizer = Tokenizer.load(tiny.target)
+    made = [{"prompt": text, "completion": " no"} for text in ("one two", "three", "four five")]
+    written = [{"tokens": [5, 6, 7, 8], "prompt_length": 3}]
+    for name, rows in (("made", made), ("written", written)):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+    prompts = question_prompts([tmp_path / "made", tmp_path / "written"], tokenizer, 2)
+    expected = [tokenizer.encode("one two"), tokenizer.encode("three"), [5, 6, 7]]
+    assert [prompt.tolist() for prompt in prompts] == expected
+    assert {prompt.dtype for prompt in prompts} == {np.dtype(np.int32)}
+    (tmp_path / "text").write_text('{"tokens": [1, 2], "prompt_length": 0}')
+    with pytest.raises(UserError, match="text:1: there is no prompt in it to answer"):
+        question_prompts([tmp_path / "text"], tokenizer, 2)
 
 
 def test_the_time_of_a_step():
