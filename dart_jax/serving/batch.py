@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple, cast
@@ -15,7 +14,7 @@ import numpy as np
 from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.prefill import ChunkShape, empty_caches
-from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.model import DartModel
@@ -216,11 +215,7 @@ class Batch:
         kind = verified, drafted, level
         if kind not in self._programs:
             config = self._config if drafted else self._config.plain
-            made = StepProgram(config, *kind)
-            if drafted and self._searches_in_program:
-                search = self._resized(made.host_buffer, drafted)
-                made = dataclasses.replace(made, search=search.in_program)
-            self._programs[kind] = made
+            self._programs[kind] = StepProgram(config, *kind)
         return self._programs[kind]
 
     def step(
@@ -339,10 +334,10 @@ class Batch:
     ) -> tuple[np.ndarray, np.ndarray | None, Any]:
         history = self._history if program.level == "full" else None
         pools = self._pools_for(program.drafted > 0)
-        argument = None
-        if program.search is not None:
-            argument = self._resized(program.host_buffer, program.drafted).argument
-        pools, history, result = step(program, self._params, pools, history, rows, trees, argument)
+        search = None
+        if program.drafted and self._searches_in_program:
+            search = self._resized(program.host_buffer, program.drafted)
+        pools, history, result = step(program, self._params, pools, history, rows, trees, search)
         self._keep(pools)
         if history is not None:
             self._history = history

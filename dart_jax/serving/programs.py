@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.prefill import Caches, ChunkShape, caches_without_rows, read_rows
-from dart_jax.decoding.search.base import SearchInProgram
+from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
     accept_and_compact,
@@ -79,14 +79,12 @@ class StepProgram:
       verified: nodes of the trees that it verifies; 0 for plain decoding.
       drafted: nodes of the trees that it drafts for; 0 if it does not run the drafter.
       level: how it samples.
-      search: how the next trees are searched in it; None if that is done between steps, or not.
     """
 
     config: DecodeConfig
     verified: int
     drafted: int
     level: Level
-    search: SearchInProgram | None = None
 
     @property
     def target(self) -> TargetConfig:
@@ -204,7 +202,7 @@ def read_chunk(
 
 
 @program(
-    inputs={"pools": POOLS, "history": ALL, "rows": ALL, "trees": ALL, "searched": ALL},
+    inputs={"pools": POOLS, "history": ALL, "rows": ALL, "trees": ALL, "search": ALL},
     outputs=(POOLS, ALL, ALL),
     static=("made_for",),
     donated=("pools", "history"),
@@ -218,7 +216,7 @@ def step(
     history: History | None,
     rows: Rows,
     trees: jax.Array | None,
-    searched: Any = None,
+    search: TreeSearch | None = None,
 ) -> tuple[Pools, History | None, StepResult]:
     """Verifies a tree of each of n requests, and drafts their next ones.
 
@@ -229,7 +227,7 @@ def step(
       history: donated; None unless the level is `full`.
       rows: the requests.
       trees: int32 [n, 3, N + 1]; None if the program verifies only the roots.
-      searched: what a search in the program needs; see `TreeSearch.argument`.
+      search: searches the next trees in the program; None if that is done between steps, or not.
     """
     state, slot = _begin(made_for.level, pools, history, rows)
     verified = verify(made_for.verifying, params, state, trees)
@@ -238,8 +236,8 @@ def step(
     state, candidates = draft(drafting, state, draft_input(drafting, params, state, path))
     packed = pack(made_for.host_buffer, state, path, candidates)
     made = state.trees
-    if made_for.search is not None:
-        made = made_for.search(searched, packed)
+    if search is not None:
+        made = search.in_program(packed)
     if history is not None:
         new = (state.seen, state.counts)
         old = history.seen, history.counts
