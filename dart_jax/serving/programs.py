@@ -72,7 +72,7 @@ class History(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-    """What a step is compiled for, beside the number of its rows.
+    """What a step is compiled for, beside the number of its rows and the search in it.
 
     Attributes:
       config: the models, with trees of any size.
