@@ -1,4 +1,4 @@
-"""Which way of searching a platform gets: C++ called by XLA or by Python, or JAX on the device."""
+"""A decode step's search: C++ that XLA or Python calls, or JAX on the device."""
 
 from __future__ import annotations
 
