@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,40 +20,20 @@ from dart_jax.models.platform.execution import Execution
 
 
 @dataclasses.dataclass(frozen=True)
-class Links:
-    """What connects the devices of a mesh. Every number is somebody else's; nothing was measured.
-
-    Attributes:
-      rate: bytes per second that a device sends, while it receives as many; of TPUs, over each of
-        its links.
-      latency: of GPUs, seconds of a small all-reduce of all devices, with its launch.
-      hop: of TPUs, seconds from a device to its neighbour, however little is sent.
-    """
-
-    rate: float
-    latency: float = 0.0
-    hop: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """A device's kind, with the rates of its data sheet.
+    """A device's kind.
 
     Attributes:
       title: the name that the vendor gives it.
-      bandwidth: bytes per second of its memory.
-      rate: bfloat16 operations per second, without sparsity.
-      memory: bytes.
-      links: to the other devices of a mesh.
+      memory: its bytes.
+      bandwidth: of GPUs, bytes per second of the memory, which XLA's model of costs asks for.
       slices: for TPUs, the layouts of chips that libtpu describes, from the smallest.
       description: for GPUs, what differs from `_GPU`.
     """
 
     title: str
-    bandwidth: float
-    rate: float
     memory: int
-    links: Links
+    bandwidth: float = 0.0
     slices: tuple[tuple[int, ...], ...] = ()
     description: tuple[tuple[str, Any], ...] = ()
 
@@ -83,15 +62,6 @@ class Accelerator:
         raise UserError(
             f"a mesh of {count} devices is larger than {where} of {self.title}, which has {most}"
         )
-
-
-def rings(layout: Sequence[int]) -> list[bool]:
-    """Along which axes of a slice of TPUs the links close a ring: in a plane, those of 16 chips; in
-    space, all, if the slice consists of cubes of 4 x 4 x 4, otherwise none ("How to Scale Your
-    Model", jax-ml.github.io/scaling-book/tpus)."""
-    if len(layout) == 3:
-        return [all(length % 4 == 0 for length in layout)] * 3
-    return [length % 16 == 0 for length in layout]
 
 
 # NVIDIA's limits per block and per multiprocessor, the same since Hopper.
@@ -127,35 +97,17 @@ def _gpu(major: int, cores: int, clock: float, cache: int) -> tuple[tuple[str, A
     )
 
 
-# NVLink 4 has 900 GB/s a GPU and NVLink 5 1,800, both directions together (NVIDIA's data sheets of
-# H100 and B200). An all-reduce of 4 to 32 KB is said to take 8 H100s 6 to 12 us; the middle is
-# assumed, of Blackwell too.
-_NVLINK4, _NVLINK5 = Links(450e9, 9e-6), Links(900e9, 9e-6)
-
-
-# The rate of a TPU's link in one direction, and about 1 us a hop ("How to Scale Your Model",
-# jax-ml.github.io/scaling-book/tpus and /sharding). The vendor's rates of a chip are of all links,
-# four or six: 1,600 Gbit/s of a v5e are 50 GB/s a link.
-_ICI_V5E, _ICI_V5P, _ICI_V6E = (Links(rate, hop=1e-6) for rate in (45e9, 90e9, 90e9))
-
-
 _HOPPER = _gpu(9, 132, 1.98, 50)
 _GPUS = 8  # of a machine, all linked by NVLink
 _PLANE = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8))
 ACCELERATORS = {
-    "h100": Accelerator(
-        "NVIDIA H100 SXM", 3.35e12, 990e12, 80 * 10**9, _NVLINK4, description=_HOPPER
-    ),
-    "h200": Accelerator(
-        "NVIDIA H200 SXM", 4.8e12, 990e12, 141 * 10**9, _NVLINK4, description=_HOPPER
-    ),
-    "b200": Accelerator(
-        "NVIDIA B200", 8e12, 2250e12, 180 * 10**9, _NVLINK5, description=_gpu(10, 148, 1.97, 126)
-    ),
-    "v5e": Accelerator("TPU v5e", 0.819e12, 197e12, 16 * 2**30, _ICI_V5E, _PLANE),
-    "v5p": Accelerator("TPU v5p", 2.765e12, 459e12, 95 * 2**30, _ICI_V5P, _CUBE),
-    "v6e": Accelerator("TPU v6e", 1.64e12, 918e12, 32 * 2**30, _ICI_V6E, _PLANE),
+    "h100": Accelerator("NVIDIA H100 SXM", 80 * 10**9, 3.35e12, description=_HOPPER),
+    "h200": Accelerator("NVIDIA H200 SXM", 141 * 10**9, 4.8e12, description=_HOPPER),
+    "b200": Accelerator("NVIDIA B200", 180 * 10**9, 8e12, description=_gpu(10, 148, 1.97, 126)),
+    "v5e": Accelerator("TPU v5e", 16 * 2**30, slices=_PLANE),
+    "v5p": Accelerator("TPU v5p", 95 * 2**30, slices=_CUBE),
+    "v6e": Accelerator("TPU v6e", 32 * 2**30, slices=_PLANE),
 }
 
 
@@ -181,14 +133,14 @@ def compile_only(name: str, count: int = 1) -> list[Any]:
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
         options = {"topology_name": f"{name}:{layout}"}
     try:
-        found = topologies.get_topology_desc(platform=accelerator.platform, **options)
+        topology = topologies.get_topology_desc(platform=accelerator.platform, **options)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         extra = "aot" if accelerator.platform == "cuda" else "tpu"
         reason = str(error).splitlines()[0]
         raise UserError(
             f"cannot compile for {name}: {reason}; pip install 'dart-jax[{extra}]'"
         ) from None
-    return list(found.devices)
+    return list(topology.devices)
 
 
 def described(name: str) -> AbstractContextManager[Any]:
@@ -218,43 +170,15 @@ def _target_config(accelerator: Accelerator) -> str:
     )
 
 
-class _NoClient:
-    """Takes the place of the client that lowering a Python callback asks for."""
-
-    def make_python_callback_from_host_send_and_recv(self, *_: Any) -> None:
-        return None
-
-
-def allow_callbacks() -> None:
-    """Lets programs with Python callbacks be lowered for a platform that has no client.
-
-    JAX has no public way to do that; the names are those of jax 0.10 to 0.12.
-    """
-    from jax._src.interpreters import mlir
-
-    real = mlir.ModuleContext.get_backend
-    if getattr(real, "allows_callbacks", False):
-        return
-
-    def get_backend(self: Any, *args: Any, **options: Any) -> Any:
-        try:
-            return real(self, *args, **options)
-        except (RuntimeError, ValueError):
-            return _NoClient()
-
-    get_backend.allows_callbacks = True  # type: ignore[attr-defined]
-    mlir.ModuleContext.get_backend = get_backend
-
-
 def compile_lowered(
     lowered: jax.stages.Lowered, accelerator: Accelerator, dump: Path
 ) -> jax.stages.Compiled:
-    """Compiles a lowered program; its Python callbacks cannot be linked without a client.
+    """Compiles a lowered program.
 
     Args:
       lowered: the program.
       accelerator: what it was lowered for.
-      dump: an empty folder, where the compiler for GPUs writes its schedule (`graphs.read_graphs`).
+      dump: an empty folder, where the compiler for GPUs writes its schedule.
 
     Raises:
       UserError: it does not fit into the device's memory.
@@ -268,7 +192,6 @@ def compile_lowered(
         options["xla_gpu_experimental_force_split_k"] = 1
         if jax.__version_info__ >= (0, 11):
             options["xla_gpu_experimental_cost_model_gemm_tiling_default"] = True
-    lowered._lowering.compile_args["host_callbacks"] = ()  # type: ignore[attr-defined]
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:

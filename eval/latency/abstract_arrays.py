@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.state import DecodeConfig
@@ -15,7 +15,6 @@ from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.program import ALL, param_specs, specs_of
-from dart_jax.ngram.device_table import DeviceTable
 
 
 def ints(*shape: int) -> jax.ShapeDtypeStruct:
@@ -24,33 +23,33 @@ def ints(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def on_devices(where: Any, tree: Any, specs: Any = ALL, *, split_drafter: bool = False) -> Any:
-    """The same shapes on a device, or on a mesh in parts; `specs` may be a tree's beginning."""
+    """Places shapes on a device, or in parts on a mesh; `specs` may be a tree's beginning."""
 
-    def placed(spec: P, part: Any) -> Any:
-        if isinstance(where, Mesh | AbstractMesh):
-            sharding: Any = NamedSharding(where, spec)
-        else:
-            sharding = jax.sharding.SingleDeviceSharding(where)
+    def place(spec: P, part: Any) -> Any:
+        on_mesh = isinstance(where, Mesh | AbstractMesh)
+        sharding = NamedSharding(where, spec) if on_mesh else SingleDeviceSharding(where)
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
         )
 
-    known = specs_of(specs, split_drafter)
-    return jax.tree.map(placed, known, tree, is_leaf=lambda x: isinstance(x, P))
+    return jax.tree.map(
+        place, specs_of(specs, split_drafter), tree, is_leaf=lambda x: isinstance(x, P)
+    )
 
 
-def local_shape(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    """The shape of a device's part."""
+def held_shape(x: Any) -> tuple[int, ...]:
+    """The shape of a device's part of an array or of a shape on devices."""
     return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
 
 
-def held_bytes(x: jax.ShapeDtypeStruct) -> int:
-    """Bytes of a device's part."""
-    return math.prod(local_shape(x)) * x.dtype.itemsize
+def held_bytes(tree: Any) -> int:
+    """Bytes of a device's parts of all arrays in a tree."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(held_shape(x)) * x.dtype.itemsize for x in leaves)
 
 
 def abstract_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
-    """The shapes of a model's parameters, as they are decoded with (see `DecodeParams`)."""
+    """The shapes of the models' parameters as they are decoded with (see `DecodeParams`)."""
 
     def weights(model: Any) -> Any:
         stored = jax.tree.map(
@@ -62,28 +61,13 @@ def abstract_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
     params = {"target": weights(config.target)}
     drafter = config.drafter
     if isinstance(drafter, DraftLayerConfig):
-        params["drafter"] = weights(drafter)
-        params["draft_ids"] = ints(drafter.draft_vocab_size)
+        params |= {"drafter": weights(drafter), "draft_ids": ints(drafter.draft_vocab_size)}
     return params
 
 
-def weight_bytes(config: DecodeConfig, dtype: Any) -> int:
-    """Bytes of the weights that a device holds, the table of embeddings included."""
+def placed_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
+    """The same, in parts if there is a mesh."""
     params = abstract_weights(config, dtype)
-    if (mesh := config.execution.mesh) is not None:
-        params = on_devices(mesh, params, param_specs(config, params))
-    return sum(held_bytes(x) for x in jax.tree.leaves(params))
-
-
-def ngram_table(ngrams: int) -> DeviceTable:
-    """The shapes of a table with so many n-grams of two and three tokens."""
-    places = ngrams + ngrams // 9 + 1
-    return DeviceTable(
-        sections=ints(2, 4),
-        seeds=jax.ShapeDtypeStruct((ngrams // 4 + 1,), jnp.uint16),
-        prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
-        entries=ints(places, 3),
-        vocab_size=ints(),
-        lists=ints(0, 2),
-        followers=ints(0, 2),
-    )
+    if (mesh := config.execution.mesh) is None:
+        return params
+    return on_devices(mesh, params, param_specs(config, params))
