@@ -199,9 +199,12 @@ def grids(results: Sequence[Result], where: str) -> list[Grid]:
             graphs = ["-", "-"] if x.graphs is None else [str(x.graphs), f"{len(x.outside):,}"]
             kilobytes = sum(y.times * y.bytes for y in x.collectives) / 1e3
             kernels.append(
-                [*first, f"{x.kernels:,}", f"{x.of_a_layer:g}", str(len(x.pallas)), *graphs]
-                + [str(len(x.host)), f"{x.longest_sort:,}", str(count(x.collectives))]
-                + [f"{kilobytes:,.0f}"]
+                [
+                    *first,
+                    *(f"{x.kernels:,}", f"{x.of_a_layer:g}", str(len(x.pallas)), *graphs),
+                    *(str(len(x.host)), f"{x.longest_sort:,}"),
+                    *(str(count(x.collectives)), f"{kilobytes:,.0f}"),
+                ]
             )
             sizes = x.moved, x.arguments, x.temporary, x.peak
             megabytes = [f"{size / 1e6:,.0f}" for size in sizes]

@@ -1,4 +1,4 @@
-"""Times compiled programs: calls in a row by the clock, and their named scopes by JAX's profiler."""
+"""Times compiled programs: calls in a row by the clock, named scopes by JAX's profiler."""
 
 from __future__ import annotations
 

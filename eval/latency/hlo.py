@@ -1,4 +1,4 @@
-"""Reads the text of an optimised XLA module: which instructions run, how often, and their results."""
+"""Reads the text of an optimised XLA module: which instructions run, and how often."""
 
 from __future__ import annotations
 
