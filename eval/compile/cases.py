@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.loop import padded_stop, run
@@ -22,15 +24,16 @@ from dart_jax.decoding.search.device import DeviceSearchProgram
 from dart_jax.decoding.search.pruner import HostSearch
 from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
-from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.program import ALL, ROWS, param_specs
+from dart_jax.models.platform.int8 import round_params
+from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.programs import POOLS, StepProgram, empty_history, empty_pools
 from dart_jax.serving.programs import step as serving_step
 from dart_jax.serving.rows import PAGES, VALUES, Rows
-from eval.latency.abstract_arrays import abstract_weights, ints, on_devices
 from eval.latency.shapes import as_loaded, drafter_of, target_of
 
 Method = Literal["plain", "dart", "eagle3"]
@@ -116,10 +119,46 @@ class Case:
             state,
             sampling=state.sampling._replace(**dict.fromkeys(names, number)),
             seen=jax.ShapeDtypeStruct(each, jnp.bool_),
-            counts=ints(*each),
+            counts=_ints(*each),
             bias=jax.ShapeDtypeStruct(each, jnp.float32),
         )
         return state, packed
+
+
+def abstract_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
+    """The shapes of the models' parameters as they are decoded with (see `DecodeParams`)."""
+
+    def weights(model: Any) -> Any:
+        stored = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)),
+            abstract_params(model, config.execution.fused),
+        )
+        return jax.eval_shape(round_params, stored) if config.execution.rounded else stored
+
+    params = {"target": weights(config.target)}
+    drafter = config.drafter
+    if isinstance(drafter, DraftLayerConfig):
+        params |= {"drafter": weights(drafter), "draft_ids": _ints(drafter.draft_vocab_size)}
+    return params
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _on_devices(where: Any, tree: Any, specs: Any = ALL, *, split_drafter: bool = False) -> Any:
+    """Places shapes on a device, or in parts on a mesh; `specs` may be a tree's beginning."""
+
+    def place(spec: P, part: Any) -> Any:
+        on_mesh = isinstance(where, Mesh)
+        sharding = NamedSharding(where, spec) if on_mesh else SingleDeviceSharding(where)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
+        )
+
+    return jax.tree.map(
+        place, specs_of(specs, split_drafter), tree, is_leaf=lambda x: isinstance(x, P)
+    )
 
 
 def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
@@ -127,7 +166,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     but the search are spread."""
     config = case.config
     on = partial(
-        on_devices, case.execution.mesh or device, split_drafter=config.execution.split_drafter
+        _on_devices, case.execution.mesh or device, split_drafter=config.execution.split_drafter
     )
     params = on(case.params, param_specs(config, case.params))
     if program == "prefill":
@@ -136,7 +175,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         return _serve(case, on, params)
     state, packed = on(case.state, (STATE, ROWS))
     if program == "step":
-        trees = on(ints(case.batch, 3, case.nodes + 1), ROWS) if config.searches else None
+        trees = on(_ints(case.batch, 3, case.nodes + 1), ROWS) if config.searches else None
         return step.lower(config, params, state, trees)
     search, argument = _search(case, config.host_buffer) if config.searches else (None, None)
     if program == "search":
@@ -158,9 +197,9 @@ def _prefill(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
 
 def _prompts(case: Case, length: int) -> tuple[Any, ...]:
     batch, seed = case.batch, jax.ShapeDtypeStruct((), jnp.uint32)
-    stop = ints(len(padded_stop((0,))))
+    stop = _ints(len(padded_stop((0,))))
     sampling = Sampling() if case.level == "greedy" else Sampling(0.8, 50, 0.9, 0.05)
-    return ints(batch, length), ints(batch), ints(batch), stop, seed, sampling.values()
+    return _ints(batch, length), _ints(batch), _ints(batch), stop, seed, sampling.values()
 
 
 def _serve(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
@@ -173,9 +212,9 @@ def _serve(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
     if case.config.searches and case.search == "device":
         search, argument = _search(case, program.host_buffer)
         program = dataclasses.replace(program, search=search)
-    numbers: Any = ints(case.batch, PAGES + pages)
+    numbers: Any = _ints(case.batch, PAGES + pages)
     values: Any = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
-    trees = ints(case.batch, 3, nodes + 1) if nodes else None
+    trees = _ints(case.batch, 3, nodes + 1) if nodes else None
     empty = partial(empty_pools, case.config, pages=case.batch * pages, page=page)
     pools, history = on(jax.eval_shape(empty, case.params), POOLS), None
     if case.level == "full":
@@ -188,17 +227,17 @@ def _serve(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
 def _search(case: Case, host_buffer: HostBuffer) -> tuple[SearchInProgram, Any]:
     """The tree search as a part of programs, and its argument."""
     if case.search != "device":
-        return HostSearch(host_buffer, case.nodes, True), ints()
+        return HostSearch(host_buffer, case.nodes, True), _ints()
     eos = (case.config.target.vocab_size - 1,)
     search = DeviceSearchProgram(host_buffer, case.nodes, eos, SearchConfig())
     places = _NGRAMS + _NGRAMS // 9 + 1
     table = DeviceTable(
-        sections=ints(2, 4),
+        sections=_ints(2, 4),
         seeds=jax.ShapeDtypeStruct((_NGRAMS // 4 + 1,), jnp.uint16),
         prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
-        entries=ints(places, 3),
-        vocab_size=ints(),
-        lists=ints(0, 2),
-        followers=ints(0, 2),
+        entries=_ints(places, 3),
+        vocab_size=_ints(),
+        lists=_ints(0, 2),
+        followers=_ints(0, 2),
     )
     return search, table

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dart_jax.decoding.sampling import MOST_SORTED
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from eval.compile.cases import Case, Program
-from eval.compile.findings import Collective, Result, count
+from eval.compile.findings import Collective, Result
 
 # Shorter rows are sorted whole: `exact_top_k` gains nothing there.
 _SHORT = 8192
@@ -71,7 +71,7 @@ def _exchanges(result: Result) -> Iterator[str]:
     expected = 2 if shards > 1 else 0
     for layer in range(case.config.target.num_hidden_layers):
         inside = [x for x in collectives if x.layer == layer]
-        sums = count(x for x in inside if x.kind == "all-reduce")
+        sums = [x.kind for x in inside].count("all-reduce")
         others = ", ".join(sorted({x.kind for x in inside} - {"all-reduce"}))
         if sums != expected or others:
             also = f" and {others}" if others else ""
@@ -87,8 +87,8 @@ def _exchanges(result: Result) -> Iterator[str]:
         if x.bytes > 4 * numbers * shards * rows + (joint if x.kind == "all-reduce" else 0):
             yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
     once = program != "loop" and not drawn
-    if once and count(outside) > expected // 2:
-        yield f"{count(outside)} exchanges outside of the layers, not {expected // 2}"
+    if once and len(outside) > expected // 2:
+        yield f"{len(outside)} exchanges outside of the layers, not {expected // 2}"
     yield from _drafts(result, [x for x in collectives if x.draft], once, numbers)
 
 
@@ -124,5 +124,5 @@ def _drafts(
     expected = 3
     if isinstance(drafter, Eagle3Config):  # a pass for each level, which adds up probabilities, too
         expected = 1 + 4 * (1 + case.config.eagle.later_passes(case.nodes))
-    if (sums := count(x for x in collectives if x.kind == "all-reduce")) > expected:
+    if (sums := [x.kind for x in collectives].count("all-reduce")) > expected:
         yield f"{sums} all-reduces of the drafter, not {expected}"

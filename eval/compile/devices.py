@@ -100,13 +100,10 @@ def _gpu(major: int, cores: int, clock: float, cache: int) -> tuple[tuple[str, A
 _HOPPER = _gpu(9, 132, 1.98, 50)
 _GPUS = 8  # of a machine, all linked by NVLink
 _PLANE = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8))
 ACCELERATORS = {
-    "h100": Accelerator("NVIDIA H100 SXM", 80 * 10**9, 3.35e12, description=_HOPPER),
     "h200": Accelerator("NVIDIA H200 SXM", 141 * 10**9, 4.8e12, description=_HOPPER),
     "b200": Accelerator("NVIDIA B200", 180 * 10**9, 8e12, description=_gpu(10, 148, 1.97, 126)),
     "v5e": Accelerator("TPU v5e", 16 * 2**30, slices=_PLANE),
-    "v5p": Accelerator("TPU v5p", 95 * 2**30, slices=_CUBE),
     "v6e": Accelerator("TPU v6e", 32 * 2**30, slices=_PLANE),
 }
 

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import re
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,14 +38,12 @@ class Collective(NamedTuple):
     Attributes:
       kind: the opcode, such as all-reduce.
       bytes: of its result on a device.
-      times: how often it happens, where the compiler knows it.
       layer: of the target; None outside of the layers.
       draft: whether it is the drafter's.
     """
 
     kind: str
     bytes: int
-    times: int = 1
     layer: int | None = None
     draft: bool = False
 
@@ -66,7 +64,8 @@ class Graphs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The figures of a program; runs are named by their scopes and instructions.
+    """The figures of a program; a loop's body counts once. What runs is named by its scopes and its
+    instruction.
 
     Attributes:
       kernels: number of kernels; on a TPU, of instructions.
@@ -131,7 +130,7 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
     outside: list[str] = []
     for run in module.runs:
         name = run.instruction.name
-        launches = run.times * (1 if graphs is None else graphs.launches.get(name, 0))
+        launches = 1 if graphs is None else graphs.launches.get(name, 0)
         by_layer[layer_of(run.scope)] += launches
         if graphs is not None and name not in graphs.inside:
             outside += [_name(run)] * launches
@@ -181,12 +180,7 @@ def collectives(module: Module) -> Iterator[Collective]:
                     results = results[len(results) // 2 :]  # without the operands
                 scope, size = x.attribute("op_name") or run.scope, sum(y.size for y in results)
                 draft = _DRAFT.search(scope) is not None
-                yield Collective(match[1], size, run.times, layer_of(scope), draft)
-
-
-def count(exchanges: Iterable[Collective]) -> int:
-    """How many exchanges there are."""
-    return sum(x.times for x in exchanges)
+                yield Collective(match[1], size, layer_of(scope), draft)
 
 
 def read_graphs(folder: Path) -> Graphs | None:

@@ -36,7 +36,7 @@ from dart_jax.progress import stage
 from eval.compile.cases import Case, Level, Method, Program, lower
 from eval.compile.check import violations
 from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, described
-from eval.compile.findings import Result, count, inspect
+from eval.compile.findings import Result, inspect
 from eval.latency.report import Grid
 from eval.latency.shapes import check_batch, target_of
 
@@ -56,7 +56,7 @@ _WORK = (
 class CompileConfig:
     """What to compile, and for which device."""
 
-    device: Literal["h100", "h200", "b200", "v5e", "v5p", "v6e"] = "h200"
+    device: Literal["h200", "b200", "v5e", "v6e"] = "h200"
     """GPUs need the extra aot, TPUs the extra tpu (in an environment without CUDA's)."""
     shape: tuple[str, ...] = ("qwen3-8b",)
     """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b,
@@ -197,13 +197,13 @@ def grids(results: Sequence[Result], where: str) -> list[Grid]:
         for case, name, x in group:
             first = [f"{case.method} {name}", str(case.batch), str(case.nodes or "-")]
             graphs = ["-", "-"] if x.graphs is None else [str(x.graphs), f"{len(x.outside):,}"]
-            kilobytes = sum(y.times * y.bytes for y in x.collectives) / 1e3
+            kilobytes = sum(y.bytes for y in x.collectives) / 1e3
             kernels.append(
                 [
                     *first,
                     *(f"{x.kernels:,}", f"{x.of_a_layer:g}", str(len(x.pallas)), *graphs),
                     *(str(len(x.host)), f"{x.longest_sort:,}"),
-                    *(str(count(x.collectives)), f"{kilobytes:,.0f}"),
+                    *(str(len(x.collectives)), f"{kilobytes:,.0f}"),
                 ]
             )
             sizes = x.moved, x.arguments, x.temporary, x.peak

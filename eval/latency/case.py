@@ -1,4 +1,4 @@
-"""The times of a step and its stages, for one shape, batch and context."""
+"""The times of a step and its stages, of one model with one batch and context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from dart_jax.decoding.loop import start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import Searching
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
@@ -44,37 +43,6 @@ class Row(NamedTuple):
     cost: Cost | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One shape in one setting.
-
-    Attributes:
-      shape: name of the shape.
-      batch: sequences decoded together.
-      context: cached tokens of each.
-      rows: the stages, in the order of a step.
-    """
-
-    shape: str
-    batch: int
-    context: int
-    rows: list[Row]
-
-    def find(self, stage: str, nodes: int) -> Row:
-        """Returns the row of a stage with these nodes."""
-        return next(row for row in self.rows if (row.stage, row.nodes) == (stage, nodes))
-
-    @property
-    def nodes(self) -> list[int]:
-        """The tree sizes."""
-        return [row.nodes for row in self.rows if row.stage == "step"]
-
-    @property
-    def title(self) -> str:
-        """The setting in words."""
-        return f"{self.shape}, random weights, batch {self.batch}, context {self.context}"
-
-
 @partial(jax.jit, static_argnames="config", donate_argnames="caches")
 def _step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: Any, caches: Any
@@ -85,31 +53,23 @@ def _step(
     return (state.target_cache, state.draft_state), packed
 
 
-def run_case(
-    name: str,
-    model: Model,
-    batch: int,
-    context: int,
-    nodes: tuple[int, ...],
-    repeats: int,
-    sampling: Sampling = Sampling(),
-) -> Case:
-    """Measures all stages for trees of each size.
+def measure_stages(
+    model: Model, batch: int, context: int, nodes: tuple[int, ...], repeats: int
+) -> list[Row]:
+    """Measures a plain step and all stages of a step, in its order, for trees of each size.
 
     Args:
-      name: of the shape.
-      model: the shape's model.
+      model: random weights in a shape.
       batch: sequences decoded together.
       context: cached tokens.
       nodes: tree sizes, N.
       repeats: measurements of each.
-      sampling: how the target draws.
     """
     dtype = model.params["target"]["embed_tokens"].dtype
     rows = []
     for count in nodes:
         config = DecodeConfig(model.target, model.drafter, count, execution=model.execution)
-        state, packed = prepared_state(config, model.params, batch, context, sampling)
+        state, packed = prepared_state(config, model.params, batch, context)
         small = dataclasses.replace(state, target_cache=(), draft_state=None)
         caches: Any = state.target_cache, state.draft_state
         del state
@@ -120,14 +80,14 @@ def run_case(
             caches = plain.donated[0], caches[1]
             del plain
         search = _search(model, config, packed)
-        trees = jnp.asarray(np.asarray(search.program(*search.fixed, ())[1]))
+        trees = search.program(*search.fixed, ())[1]
         whole = repeated_step(config, model.params, small, trees, caches)
         least = costs(config, dtype, batch, context)
         times = measure_scopes(whole, repeats, stage_of)
         rows += [Row(x, count, times[x], least[x]) for x in STAGES if x in times]
         rows.append(Row("search", count, measure(search, repeats), None))
         rows.append(Row("step", count, measure(whole, repeats), least["step"]))
-    return Case(name, batch, context, rows)
+    return rows
 
 
 def stage_of(scope: str) -> str | None:
@@ -137,7 +97,7 @@ def stage_of(scope: str) -> str | None:
 
 
 def prepared_state(
-    config: DecodeConfig, params: DecodeParams, batch: int, context: int, sampling: Sampling
+    config: DecodeConfig, params: DecodeParams, batch: int, context: int
 ) -> tuple[DecodeState, jax.Array]:
     """Returns the state after so many tokens, most of whose cached rows are zeros, and the host
     buffer. Times do not depend on what the rows hold."""
@@ -145,7 +105,7 @@ def prepared_state(
     tokens = rng.integers(0, config.target.vocab_size, (batch, _PROMPT), np.int32)
     length, budget = (np.full(batch, n, np.int32) for n in (_PROMPT, _UNLIMITED))
     prompts = Prompts(tokens, length, budget, context)
-    state, packed = start(config, params, prompts, Options(sampling, stop=(-1,)))
+    state, packed = start(config, params, prompts, Options(stop=(-1,)))
     return dataclasses.replace(state, length=jnp.full_like(state.length, context)), packed
 
 
@@ -158,11 +118,11 @@ def repeated_step(
 
 
 def _search(model: Model, config: DecodeConfig, packed: jax.Array) -> Repeated:
-    """Compiles the search as the loops call it here: for a group's rows, by one of its devices."""
+    """Compiles the search as the loops call it here."""
     search = Searching().make(
         config.host_buffer, config.nodes, ngram=model.ngram, eos=(), search=SearchConfig()
     )
     in_program, argument = search.in_program, search.argument
     run = jax.jit(lambda argument, packed, nothing: (nothing, in_program(argument, packed)))
-    fixed = argument, jnp.asarray(np.asarray(packed))
+    fixed = argument, packed
     return Repeated(run.lower(*fixed, ()).compile(), fixed)

@@ -84,17 +84,16 @@ def measure_scopes(
         stage; None for none.
 
     Returns:
-      The stages' times on a device; none where the profiler records no operations.
+      The stages' times; none where the profiler records no operations.
     """
     runs = read_module(program.program.as_text() or "").runs
     stages = {run.instruction.name: stage_of(run.scope) for run in runs}
-    devices = len({x for leaf in jax.tree.leaves(program.fixed) for x in leaf.devices()})
     calls, times = program.calls(), collections.defaultdict[str, list[float]](list)
     for _ in range(repeats):
         seconds: collections.Counter[str] = collections.Counter()
         for operation, duration in _operations(program, calls):
             if stage := stages.get(operation):
-                seconds[stage] += duration / (calls * devices)
+                seconds[stage] += duration / calls
         for stage, value in seconds.items():
             times[stage].append(value)
     return {stage: Times(values) for stage, values in times.items()}

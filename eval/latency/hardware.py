@@ -30,10 +30,6 @@ class Hardware(NamedTuple):
     rate: float
     memory: int
 
-    def shared_by(self, count: int) -> Hardware:
-        """The limits of one of so many virtual devices of a CPU, if all are busy."""
-        return Hardware(self.bandwidth / count, self.rate / count, self.memory // count)
-
 
 def measure(dtype: Any, copied: int | None = None) -> Hardware:
     """Measures the first device.

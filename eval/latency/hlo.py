@@ -1,4 +1,4 @@
-"""Reads the text of an optimised XLA module: which instructions run, and how often."""
+"""Reads the text of an optimised XLA module: which instructions run."""
 
 from __future__ import annotations
 
@@ -78,12 +78,10 @@ class Run(NamedTuple):
     Attributes:
       instruction: the instruction.
       inside: what it computes, if it is a fusion.
-      times: how often it runs, where the compiler knows it.
     """
 
     instruction: Instruction
     inside: list[Instruction]
-    times: int
 
     @property
     def all(self) -> list[Instruction]:
@@ -104,7 +102,8 @@ class Module(NamedTuple):
     Attributes:
       arguments: by number.
       in_place: numbers of the arguments that share their memory with results.
-      runs: what runs, in the order of the text; all branches of a condition do.
+      runs: what runs, once for each place in the text: a loop's body and all branches of a
+        condition count once.
     """
 
     arguments: dict[int, Instruction]
@@ -129,21 +128,20 @@ def read_module(text: str) -> Module:
         int(x.rest.partition(")")[0]): x for x in computations[entry] if x.opcode == "parameter"
     }
     in_place = {int(at) for at in re.findall(r"\((\d+), \{[\d,]*\}, (?:may|must)-", header)}
-    return Module(arguments, in_place, list(_runs(computations, entry, 1)))
+    return Module(arguments, in_place, list(_runs(computations, entry)))
 
 
-def _runs(computations: dict[str, list[Instruction]], name: str, times: int) -> Iterator[Run]:
+def _runs(computations: dict[str, list[Instruction]], name: str) -> Iterator[Run]:
     for x in computations.get(name, []):
         parts = [part for part in x.called if part in computations]
         free = x.opcode in _FREE or x.opcode.endswith("-done")
         if x.opcode == "fusion":
-            yield Run(x, computations.get(parts[0], []) if parts else [], times)
+            yield Run(x, computations.get(parts[0], []) if parts else [])
         elif parts:
-            known = re.search(r'"known_trip_count":\{"n":"(\d+)"', x.rest)
             for part in parts:
-                yield from _runs(computations, part, times * (int(known[1]) if known else 1))
+                yield from _runs(computations, part)
         elif not free and x.attribute("custom_call_target") not in _FREE_CALLS:
-            yield Run(x, [], times)
+            yield Run(x, [])
 
 
 def arrays(shape: str) -> tuple[Array, ...]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.decoding.state import DecodeParams
 from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
@@ -49,9 +49,10 @@ class Model:
     @classmethod
     def random(cls, name: str, dtype: Any, execution: Execution) -> Model:
         """Creates the weights of a shape; raises UserError if devices cannot share it."""
-        config = config_of(name, execution)
-        target, drafter, execution = config.target, config.drafter, config.execution
-        assert isinstance(drafter, DrafterConfig)
+        target = target_of(name)
+        target, drafter, execution = as_loaded(target, drafter_of(target), execution)
+        if jax.default_backend() == "cpu":
+            target = dataclasses.replace(target, tie_word_embeddings=False)
         ids = jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32)
         params: DecodeParams = {
             "target": random_params(target, 0, dtype, execution),
@@ -60,19 +61,6 @@ class Model:
         }
         ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None
         return cls(target, drafter, jax.block_until_ready(params), ngram, execution)
-
-
-def config_of(name: str, execution: Execution, nodes: int = 1) -> DecodeConfig:
-    """Returns what steps of a shape, with trees of `nodes` nodes, are compiled for on this machine.
-
-    Raises:
-      UserError: there is no shape of this name, or the devices cannot share it.
-    """
-    target = target_of(name)
-    target, drafter, execution = as_loaded(target, drafter_of(target), execution)
-    if jax.default_backend() == "cpu":
-        target = dataclasses.replace(target, tie_word_embeddings=False)
-    return DecodeConfig(target, drafter, nodes, execution=execution)
 
 
 def random_params(

@@ -2,7 +2,6 @@
 
     python -m eval.latency
     python -m eval.latency --shape qwen3-8b --context 1024 --tree-nodes 16 60
-    python -m eval.latency --shape llama-3.1-70b --mesh data=1,model=4
 
 Uses random weights in real shapes, so nothing is downloaded. Without arguments it measures the
 demo's shape on a CPU, otherwise that of Qwen3-8B.
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,25 +19,28 @@ from typing import Any, Literal
 import jax
 from rich.console import Console
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.figures import save_figure
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment, revision
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.latency import hardware
-from eval.latency.abstract_arrays import held_bytes, placed_weights
-from eval.latency.case import STAGES, Case, run_case
-from eval.latency.cost import cached_row
+from eval.latency.case import STAGES, Row, measure_stages
+from eval.latency.cost import costs
 from eval.latency.hardware import Hardware
-from eval.latency.model import Model, config_of
-from eval.latency.report import draw, stage_grid
-from eval.latency.shapes import check_batch, target_of
+from eval.latency.model import Model
+from eval.latency.report import Grid
+from eval.latency.shapes import drafter_of, target_of
+
+_CAPTION = (
+    "ms: median; ratio: over the limit, the larger of bytes over the measured bandwidth of a copy "
+    "and operations over the measured rate of a product; plain: in plain steps. A tree pays off "
+    "where its tau is larger than what its step and search take in plain steps."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,152 +61,127 @@ class LatencyConfig:
     """Measurements of every stage."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
-    temperature: float = 0.0
-    """Sampling temperature; 0 is greedy. With random weights a nucleus holds
-    thousands of tokens."""
-    top_k: int = 0
-    """Draw from the k most likely tokens; 0 is off."""
-    top_p: float = 1.0
-    """Draw from the most likely tokens whose probability reaches p; 1 is off."""
-    mesh: str | None = None
-    """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share
-    the models' weights (model), each with some of a batch's rows (data). Bytes, operations and
-    limits are then those of one device. By default one device."""
     json: Path | None = None
     """Write all measurements to this file."""
-    plot: Path | None = None
-    """Draw the figure into this file."""
 
     def __post_init__(self) -> None:
         for name in self.shape:
-            target_of(name)
+            longest = target_of(name).max_length - drafter_of(target_of(name)).num_positions - 1
+            if max(self.context, default=0) > longest:
+                raise UserError(f"--context must be at most {longest} with --shape {name}")
         for name in ("context", "tree_nodes", "batch_size", "repeats"):
             value = getattr(self, name)
             if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if not self.temperature and (self.top_k or self.top_p != 1):
-            raise UserError("--top-k and --top-p need a --temperature above 0")
-        _ = self.sampling
         if len(set(self.tree_nodes)) < len(self.tree_nodes):
             raise UserError("--tree-nodes must be different numbers")
-        for batch in self.batch_size if self.mesh is not None else ():
-            check_batch(batch, MeshShape.parse(self.mesh).data)
-
-    @property
-    def sampling(self) -> Sampling:
-        """How tokens are drawn; raises UserError if a value is out of range."""
-        return Sampling(self.temperature, self.top_k, self.top_p)
 
     def filled(self) -> LatencyConfig:
         """Returns the options with the device's defaults and lower-case shapes."""
         cpu = jax.default_backend() == "cpu"
         return dataclasses.replace(
             self,
-            shape=tuple(name.lower() for name in self.shape) or ("demo" if cpu else "qwen3-8b",),
+            shape=tuple(x.lower() for x in self.shape) or ("demo" if cpu else "qwen3-8b",),
             context=self.context or ((128, 1024) if cpu else (2048, 8192)),
             tree_nodes=self.tree_nodes or ((8, 16, 60) if cpu else (16, 60)),
             dtype=str(resolve_dtype(self.dtype)),
         )
 
-    def execution(self) -> Execution:
-        """How the models are computed, and by which devices; raises UserError if there are too
-        few."""
-        here = Execution.here()
-        return here if self.mesh is None else here.on(MeshShape.parse(self.mesh).make())
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One shape in one setting, and the times of its stages."""
+
+    shape: str
+    batch: int
+    context: int
+    rows: list[Row]
+
+    def grid(self, limits: Hardware) -> Grid:
+        """Builds a table with a row per stage and tree size."""
+        plain, rows = self.rows[0].times.seconds, []
+        for row in self.rows:
+            seconds, cells = row.times.seconds, ["-"] * 4
+            if row.cost is not None:
+                limit = row.cost.limit(limits.bandwidth, limits.rate)
+                moved, operations = row.cost.bytes / 1e6, row.cost.operations / 1e9
+                cells = [number(x) for x in (moved, operations, 1e3 * limit, seconds / limit)]
+            spread = "-".join(number(1e3 * x) for x in row.times.quartiles)
+            first = [row.stage, str(row.nodes or "-"), number(1e3 * seconds), spread]
+            rows.append([*first, *cells, number(seconds / plain)])
+        columns = ["stage", "nodes", "ms", "quartiles", "MB", "Gop", "limit", "ratio", "plain"]
+        title = f"{self.shape}, random weights, batch {self.batch}, context {self.context}"
+        return Grid(title, columns, rows, _CAPTION)
+
+    def as_json(self, limits: Hardware) -> dict[str, Any]:
+        """Returns the setting, and seconds of every repeat."""
+        stages = [
+            {
+                "stage": row.stage,
+                "nodes": row.nodes,
+                "seconds": row.times.values,
+                "limit": row.cost and row.cost.limit(limits.bandwidth, limits.rate),
+                **({} if row.cost is None else row.cost._asdict()),
+            }
+            for row in self.rows
+        ]
+        return {"shape": self.shape, "batch": self.batch, "context": self.context, "stages": stages}
 
 
-def check_room(config: LatencyConfig, execution: Execution, memory: int) -> None:
-    """Checks that weights and caches of all cases fit into a device's memory.
-
-    Raises:
-      UserError: they do not, or a context leaves no room for a step.
-    """
-    batch, context = max(config.batch_size), max(config.context)
-    for name in config.shape:
-        decode = config_of(name, execution, max(config.tree_nodes))
-        longest = decode.target.max_length - decode.max_depth - 1
-        if context > longest:
-            raise UserError(f"--context {context} is too long for {name}: at most {longest}")
-        rows = batch // execution.groups * decode.capacity(context)
-        needed = held_bytes(placed_weights(decode, config.dtype))
-        needed += rows * cached_row(decode, config.dtype)
-        if needed > memory:
-            raise UserError(
-                f"{name} with batch {batch} and context {context} needs {needed / 1e9:.1f} GB, and "
-                f"a device has {memory / 1e9:.1f} GB; choose a smaller --shape or more devices"
-            )
+def number(value: float) -> str:
+    """Formats three significant digits, with at most three decimals."""
+    decimals = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{decimals}f}"
 
 
 def run(config: LatencyConfig, console: Console) -> list[Case]:
-    """Measures, prints and writes the reports.
+    """Measures, prints and writes the report.
 
     Raises:
-      UserError: a report cannot be written, or a case does not fit on the device.
+      UserError: the report cannot be written, or a case does not fit into the device's memory.
     """
     config = config.filled()
-    check_outputs(config.json, drawing=config.plot)
-    execution, dtype = config.execution(), resolve_dtype(config.dtype)
+    check_outputs(config.json)
+    dtype, cases = resolve_dtype(config.dtype), []
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     with stage("measuring the device's limits", console):
         limits = hardware.measure(dtype)
-    if execution.mesh is not None and jax.default_backend() == "cpu":
-        limits = limits.shared_by(execution.mesh.size)
-    check_room(config, execution, limits.memory)
-    of_one = "" if execution.mesh is None else f"; mesh {config.mesh}: limits of one device"
+    for name in config.shape:
+        target, most = target_of(name), (max(config.batch_size), max(config.context))
+        needed = costs(DecodeConfig(target, drafter_of(target), 1), dtype, *most)["step"].bytes
+        if needed > limits.memory:
+            raise UserError(
+                f"{name} with batch {most[0]} and context {most[1]} needs more than "
+                f"{needed / 1e9:.1f} GB, and the device has {limits.memory / 1e9:.1f} GB"
+            )
     console.print(
         f"copy: {limits.bandwidth / 1e9:,.1f} GB/s read and written; {config.dtype} product: "
-        f"{limits.rate / 1e12:,.3g} Top/s{of_one}",
+        f"{limits.rate / 1e12:,.3g} Top/s",
         highlight=False,
     )
-    cases = []
     for name in config.shape:
         with stage(f"{name}: weights", console):
-            model = Model.random(name, dtype, execution)
-        for context in config.context:
-            for batch in config.batch_size:
-                with stage(f"{name}, batch {batch}, context {context}", console):
-                    trees, drawn = config.tree_nodes, config.sampling
-                    case = run_case(name, model, batch, context, trees, config.repeats, drawn)
-                cases.append(case)
-                console.print(stage_grid(case, limits).table())
-                jax.clear_caches()  # compiled programs use memory mappings: their number is limited
+            model = Model.random(name, dtype, Execution.here())
+        for context, batch in itertools.product(config.context, config.batch_size):
+            with stage(f"{name}, batch {batch}, context {context}", console):
+                rows = measure_stages(model, batch, context, config.tree_nodes, config.repeats)
+            cases.append(Case(name, batch, context, rows))
+            console.print(cases[-1].grid(limits).table())
+            jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         del model
     if not any(row.stage in STAGES for case in cases for row in case.rows):
-        console.print("the profiler records no operations on this device: stages are left out")
+        console.print("The profiler records no operations on this device: stages are left out.")
     if config.json:
-        write_json(config.json, _as_json(config, limits, cases))
-    if config.plot:
-        save_figure(draw(cases, limits), config.plot)
+        content = {
+            "environment": environment(),
+            "revision": revision(),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "config": dataclasses.asdict(config),
+            "hardware": limits._asdict(),
+            "cases": [case.as_json(limits) for case in cases],
+        }
+        write_json(config.json, content)
     return cases
-
-
-def _as_json(config: LatencyConfig, limits: Hardware, cases: Sequence[Case]) -> dict[str, Any]:
-    return {
-        "environment": environment(),
-        "revision": revision(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "config": dataclasses.asdict(config),
-        "hardware": limits._asdict(),
-        "cases": [
-            {
-                "shape": case.shape,
-                "batch": case.batch,
-                "context": case.context,
-                "stages": [
-                    {
-                        "stage": row.stage,
-                        "nodes": row.nodes,
-                        "seconds": row.times.values,
-                        "bytes": row.cost and row.cost.bytes,
-                        "operations": row.cost and row.cost.operations,
-                        "limit": row.cost and row.cost.limit(limits.bandwidth, limits.rate),
-                    }
-                    for row in case.rows
-                ],
-            }
-            for case in cases
-        ],
-    }
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -39,15 +39,14 @@ def test_sizes():
     assert arrays("f32[2]{0:T(128)S(1)}") == (Array("f32", (2,), on_chip=True),)
 
 
-def test_a_loop_counts_as_often_as_it_runs():
+def test_a_loop_counts_once():
     def loop(x, w):
         return jax.lax.fori_loop(0, 9, lambda _, x: jnp.sin(x @ w), x)
 
     shapes = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 64), (64, 64)))
     text = jax.jit(loop).lower(*shapes).compile().as_text()
     products = [x for x in read_module(text or "").runs if "dot_general" in x.scope]
-    assert products
-    assert {x.times for x in products} == {9}
+    assert [x.instruction.opcode in ("dot", "custom-call", "fusion") for x in products] == [True]
 
 
 def test_a_cache_that_is_not_updated_in_place(tmp_path):
@@ -142,15 +141,14 @@ def test_what_a_program_does(tmp_path):
     assert found.not_in_place == ["state.target_cache[3][1]"]
     assert found.host == ["found"]
     assert found.pallas == [3]
-    # A kernel, and in five runs of the loop a copy and a sum.
-    assert found.of_a_layer == 11
+    assert found.of_a_layer == 3  # a kernel, and in the loop a copy and a sum
     assert (found.flops, found.moved, found.peak, found.graphs) == (7, 9, 140, None)
     assert found.collectives == [
         Collective("all-gather", 4 * 8 * 2 * 8),
         Collective("collective-permute", 16),
         Collective("all-reduce", 2 * 8 * 64, draft=True),
         Collective("reduce-scatter", 8),
-        Collective("all-reduce", 32, 5, 3),
+        Collective("all-reduce", 32, 3),
     ]
 
 
@@ -250,7 +248,7 @@ def test_tables_fit_into_80_columns(result):
 
 
 def layers_of(size=10, sums=2):
-    return [Collective("all-reduce", size, 1, i) for i in range(7) for _ in range(sums)]
+    return [Collective("all-reduce", size, i) for i in range(7) for _ in range(sums)]
 
 
 HEAD = Collective("all-gather", 4 * 2 * 9 * 4)
@@ -299,7 +297,7 @@ def test_checks(result):
         ("greedy", [*layers_of(sums=1), HEAD], "1 all-reduces in layer 0, not 2 all-reduces"),
         (
             "greedy",
-            [*layers_of(), Collective("all-gather", 10**6, 1, 2), HEAD],
+            [*layers_of(), Collective("all-gather", 10**6, 2), HEAD],
             "2 all-reduces and all-gather in layer 2, not 2 all-reduces",
         ),
         (
@@ -331,7 +329,7 @@ def test_one_device_exchanges_nothing(result):
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "rows"), [("plain", 1), ("dart", 9)])
 def test_a_step_of_eight_devices(method, rows):
-    """Two all-reduces a layer and the largest logits; a device holds what is said."""
+    """Two all-reduces a layer and the largest logits."""
     report = on_eight_devices("sharded_compile.py", "greedy", method)
     drafting = [x for x in report["exchanges"] if x["draft"]]
     others = [(x["kind"], x["bytes"], x["layer"]) for x in report["exchanges"] if not x["draft"]]
@@ -346,7 +344,6 @@ def test_a_step_of_eight_devices(method, rows):
     sizes = [2 * n * 64 * 4 for n in (9, 8, 8)] + [2 * 8 * 25 * 4 * 2 * 4]
     assert [x["bytes"] for x in drafting] == (sizes if method == "dart" else [])
     assert report["violations"] == []
-    assert report["held"] <= report["arguments"] < report["held"] + 1000
 
 
 @pytest.mark.long
@@ -415,7 +412,6 @@ def test_layouts_of_devices():
     assert devices.ACCELERATORS["h200"].topology(8) == (1, 1, 8)
     assert devices.ACCELERATORS["v5e"].topology(1) == (2, 2)
     assert devices.ACCELERATORS["v5e"].topology(16) == (4, 4)
-    assert devices.ACCELERATORS["v5p"].topology(5) == (2, 2, 2)
 
 
 def test_without_the_devices_compiler(monkeypatch, capfd, tmp_path):

@@ -1,14 +1,9 @@
-"""Figures of eval.speedup and eval.latency."""
+"""Figures of eval.speedup."""
 
 import numpy as np
 import pytest
 from figure_checks import check_style, ends_of, note_of
 
-from eval.latency import report
-from eval.latency.case import STAGES, Case, Row
-from eval.latency.clock import Times
-from eval.latency.cost import Cost
-from eval.latency.hardware import Hardware
 from eval.methods.measure import Summary, ratio_error
 from eval.methods.tree_size import Tree
 from eval.speedup import figure
@@ -76,24 +71,3 @@ def test_the_standard_error_is_the_ratios():
     picked = rng.integers(0, 200, (4000, 200))
     resampled = emitted[picked].sum(1) / steps[picked].sum(1)
     assert ratio_error([*emitted], [*steps]) == pytest.approx(resampled.std(), rel=0.1)
-
-
-def test_latency_has_a_bar_per_stage_and_one_for_the_limit():
-    """Stages stack up next to the step's limit, in plain steps."""
-    stages = (*STAGES, "search")
-    rows = [Row("plain step", 0, Times([1e-3]), Cost(10**6, 0))]
-    for nodes in (8, 60):
-        rows += [Row(stage, nodes, Times([nodes * 1e-5]), Cost(1, 0)) for stage in stages]
-        rows.append(Row("step", nodes, Times([1e-3]), Cost(2 * 10**6, 0)))
-    drawn = report.draw([Case("tiny", 1, 16, rows)], Hardware(1e9, 1e11, 2**40))
-    check_style(drawn)
-    [axes] = drawn.axes
-    bars = [(bar.get_y(), bar.get_height()) for bar in axes.patches]
-    assert len(bars) == 2 * (len(stages) + 1)
-    for at, nodes in enumerate((8, 60)):
-        *parts, limit = bars[7 * at : 7 * at + 7]
-        for place, (bottom, height) in enumerate(parts):
-            assert height == pytest.approx(nodes / 100)
-            assert bottom == pytest.approx(place * nodes / 100)
-        assert limit == (0, 2)
-    assert "Dashed: a plain step." in note_of(drawn)

@@ -17,7 +17,6 @@ from dart_jax.model import DEMO
 from dart_jax.models.platform.execution import Execution
 from eval import memory
 from eval.compile.cases import Case
-from eval.latency.abstract_arrays import held_bytes
 from eval.latency.shapes import drafter_of, target_of
 from eval.memory import MemoryConfig, cache_row, run
 
@@ -93,7 +92,7 @@ def test_both_programs_count_the_same_weights(shape):
     options = {"dtype": "bfloat16", "length": 200, "batch_size": 1, "tree_nodes": 8}
     found = memory.memory(target, drafter_of(target), **options, weights="int8")
     case = Case(shape, "dart", 8, 1, 200, 16, execution=rounded)
-    compiled = held_bytes(case.params)
+    compiled = held(case.params)
     assert found.target + found.drafter == compiled - 4 * target.vocab_size
     assert found.target < 0.6 * memory.memory(target, drafter_of(target), **options).target
 

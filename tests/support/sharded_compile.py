@@ -3,8 +3,8 @@
     python sharded_compile.py greedy plain
     python sharded_compile.py full dart step
 
-Prints JSON: what the devices exchange, what `--check` says, the bytes of a device's arguments, of
-its weights and caches as they are counted, and of its part of a row of logits. With `greedy`, of a
+Prints JSON: what the devices exchange, what `--check` says, and the bytes of a device's part of
+a row of logits. With `greedy`, of a
 step of the tiny shape; with `full`, of a program that draws tokens of a vocabulary of 151,936 with
 all filters, penalties and a bias.
 """
@@ -23,8 +23,6 @@ from dart_jax.models.sharding.mesh import MeshShape
 from eval.compile.cases import Case, lower
 from eval.compile.check import violations
 from eval.compile.findings import Result, inspect
-from eval.latency.abstract_arrays import held_bytes, placed_weights
-from eval.latency.cost import cached_row
 
 
 def main(level: Any, method: Any, program: Any = "step") -> None:
@@ -36,13 +34,9 @@ def main(level: Any, method: Any, program: Any = "step") -> None:
     case = case.on(mesh)
     compiled = lower(case, program, None).compile()
     findings = inspect(compiled, 1.0, Path(tempfile.mkdtemp()))
-    config, rows = case.config, case.rows * case.config.capacity(case.context)
     report = {
         "violations": list(violations(Result(case, program, findings))),
         "exchanges": [x._asdict() for x in findings.collectives],
-        "arguments": findings.arguments,
-        "held": held_bytes(placed_weights(config, "float32"))
-        + rows * cached_row(config, "float32"),
         "part": 4 * case.config.target.vocab_size // 4,
     }
     print(json.dumps(report))
