@@ -106,7 +106,7 @@ class CompileConfig:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
         if self.layers is not None and self.layers < 7:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
-        if self.search == "native" and ACCELERATORS[self.device].platform != "cuda":
+        if self.search == "native" and not ACCELERATORS[self.device].gpu:
             raise UserError("--search native needs a GPU; choose device")
         most = self.max_kernels_a_layer
         if most is not None and not most > 0:
@@ -168,7 +168,7 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
         title = f"{case.shape}, {case.method}, {name}"
         with stage(f"compiling {title}", console), tempfile.TemporaryDirectory() as dump:
             began = time.perf_counter()
-            with described(config.device):
+            with described(accelerator):
                 lowered = lower(case, name, devices[0])
             compiled = compile_lowered(lowered, accelerator, Path(dump))
             findings = inspect(compiled, time.perf_counter() - began, Path(dump))

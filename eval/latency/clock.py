@@ -101,8 +101,10 @@ def measure_scopes(
 
 def _operations(program: Repeated, calls: int) -> list[tuple[str, float]]:
     """The instructions that run in so many calls, and the seconds of each."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's own calls would be slower
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
+        with jax.profiler.trace(folder, profiler_options=options):
             program(calls)
         [file] = Path(folder).rglob("*.xplane.pb")
         profile = ProfileData.from_file(str(file))
