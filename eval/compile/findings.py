@@ -1,8 +1,5 @@
-"""What a compiled program runs, moves, exchanges and holds.
-
-Kernels, exchanges and copies are read from the optimised module; operations, bytes and memory are
-what XLA itself says.
-"""
+"""What a compiled program runs, exchanges and holds: read from the optimised module; XLA says how
+much memory it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -78,8 +75,6 @@ class Findings:
       copies: what copies, pads or converts a whole cache.
       not_in_place: names of the caches among the arguments that are not updated in place.
       collectives: the exchanges.
-      flops: operations of what XLA itself computes.
-      moved: bytes read and written, if no cache kept them.
       arguments: bytes of weights, caches and the rest of the state.
       temporary: bytes besides arguments and results.
       peak: bytes in use at once, all together.
@@ -96,8 +91,6 @@ class Findings:
     copies: list[str]
     not_in_place: list[str]
     collectives: list[Collective]
-    flops: float
-    moved: float
     arguments: int
     temporary: int
     peak: int
@@ -125,7 +118,6 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
     assert memory is not None  # compilers of all platforms report it
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
-    analysis: Any = compiled.cost_analysis() or {}
     by_layer: collections.Counter[int | None] = collections.Counter()
     outside: list[str] = []
     for run in module.runs:
@@ -153,8 +145,6 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
             module.arguments[at].attribute("op_name") for at in caches.keys() - module.in_place
         ],
         collectives=list(collectives(module)),
-        flops=analysis.get("flops", 0.0),
-        moved=analysis.get("bytes accessed", 0.0),
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         peak=getattr(memory, "peak_memory_in_bytes", 0) or held,

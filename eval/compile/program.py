@@ -37,6 +37,7 @@ from eval.compile.cases import Case, Level, Method, Program, lower
 from eval.compile.check import violations
 from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, described
 from eval.compile.findings import Result, inspect
+from eval.latency.cost import costs
 from eval.latency.report import Grid
 from eval.latency.shapes import check_batch, target_of
 
@@ -46,9 +47,9 @@ _KERNELS = (
     "the longest row that is sorted; exchanges between devices, and KB of their results on each"
 )
 _WORK = (
-    "of each device, by XLA; Gop: operations, without custom calls; moved: MB read and written, if "
-    "no cache kept them; arguments: MB of weights, caches and the rest of the state; temporary: MB "
-    "besides these and results; peak: MB in use at once; s: to compile"
+    "of each device; Gop: operations of a step's matrix products, by the shapes; arguments: MB of "
+    "weights, caches and the rest of the state; temporary: MB besides these and results; peak: MB "
+    "in use at once; s: to compile"
 )
 
 
@@ -206,16 +207,24 @@ def grids(results: Sequence[Result], where: str) -> list[Grid]:
                     *(str(len(x.collectives)), f"{kilobytes:,.0f}"),
                 ]
             )
-            sizes = x.moved, x.arguments, x.temporary, x.peak
-            megabytes = [f"{size / 1e6:,.0f}" for size in sizes]
-            work.append([*first, f"{x.flops / 1e9:,.1f}", *megabytes, f"{x.seconds:.0f}"])
+            megabytes = [f"{size / 1e6:,.0f}" for size in (x.arguments, x.temporary, x.peak)]
+            steps = name in ("step", "loop", "serve") and case.method != "eagle3"
+            operations = f"{_operations(case) / 1e9:,.1f}" if steps else "-"
+            work.append([*first, operations, *megabytes, f"{x.seconds:.0f}"])
         of_kernels = ["kernels", "layer", "Pallas", "graphs", "outside", "host", "sort"]
         of_kernels += ["exchanges", "KB"]
-        of_work = ["Gop", "moved", "arguments", "temporary", "peak", "s"]
+        of_work = ["Gop", "arguments", "temporary", "peak", "s"]
         title = f"{setting}, compiled for {where}"
         tables.append(Grid(title, [*names, *of_kernels], kernels, _KERNELS))
         tables.append(Grid(title, [*names, *of_work], work, _WORK))
     return tables
+
+
+def _operations(case: Case) -> int:
+    """Operations of a step's matrix products on each of the devices, which share them evenly."""
+    devices = case.execution.groups * case.execution.shards
+    least = costs(case.on(None).config, case.dtype, case.batch, case.context)
+    return least["step"].operations // devices
 
 
 def _setting(result: Result) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dart_jax.decoding.loop import start
 from dart_jax.decoding.prompts import Options, Prompts
+from dart_jax.decoding.search.base import TreeSearch
 from dart_jax.decoding.search.choice import Searching
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
@@ -79,7 +80,10 @@ def measure_stages(
             rows.append(Row("plain step", 0, measure(plain, repeats), least))
             caches = plain.donated[0], caches[1]
             del plain
-        search = _search(model, config, packed)
+        tree_search = Searching().make(
+            config.host_buffer, count, ngram=model.ngram, eos=(), search=SearchConfig()
+        )
+        search = repeated_search(tree_search, packed)
         trees = search.program(*search.fixed, ())[1]
         whole = repeated_step(config, model.params, small, trees, caches)
         least = costs(config, dtype, batch, context)
@@ -117,12 +121,8 @@ def repeated_step(
     return Repeated(compiled, (params, small, trees), caches)
 
 
-def _search(model: Model, config: DecodeConfig, packed: jax.Array) -> Repeated:
-    """Compiles the search as the loops call it here."""
-    search = Searching().make(
-        config.host_buffer, config.nodes, ngram=model.ngram, eos=(), search=SearchConfig()
-    )
-    in_program, argument = search.in_program, search.argument
+def repeated_search(search: TreeSearch, packed: jax.Array) -> Repeated:
+    """Compiles a search as the loops call it; it must outlive what is returned."""
+    in_program, fixed = search.in_program, (search.argument, packed)
     run = jax.jit(lambda argument, packed, nothing: (nothing, in_program(argument, packed)))
-    fixed = argument, packed
     return Repeated(run.lower(*fixed, ()).compile(), fixed)

@@ -126,9 +126,6 @@ class Printed:
     def as_text(self):
         return MODULE
 
-    def cost_analysis(self):
-        return {"flops": 7.0, "bytes accessed": 9.0}
-
     def memory_analysis(self):
         sizes = {"argument": 100, "output": 50, "temp": 30, "alias": 40}
         names = {f"{name}_size_in_bytes": size for name, size in sizes.items()}
@@ -142,7 +139,7 @@ def test_what_a_program_does(tmp_path):
     assert found.host == ["found"]
     assert found.pallas == [3]
     assert found.of_a_layer == 3  # a kernel, and in the loop a copy and a sum
-    assert (found.flops, found.moved, found.peak, found.graphs) == (7, 9, 140, None)
+    assert (found.peak, found.graphs) == (140, None)
     assert found.collectives == [
         Collective("all-gather", 4 * 8 * 2 * 8),
         Collective("collective-permute", 16),
@@ -221,10 +218,14 @@ def test_a_step(result):
     assert found.of_a_layer >= 7  # as many products
     assert found.kernels > 7 * config.target.num_hidden_layers
     assert found.arguments <= found.peak
-    # XLA counts as many operations as the shapes say, and besides activations and norms.
-    least = costs(config, "float32", 2, config.capacity(50))["step"]
-    assert 1 <= found.flops / least.operations < 1.3
-    assert found.moved > least.bytes - 2 * 64 * 4 * 512
+
+
+def test_xla_counts_as_many_operations(device):
+    """And besides those of activations and norms."""
+    tiny = case("dart")
+    analysis = lower(tiny, "step", device).compile().cost_analysis()
+    least = costs(tiny.config, "float32", 2, tiny.config.capacity(50))["step"]
+    assert 1 <= analysis["flops"] / least.operations < 1.3
 
 
 def test_a_step_in_pages(device, tmp_path):
@@ -236,7 +237,7 @@ def test_a_step_in_pages(device, tmp_path):
 
 
 def test_tables_fit_into_80_columns(result):
-    long = dataclasses.replace(result.findings, graphs=1, outside=["x"] * 1000, moved=1e11)
+    long = dataclasses.replace(result.findings, graphs=1, outside=["x"] * 1000, peak=10**11)
     other = dataclasses.replace(result.case, batch=32, nodes=60)
     tables = grids([result, Result(other, "prefill", long)], "NVIDIA H200 SXM")
     assert len(tables) == 2
