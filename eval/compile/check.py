@@ -58,7 +58,7 @@ def _without_kernel(result: Result) -> list[int]:
     if case.execution.attention == "mosaic" and case.config.target.head_dim < _NARROW:
         return []
     layers = range(case.config.target.num_hidden_layers)
-    return [layer for layer in layers if layer not in result.findings.pallas]
+    return [layer for layer in layers if layer not in result.findings.attention]
 
 
 def _exchanges(result: Result) -> Iterator[str]:

@@ -67,7 +67,8 @@ class Findings:
     Attributes:
       kernels: number of kernels; on a TPU, of instructions.
       of_a_layer: of these, in a layer of the target: the median over the layers.
-      pallas: the target's layer of each Pallas kernel; None outside of the layers.
+      pallas: number of Pallas kernels.
+      attention: layers of the target whose attention such a kernel computes.
       graphs: number of CUDA graphs; None for other devices.
       outside: what runs outside of CUDA graphs, once for each kernel.
       host: transfers to and from the host, and callbacks.
@@ -83,7 +84,8 @@ class Findings:
 
     kernels: int
     of_a_layer: float
-    pallas: list[int | None]
+    pallas: int
+    attention: list[int | None]
     graphs: int | None
     outside: list[str]
     host: list[str]
@@ -127,6 +129,7 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
         if graphs is not None and name not in graphs.inside:
             outside += [_name(run)] * launches
     targets = [(x, x.instruction.attribute("custom_call_target")) for x in module.runs]
+    pallas = [x.scope for x, target in targets if _PALLAS.search(target)]
     caches = {
         at: x.arrays[0]
         for at, x in module.arguments.items()
@@ -135,7 +138,8 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
     return Findings(
         kernels=by_layer.total(),
         of_a_layer=statistics.median([n for i, n in by_layer.items() if i is not None] or [0]),
-        pallas=[layer_of(x.scope) for x, target in targets if _PALLAS.search(target)],
+        pallas=len(pallas),
+        attention=[layer_of(scope) for scope in pallas if "attention/pallas_call" in scope],
         graphs=None if graphs is None else graphs.count,
         outside=outside,
         host=[_name(x) for x, name in targets if _HOST.search(name or x.instruction.opcode)],

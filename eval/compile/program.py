@@ -202,7 +202,7 @@ def grids(results: Sequence[Result], where: str) -> list[Grid]:
             kernels.append(
                 [
                     *first,
-                    *(f"{x.kernels:,}", f"{x.of_a_layer:g}", str(len(x.pallas)), *graphs),
+                    *(f"{x.kernels:,}", f"{x.of_a_layer:g}", str(x.pallas), *graphs),
                     *(str(len(x.host)), f"{x.longest_sort:,}"),
                     *(str(len(x.collectives)), f"{kilobytes:,.0f}"),
                 ]

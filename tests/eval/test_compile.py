@@ -137,7 +137,7 @@ def test_what_a_program_does(tmp_path):
     assert found.copies == ["verify/padded", "while/verify/layer_3/copy"]
     assert found.not_in_place == ["state.target_cache[3][1]"]
     assert found.host == ["found"]
-    assert found.pallas == [3]
+    assert (found.pallas, found.attention) == (1, [3])
     assert found.of_a_layer == 3  # a kernel, and in the loop a copy and a sum
     assert (found.peak, found.graphs) == (140, None)
     assert found.collectives == [
@@ -286,9 +286,9 @@ def test_checks(result):
     assert messages(result, **outside) == ["outside of CUDA graphs run a/b"]
     assert messages(result, program="loop", **outside) == []
     kernels = {"settings": {"execution": GPU, "dtype": "bfloat16"}}
-    [line] = messages(result, **kernels, pallas=[0, 1, 2, 4, 6, None])
+    [line] = messages(result, **kernels, attention=[0, 1, 2, 4, 6, None])
     assert line == "no Pallas kernel computes the attention of layers [3, 5]"
-    assert messages(result, **kernels, pallas=[*range(7)]) == []
+    assert messages(result, **kernels, attention=[*range(7)]) == []
 
 
 @pytest.mark.parametrize(
