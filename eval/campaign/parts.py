@@ -56,7 +56,7 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
             "each stage of a step next to the hardware's limit",
             "latency --shape qwen3-8b --context 2048 --tree-nodes 8 60 --repeats 3",
             90,
-            ("json", "plot"),
+            ("json",),
         ),
         Part(
             "lossless",
@@ -137,7 +137,7 @@ def tiny_parts() -> tuple[Part, ...]:
             "each stage of a step next to the hardware's limit",
             "latency --shape tiny --context 128 --tree-nodes 8 --repeats 1",
             5,
-            ("json", "plot"),
+            ("json",),
         ),
         Part(
             "serving",
