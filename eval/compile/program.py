@@ -43,13 +43,13 @@ from eval.latency.shapes import check_batch, target_of
 
 _KERNELS = (
     "layer: kernels in a layer of the target, the median; Pallas: kernels of ours; graphs: CUDA "
-    "graphs; outside: kernels that are in none; host: transfers and callbacks; sort: entries in "
-    "the longest row that is sorted; exchanges between devices, and KB of their results on each"
+    "graphs; rest: kernels outside of these; host: transfers and callbacks; sort: entries in the "
+    "longest row that is sorted"
 )
 _WORK = (
-    "of each device; Gop: operations of a step's matrix products, by the shapes; arguments: MB of "
-    "weights, caches and the rest of the state; temporary: MB besides these and results; peak: MB "
-    "in use at once; s: to compile"
+    "of each device; Gop: operations of a step's matrix products, by the shapes; args: MB of "
+    "weights, caches and the rest of the state; temp: MB besides these and results; peak: MB in use "
+    "at once; exchanges: between devices, and KB of their results; s: to compile"
 )
 
 
@@ -198,22 +198,16 @@ def grids(results: Sequence[Result], where: str) -> list[Grid]:
         for case, name, x in group:
             first = [f"{case.method} {name}", str(case.batch), str(case.nodes or "-")]
             graphs = ["-", "-"] if x.graphs is None else [str(x.graphs), f"{len(x.outside):,}"]
-            kilobytes = sum(y.bytes for y in x.collectives) / 1e3
-            kernels.append(
-                [
-                    *first,
-                    *(f"{x.kernels:,}", f"{x.of_a_layer:g}", str(x.pallas), *graphs),
-                    *(str(len(x.host)), f"{x.longest_sort:,}"),
-                    *(str(len(x.collectives)), f"{kilobytes:,.0f}"),
-                ]
-            )
+            counts = f"{x.kernels:,}", f"{x.of_a_layer:g}", str(x.pallas)
+            kernels.append([*first, *counts, *graphs, str(len(x.host)), f"{x.longest_sort:,}"])
             megabytes = [f"{size / 1e6:,.0f}" for size in (x.arguments, x.temporary, x.peak)]
             steps = name in ("step", "loop", "serve") and case.method != "eagle3"
             operations = f"{_operations(case) / 1e9:,.1f}" if steps else "-"
-            work.append([*first, operations, *megabytes, f"{x.seconds:.0f}"])
-        of_kernels = ["kernels", "layer", "Pallas", "graphs", "outside", "host", "sort"]
-        of_kernels += ["exchanges", "KB"]
-        of_work = ["Gop", "arguments", "temporary", "peak", "s"]
+            kilobytes = f"{sum(y.bytes for y in x.collectives) / 1e3:,.0f}"
+            exchanges = [str(len(x.collectives)), kilobytes]
+            work.append([*first, operations, *megabytes, *exchanges, f"{x.seconds:.0f}"])
+        of_kernels = ["kernels", "layer", "Pallas", "graphs", "rest", "host", "sort"]
+        of_work = ["Gop", "args", "temp", "peak", "exchanges", "KB", "s"]
         title = f"{setting}, compiled for {where}"
         tables.append(Grid(title, [*names, *of_kernels], kernels, _KERNELS))
         tables.append(Grid(title, [*names, *of_work], work, _WORK))
