@@ -48,8 +48,8 @@ _KERNELS = (
 )
 _WORK = (
     "of each device; Gop: operations of a step's matrix products, by the shapes; args: MB of "
-    "weights, caches and the rest of the state; temp: MB besides these and results; peak: MB in use "
-    "at once; exchanges: between devices, and KB of their results; s: to compile"
+    "weights, caches and the rest of the state; temp: MB besides these and results; peak: MB in "
+    "use at once; exchanges: between devices, and KB of their results; s: to compile"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from dart_jax.decoding.search.base import TreeSearch
 from dart_jax.decoding.search.choice import Searching
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import step
+from dart_jax.decoding.step import step as decode_step
 from eval.latency.clock import Repeated, Times, measure, measure_scopes
 from eval.latency.cost import Cost, costs
 from eval.latency.model import Model
@@ -50,7 +51,7 @@ def _step(
 ) -> tuple[Any, jax.Array]:
     """A step that leaves the state as it is, except for the caches."""
     state = dataclasses.replace(state, target_cache=caches[0], draft_state=caches[1])
-    state, packed = step(config, params, state, trees)
+    state, packed = decode_step(config, params, state, trees)
     return (state.target_cache, state.draft_state), packed
 
 
@@ -66,32 +67,39 @@ def measure_stages(
       nodes: tree sizes, N.
       repeats: measurements of each.
     """
-    dtype = model.params["target"]["embed_tokens"].dtype
-    rows = []
+    rows: list[Row] = []
     for count in nodes:
-        config = DecodeConfig(model.target, model.drafter, count, execution=model.execution)
-        state, packed = prepared_state(config, model.params, batch, context)
-        small = dataclasses.replace(state, target_cache=(), draft_state=None)
-        caches: Any = state.target_cache, state.draft_state
-        del state
-        if not rows:
-            plain = repeated_step(config.plain, model.params, small, None, (caches[0], None))
-            least = costs(config.plain, dtype, batch, context)["step"]
-            rows.append(Row("plain step", 0, measure(plain, repeats), least))
-            caches = plain.donated[0], caches[1]
-            del plain
-        tree_search = Searching().make(
-            config.host_buffer, count, ngram=model.ngram, eos=(), search=SearchConfig()
-        )
-        search = repeated_search(tree_search, packed)
-        trees = search.program(*search.fixed, ())[1]
-        whole = repeated_step(config, model.params, small, trees, caches)
-        least = costs(config, dtype, batch, context)
-        times = measure_scopes(whole, repeats, stage_of)
-        rows += [Row(x, count, times[x], least[x]) for x in STAGES if x in times]
-        rows.append(Row("search", count, measure(search, repeats), None))
-        rows.append(Row("step", count, measure(whole, repeats), least["step"]))
+        rows += _measure(model, batch, context, count, repeats, plain=not rows)
     return rows
+
+
+def _measure(
+    model: Model, batch: int, context: int, nodes: int, repeats: int, *, plain: bool
+) -> Iterator[Row]:
+    """Measures the stages for trees of one size; before them, a plain step if asked to."""
+    config = DecodeConfig(model.target, model.drafter, nodes, execution=model.execution)
+    params, dtype = model.params, model.params["target"]["embed_tokens"].dtype
+    state, packed = prepared_state(config, params, batch, context)
+    small = dataclasses.replace(state, target_cache=(), draft_state=None)
+    cache, draft_state = state.target_cache, state.draft_state
+    del state
+    if plain:
+        step = repeated_step(config.plain, params, small, None, (cache, None))
+        least = costs(config.plain, dtype, batch, context)
+        yield Row("plain step", 0, measure(step, repeats), least["step"])
+        cache, _ = step.donated
+        del step
+    tree_search = Searching().make(
+        config.host_buffer, nodes, ngram=model.ngram, eos=(), search=SearchConfig()
+    )
+    search = repeated_search(tree_search, packed)
+    trees = search.program(*search.fixed, ())[1]
+    step = repeated_step(config, params, small, trees, (cache, draft_state))
+    least = costs(config, dtype, batch, context)
+    times = measure_scopes(step, repeats, stage_of)
+    yield from (Row(name, nodes, times[name], least[name]) for name in STAGES if name in times)
+    yield Row("search", nodes, measure(search, repeats), None)
+    yield Row("step", nodes, measure(step, repeats), least["step"])
 
 
 def stage_of(scope: str) -> str | None:
@@ -105,9 +113,9 @@ def prepared_state(
 ) -> tuple[DecodeState, jax.Array]:
     """Returns the state after so many tokens, most of whose cached rows are zeros, and the host
     buffer. Times do not depend on what the rows hold."""
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, config.target.vocab_size, (batch, _PROMPT), np.int32)
-    length, budget = (np.full(batch, n, np.int32) for n in (_PROMPT, _UNLIMITED))
+    rng, prompt = np.random.default_rng(0), min(_PROMPT, context)
+    tokens = rng.integers(0, config.target.vocab_size, (batch, prompt), np.int32)
+    length, budget = (np.full(batch, n, np.int32) for n in (prompt, _UNLIMITED))
     prompts = Prompts(tokens, length, budget, context)
     state, packed = start(config, params, prompts, Options(stop=(-1,)))
     return dataclasses.replace(state, length=jnp.full_like(state.length, context)), packed
