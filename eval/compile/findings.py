@@ -23,7 +23,7 @@ _LAYER, _DRAFT = re.compile(r"\blayer_(\d+)\b"), re.compile(r"(?:^|/)draft/")
 _HOST = re.compile("callback|infeed|outfeed|send|recv", re.IGNORECASE)
 _PALLAS = re.compile("triton|mosaic|tpu_custom_call")
 _CACHE = re.compile("cache|draft_state|pools")  # in the name of an argument
-_UPDATES = {"dynamic-update-slice", "scatter"}
+_UPDATES, _SUMS = {"dynamic-update-slice", "scatter"}, {"dot", "convolution", "reduce"}
 # Thunks that run other thunks, or wait for them.
 _STRUCTURE = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncStart"}
 _STRUCTURE |= {"kAsyncDone", "kWaitForStreams"}
@@ -228,6 +228,8 @@ def _copies(run: Run, cache: Array) -> bool:
     # vector memory is a prefetch.
     if x.opcode in ("custom-call", "slice-start") or _COLLECTIVE.fullmatch(x.opcode):
         return False
+    if any(each.opcode in _SUMS for each in run.all):
+        return False  # scores may have as many numbers as a cache
     if x.opcode == "copy-start" and any(array.on_chip for array in x.arrays):
         return False
     updated = {array for each in run.all if each.opcode in _UPDATES for array in each.arrays}
