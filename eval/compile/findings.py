@@ -237,7 +237,7 @@ def _copies(run: Run, cache: Array) -> bool:
     return any(
         (lengths - collections.Counter(array.lengths)).total() <= 1
         and len(array.lengths) == len(cache.lengths)
-        and cache.count <= array.count < 2 * cache.count
+        and cache.elements <= array.elements < 2 * cache.elements
         for array in set(x.arrays) - updated
         if not array.on_chip
     )

@@ -90,7 +90,7 @@ def measure_scopes(
     stages = {run.instruction.name: stage_of(run.scope) for run in runs}
     calls, times = program.calls(), collections.defaultdict[str, list[float]](list)
     for _ in range(repeats):
-        seconds: collections.Counter[str] = collections.Counter()
+        seconds: dict[str, float] = collections.defaultdict(float)
         for operation, duration in _operations(program, calls):
             if stage := stages.get(operation):
                 seconds[stage] += duration / calls

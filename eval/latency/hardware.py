@@ -66,11 +66,15 @@ def _rate(dtype: Any) -> float:
     best = 0.0
     for size in _SIZES:
         x = jnp.ones((size, size), dtype)
-        seconds = _fastest(lambda x=x: [product(x, x) for _ in range(_CALLS)]) / _CALLS
+        seconds = _fastest(partial(_repeated, product, x)) / _CALLS
         best = max(best, 2 * size**3 / seconds)
         if seconds > _ENOUGH:
             break
     return best
+
+
+def _repeated(product: Any, x: jax.Array) -> list[jax.Array]:
+    return [product(x, x) for _ in range(_CALLS)]
 
 
 def _fastest(run: Callable[[], Any]) -> float:

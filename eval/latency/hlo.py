@@ -33,14 +33,14 @@ class Array(NamedTuple):
     on_chip: bool = False
 
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.lengths)
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return _BYTES[self.dtype] * self.count
+        return _BYTES[self.dtype] * self.elements
 
 
 class Instruction(NamedTuple):
