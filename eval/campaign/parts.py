@@ -56,6 +56,7 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
             "each stage of a step next to the hardware's limit",
             "latency --shape qwen3-8b --context 2048 --tree-nodes 8 60 --repeats 3",
             90,
+            ("json",),
         ),
         Part(
             "lossless",
@@ -134,8 +135,9 @@ def tiny_parts() -> tuple[Part, ...]:
         Part(
             "latency",
             "each stage of a step next to the hardware's limit",
-            "latency --shape tiny --context 128 --tree-nodes 8 --repeats 1 --seconds 0.01",
+            "latency --shape tiny --context 128 --tree-nodes 8 --repeats 1",
             5,
+            ("json",),
         ),
         Part(
             "serving",
