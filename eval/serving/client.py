@@ -1,4 +1,4 @@
-"""A client of servers with OpenAI's API, which takes the time of tokens and reads as it is told."""
+"""A client of servers with OpenAI's API, which takes the time of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dart_jax.errors import UserError
 from eval.serving.requests import PATH, Body
 
-# Seconds that a server may take until nothing runs any more.
+# Seconds that a server may take for its metrics, and until nothing runs any more.
 _QUIET = 10.0
 
 
@@ -59,8 +59,8 @@ class Answer:
         return (self.end - self.times[0]) / (self.tokens - 1)
 
     def add(self, content: dict[str, Any]) -> None:
-        """Adds a chunk, or a whole response, which comes now; raises ValueError if it is an
-        error, LookupError if it is not one of the API's."""
+        """Adds a chunk, or a whole response, which comes now; raises ValueError, LookupError or
+        TypeError if it is an error or not one of the API's."""
         if "error" in content:
             raise ValueError(f"within the answer: {json.dumps(content['error'])[:200]}")
         for choice in content["choices"]:
@@ -74,12 +74,7 @@ class Answer:
 
 
 class Client:
-    """Connections to one server, all in one thread.
-
-    Attributes:
-      url: the server's.
-      model: its name of its model; empty before `connect`.
-    """
+    """Connections to one server; within its block, `model` is the server's name of its model."""
 
     def __init__(self, url: str, timeout: float):
         """Opens nothing yet; `timeout` is in seconds, for a whole request."""
@@ -113,7 +108,7 @@ class Client:
         body: Body | bytes,
         *,
         stream: bool = False,
-        most: int | None = None,
+        patience: float | None = None,
         method: str = "POST",
         path: str = PATH,
     ) -> Answer:
@@ -122,7 +117,7 @@ class Client:
         Args:
           body: the request, or any content, which goes to `path` with HTTP's `method`.
           stream: take the answer in chunks.
-          most: chunks after which to hang up; None for never.
+          patience: seconds after which to hang up; None for never.
         """
         if isinstance(body, dict):
             options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
@@ -131,32 +126,33 @@ class Client:
         headers = {"Content-Type": "application/json"}
         try:
             async with (
-                asyncio.timeout(self._timeout),
+                asyncio.timeout(self._timeout if patience is None else patience),
                 self._http.stream(method, path, content=body, headers=headers) as response,
             ):
                 answer.status = response.status_code
                 if answer.status == 200:
                     async for content in _contents(response, stream):
-                        if len(answer.times) == most:
-                            answer.cancelled = True
-                            break
                         answer.add(content)
-                    if not answer.cancelled and (answer.finish is None or not answer.tokens):
+                    if answer.finish is None or not answer.tokens:
                         answer.error = "the answer ended without a finish_reason or usage"
                 else:
                     answer.text = (await response.aread()).decode("utf-8", "replace")
                     answer.error = f"status {answer.status}: {' '.join(answer.text.split())[:200]}"
         except TimeoutError:
-            answer.error = f"no end after {self._timeout:g} s"
-        except (httpx.HTTPError, OSError, ValueError, LookupError) as error:
+            answer.cancelled = patience is not None
+            answer.error = "" if answer.cancelled else f"no end after {self._timeout:g} s"
+        except (httpx.HTTPError, OSError, ValueError, LookupError, TypeError) as error:
             answer.error = f"{type(error).__name__}: {error}"
         answer.end = answer.end or time.perf_counter()
         return answer
 
     async def metrics(self) -> dict[str, float]:
         """Returns the server's metrics, summed over labels, by their names without prefix; none if
-        it has none."""
-        page = await self._http.get("/metrics")
+        it has none. Raises UserError if it does not answer."""
+        try:
+            page = await self._http.get("/metrics", timeout=_QUIET)
+        except httpx.HTTPError as error:
+            raise UserError(f"{self.url} does not answer any more: {error!r}") from None
         totals: dict[str, float] = {}
         if page.status_code == 200:
             for family in text_string_to_metric_families(page.text):

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -64,14 +64,14 @@ class Load:
 
     def ratios(self) -> list[float]:
         """Returns the first server's tokens a second over the second one's, round by round."""
-        rates = [(one.tokens_per_second, other.tokens_per_second) for one, other in self._pairs()]
-        return [one / other for one, other in rates if other]
+        pairs = self._pairs()
+        return [a.tokens_per_second / b.tokens_per_second for a, b in pairs if b.tokens_per_second]
 
     def same(self) -> tuple[int, int]:
         """Returns how many requests have the same text from both servers, and how many a text."""
         pairs = [pair for a, b in self._pairs() for pair in zip(a.texts, b.texts, strict=True)]
-        texts = [pair for pair in pairs if None not in pair]
-        return sum(one == other for one, other in texts), len(texts)
+        same = [one == other for one, other in pairs if one is not None and other is not None]
+        return sum(same), len(same)
 
     def rows(self) -> Iterator[list[str]]:
         """Yields the table's rows, one for each server; the second one has the comparison."""
@@ -82,9 +82,9 @@ class Load:
                 str(self.clients),
                 name,
                 spread([each.tokens_per_second for each in rounds]),
-                _median([each.per_token for each in rounds], 1e3),
-                _median([each.first for each in rounds], 1e3),
-                _median([each.tau for each in rounds]),
+                _cell(_median(each.per_token for each in rounds), 1e3),
+                _cell(_median(each.first for each in rounds), 1e3),
+                _cell(_median(each.tau for each in rounds)),
                 *cells,
             ]
 
@@ -107,10 +107,14 @@ class Load:
         return {"clients": self.clients, **same, "rounds": servers}
 
 
-def _median(values: Sequence[float | None], factor: float = 1.0) -> str:
-    """Returns the median of what is known, in a cell."""
+def _median(values: Iterable[float | None]) -> float | None:
+    """Returns the median of those that are not None, if there are any."""
     numbers = [value for value in values if value is not None]
-    return f"{factor * statistics.median(numbers):.3g}" if numbers else "-"
+    return statistics.median(numbers) if numbers else None
+
+
+def _cell(value: float | None, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{factor * value:.3g}"
 
 
 async def run(
@@ -158,8 +162,7 @@ async def compare(
         for turn in range(-1, config.rounds):
             count = 2 * clients if turn < 0 else max(config.requests, 2 * clients)
             bodies = [request(number) for number in itertools.islice(numbers, count)]
-            for place in range(len(names)):
-                name = names[(turn + place) % len(names)]
+            for name in names if turn % 2 else reversed(names):
                 kind = f"round {turn + 1} of {config.rounds}" if turn >= 0 else "warm-up"
                 notify(f"{clients} clients: {name}, {kind}")
                 measurement = await _measure(servers[name], bodies, clients)
@@ -186,15 +189,13 @@ async def _measure(client: Client, bodies: list[Body], clients: int) -> Round:
     added = {name: value - before.get(name, 0.0) for name, value in metrics.items()}
     drafts = added.get("spec_decode_num_drafts_total")
     complete = [each for each in answers if not each.error]
-    per_token = [each.per_token for each in complete if each.per_token is not None]
-    first = [each.first for each in complete if each.first is not None]
     seconds = max(each.end for each in answers) - min(each.start for each in answers)
     return Round(
         texts=[None if each.error else each.text for each in answers],
         errors=[each.error for each in answers if each.error],
         tokens_per_second=sum(each.tokens for each in complete) / seconds,
-        per_token=statistics.median(per_token) if per_token else None,
-        first=statistics.median(first) if first else None,
+        per_token=_median(each.per_token for each in complete),
+        first=_median(each.first for each in complete),
         tau=1 + added["spec_decode_num_accepted_tokens_total"] / drafts if drafts else None,
         compilations=added.get("compilations_total", 0.0),
     )

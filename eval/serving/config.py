@@ -25,9 +25,7 @@ class ServingBenchConfig(ModelChoice):
     serve_options: str = ""
     """More options of the servers that are started: --serve-options="--slots 8 --queue 512"."""
     bench: str = DEMO
-    """Prompts: demo, functions of library modules; or a benchmark, such as mt_bench, or a file."""
-    data_dir: Path | None = None
-    """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
+    """Prompts: demo, functions of library modules; a benchmark, such as mt_bench; or its file."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     max_new_tokens: int = 128

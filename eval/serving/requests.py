@@ -41,7 +41,7 @@ def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable
         # Those of a group follow each other: a few requests should come from all of them.
         prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
     else:
-        questions = load(config.bench, config.data_dir, _QUESTIONS)
+        questions = load(config.bench, None, _QUESTIONS)
         prompts = [prompt_tokens(each, (), tokenizer, thinking=False) for each in questions]
 
     def request(number: int) -> Body:

@@ -14,9 +14,6 @@ from dart_jax.errors import UserError
 from eval.serving.client import Client
 from eval.serving.config import ServingBenchConfig
 
-# Seconds that a server has to end.
-_ENDING = 5.0
-
 
 @contextlib.asynccontextmanager
 async def connected(
@@ -24,10 +21,8 @@ async def connected(
     options: Mapping[str, Sequence[str]],
     notify: Callable[[str], None],
 ) -> AsyncIterator[tuple[dict[str, Client], list[int]]]:
-    """Connects to the servers of --url or, without any, to new ones with these options, by name.
-
-    Yields:
-      A client for each server by its name, and the process numbers of new ones.
+    """Connects to the servers of --url or, without any, to new ones with these options, by name;
+    yields a client for each server by its name, and the process numbers of new ones.
 
     Raises:
       UserError: a server does not start or answer.
@@ -46,14 +41,8 @@ async def connected(
 
 @contextlib.contextmanager
 def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int]]:
-    """Starts `python -m dart_jax.serve` at a free port; ends it with the block.
-
-    Args:
-      options: its options.
-      share: of a device's memory that it may take, unless the environment says another.
-
-    Yields:
-      Its URL and its process number.
+    """Starts `python -m dart_jax.serve` at a free port, and ends it with the block; yields its URL
+    and process number. It may take this share of a device's memory, or the environment's.
 
     Raises:
       UserError: it did not start; with its own message.
@@ -77,6 +66,3 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int
             yield address[0], process.pid
         finally:
             process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_ENDING)
-            process.kill()

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 from rich.console import Console
 
+from dart_jax.errors import UserError
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from eval.serving.client import Answer, Client
@@ -28,10 +28,6 @@ from eval.serving.servers import connected
 
 # How a client behaves, and how often.
 _KINDS = {"streamed": 0.5, "whole": 0.2, "cancelled": 0.2, "malformed": 0.1}
-# Chunks before a client hangs up, at most, and seconds between its requests.
-_HANG_UP, _IDLE = 12, 0.05
-# Statuses of a full queue: the client waits and asks something else.
-_FULL = (429, 503)
 # Different requests.
 _POOL = 96
 # Seconds between samples of the memory; its growth in the second half: a share, and bytes.
@@ -49,7 +45,7 @@ class Visit(NamedTuple):
     @property
     def refused(self) -> bool:
         """Whether the server had no room in its queue."""
-        return self.answer.status in _FULL
+        return self.answer.status == 429
 
 
 async def run(
@@ -77,8 +73,8 @@ async def run(
                 metrics = await client.quiet_metrics()
                 alone = {case: await client.ask(pool[case]) for case in sorted(asked)}
                 faults = leaks(metrics, started=bool(pids))
-            except httpx.HTTPError as error:
-                alone, faults = {}, [f"the server is dead: {error!r}"]
+            except UserError as error:
+                alone, faults = {}, [str(error)]
     faults += [*growth(memory), *(text for each in visits for text in fault(each, alone))]
     kinds = Counter("refused" if each.refused else each.kind for each in visits)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
@@ -100,15 +96,16 @@ async def _visits(
             case, (method, path, content) = wrong[rng.integers(len(wrong))]
             return Visit(kind, case, await client.ask(content, method=method, path=path))
         number = int(rng.integers(len(pool)))
-        most = int(rng.integers(_HANG_UP)) if kind == "cancelled" else None
-        answer = await client.ask(pool[number], stream=kind != "whole", most=most)
+        # From 1 ms to 3 s: also while the request waits, or its prompt is read.
+        patience = 10 ** rng.uniform(-3, 0.5) if kind == "cancelled" else None
+        answer = await client.ask(pool[number], stream=kind != "whole", patience=patience)
         return Visit(kind, number, answer)
 
     async def run_client(number: int) -> None:
         rng = np.random.default_rng([seed, number])
         while time.perf_counter() < end:
             visits.append(await one(rng.choice(list(_KINDS), p=list(_KINDS.values())), rng))
-            await asyncio.sleep(rng.uniform(0, _IDLE) + visits[-1].refused)
+            await asyncio.sleep(rng.uniform(0, 0.05) + visits[-1].refused)
 
     await asyncio.gather(*map(run_client, range(clients)))
     return visits
@@ -126,12 +123,8 @@ def fault(visit: Visit, alone: Mapping[int, Answer]) -> list[str]:
     """Returns what is wrong with an answer, if anything.
 
     A well-formed request is answered in time, unless the queue is full, with the text of the same
-    request alone; of a client that hung up, its beginning. A malformed one gets a status from 400
-    to 499, and an error object.
-
-    Args:
-      visit: has the answer.
-      alone: the answers to the requests of the pool, by number, asked one by one.
+    request `alone`, by its number; of a client that hung up, its beginning. A malformed one gets a
+    status from 400 to 499, and an error object.
     """
     kind, case, answer = visit
     if visit.refused:

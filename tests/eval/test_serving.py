@@ -158,8 +158,9 @@ def test_what_goes_wrong_is_in_the_answer(pieces, error):
 
 
 def test_hanging_up_giving_up_and_whole_answers():
-    answer = talk([HEAD, *[event("a")] * 50], most=2)
-    assert (answer.text, answer.cancelled, answer.error) == ("aa", True, "")
+    answer = talk([HEAD, *[event("a")] * 50], patience=0.1)
+    assert set(answer.text) == {"a"}
+    assert (answer.cancelled, answer.error) == (True, "")
     assert "no end after 0.1 s" in talk([HEAD, *[event("a")] * 50], timeout=0.1).error
     body = (
         b'{"choices": [{"text": "ab", "finish_reason": "stop"}], "usage": {"completion_tokens": 2}}'
