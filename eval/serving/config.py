@@ -31,8 +31,8 @@ class ServingBenchConfig(ModelChoice):
     max_new_tokens: int = 128
     """Tokens to generate for each prompt."""
     clients: tuple[int, ...] = (1, 4, 16, 64)
-    """So many clients, each of which sends its next request when the last one has ended; each
-    number is measured in turn. --soak takes the largest."""
+    """Clients, each of which sends its next request when the last one has ended; each number is
+    measured in turn, and --soak takes the largest."""
     requests: int = 32
     """Requests in a round, but at least two for each client."""
     rounds: int = 3

@@ -72,9 +72,10 @@ class Cluster:
         self._accepting, self._running = True, set[Future[None]]()
         self._reports: list[Statistics] = []
         self._loop = asyncio.new_event_loop()
-        self._stack = contextlib.ExitStack()
-        self._handle = self._stack.enter_context(replicas(choice, serving, options, drain))
-        self.max_length: int = self._handle.max_length.remote().result()
+        with contextlib.ExitStack() as stack:
+            self._handle = stack.enter_context(replicas(choice, serving, options, drain))
+            self.max_length: int = self._handle.max_length.remote().result()
+            self._replicas = stack.pop_all()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
@@ -95,13 +96,11 @@ class Cluster:
     def statistics(self) -> Statistics:
         """Returns the sums over the running replicas, at most a second old; failed while there are
         none. Callable from any thread."""
-        total, accepted = (
-            functools.reduce(add, self._reports, Statistics(replicas=0)),
-            self._running,
-        )
-        running = min(total.running, len(accepted))
-        here = {"running": running, "waiting": len(accepted) - running}
-        return dataclasses.replace(total, **here, failed=not total.replicas)
+        total = functools.reduce(add, self._reports, Statistics(replicas=0))
+        accepted = len(self._running)
+        running = min(total.running, accepted)
+        counts = {"running": running, "waiting": accepted - running}
+        return dataclasses.replace(total, **counts, failed=not total.replicas)
 
     def drain(self, seconds: float) -> bool:
         """See `Engine.drain`."""
@@ -111,7 +110,7 @@ class Cluster:
     def close(self) -> None:
         """Ends the replicas and with them what they still do."""
         self._accepting = False
-        self._stack.close()
+        self._replicas.close()
 
     async def _pass_on(self, ticket: Ticket, request: Request, on_update: OnUpdate) -> None:
         """Passes on the updates of the replica that Ray chooses."""
@@ -121,6 +120,9 @@ class Cluster:
                 ticket.begun = ticket.begun or time.monotonic() - ago
                 for update in updates:
                     on_update(update)
+                if updates[-1].finish is not None:
+                    return
+            raise ConnectionError("the answer of a replica has no end")
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
