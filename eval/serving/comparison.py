@@ -103,8 +103,8 @@ class Load:
             name: [{k: v for k, v in each._asdict().items() if k != "texts"} for each in rounds]
             for name, rounds in self.rounds.items()
         }
-        same = {"ratios": self.ratios(), "same": self.same()}
-        return {"clients": self.clients, **same, "rounds": servers}
+        comparison = {"ratios": self.ratios(), "same": self.same()}
+        return {"clients": self.clients, **comparison, "rounds": servers}
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -28,11 +28,8 @@ from eval.serving.config import ServingBenchConfig
 
 
 def run(config: ServingBenchConfig, console: Console) -> bool:
-    """Compares or soaks, prints and writes the report; returns whether there was no fault.
-
-    Raises:
-      UserError: a package or a file is missing, or a server does not start or answer.
-    """
+    """Compares or soaks, prints and writes the report; returns whether there was no fault. Raises
+    UserError if a package or a file is missing, or a server does not start or answer."""
     for package in ("httpx", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"eval.serving needs {package}: pip install 'dart-jax[serve]'")

@@ -19,7 +19,6 @@ from eval.serving.config import DEMO, ServingBenchConfig
 
 # A request's fields by the API's names, without the model's.
 Body = dict[str, Any]
-
 PATH = "/v1/completions"
 
 # Longest prompt of the demo's, functions of each of its groups, and questions of a benchmark.

@@ -22,11 +22,12 @@ needs_ray = pytest.mark.skipif(
 )
 OPTIONS = (*QUICK, "--slots", "2", "--queue", "20")
 PATIENCE = 240  # seconds
+NEW = 400
 # Greedy and sampled, streamed and whole.
 BODIES = [
     {
         "prompt": f"def function_{number}(",
-        "max_tokens": 200,
+        "max_tokens": NEW,
         "ignore_eos": True,
         "temperature": 0.8 * (number % 2),
         "seed": number,
@@ -99,7 +100,7 @@ def test_texts_are_those_of_one_engine(served, texts):
     assert metrics["num_replicas"] == 2
     # With two slots each, half of the requests had to wait.
     assert metrics["request_queue_time_seconds_sum"] > 0.1
-    wait_until(lambda: served.metrics()["generation_tokens_total"] == 8 * 200)
+    wait_until(lambda: served.metrics()["generation_tokens_total"] == 8 * NEW)
 
 
 @needs_ray
@@ -120,7 +121,7 @@ def test_a_killed_replica_is_replaced(served, texts):
     """Its requests end with an error that says so; the others, and later ones, are right."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         asked = pool.submit(all_texts, served)
-        wait_until(lambda: served.metrics()["num_requests_running"] == 4)
+        wait_until(lambda: served.metrics()["num_requests_running"] > 2)  # on both
         os.kill(replicas_of(served)[0], signal.SIGKILL)
         answers = asked.result()
     lost = [answer for answer, text in zip(answers, texts, strict=True) if answer != text]
