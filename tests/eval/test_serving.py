@@ -138,7 +138,7 @@ def test_times_are_those_of_tokens():
     assert len(answer.times) == 2
     assert answer.first >= 0.02 < answer.times[1] - answer.start
     assert answer.per_token == pytest.approx((answer.end - answer.times[0]) / 6)
-    assert answer.per_token > 0.02 / 6
+    assert answer.per_token > 0.01 / 6
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_two_servers_get_the_same_in_turn(tmp_path, capsys):
     # 20 clients, 16 slots: the last ones wait.
     assert many["rounds"]["first"][0]["first"] > one["rounds"]["first"][0]["first"]
     shown = capsys.readouterr().out
-    assert re.search(r"\n +1 +second +\d+ ±\d+ .*[23]\.\d\dx ±\d.* 8/8", shown), shown
+    assert re.search(r"\n1 +second +\d+ ±\d+ .*[23]\.\d\dx ±\d.* 8/8", shown), shown
     assert "WARNING" not in shown  # what was compiled before does not count
 
 
@@ -250,7 +250,7 @@ def test_drafted_and_plain_servers_of_the_demo(tmp_path, capsys):
         (None, "faults: 0"),
         ("mixes", r"request \d+, \w+: '.*', alone '"),
         ("leaks", r"num_requests_running is \d+ in the end\nkv_cache_usage_perc"),
-        ("accepts", "an empty prompt: "),
+        ("accepts", "a.*: ValueError: within the answer"),
         ("fails", r"request \d+, \w+: status 500"),
     ],
 )

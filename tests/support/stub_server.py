@@ -194,11 +194,14 @@ class StubServer:
 
     def _whole(self, writer, status, content):
         body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
 
 
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+    b"Connection: close\r\n\r\n"
+)
 
 
 def _choice(text, finish):
