@@ -1,14 +1,11 @@
-"""Compare two reports of `eval.speedup` or of `eval.compile`.
+"""Compare two reports of `eval.speedup`.
 
     python -m eval.compare before.json after.json
 
-Of `eval.speedup` it shows what changed beyond noise. A rate has changed if both reports have at
-least three repeats, and the gap between the reports' repeats is larger than the spread within
-either report. Tau and the number of identical outputs are deterministic, so any difference counts,
-unless different trees were chosen, which they depend on.
-
-Of `eval.compile` it shows every other number of kernels or bytes, and the times to compile, which
-are no verdict.
+Shows what changed beyond noise. A rate has changed if both reports have at least three repeats, and
+the gap between the reports' repeats is larger than the spread within either report. Tau and the
+number of identical outputs are deterministic, so any difference counts, unless different trees were
+chosen, which they depend on.
 
 Exit status 1 if something got worse.
 """
@@ -31,7 +28,6 @@ from rich.table import Table
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.spread import spread as spread_of
-from eval.compile import compare as compiled
 
 Verdict = Literal["better", "worse", "same", "too few repeats", "different trees"]
 
@@ -47,9 +43,9 @@ class CompareConfig:
     """The reports to compare."""
 
     before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE")]
-    """JSON of eval.speedup or eval.compile."""
+    """JSON of eval.speedup."""
     after: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="AFTER")]
-    """Another JSON of the same program."""
+    """Another one."""
     groups: bool = False
     """Also compare each group of prompts, not only all of them together."""
     all: bool = False
@@ -87,17 +83,13 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
-    if compiled.is_report(report):
-        return report
     settings = report.get("settings") if isinstance(report, dict) else None
     # Other programs' reports have settings too, but no methods compared in groups.
     if not isinstance(settings, list) or not all(
         isinstance(setting, dict) and {"bench", "trees", "groups"} <= set(setting)
         for setting in settings
     ):
-        raise UserError(
-            f"{path} is not a report of eval.speedup or eval.compile; make one with --json"
-        )
+        raise UserError(f"{path} is not a report of eval.speedup; make one with --json")
     return report
 
 
@@ -225,14 +217,6 @@ def run(config: CompareConfig, console: Console) -> bool:
       UserError: a file is not a report, or the two have no setting in common.
     """
     before, after = read(config.before), read(config.after)
-    kinds = compiled.is_report(before), compiled.is_report(after)
-    if any(kinds) and not all(kinds):
-        raise UserError(
-            f"{config.before} and {config.after} are reports of different programs: one of "
-            "eval.speedup, one of eval.compile"
-        )
-    if all(kinds):
-        return _run_compiled(config, before, after, console)
     found = list(changes(before, after, groups=config.groups))
     if not found:
         raise UserError(
@@ -251,25 +235,6 @@ def run(config: CompareConfig, console: Console) -> bool:
     beyond = f"{len(changed)} changed" if changed else "nothing changed"
     console.print(f"{beyond} beyond noise ({len(found)} figures: {verdicts})", highlight=False)
     return all(change.verdict != "worse" for change in found)
-
-
-def _run_compiled(
-    config: CompareConfig, before: Mapping[str, Any], after: Mapping[str, Any], console: Console
-) -> bool:
-    """Does the same with reports of `eval.compile`."""
-    found = list(compiled.changes(before, after))
-    if not found:
-        raise UserError(
-            f"{config.before} and {config.after} have no program in the same setting in common"
-        )
-    for line in compiled.differences(before, after):
-        console.print(line, soft_wrap=True)
-    shown = [change for change in found if config.all or change.verdict != "same"]
-    console.print(compiled.table("All figures" if config.all else "Changes", shown))
-    counts = Counter(change.verdict for change in found if change.verdict)
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    console.print(f"{sum(counts.values())} figures: {verdicts}", highlight=False)
-    return not counts["worse"]
 
 
 def main(args: Sequence[str] | None = None) -> None:

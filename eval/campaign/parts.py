@@ -56,6 +56,7 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
             "each stage of a step next to the hardware's limit",
             "latency --shape qwen3-8b --context 2048 --tree-nodes 8 60 --repeats 3",
             90,
+            ("json",),
         ),
         Part(
             "lossless",
@@ -89,10 +90,11 @@ def parts(demo: bool = False) -> tuple[Part, ...]:
         *batches,
         Part(
             "serving",
-            "what clients of a server get, drafted and not",
-            "serving --model demo --clients 1 16 64 --requests 64 --rounds 2 --slots 64 "
-            "--baseline plain fixed",
+            "what clients of a server get, drafted and plain",
+            "serving --model demo --clients 1 16 64 --requests 64 --rounds 2 "
+            "--serve-options=--slots=64",
             240,
+            ("json",),
         ),
         Part("speedup-1.7b", "a smaller target", _8B.replace("8b", "1.7b")),
         Part("speedup-4b", "a target in between", _8B.replace("8b", "4b")),
@@ -134,15 +136,17 @@ def tiny_parts() -> tuple[Part, ...]:
         Part(
             "latency",
             "each stage of a step next to the hardware's limit",
-            "latency --shape tiny --context 128 --tree-nodes 8 --repeats 1 --seconds 0.01",
+            "latency --shape tiny --context 128 --tree-nodes 8 --repeats 1",
             5,
+            ("json",),
         ),
         Part(
             "serving",
-            "what clients of a server get, drafted and not",
+            "what clients of a server get, drafted and plain",
             "serving --model demo --clients 1 2 --requests 2 --rounds 1 --max-new-tokens 8 "
-            "--slots 2",
+            "--serve-options=--slots=2",
             5,
+            ("json",),
         ),
         Part(
             "training",

@@ -11,5 +11,5 @@
     engines/         the engines, a file each
 
 No engine's package is needed: those that are not installed are left out, in one line each. May
-import `dart_jax` and `eval.benchmarks`. Start with `program.py`.
+import `dart_jax`, `eval.benchmarks` and `eval.methods`. Start with `program.py`.
 """

@@ -56,8 +56,6 @@ class PeersConfig(ModelChoice):
             raise UserError("--new-tokens must be at least 2: the first one is not timed")
         if self.level_decay is not None and not 0 <= self.level_decay < math.inf:
             raise UserError("--level-decay must be 0 or a positive number")
-        if self.threads is not None and self.threads > available_cores():
-            raise UserError(f"--threads {self.threads}: only {available_cores()} cores are here")
         if self.bench is not None:
             parse_names(self.bench)
         for name in self.engine:

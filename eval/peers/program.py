@@ -20,6 +20,7 @@ from rich.console import Console
 
 from dart_jax.errors import UserError, warn
 from dart_jax.generation.defaults import length_bucket
+from dart_jax.machine import available_cores
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
@@ -43,6 +44,8 @@ def run(config: PeersConfig, console: Console) -> None:
     check_outputs(config.json)
     if jax.default_backend() != "cpu":
         raise UserError("the other engines run on CPUs here; set JAX_PLATFORMS=cpu")
+    if config.threads is not None and config.threads > available_cores():
+        raise UserError(f"--threads {config.threads}: only {available_cores()} cores are here")
     config = config.decided()
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
     tokenizer = Tokenizer.load(target)

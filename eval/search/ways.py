@@ -53,7 +53,7 @@ def measure_ways(
             loop(packed, repeats[name]).block_until_ready()
             took = time.perf_counter() - began
             times[name].append(took / (repeats[name] * len(batches)))
-    return {name: Times(found, [], repeats[name] * len(batches)) for name, found in times.items()}
+    return {name: Times(found) for name, found in times.items()}
 
 
 def _loop(search: TreeSearch) -> Callable[[jax.Array, int], jax.Array]:

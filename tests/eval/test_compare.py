@@ -1,4 +1,4 @@
-"""eval.compare: changes between two reports, and noise; compiled programs."""
+"""eval.compare: changes between two reports, and noise."""
 
 import copy
 import json
@@ -8,7 +8,6 @@ import pytest
 from dart_jax.errors import UserError
 from eval import compare
 from eval.compare import changes, differences, read
-from eval.compile import compare as compiled
 
 EXACT = {"identical": 8, "prompts": 8}
 ROW = {"rates": [100.0, 104.0, 102.0], "speedups": [1.5, 1.6, 1.55], "tau": 4.0, **EXACT}
@@ -166,97 +165,3 @@ def test_reports_that_have_nothing_in_common(report, tmp_path, capfd):
     assert "in common" in capfd.readouterr().err
     with pytest.raises(UserError, match="cannot read"):
         read(tmp_path / "none.json")
-
-
-# Reports of eval.compile.
-
-STEP = {
-    "shape": "qwen3-8b",
-    "method": "dart",
-    "program": "step",
-    "batch": 1,
-    "nodes": 60,
-    "context": 2048,
-    "prompt": 1024,
-    "dtype": "bfloat16",
-    "layers": None,
-    "kernels": 1000,
-    "of_a_layer": 24.0,
-    "moved": 26_700_000_000,
-    "ratio": 1.52,
-    "temporary": 271_000_000,
-    "peak": 18_000_000_000,
-    "seconds": 29.0,
-}
-
-
-@pytest.fixture
-def program():
-    return {"device": {"title": "H200"}, "programs": [dict(STEP)], "revision": "abc"}
-
-
-def test_compiled_programs(program, tmp_path, capsys):
-    other = copy.deepcopy(program)
-    other["programs"][0].update(kernels=800, moved=20_700_000_000, seconds=31.0, ratio=None)
-    found = {change.figure: change for change in compiled.changes(program, other)}
-    assert (found["kernels"].verdict, found["kernels"].percent) == ("better", "-20.0%")
-    assert (found["MB moved"].before, found["MB moved"].after) == (26_700, 20_700)
-    assert found["s to compile"].verdict == ""
-    assert "moved / needed" not in found  # one report does not have it
-    assert {change.verdict for change in compiled.changes(program, program)} == {"same", ""}
-
-    before, after = tmp_path / "before.json", tmp_path / "after.json"
-    before.write_text(json.dumps(program))
-    after.write_text(json.dumps(other))
-    compare.main([str(before), str(after)])
-    shown = capsys.readouterr().out
-    assert "-20.0%" in shown
-    assert "MB peak" not in shown
-    assert "5 figures: 2 better, 3 same" in shown
-    compare.main([str(before), str(after), "--all"])
-    assert "MB peak" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as exit:
-        compare.main([str(after), str(before)])
-    assert exit.value.code == 1
-
-
-def test_other_differences_of_compiled_programs(program):
-    other = copy.deepcopy(program)
-    other["device"]["title"] = "B200"
-    other["programs"][0]["batch"] = 32
-    assert compiled.differences(program, other) == [
-        "title: H200 -> B200",
-        "only before: qwen3-8b dart step, batch 1, tree 60, context 2048",
-        "only after: qwen3-8b dart step, batch 32, tree 60, context 2048",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("changed", "shown"),
-    [
-        ({"weights": "int8"}, ", int8"),
-        ({"sampling": {"temperature": 0.8, "top_k": 50}}, ", temperature 0.8"),
-    ],
-)
-def test_compiled_programs_of_other_kinds_are_not_compared(program, changed, shown):
-    other = copy.deepcopy(program)
-    other["programs"][0] |= changed
-    assert list(compiled.changes(program, other)) == []
-    name = "qwen3-8b dart step, batch 1, tree 60, context 2048"
-    assert compiled.differences(program, other) == [
-        f"only before: {name}",
-        f"only after: {name}{shown}",
-    ]
-
-
-@pytest.mark.parametrize("other", ["batch", "speedup"])
-def test_compiled_programs_that_cannot_be_compared(program, report, tmp_path, capfd, other):
-    before, after = tmp_path / "before.json", tmp_path / "after.json"
-    before.write_text(json.dumps(program))
-    program["programs"][0]["batch"] = 32
-    after.write_text(json.dumps(program if other == "batch" else report))
-    with pytest.raises(SystemExit) as exit:
-        compare.main([str(before), str(after)])
-    assert exit.value.code == 2
-    message = "no program in the same" if other == "batch" else "of different programs"
-    assert message in capfd.readouterr().err

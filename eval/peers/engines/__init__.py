@@ -8,5 +8,5 @@
     openvino.py      OpenVINO
 
 Packages of others are imported only when their engine is loaded. May import `dart_jax`,
-`eval.peers.engine` and `eval.peers.registry`. Start with `own.py`.
+`eval.methods`, `eval.peers.engine` and `eval.peers.registry`. Start with `own.py`.
 """

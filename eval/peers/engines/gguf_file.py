@@ -91,9 +91,13 @@ def _qwen3(path: Path, target: Path) -> tuple[gguf.GGUFWriter, Iterable[tuple[st
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
-    tied = config.get("tie_word_embeddings")
+    tensors = open_tensors(target).tensors
+    if config.get("tie_word_embeddings"):
+        tensors.pop("lm_head.weight", None)
+
+    def name_of(name: str) -> str:
+        return names.get_name(name, try_suffixes=(".weight",)) or name
+
     return writer, (
-        (names.get_name(name, try_suffixes=(".weight",)), tensor.read().astype(np.float32))
-        for name, tensor in open_tensors(target).tensors.items()
-        if not (tied and name == "lm_head.weight")
+        (name_of(name), tensor.read().astype(np.float32)) for name, tensor in tensors.items()
     )

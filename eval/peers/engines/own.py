@@ -9,9 +9,12 @@ import time
 import jax
 import numpy as np
 
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import adaptive_tree, default_tree
+from dart_jax.generation.defaults import default_tree
 from dart_jax.models.drafter_config import DrafterConfig
+from eval.methods.registry import adaptive, decoder
+from eval.methods.tree_size import Tree
 from eval.peers.engine import Decoded, Setup
 from eval.peers.registry import PLAIN
 
@@ -32,20 +35,13 @@ class OwnEngine:
             model = model.with_drafter(None)
         elif not isinstance(model.drafter, DrafterConfig):
             raise UserError("needs a DART drafter; pass it as --drafter")
-        nodes, search = default_tree(model.drafter)
-        sizes: tuple[int, ...] = ()
-        if config.tree_nodes is None:
-            sizes, search = adaptive_tree(model.drafter)
-        if config.level_decay is not None:
-            search = dataclasses.replace(search, level_decay=config.level_decay)
-        self._decoder = model.decoder(
-            nodes=0 if plain else config.tree_nodes or nodes,
-            sizes=() if plain else sizes,
-            max_length=setup.max_length,
-            stop=(),
-            search=None if plain else search,
-            loop="fused",
-        )
+        tree = adaptive(model, 1, config.level_decay)
+        if tree.nodes and config.tree_nodes is not None:
+            _, search = default_tree(model.drafter)
+            decay = search.level_decay if config.level_decay is None else config.level_decay
+            tree = Tree(config.tree_nodes, decay)
+        made = decoder(model, tree, max_length=setup.max_length, sampling=Sampling(), loop="fused")
+        self._decoder = dataclasses.replace(made, stop=())
         leaves = jax.tree.leaves(model.params["target"])
         kinds = {leaf.dtype.name for leaf in leaves}
         # On CPUs, matrices that bfloat16 holds exactly are stored in it.

@@ -29,6 +29,9 @@ def load(setup: Setup) -> Engine:
     Raises:
       UserError: `assisted` has no small model.
     """
+    draft_model = setup.config.draft_model
+    if setup.name == "assisted" and draft_model is None:
+        raise UserError("needs a small model; pass it as --draft-model")
     # Read when PyTorch is imported. Compiled files are temporary, and compiled in this process.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(setup.work / "inductor")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -38,11 +41,9 @@ def load(setup: Setup) -> Engine:
     model = load_model(setup.transformers, setup.precision)
     if setup.name == "lookup":
         return _generate(model, setup.precision, prompt_lookup_num_tokens=_LOOKUP)
-    if setup.name == "assisted":
-        if setup.config.draft_model is None:
-            raise UserError("needs a small model; pass it as --draft-model")
+    if draft_model is not None and setup.name == "assisted":
         path = transformers_directory(
-            hub.resolve(setup.config.draft_model, patterns=hub.TARGET), setup.work / "draft_model"
+            hub.resolve(draft_model, patterns=hub.TARGET), setup.work / "draft_model"
         )
         return _generate(model, setup.precision, assistant_model=load_model(path, setup.precision))
     make = _compiled if setup.name == "compiled" else _growing
