@@ -8,41 +8,29 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.weights.gguf.tensors import gguf_files
-from eval.peers.engine import Setup, Stepwise
-from eval.peers.engines.gguf_file import most_common_type, write_gguf
-
-_FILE = "model.gguf"
+from eval.peers.engine import Decode, Setup, stepwise
 
 
-def load(setup: Setup) -> Stepwise:
-    """Loads a GGUF file of the target: its own, with the weights as they are stored, or one in the
-    precision. Keys and values are in float32 if the weights are, otherwise in float16, llama.cpp's
-    default.
+def load(setup: Setup) -> Decode:
+    """Loads the target's GGUF file, with the weights as they are stored.
 
     Raises:
-      UserError: the target is no GGUF file whose weights could stay as they are stored, or
-        `write_gguf` cannot write it.
+      UserError: the target is none.
     """
+    files = gguf_files(setup.target)
+    if not files:
+        raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
     llama: Any = importlib.import_module("llama_cpp")
-    label = setup.precision
-    if setup.precision == "stored":
-        path = next(iter(gguf_files(setup.target)), None)
-        if path is None:
-            raise UserError("only the weights of a GGUF target can stay as they are stored")
-        label = most_common_type(path)
-    else:
-        path = setup.converted(lambda part: _write(part, setup)) / _FILE
     options = llama.llama_model_default_params()
     options.n_gpu_layers = 0
     llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(str(path).encode(), options)
+    model = llama.llama_model_load_from_file(str(files[0]).encode(), options)
     if not model:
         raise RuntimeError("llama.cpp cannot load the file")
     wanted = llama.llama_context_default_params()
@@ -50,8 +38,6 @@ def load(setup: Setup) -> Stepwise:
     wanted.n_threads = wanted.n_threads_batch = setup.threads
     wanted.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED  # faster here than without
     wanted.no_perf = True
-    if setup.precision == "float32":
-        wanted.type_k = wanted.type_v = llama.GGML_TYPE_F32
     context = llama.llama_init_from_model(model, wanted)
     if not context:
         raise RuntimeError("llama.cpp cannot make a context")
@@ -68,8 +54,4 @@ def load(setup: Setup) -> Stepwise:
         logits = llama.llama_get_logits_ith(context, -1)
         return int(np.argmax(np.ctypeslib.as_array(logits, (vocab_size,))))
 
-    return Stepwise(label, step)
-
-
-def _write(directory: Path, setup: Setup) -> None:
-    write_gguf(directory / _FILE, setup.target, setup.precision)
+    return stepwise(step)
