@@ -68,7 +68,7 @@ def read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     settings = report.get("settings") if isinstance(report, dict) else None
-    # Reports of other programs have settings too, but no methods compared in groups.
+    # Reports of other programs have settings too, but no methods figures in groups.
     if not isinstance(settings, list) or not all(
         isinstance(each, dict) and {"bench", "trees", "groups"} <= set(each) for each in settings
     ):
@@ -149,17 +149,17 @@ def run(config: CompareConfig, console: Console) -> bool:
       UserError: a file is not a report, or the two have no setting in common.
     """
     before, after = read(config.before), read(config.after)
-    compared = list(changes(before, after))
-    if not compared:
+    figures = list(changes(before, after))
+    if not figures:
         raise UserError(
             f"{config.before} and {config.after} have no benchmark, temperature, batch size and "
             "method in common"
         )
     for line in differences(before, after):
         console.print(line, soft_wrap=True, markup=False)
-    counts = Counter(change.verdict for change in compared)
+    counts = Counter(change.verdict for change in figures)
     title = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    console.print(table(title, ("figure", "before", "after", "ratio", ""), compared))
+    console.print(table(title, ("figure", "before", "after", "ratio", ""), figures))
     return not counts["worse"]
 
 

@@ -157,15 +157,15 @@ def run(config: LoadingConfig, console: Console) -> list[Loading]:
             with stage("writing a checkpoint", short=True):
                 write_checkpoint(directory, parse_memory(config.size), config.experts)
         with stage("loading", short=True):
-            measured = in_processes(directory, config.dtype, config.processes)
+            measurements = in_processes(directory, config.dtype, config.processes)
     rows = []
-    for number, each in enumerate(measured):
+    for number, each in enumerate(measurements):
         beyond = each.peak - each.before - each.share - each.tensor
         sizes = (each.share, each.tensor, each.before, each.peak, beyond)
         rows.append([str(number), *(f"{x / 1e6:,.0f}" for x in sizes), f"{each.seconds:.1f}"])
     columns = ("process", "share", "largest tensor", "before", "peak", "beyond", "seconds")
     console.print(table("Memory in MB (10^6 bytes)", columns, rows))
-    return measured
+    return measurements
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -112,15 +112,15 @@ class Memory(NamedTuple):
 
 def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> Memory:
     """Computes what one model needs, with the options of `config`."""
-    dtype, rounded = np.dtype(resolve_dtype(config.dtype)), config.weights == "int8"
+    dtype, int8 = np.dtype(resolve_dtype(config.dtype)), config.weights == "int8"
     decoding = DecodeConfig(target, drafter, config.tree_nodes)
     length = min(length_bucket(config.length), target.max_length)
     rows = config.batch_size * decoding.capacity(length)
     features = dtype.itemsize * len(decoding.feature_layers) * target.hidden_size
     node = _FLOAT * target.vocab_size + features + cache_row(target, dtype)
     return Memory(
-        weight_bytes(target, dtype, rounded),
-        weight_bytes(drafter, dtype, rounded),
+        weight_bytes(target, dtype, int8),
+        weight_bytes(drafter, dtype, int8),
         rows * (cache_row(target, dtype) + cache_row(drafter, dtype)),
         config.batch_size * (config.tree_nodes + 1) * node,
     )
@@ -132,21 +132,21 @@ def cache_row(config: AnyDrafter, dtype: np.dtype) -> int:
     return dtype.itemsize * layers * 2 * config.num_key_value_heads * config.head_dim
 
 
-def weight_bytes(config: AnyDrafter, dtype: np.dtype, rounded: bool) -> int:
-    """Returns the bytes of a model's weights; `rounded`: linear layers and experts in 8 bits."""
+def weight_bytes(config: AnyDrafter, dtype: np.dtype, int8: bool) -> int:
+    """Returns the bytes of a model's weights; `int8`: linear layers and experts in 8 bits."""
     if isinstance(config, TargetConfig):
-        if rounded:  # the head is rounded, the embeddings are not
+        if int8:  # the head is rounded, the embeddings are not
             config = dataclasses.replace(config, tie_word_embeddings=False)
         if config.moe is None and (layers := config.num_hidden_layers) > 2:
             # All layers are the same, and making the shapes of 80 would take half a minute.
             one, two = (
-                weight_bytes(dataclasses.replace(config, num_hidden_layers=n), dtype, rounded)
+                weight_bytes(dataclasses.replace(config, num_hidden_layers=n), dtype, int8)
                 for n in (1, 2)
             )
             return one + (layers - 1) * (two - one)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_params(config))
-    held = jax.eval_shape(round_params, shapes) if rounded else shapes
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+    arrays = jax.eval_shape(round_params, shapes) if int8 else shapes
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
 
 
 def rows(config: MemoryConfig) -> list[list[str]]:

@@ -4,7 +4,7 @@
     python -m eval.ngram model.dng --tokenizer path/to/target --data texts/*.txt
 
 The searches are in C++, on one core, of drafts that a drafter could have proposed at random places
-of a text. By default that are the held-out modules of the Python library.
+of a text. By default these are the held-out modules of the Python library.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def make_drafts(
         row = ids[query, level]
         if followers := model.continuations(np.array([before], np.int32)):
             counts = followers[0].counts
-            drawn = rng.choice(len(counts), _SUCCESSORS, p=counts / counts.sum())
-            row[:_SUCCESSORS] = followers[0].token[drawn]
+            places = rng.choice(len(counts), _SUCCESSORS, p=counts / counts.sum())
+            row[:_SUCCESSORS] = followers[0].token[places]
         rank = min(rng.geometric(0.7 * 0.85**level), k) - 1
         row[rng.permutation(rank)] = row[:rank]
         row[rank] = true

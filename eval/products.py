@@ -104,24 +104,24 @@ def run(config: ProductsConfig, console: Console) -> None:
     check_outputs(config.json)
     by = f"the C++ core ({_core.instructions})" if foreign.available() else "XLA"
     cases = [(shape, rows) for shape in config.shape for rows in config.rows]
-    measured = [measure(*case, config.repeats) for case in tracked(cases, "measuring", console)]
-    cells = []
-    for (shape, rows), times in zip(cases, measured, strict=True):
-        xla, *others = times.values()
-        row = [shape, str(rows), f"{1e6 * statistics.median(xla):.1f}"]
+    times = [measure(*case, config.repeats) for case in tracked(cases, "measuring", console)]
+    rows = []
+    for (shape, count), each in zip(cases, times, strict=True):
+        xla, *others = each.values()
+        row = [shape, str(count), f"{1e6 * statistics.median(xla):.1f}"]
         for values in others:
             # Both of one turn: whatever else the machine does slows both down.
             faster = statistics.median(a / b for a, b in zip(xla, values, strict=True))
             row.append(f"{1e6 * statistics.median(values):.1f} ({faster:.1f}x)")
-        cells.append(row)
+        rows.append(row)
     title = f"Microseconds of a product (XLA's over it); weights in tiles by {by}"
-    console.print(table(title, ("weights", "rows", *measured[0]), cells))
+    console.print(table(title, ("weights", "rows", *times[0]), rows))
     if config.json:
-        content = [
-            {"shape": shape, "rows": rows, **times}
-            for (shape, rows), times in zip(cases, measured, strict=True)
+        measurements = [
+            {"shape": shape, "rows": count, **each}
+            for (shape, count), each in zip(cases, times, strict=True)
         ]
-        write_json(config.json, report(config, products=by, measurements=content))
+        write_json(config.json, report(config, products=by, measurements=measurements))
 
 
 def main(args: Sequence[str] | None = None) -> None:

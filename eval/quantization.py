@@ -69,17 +69,17 @@ def answers(
       same, both None without a drafter.
     """
 
-    def each(decoding: DartModel) -> list[Any]:
-        shown = tracked(prompts, "answers", console)
-        return [decoding.generate(prompt, max_new_tokens=tokens) for prompt in shown]
+    def each(one: DartModel) -> list[Any]:
+        progress = tracked(prompts, "answers", console)
+        return [one.generate(prompt, max_new_tokens=tokens) for prompt in progress]
 
     plain = [answer.tokens.tolist() for answer in each(model.with_drafter(None))]
     if model.drafter is None:
         return plain, None, None
-    drafted = each(model)
+    drafting = each(model)
     # The first token is the prefill's.
-    tau = sum(len(x.tokens) - 1 for x in drafted) / max(sum(x.steps for x in drafted), 1)
-    same = sum(a == b.tokens.tolist() for a, b in zip(plain, drafted, strict=True))
+    tau = sum(len(x.tokens) - 1 for x in drafting) / max(sum(x.steps for x in drafting), 1)
+    same = sum(a == b.tokens.tolist() for a, b in zip(plain, drafting, strict=True))
     return plain, tau, same
 
 

@@ -20,10 +20,10 @@ def table(
       rows: a cell for each column.
       caption: below it; defines the columns.
     """
-    shown = Table(title=title, title_justify="left", box=MARKDOWN)
-    shown.caption, shown.caption_justify = caption or None, "left"
+    grid = Table(title=title, title_justify="left", box=MARKDOWN)
+    grid.caption, grid.caption_justify = caption or None, "left"
     for place, column in enumerate(columns):
-        shown.add_column(column, justify="right" if place else "left")
+        grid.add_column(column, justify="right" if place else "left")
     for row in rows:
-        shown.add_row(*map(Text, row))
-    return shown
+        grid.add_row(*map(Text, row))
+    return grid

@@ -33,12 +33,12 @@ def load(setup: Setup) -> Decode:
     model = llama.llama_model_load_from_file(str(files[0]).encode(), options)
     if not model:
         raise RuntimeError("llama.cpp cannot load the file")
-    wanted = llama.llama_context_default_params()
-    wanted.n_ctx = wanted.n_batch = wanted.n_ubatch = setup.max_length
-    wanted.n_threads = wanted.n_threads_batch = setup.threads
-    wanted.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED  # faster here than without
-    wanted.no_perf = True
-    context = llama.llama_init_from_model(model, wanted)
+    how = llama.llama_context_default_params()
+    how.n_ctx = how.n_batch = how.n_ubatch = setup.max_length
+    how.n_threads = how.n_threads_batch = setup.threads
+    how.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED  # faster here than without
+    how.no_perf = True
+    context = llama.llama_init_from_model(model, how)
     if not context:
         raise RuntimeError("llama.cpp cannot make a context")
     memory = llama.llama_get_memory(context)
