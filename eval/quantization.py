@@ -21,6 +21,7 @@ from rich.console import Console
 
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.errors import UserError
+from dart_jax.generation.defaults import default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import WeightsDtype
@@ -69,14 +70,15 @@ def answers(
       same, both None without a drafter.
     """
 
-    def each(one: DartModel) -> list[Any]:
-        progress = tracked(prompts, "answers", console)
-        return [one.generate(prompt, max_new_tokens=tokens) for prompt in progress]
+    def each(one: DartModel, nodes: int) -> list[Any]:
+        options = {"max_new_tokens": tokens, "tree_nodes": nodes}
+        return [one.generate(x, **options) for x in tracked(prompts, "answers", console)]
 
-    plain = [answer.tokens.tolist() for answer in each(model.with_drafter(None))]
+    plain = [answer.tokens.tolist() for answer in each(model.with_drafter(None), 0)]
     if model.drafter is None:
         return plain, None, None
-    drafting = each(model)
+    # Trees of one size: those that change with the time of a step have another tau every time.
+    drafting = each(model, default_tree(model.drafter)[0])
     # The first token is the prefill's.
     tau = sum(len(x.tokens) - 1 for x in drafting) / max(sum(x.steps for x in drafting), 1)
     same = sum(a == b.tokens.tolist() for a, b in zip(plain, drafting, strict=True))

@@ -168,7 +168,9 @@ def run(config: PeersConfig, console: Console) -> None:
         raise UserError("the other engines run on CPUs here; set JAX_PLATFORMS=cpu")
     config = config.decided()
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    small = config.draft_model and hub.resolve(config.draft_model, patterns=hub.TARGET)
+    small = None
+    if config.draft_model is not None:
+        small = hub.resolve(config.draft_model, patterns=hub.TARGET)
     prompts = read_prompts(Tokenizer.load(target), config.prompts)
     length = length_bucket(max(map(len, prompts)) + config.new_tokens)
     peers: dict[Case, Peer] = {}
@@ -203,7 +205,7 @@ def run(config: PeersConfig, console: Console) -> None:
 
 
 def _own_precision(config: PeersConfig) -> str:
-    """What this project's weights are stored in."""
+    """The dtype of this project's weights, or their form in 8 bits."""
     return resolve_dtype(config.dtype).name if config.weights == "stored" else config.weights
 
 
