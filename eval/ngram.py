@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -120,18 +119,6 @@ def search_seconds(model: NgramModel, drafts: Drafts, nodes: int) -> NDArray[np.
     return np.median([search.timed_search(*drafts, trees) for _ in range(5)], axis=0)
 
 
-def python_seconds(model: NgramModel, drafts: Drafts, nodes: int) -> list[float]:
-    """Times the same called from Python, one draft at a time."""
-    search = _core.TreeSearch(model.core, nodes=nodes)
-    tree, seconds = np.empty((1, 3, nodes + 1), np.int32), []
-    for query in range(len(drafts.context)):
-        one = [each[query : query + 1] for each in drafts]
-        start = time.perf_counter()
-        search.search(*one, tree)
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
 def run(config: NgramBenchConfig, console: Console) -> None:
     """Measures, prints and writes the report.
 
@@ -156,13 +143,11 @@ def run(config: NgramBenchConfig, console: Console) -> None:
         },
         _REPEATS,
     )
-    in_cpp = search_seconds(model, drafts, config.tree_nodes)
-    from_python = python_seconds(model, drafts, config.tree_nodes)
+    times = search_seconds(model, drafts, config.tree_nodes)
     seconds = {
-        **{name: statistics.median(times) for name, times in opening.items()},
-        "search in C++, median": float(np.median(in_cpp)),
-        "search in C++, 99th percentile": float(np.percentile(in_cpp, 99)),
-        "search from Python, median": statistics.median(from_python),
+        **{name: statistics.median(values) for name, values in opening.items()},
+        "search, median": float(np.median(times)),
+        "search, 99th percentile": float(np.percentile(times, 99)),
     }
     ngrams, size = sum(model.sizes), model.file.nbytes
     rows = [

@@ -3,7 +3,7 @@
     program.py      options, measurement and table
     engine.py       the engines by name, and what they are given and return
     own.py          this project: plain decoding and DART
-    torch_model.py  transformers with PyTorch, and its own drafting
+    torch_model.py  transformers with PyTorch
     llama_cpp.py    llama.cpp
 
 No engine's package is needed: those that are not installed are left out, in one line each. May

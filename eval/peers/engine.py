@@ -43,8 +43,6 @@ ENGINES = {
     PLAIN: Engine("dart_jax, plain", "own", _OURS),
     "dart": Engine("dart_jax, DART", "own", _OURS),
     "transformers": Engine("PyTorch", "torch_model", _TORCH, ("float32", "bfloat16")),
-    "lookup": Engine("PyTorch, prompt lookup", "torch_model", _TORCH, ("float32",)),
-    "assisted": Engine("PyTorch, assisted", "torch_model", _TORCH, ("float32",)),
     "llama.cpp": Engine("llama.cpp", "llama_cpp", ("llama-cpp-python", "llama_cpp"), ("stored",)),
 }
 
@@ -57,7 +55,6 @@ class Setup(NamedTuple):
       precision: of its weights and arithmetic.
       model: the options that choose the model.
       target: directory of the target, from `hub.resolve`.
-      draft_model: directory of a small model with the target's vocabulary, if there is one.
       threads: cores that it may use.
       max_length: prompt and new tokens together, at most.
     """
@@ -66,7 +63,6 @@ class Setup(NamedTuple):
     precision: str
     model: ModelChoice
     target: Path
-    draft_model: Path | None
     threads: int
     max_length: int
 
@@ -85,20 +81,5 @@ def stepwise(step: Callable[[Sequence[int], int], int]) -> Decode:
         for position in range(len(prompt), len(prompt) + new_tokens - 1):
             tokens.append(step(tokens[-1:], position))
         return tokens, time.perf_counter() - start
-
-    return decode
-
-
-def whole(generate: Callable[[np.ndarray, int], list[int]]) -> Decode:
-    """Returns the `Decode` of an engine that returns only whole texts: the time of one token, which
-    is the prefill's, is subtracted."""
-
-    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
-        times = [time.perf_counter()]
-        generate(prompt, 1)
-        times.append(time.perf_counter())
-        tokens = generate(prompt, new_tokens)
-        times.append(time.perf_counter())
-        return tokens, max(times[2] - 2 * times[1] + times[0], 0.0)
 
     return decode

@@ -52,11 +52,8 @@ class PeersConfig(ModelChoice):
     """The model, the engines, and how to time them."""
 
     engine: tuple[str, ...] = tuple(ENGINES)
-    """Engines, of plain, dart, transformers, lookup and assisted (its generate with prompt lookup,
-    or with a small model) and llama.cpp; plain is always there. Those that lack a package or a part
-    are left out."""
-    draft_model: str | None = None
-    """Directory or hub repository of a small model with the target's vocabulary, for assisted."""
+    """Engines, of plain, dart, transformers and llama.cpp; plain is always there. Those that lack a
+    package or a part are left out."""
     prompts: int = 2
     """Questions of our own, or functions of each of the demo's four groups for a target without a
     chat template."""
@@ -168,9 +165,6 @@ def run(config: PeersConfig, console: Console) -> None:
         raise UserError("the other engines run on CPUs here; set JAX_PLATFORMS=cpu")
     config = config.decided()
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    small = None
-    if config.draft_model is not None:
-        small = hub.resolve(config.draft_model, patterns=hub.TARGET)
     prompts = read_prompts(Tokenizer.load(target), config.prompts)
     length = length_bucket(max(map(len, prompts)) + config.new_tokens)
     peers: dict[Case, Peer] = {}
@@ -184,7 +178,7 @@ def run(config: PeersConfig, console: Console) -> None:
                 continue
             for precision in engine.precisions:
                 log = Path(logs, f"{name}-{precision}")
-                setup = Setup(name, precision, config, target, small, config.threads, length)
+                setup = Setup(name, precision, config, target, config.threads, length)
                 peer = stack.enter_context(Peer(log))
                 try:
                     peer.load(setup)

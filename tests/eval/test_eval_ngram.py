@@ -15,7 +15,7 @@ def test_the_report(tmp_path, capsys):
     report, file = json.loads(path.read_text()), DEMO / "ngram.dng"
     assert report["ngrams"] == sum(NgramModel.load(file).sizes)
     assert report["bytes"] == file.stat().st_size
-    names = ("search in C++, median", "search in C++, 99th percentile")
+    names = ("search, median", "search, 99th percentile")
     median, slow = (report["seconds"][name] for name in names)
     assert 0 < median < slow < 0.1
     assert f"{1e6 * median:,.1f} us" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dart_jax.errors import UserError
 from dart_jax.weights import hub
-from eval.peers.engine import ENGINES, PLAIN, Setup, whole
+from eval.peers.engine import ENGINES, PLAIN, Setup
 from eval.peers.program import Peer, PeersConfig, run
 
 LENGTH, NEW = 64, 6
@@ -23,26 +23,26 @@ def tiny(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
-def decode(target, name, prompts, draft_model=None):
+def decode(target, name, prompts):
     """What an engine continues the prompts with."""
     target = hub.resolve(target, patterns=hub.TARGET)
     precision = ENGINES[name].precisions[0]
     config = PeersConfig(target=str(target), dtype="float32")
     with Peer() as peer:
-        peer.load(Setup(name, precision, config, target, draft_model, 1, LENGTH))
+        peer.load(Setup(name, precision, config, target, 1, LENGTH))
         return [peer.decode(prompt, NEW)[0] for prompt in prompts]
 
 
 @pytest.mark.long
 def test_report(tiny, tmp_path, monkeypatch):
     """Plain decoding and DART; an engine that is not installed; one that cannot take the target."""
-    absent = ENGINES["lookup"]._replace(package=("no-such", "no_such_package"))
-    monkeypatch.setitem(ENGINES, "lookup", absent)
+    absent = ENGINES["transformers"]._replace(package=("no-such", "no_such_package"))
+    monkeypatch.setitem(ENGINES, "transformers", absent)
     config = PeersConfig(
         target=str(tiny.target),
         drafter=str(tiny.drafter),
         ngram=str(tiny.ngram),
-        engine=("lookup", "assisted", "dart"),
+        engine=("transformers", "llama.cpp", "dart"),
         prompts=1,
         new_tokens=NEW,
         repeats=2,
@@ -51,9 +51,7 @@ def test_report(tiny, tmp_path, monkeypatch):
     )
     printed = io.StringIO()
     run(config, Console(file=printed, width=120))
-    assert "left out: PyTorch, prompt lookup is not installed: pip install no-such" in (
-        printed.getvalue()
-    )
+    assert "left out: PyTorch is not installed: pip install no-such" in printed.getvalue()
     report = json.loads(config.json.read_text())
     assert len(report["left_out"]) == 2
     plain, dart = report["measurements"]
@@ -68,12 +66,10 @@ def test_report(tiny, tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("kind", ["directory", "GGUF"])
-@pytest.mark.parametrize("name", ["transformers", "lookup", "assisted"])
-def test_same_tokens(name, kind, tiny, tmp_path):
+def test_same_tokens(kind, tiny, tmp_path):
     target = tiny.target if kind == "directory" else tiny_gguf(tmp_path, "Llama")
     prompts = tiny.prompts if kind == "directory" else [np.arange(3, 20, dtype=np.int32)]
-    small = hub.resolve(target, patterns=hub.TARGET) if name == "assisted" else None
-    assert decode(target, name, prompts, small) == decode(target, PLAIN, prompts)
+    assert decode(target, "transformers", prompts) == decode(target, PLAIN, prompts)
 
 
 def test_an_engine_that_cannot_run(tiny):
@@ -81,16 +77,3 @@ def test_an_engine_that_cannot_run(tiny):
         decode(tiny.target, "dart", [])
     with pytest.raises(UserError, match="reads GGUF targets only"):
         decode(tiny.target, "llama.cpp", [])
-
-
-def test_time_of_one_token_is_subtracted():
-    calls = []
-
-    def generate(prompt, new_tokens):
-        calls.append(new_tokens)
-        return list(range(new_tokens))
-
-    tokens, seconds = whole(generate)(np.arange(3), NEW)
-    assert calls == [1, NEW]
-    assert tokens == list(range(NEW))
-    assert seconds >= 0
