@@ -26,6 +26,7 @@ from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
+from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
@@ -128,6 +129,7 @@ def run(config: NgramBenchConfig, console: Console) -> None:
     check_outputs(config.json)
     model = NgramModel.load(config.file)
     tokenizer = Tokenizer.load(config.tokenizer)
+    check_tokenizer(model, tokenizer.backend, str(config.file))
     files = config.data or [path for group in HELD_OUT for path in held_out_files(group)]
     for path in files:
         if not path.is_file():
