@@ -1,8 +1,8 @@
 """The engines, by name; what each is given, and what it returns.
 
 To add one, add a file here with a function `load` from a `Setup` to a `Decode`, and an entry in
-`ENGINES`. CTranslate2, ONNX Runtime and OpenVINO, which convert or trace a model before they run it,
-were measured once (docs/performance.md) and slower than llama.cpp, which needs no conversion.
+`ENGINES`. CTranslate2, ONNX Runtime and OpenVINO, which convert or trace a model before they run
+it, were measured once (docs/performance.md) and slower than llama.cpp, which needs no conversion.
 """
 
 from __future__ import annotations
