@@ -41,7 +41,7 @@ PROGRAMS = {
     "latency": Program("eval.latency", "time every stage of a step against the hardware's limits"),
     "search": Program("eval.search", "time the ways of searching trees beside each other"),
     "measure-ngram": Program("eval.ngram", "measure the size and the speed of an n-gram file"),
-    "serving": Program("eval.serving", "measure what clients of a server get, or soak it"),
+    "serving": Program("eval.serving", "compare a server drafted and plain, or soak it"),
     "campaign": Program("eval.campaign", "measure a new device, what matters most first"),
     "compile": Program("eval.compile", "show what a GPU or TPU would run, compiled without one"),
     "loading": Program(

@@ -26,7 +26,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from dart_jax.data.contents import Chat
 from dart_jax.data.records import Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable
@@ -42,7 +41,6 @@ from train.data.answers import (
     AnswerLog,
     Conversation,
     OutOfTimeError,
-    prompt_turns,
 )
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import Example, read_all
@@ -368,13 +366,14 @@ def _conversations(
 ) -> Iterator[Conversation]:
     for example in examples:
         try:
-            turns = prompt_turns(example.content, generator.model.tokenizer)
+            first = Conversation.of(
+                example.content, example.where, generator.model.tokenizer, example.digest
+            )
         except UserError as error:
-            generator.bad(UserError(f"{example.where}: {error}"))
+            generator.bad(error)
             continue
-        tools = example.content.tools if isinstance(example.content, Chat) else None
         for sampling in range(len(generator.samplings)):
-            yield Conversation(example.where, example.digest, sampling, turns, tools=tools)
+            yield first.sampled(sampling)
 
 
 def main(args: Sequence[str] | None = None) -> None:

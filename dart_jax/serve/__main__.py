@@ -142,22 +142,13 @@ def _engine(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
 
 
 def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
-    """Engines in other processes, which SIGHUP restarts one after the other."""
-    from dart_jax.serve.cluster.deployment import Deployment
+    """Engines in other processes."""
+    from dart_jax.serve.cluster.cluster import Cluster
 
     names = [field.name for field in dataclasses.fields(ModelChoice)]
     choice = ModelChoice(**{name: getattr(config, name) for name in names}).decided()
-    progress("connecting to Ray")
-    deployment = Deployment(choice, config.serving, config.cluster, config.drain)
     progress(f"starting {config.cluster.replicas} replicas")
-    try:
-        deployment.run()
-        cluster = deployment.cluster()
-    except BaseException:
-        deployment.close()
-        raise
-    signal.signal(signal.SIGHUP, lambda *_: cluster.restart())
-    return cluster
+    return Cluster(choice, config.serving, config.cluster, config.drain)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -11,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import dart_jax
-from dart_jax.serve.cluster.totals import ClusterStatistics
 from dart_jax.serve.errors import answering, json_response, unavailable
 from dart_jax.serve.service import Service
 
@@ -53,7 +51,7 @@ class Information:
         """Whether requests are answered."""
         self._service.check_accepting()
         statistics = self._service.engine.statistics()
-        if isinstance(statistics, ClusterStatistics) and statistics.failed:
+        if not statistics.replicas:
             raise unavailable("no replica is running; try again later")
         if statistics.failed:
             raise unavailable("the engine failed; the server must be started anew")
@@ -77,9 +75,6 @@ class Information:
         emitted = statistics.drafts + statistics.accepted_tokens
         length = emitted / statistics.drafts if statistics.drafts else None
         config = self._service.engine.config
-        replicas = []
-        if isinstance(statistics, ClusterStatistics):
-            replicas = [dataclasses.asdict(report) for report in statistics.reports]
         return json_response(
             {
                 "version": dart_jax.__version__,
@@ -91,6 +86,5 @@ class Information:
                 "tree_nodes": statistics.tree_nodes,
                 "avg_spec_accept_length": length,
                 "internal_states": [{"avg_spec_accept_length": length}],
-                "replicas": replicas,
             }
         )

@@ -1,4 +1,4 @@
 """`python -m eval.compile`: what a GPU or TPU would run, compiled without one.
 
-May import `dart_jax`. Start with `program.py`.
+May import `dart_jax` and `eval.latency`. Start with `program.py`.
 """

@@ -10,44 +10,40 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.loop import padded_stop, run
 from dart_jax.decoding.prefill import CACHES, ChunkShape, empty_caches, prefill
 from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.base import SearchInProgram, SearchWay
+from dart_jax.decoding.search.base import SearchInProgram
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearchProgram
 from dart_jax.decoding.search.pruner import HostSearch
 from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import Int8
-from dart_jax.models.sharding.program import ALL, ROWS, param_specs
+from dart_jax.models.platform.int8 import round_params
+from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
+from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.programs import POOLS, Pools, StepProgram, empty_history, empty_pools
+from dart_jax.serving.programs import POOLS, StepProgram, empty_history, empty_pools
 from dart_jax.serving.programs import step as serving_step
 from dart_jax.serving.rows import PAGES, VALUES, Rows
-from eval.compile.hlo import Array
-from eval.latency.abstract_arrays import (
-    abstract_weights,
-    held_bytes,
-    ints,
-    local_shape,
-    ngram_table,
-    on_devices,
-)
-from eval.latency.cost import Cost, CostModel
 from eval.latency.shapes import as_loaded, drafter_of, target_of
-
-XLA_NAMES = {"bfloat16": "bf16", "float32": "f32"}
 
 Method = Literal["plain", "dart", "eagle3"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
+# How tokens are drawn: greedily; by temperature, top-k, top-p and min-p; or also with a bias of
+# logits and the penalties for what the text has. The programs depend on nothing else.
+Level = Literal["greedy", "filtered", "full"]
 
-_PAGE = ServingConfig().page
+# N-grams of two and three tokens in the table of a search on the device: the demo model's.
+_NGRAMS = 1_700_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +58,10 @@ class Case:
       context: cached tokens of each.
       prompt: tokens of the prefill; of a long prompt, its last chunk is compiled.
       dtype: of weights and caches.
-      sampling: how tokens are drawn.
-      penalties: whether steps also have the bias of logits and the penalties for what the text has,
-        for which a server's requests may ask.
+      level: how tokens are drawn.
       layers: layers of the target; None for the shape's own.
       execution: how the models are computed, and the mesh of several devices.
       search: where trees are searched.
-      ngrams: n-grams of two and three tokens in the table of a search on the device.
     """
 
     shape: str
@@ -78,12 +71,10 @@ class Case:
     context: int
     prompt: int
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    sampling: Sampling = Sampling()
+    level: Level = "greedy"
     layers: int | None = None
     execution: Execution = Execution()
-    search: SearchWay = "native"
-    ngrams: int = 1_700_000
-    penalties: bool = False
+    search: Literal["device", "native"] = "device"
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
@@ -92,266 +83,161 @@ class Case:
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)
         eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
-        drafter = eagle or drafter_of(target)
-        target, drafter, execution = as_loaded(target, drafter, self.execution)
+        target, drafter, execution = as_loaded(target, eagle or drafter_of(target), self.execution)
         if self.method == "plain":
             return DecodeConfig(target, execution=execution)
         return DecodeConfig(target, drafter, self.nodes, execution=execution)
 
-    @functools.cached_property
-    def whole(self) -> Case:
-        """The same with all layers of the shape."""
-        return dataclasses.replace(self, layers=None)
+    @property
+    def rows(self) -> int:
+        """Sequences of each group of devices."""
+        return self.batch // self.execution.groups
 
     def on(self, mesh: Any) -> Case:
-        """The same on a mesh of devices, or on an abstract one, for shapes; None for one device."""
+        """The same on a mesh of devices; None for one device."""
         return dataclasses.replace(self, execution=dataclasses.replace(self.execution, mesh=mesh))
 
-    @property
-    def devices(self) -> int:
-        """Number of devices."""
-        return self.execution.groups * self.execution.shards
-
-    @property
-    def weights(self) -> Literal["stored", "int8"]:
-        """How the weights of linear layers and experts are stored."""
-        return "int8" if self.execution.rounded else "stored"
-
-    @property
-    def capacity(self) -> int:
-        """Rows of the caches."""
-        return self.config.capacity(self.context)
-
-    def lower(self, program: Program, device: Any) -> jax.stages.Lowered:
-        """Lowers one of the programs for a device; it is ignored if there is a mesh, on which all
-        but search are spread."""
-        config = self.config
-        mesh = self.execution.mesh
-        split = config.execution.split_drafter
-        on = partial(on_devices, mesh or device, split_drafter=split)
-        params = on(self._params(), self._param_specs)
-        if program == "prefill":
-            prompts = on(self._prompts(self.prompt), (ROWS, ROWS, ROWS, ALL, ALL, ALL))
-            caches, shape = None, None
-            if self.prompt > CHUNK:
-                empty = partial(empty_caches, batch=self.batch, capacity=self.capacity)
-                caches = on(jax.eval_shape(partial(empty, config.reading), params), CACHES)
-                shape = ChunkShape(CHUNK, self.capacity)
-            return prefill.lower(
-                config.prefill, params, *prompts, caches, capacity=self.capacity, shape=shape
-            )
-        if program == "serve":
-            return self._lower_serving(on, params)
-        state, packed = on(self._before_step, (STATE, ROWS))
-        if program == "step":
-            trees = ints(self.batch, 3, self.nodes + 1)
-            trees = on(trees, ROWS) if config.searches else None
-            return step.lower(config, params, state, trees)
-        search, argument = None, None
-        if config.searches:
-            search, argument = self._search_of(config.host_buffer)
-        if program == "search":
-            assert search is not None
-            return jax.jit(search).lower(on(argument), packed)
-        return run.lower(config, search, self.context, params, state, packed, on(argument))
-
-    def _lower_serving(self, on: Any, params: Any) -> jax.stages.Lowered:
-        """Lowers the serving engine's step, with caches in pages, and the search if it is on the
-        device."""
-        nodes = 0 if self.method == "plain" else self.nodes
-        level = "greedy" if self.sampling.temperature == 0 else "filtered"
-        level = "full" if self.penalties else level
-        program = StepProgram(self.config, nodes, nodes, level)
-        argument = None
-        if self.config.searches and self.search == "device":
-            search, argument = self._search_of(program.host_buffer)
-            program = dataclasses.replace(program, search=search)
-        numbers: Any = ints(self.batch, PAGES + self._pages_each)
-        values: Any = jax.ShapeDtypeStruct((self.batch, VALUES), jnp.float32)
-        rows = Rows(numbers, values)
-        trees = ints(self.batch, 3, nodes + 1) if nodes else None
-        pools, history = on(self._pools, POOLS), None
-        if level == "full":
-            empty = partial(empty_history, self.batch, self.config.target.vocab_size)
-            history = on(jax.eval_shape(empty))
-        return serving_step.lower(
-            program, params, pools, history, on(rows), on(trees), on(argument)
-        )
-
-    @property
-    def _pages_each(self) -> int:
-        return -(-self.context // _PAGE)
+    @functools.cached_property
+    def params(self) -> dict[str, Any]:
+        """The parameters' shapes."""
+        return abstract_weights(self.config, self.dtype)
 
     @functools.cached_property
-    def _pools(self) -> Pools:
-        """The shapes of pools that hold the contexts of all sequences."""
-        make = partial(empty_pools, self.config, pages=self.batch * self._pages_each, page=_PAGE)
-        return jax.eval_shape(make, self._params())
-
-    def _search_of(self, host_buffer: HostBuffer) -> tuple[SearchInProgram, Any]:
-        """The tree search as a part of programs, and its argument."""
-        if self.search != "device":
-            return HostSearch(host_buffer, self.nodes, self.search == "native"), ints()
-        eos = (self.config.target.vocab_size - 1,)
-        search = DeviceSearchProgram(host_buffer, self.nodes, eos, SearchConfig())
-        return search, ngram_table(self.ngrams)
-
-    @functools.cached_property
-    def caches(self) -> frozenset[Array]:
-        """The shapes of the arrays that hold rows of all cached tokens, on one device."""
-        mesh, pools = self.execution.mesh, self._pools
-        pools = (
-            pools
-            if mesh is None
-            else on_devices(mesh, pools, POOLS, split_drafter=self.config.execution.split_drafter)
-        )
-        arrays = [*self._cached, *jax.tree.leaves(pools)]
-        return frozenset(
-            Array(XLA_NAMES[x.dtype.name], local_shape(x))
-            for x in arrays
-            if x.ndim > 2 and {self.capacity, _PAGE} & {*x.shape}
-        )
-
-    @property
-    def _cached(self) -> list[jax.ShapeDtypeStruct]:
-        """The caches in one piece, of target and drafter."""
-        state, _ = self._prefilled
-        caches = state.target_cache, state.draft_state
-        specs, mesh = (STATE.target_cache, STATE.draft_state), self.execution.mesh
-        if mesh is not None:
-            split = self.config.execution.split_drafter
-            caches = on_devices(mesh, caches, specs, split_drafter=split)
-        return jax.tree.leaves(caches)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the caches of all sequences that a device has."""
-        return sum(held_bytes(x) for x in self._cached)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that a device holds, the table of embeddings included."""
-        return sum(held_bytes(x) for x in jax.tree.leaves(self._placed_params))
-
-    @functools.cached_property
-    def _placed_params(self) -> dict[str, Any]:
-        """The parameters' shapes, on a mesh if there is one."""
-        mesh, params = self.execution.mesh, self._params()
-        return params if mesh is None else on_devices(mesh, params, self._param_specs)
-
-    @property
-    def cached_token(self) -> int:
-        """Bytes that a cached token takes on a device: target's and drafter's keys and values."""
-        own = self.method != "plain"
-        return self.costs.cached_row + own * self.costs.drafter_row
-
-    @property
-    def weights_needed(self) -> int:
-        """Bytes of the weights that a step must read on a device."""
-        costs, drafts = self.costs, self.method != "plain"
-        weights = costs.target_weights(self._rows) + drafts * costs.drafter_weights
-        return costs.itemsize * weights - self._saved(1)
-
-    @property
-    def _rows(self) -> int:
-        """Rows of a step of the target on a device."""
-        return self.costs.batch * (self.nodes + 1)
-
-    def _saved(self, passes: int) -> int:
-        """Bytes by which weights in 8 bits, with their scales, are fewer than the dtype's, of those
-        that a step reads on a device; the drafter's layer and head are read in every pass."""
-        if not self.execution.rounded:
-            return 0
-        share, total = self._reached_share, 0.0
-        found = jax.tree_util.tree_flatten_with_path(
-            self._placed_params, is_leaf=lambda x: isinstance(x, Int8)
-        )[0]
-        for path, leaf in found:
-            if isinstance(leaf, Int8):
-                names = [key.key for key in path]
-                values: Any = leaf.values
-                scale: Any = leaf.scale
-                saved = (self.costs.itemsize - 1) * held_bytes(values) - held_bytes(scale)
-                again = names[0] == "drafter" and "fc" not in names
-                total += saved * (share if "experts" in names else passes if again else 1)
-        return round(total)
-
-    @property
-    def _reached_share(self) -> float:
-        """The share of a mixture's experts that rows of a step reach; 1 without a mixture."""
-        moe = self.config.target.moe
-        return 1 if moe is None else self.costs.reached_experts(self._rows) / moe.num_experts
-
-    @functools.cached_property
-    def _prefilled(self) -> tuple[Any, Any]:
-        """The state and the host buffer after a prefill; the prompt's length does not matter."""
-        begin = partial(prefill, self.config.prefill, capacity=self.capacity)
-        return jax.eval_shape(begin, self._params(), *self._prompts(1))
-
-    @functools.cached_property
-    def _before_step(self) -> tuple[Any, Any]:
-        """The same, with what penalties and bias need."""
-        state, packed = self._prefilled
-        if not self.penalties:
+    def state(self) -> tuple[Any, Any]:
+        """The shapes of the state and of the host buffer before a step."""
+        begin = partial(prefill, self.config.prefill, capacity=self.config.capacity(self.context))
+        # The prompt's length does not matter.
+        state, packed = jax.eval_shape(begin, self.params, *_prompts(self, 1))
+        if self.level != "full":
             return state, packed
-        number, vocabulary = jax.ShapeDtypeStruct((), jnp.float32), self.config.target.vocab_size
-        each = (self.batch, vocabulary)
-        sampling = state.sampling._replace(
-            repetition_penalty=number, presence_penalty=number, frequency_penalty=number
+        number, each = (
+            jax.ShapeDtypeStruct((), jnp.float32),
+            (self.batch, self.config.target.vocab_size),
         )
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         state = dataclasses.replace(
             state,
-            sampling=sampling,
+            sampling=state.sampling._replace(**dict.fromkeys(names, number)),
             seen=jax.ShapeDtypeStruct(each, jnp.bool_),
-            counts=ints(*each),
+            counts=_ints(*each),
             bias=jax.ShapeDtypeStruct(each, jnp.float32),
         )
         return state, packed
 
-    def least(self, program: Program) -> Cost | None:
-        """The least that a program moves and computes on a device, with caches filled up to the
-        context; None where the cost model does not say."""
-        config, rows, costs = self.config, self.nodes + 1, self.costs
-        if program in ("prefill", "search"):
-            return None
-        if isinstance(config.drafter, Eagle3Config):
-            cost = costs.eagle3_step(config.drafter, config.eagle, self.nodes)
-            passes = 1 + config.eagle.later_passes(self.nodes)
-        else:
-            plain = self.method == "plain"
-            cost = costs.plain() if plain else costs.step(rows, config.max_depth + 1)
-            passes = 1
-        return cost._replace(bytes=cost.bytes - self._saved(passes))
 
-    def read_in_part(self, program: Program) -> dict[Array, float]:
-        """Arrays of which kernels read only what rows need: a mixture's experts, with the share of
-        them that rows reach."""
-        moe = self.config.target.moe
-        if moe is None or program == "prefill":
-            return {}
-        d, f = self.config.target.hidden_size, moe.intermediate_size
-        own = moe.num_experts // self.execution.shards
-        shapes = ((own, d, f), (own, f, d))
-        name = "s8" if self.execution.rounded else XLA_NAMES[self.dtype]
-        return {Array(name, shape): self._reached_share for shape in shapes}
+def abstract_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
+    """The shapes of the models' parameters as they are decoded with (see `DecodeParams`)."""
 
-    @functools.cached_property
-    def costs(self) -> CostModel:
-        """The model of what a device moves and computes."""
-        drafter, itemsize = self.config.drafter, jnp.dtype(self.dtype).itemsize
-        if not isinstance(drafter, DrafterConfig):
-            drafter = drafter_of(self.config.target)
-        return CostModel.of(self.config, drafter, self.batch, self.context, itemsize)
+    def weights(model: Any) -> Any:
+        stored = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)),
+            abstract_params(model, config.execution.fused),
+        )
+        return jax.eval_shape(round_params, stored) if config.execution.rounded else stored
 
-    @property
-    def _param_specs(self) -> Any:
-        return param_specs(self.config, self._params())
+    params = {"target": weights(config.target)}
+    drafter = config.drafter
+    if isinstance(drafter, DraftLayerConfig):
+        params |= {"drafter": weights(drafter), "draft_ids": _ints(drafter.draft_vocab_size)}
+    return params
 
-    def _params(self) -> dict[str, Any]:
-        return abstract_weights(self.config, self.dtype)
 
-    def _prompts(self, length: int) -> tuple[Any, ...]:
-        batch, seed = self.batch, jax.ShapeDtypeStruct((), jnp.uint32)
-        stop = ints(len(padded_stop((0,))))
-        prompts = (ints(batch, length), ints(batch), ints(batch))
-        return (*prompts, stop, seed, self.sampling.values())
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _on_devices(where: Any, tree: Any, specs: Any = ALL, *, split_drafter: bool = False) -> Any:
+    """Places shapes on a device, or in parts on a mesh; `specs` may be a tree's beginning."""
+
+    def place(spec: P, part: Any) -> Any:
+        on_mesh = isinstance(where, Mesh)
+        sharding = NamedSharding(where, spec) if on_mesh else SingleDeviceSharding(where)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
+        )
+
+    return jax.tree.map(
+        place, specs_of(specs, split_drafter), tree, is_leaf=lambda x: isinstance(x, P)
+    )
+
+
+def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
+    """Lowers a case's program for a device; it is ignored if the case has a mesh, over which all
+    but the search are spread."""
+    config = case.config
+    on = partial(
+        _on_devices, case.execution.mesh or device, split_drafter=config.execution.split_drafter
+    )
+    params = on(case.params, param_specs(config, case.params))
+    if program == "prefill":
+        return _prefill(case, on, params)
+    if program == "serve":
+        return _serve(case, on, params)
+    state, packed = on(case.state, (STATE, ROWS))
+    if program == "step":
+        trees = on(_ints(case.batch, 3, case.nodes + 1), ROWS) if config.searches else None
+        return step.lower(config, params, state, trees)
+    search, argument = _search(case, config.host_buffer) if config.searches else (None, None)
+    if program == "search":
+        assert search is not None
+        return jax.jit(search).lower(on(argument), packed)
+    return run.lower(config, search, case.context, params, state, packed, on(argument))
+
+
+def _prefill(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
+    config, capacity = case.config, case.config.capacity(case.context)
+    prompts = on(_prompts(case, case.prompt), (ROWS, ROWS, ROWS, ALL, ALL, ALL))
+    caches, shape = None, None
+    if case.prompt > CHUNK:
+        empty = partial(empty_caches, batch=case.batch, capacity=capacity)
+        caches = on(jax.eval_shape(partial(empty, config.reading), params), CACHES)
+        shape = ChunkShape(CHUNK, capacity)
+    return prefill.lower(config.prefill, params, *prompts, caches, capacity=capacity, shape=shape)
+
+
+def _prompts(case: Case, length: int) -> tuple[Any, ...]:
+    batch, seed = case.batch, jax.ShapeDtypeStruct((), jnp.uint32)
+    stop = _ints(len(padded_stop((0,))))
+    sampling = Sampling() if case.level == "greedy" else Sampling(0.8, 50, 0.9, 0.05)
+    return _ints(batch, length), _ints(batch), _ints(batch), stop, seed, sampling.values()
+
+
+def _serve(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
+    """Lowers the serving engine's step, with caches in pages, and the search if it is on the
+    device."""
+    page, nodes = ServingConfig().page, case.nodes
+    pages = -(-case.context // page)
+    program = StepProgram(case.config, nodes, nodes, case.level)
+    argument = None
+    if case.config.searches and case.search == "device":
+        search, argument = _search(case, program.host_buffer)
+        program = dataclasses.replace(program, search=search)
+    numbers: Any = _ints(case.batch, PAGES + pages)
+    values: Any = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
+    trees = _ints(case.batch, 3, nodes + 1) if nodes else None
+    empty = partial(empty_pools, case.config, pages=case.batch * pages, page=page)
+    pools, history = on(jax.eval_shape(empty, case.params), POOLS), None
+    if case.level == "full":
+        vocabulary = case.config.target.vocab_size
+        history = on(jax.eval_shape(partial(empty_history, case.batch, vocabulary)))
+    rows = on(Rows(numbers, values))
+    return serving_step.lower(program, params, pools, history, rows, on(trees), on(argument))
+
+
+def _search(case: Case, host_buffer: HostBuffer) -> tuple[SearchInProgram, Any]:
+    """The tree search as a part of programs, and its argument."""
+    if case.search != "device":
+        return HostSearch(host_buffer, case.nodes, True), _ints()
+    eos = (case.config.target.vocab_size - 1,)
+    search = DeviceSearchProgram(host_buffer, case.nodes, eos, SearchConfig())
+    places = _NGRAMS + _NGRAMS // 9 + 1
+    table = DeviceTable(
+        sections=_ints(2, 4),
+        seeds=jax.ShapeDtypeStruct((_NGRAMS // 4 + 1,), jnp.uint16),
+        prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
+        entries=_ints(places, 3),
+        vocab_size=_ints(),
+        lists=_ints(0, 2),
+        followers=_ints(0, 2),
+    )
+    return search, table

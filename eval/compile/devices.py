@@ -9,64 +9,70 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh
 
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
 
-
-@dataclasses.dataclass(frozen=True)
-class Links:
-    """What connects the devices of a mesh. Every number is somebody else's; nothing was measured.
-
-    Attributes:
-      rate: bytes per second that a device sends, while it receives as many; of TPUs, over each of
-        its links.
-      latency: of GPUs, seconds of a small all-reduce of all devices, with its launch.
-      hop: of TPUs, seconds from a device to its neighbour, however little is sent.
-    """
-
-    rate: float
-    latency: float = 0.0
-    hop: float = 0.0
+# XLA's description of a GPU, a text proto. NVIDIA's limits per block and per multiprocessor are the
+# same since Hopper.
+_GPU = """gpu_device_info {{
+  cuda_compute_capability {{ major: {major} minor: 0 feature_extension: ACCELERATED_FEATURES }}
+  core_count: {cores}
+  clock_rate_ghz: {clock}
+  l2_cache_size: {cache}
+  memory_bandwidth: {bandwidth}
+  device_memory_size: {memory}
+  name: "{title}"
+  fpus_per_core: 128
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  runtime_version: "13.0.0"
+  driver_version: "13.0.0"
+  dnn_version: "9.10.0"
+}}
+platform_name: "CUDA"
+device_description_str: "{title}"
+"""
+# Layouts of GPUs in a machine, all linked by NVLink, and of the chips in a TPU's slices.
+_MACHINE = tuple((1, 1, count) for count in range(1, 9))
+_SLICES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """A device's kind, with the rates of its data sheet.
+    """A device's kind.
 
     Attributes:
       title: the name that the vendor gives it.
-      bandwidth: bytes per second of its memory.
-      rate: bfloat16 operations per second, without sparsity.
-      memory: bytes.
-      links: to the other devices of a mesh.
-      slices: for TPUs, the layouts of chips that libtpu describes, from the smallest.
-      description: for GPUs, what differs from `_GPU`.
+      gpu: XLA's description of a GPU; empty for TPUs.
     """
 
     title: str
-    bandwidth: float
-    rate: float
-    memory: int
-    links: Links
-    slices: tuple[tuple[int, ...], ...] = ()
-    description: tuple[tuple[str, Any], ...] = ()
+    gpu: str = ""
 
     @property
     def execution(self) -> Execution:
         """How models are computed on it."""
-        return Execution.of_tpu() if self.slices else Execution.of_gpu(9)
-
-    @property
-    def platform(self) -> str:
-        """JAX's name of the platform: cuda or tpu."""
-        return "tpu" if self.slices else "cuda"
+        return Execution.of_gpu(9) if self.gpu else Execution.of_tpu()
 
     def topology(self, count: int) -> tuple[int, ...]:
         """The layout of the fewest devices that are at least so many; they are linked directly.
@@ -74,88 +80,42 @@ class Accelerator:
         Raises:
           UserError: no machine or slice has so many.
         """
-        layouts = self.slices or tuple((1, 1, n) for n in range(1, _GPUS + 1))
+        layouts = _MACHINE if self.gpu else _SLICES
         for layout in layouts:
             if math.prod(layout) >= count:
                 return layout
-        most = math.prod(layouts[-1])
-        where = "the largest slice" if self.slices else "one machine"
+        where = "one machine" if self.gpu else "the largest slice"
         raise UserError(
-            f"a mesh of {count} devices is larger than {where} of {self.title}, which has {most}"
+            f"a mesh of {count} devices is larger than {where} of {self.title}, which has "
+            f"{math.prod(layouts[-1])}"
         )
 
 
-def rings(layout: Sequence[int]) -> list[bool]:
-    """Along which axes of a slice of TPUs the links close a ring: in a plane, those of 16 chips; in
-    space, all, if the slice consists of cubes of 4 x 4 x 4, otherwise none ("How to Scale Your
-    Model", jax-ml.github.io/scaling-book/tpus)."""
-    if len(layout) == 3:
-        return [all(length % 4 == 0 for length in layout)] * 3
-    return [length % 16 == 0 for length in layout]
+def _gpu(title: str, **figures: Any) -> Accelerator:
+    return Accelerator(title, _GPU.format(title=title, **figures))
 
 
-# NVIDIA's limits per block and per multiprocessor, the same since Hopper.
-_GPU = {
-    "fpus_per_core": 128,
-    "threads_per_warp": 32,
-    "threads_per_block_limit": 1024,
-    "threads_per_core_limit": 2048,
-    "thread_dim_limit_x": 1024,
-    "thread_dim_limit_y": 1024,
-    "thread_dim_limit_z": 64,
-    "block_dim_limit_x": 2**31 - 1,
-    "block_dim_limit_y": 65535,
-    "block_dim_limit_z": 65535,
-    "registers_per_core_limit": 65536,
-    "registers_per_block_limit": 65536,
-    "shared_memory_per_block": 48 * 1024,
-    "shared_memory_per_block_optin": 227 * 1024,
-    "shared_memory_per_core": 228 * 1024,
-    "runtime_version": '"13.0.0"',
-    "driver_version": '"13.0.0"',
-    "dnn_version": '"9.10.0"',
-}
-
-
-def _gpu(major: int, cores: int, clock: float, cache: int) -> tuple[tuple[str, Any], ...]:
-    capability = f"{{ major: {major} minor: 0 feature_extension: ACCELERATED_FEATURES }}"
-    return (
-        ("cuda_compute_capability", capability),
-        ("core_count", cores),
-        ("clock_rate_ghz", clock),
-        ("l2_cache_size", cache * 2**20),
-    )
-
-
-# NVLink 4 has 900 GB/s a GPU and NVLink 5 1,800, both directions together (NVIDIA's data sheets of
-# H100 and B200). An all-reduce of 4 to 32 KB is said to take 8 H100s 6 to 12 us; the middle is
-# assumed, of Blackwell too.
-_NVLINK4, _NVLINK5 = Links(450e9, 9e-6), Links(900e9, 9e-6)
-
-
-# The rate of a TPU's link in one direction, and about 1 us a hop ("How to Scale Your Model",
-# jax-ml.github.io/scaling-book/tpus and /sharding). The vendor's rates of a chip are of all links,
-# four or six: 1,600 Gbit/s of a v5e are 50 GB/s a link.
-_ICI_V5E, _ICI_V5P, _ICI_V6E = (Links(rate, hop=1e-6) for rate in (45e9, 90e9, 90e9))
-
-
-_HOPPER = _gpu(9, 132, 1.98, 50)
-_GPUS = 8  # of a machine, all linked by NVLink
-_PLANE = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8))
 ACCELERATORS = {
-    "h100": Accelerator(
-        "NVIDIA H100 SXM", 3.35e12, 990e12, 80 * 10**9, _NVLINK4, description=_HOPPER
+    "h200": _gpu(
+        "NVIDIA H200 SXM",
+        major=9,
+        cores=132,
+        clock=1.98,
+        cache=50 * 2**20,
+        bandwidth=4_800_000_000_000,
+        memory=141 * 10**9,
     ),
-    "h200": Accelerator(
-        "NVIDIA H200 SXM", 4.8e12, 990e12, 141 * 10**9, _NVLINK4, description=_HOPPER
+    "b200": _gpu(
+        "NVIDIA B200",
+        major=10,
+        cores=148,
+        clock=1.97,
+        cache=126 * 2**20,
+        bandwidth=8_000_000_000_000,
+        memory=180 * 10**9,
     ),
-    "b200": Accelerator(
-        "NVIDIA B200", 8e12, 2250e12, 180 * 10**9, _NVLINK5, description=_gpu(10, 148, 1.97, 126)
-    ),
-    "v5e": Accelerator("TPU v5e", 0.819e12, 197e12, 16 * 2**30, _ICI_V5E, _PLANE),
-    "v5p": Accelerator("TPU v5p", 2.765e12, 459e12, 95 * 2**30, _ICI_V5P, _CUBE),
-    "v6e": Accelerator("TPU v6e", 1.64e12, 918e12, 32 * 2**30, _ICI_V6E, _PLANE),
+    "v5e": Accelerator("TPU v5e"),
+    "v6e": Accelerator("TPU v6e"),
 }
 
 
@@ -167,100 +127,50 @@ def compile_only(name: str, count: int = 1) -> list[Any]:
       UserError: the compiler for their platform is not installed, or there are no so many.
     """
     accelerator = ACCELERATORS[name]
-    from jax.experimental import topologies
-
-    layout = "x".join(map(str, accelerator.topology(count)))
-    options: dict[str, Any]
-    if accelerator.platform == "cuda":
-        options = {"target_config": _target_config(accelerator), "topology": layout}
-    else:
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no metadata server to ask
+    layout, extra = "x".join(map(str, accelerator.topology(count))), "aot"
+    options: dict[str, Any] = {"target_config": accelerator.gpu, "topology": layout}
+    if not accelerator.gpu:
+        # There is no metadata server to ask, and since no device is used, processes need not take
+        # turns.
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{name}-4")
-        # No device is used, so processes need not take turns.
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-        options = {"topology_name": f"{name}:{layout}"}
+        options, extra = {"topology_name": f"{name}:{layout}"}, "tpu"
     try:
-        found = topologies.get_topology_desc(platform=accelerator.platform, **options)
+        platform = "cuda" if accelerator.gpu else "tpu"
+        topology = topologies.get_topology_desc(platform=platform, **options)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        extra = "aot" if accelerator.platform == "cuda" else "tpu"
         reason = str(error).splitlines()[0]
         raise UserError(
             f"cannot compile for {name}: {reason}; pip install 'dart-jax[{extra}]'"
         ) from None
-    return list(found.devices)
+    return list(topology.devices)
 
 
-def described(name: str) -> AbstractContextManager[Any]:
+def described(accelerator: Accelerator) -> AbstractContextManager[Any]:
     """Tells Pallas, while a program is lowered, which GPU it writes kernels for."""
-    accelerator = ACCELERATORS[name]
-    if accelerator.platform == "tpu":
+    if not accelerator.gpu:
         return nullcontext()
-    from jax.sharding import AbstractDevice, AbstractMesh
-
     device = AbstractDevice(device_kind=accelerator.title, num_cores=None, platform="gpu")
     return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
-
-
-def _target_config(accelerator: Accelerator) -> str:
-    """XLA's description of a GPU, a text proto."""
-    fields = _GPU | dict(accelerator.description)
-    fields["memory_bandwidth"] = int(accelerator.bandwidth)
-    fields["device_memory_size"] = accelerator.memory
-    fields["name"] = f'"{accelerator.title}"'
-    described = "\n".join(
-        f"  {name} {value}" if str(value).startswith("{") else f"  {name}: {value}"
-        for name, value in fields.items()
-    )
-    return (
-        f"gpu_device_info {{\n{described}\n}}\n"
-        f'platform_name: "CUDA"\ndevice_description_str: "{accelerator.title}"\n'
-    )
-
-
-class _NoClient:
-    """Takes the place of the client that lowering a Python callback asks for."""
-
-    def make_python_callback_from_host_send_and_recv(self, *_: Any) -> None:
-        return None
-
-
-def allow_callbacks() -> None:
-    """Lets programs with Python callbacks be lowered for a platform that has no client.
-
-    JAX has no public way to do that; the names are those of jax 0.10 to 0.12.
-    """
-    from jax._src.interpreters import mlir
-
-    real = mlir.ModuleContext.get_backend
-    if getattr(real, "allows_callbacks", False):
-        return
-
-    def get_backend(self: Any, *args: Any, **options: Any) -> Any:
-        try:
-            return real(self, *args, **options)
-        except (RuntimeError, ValueError):
-            return _NoClient()
-
-    get_backend.allows_callbacks = True  # type: ignore[attr-defined]
-    mlir.ModuleContext.get_backend = get_backend
 
 
 def compile_lowered(
     lowered: jax.stages.Lowered, accelerator: Accelerator, dump: Path
 ) -> jax.stages.Compiled:
-    """Compiles a lowered program; its Python callbacks cannot be linked without a client.
+    """Compiles a lowered program.
 
     Args:
       lowered: the program.
       accelerator: what it was lowered for.
-      dump: an empty folder, where the compiler for GPUs writes its schedule (`graphs.read_graphs`).
+      dump: an empty folder, where the compiler for GPUs writes its schedule.
 
     Raises:
       UserError: it does not fit into the device's memory.
     """
     options: dict[str, Any] = {}
-    if accelerator.platform == "cuda":
+    if accelerator.gpu:
         options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
         # Tiles of matrix products by XLA's model of costs, where no device can time them; without
         # sums that are split among blocks, which that model chooses nearly always and adds up in
@@ -268,7 +178,6 @@ def compile_lowered(
         options["xla_gpu_experimental_force_split_k"] = 1
         if jax.__version_info__ >= (0, 11):
             options["xla_gpu_experimental_cost_model_gemm_tiling_default"] = True
-    lowered._lowering.compile_args["host_callbacks"] = ()  # type: ignore[attr-defined]
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:

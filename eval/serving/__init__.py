@@ -1,18 +1,14 @@
-"""`python -m eval.serving`: what clients of a server get, drafted and not.
+"""`python -m eval.serving`: a server's drafted against plain decoding, or a soak of it.
 
     program.py       command line
     config.py        options
-    workload.py      what is asked
-    client/          a client that measures, and its loads
-    server.py        servers, started or running
+    requests.py      the requests
+    client.py        a client that measures, over HTTP
+    process.py       servers that are started here
     comparison.py    the servers in turn, round by round
-    fixed.py         the same requests in fixed batches, without a server
-    summary.py       percentiles, throughput, goodput
-    report.py        tables and JSON
-    figure.py        latency against throughput
-    first_token.py   --ttft-check
-    soak/            --soak
+    report.py        table and JSON
+    soak.py          --soak
 
-Servers are asked over HTTP only: any that speaks OpenAI's API can be measured. May import
+Loads, arrivals and percentiles are left to GuideLLM and vLLM: docs/serving.md. May import
 `dart_jax`, `eval.benchmarks`, and `report` of `eval.latency`. Start with `program.py`.
 """

@@ -1,131 +1,201 @@
-"""Measures servers in turn: every round of a load puts the same requests to each of them."""
+"""Servers in turn: every round puts the same requests to each of them."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from rich.console import Console
 
 from dart_jax.errors import UserError
-from eval.serving.client.completion import (
-    Answer,
-    Reading,
-    Request,
-    Server,
-    ask,
-    same_texts,
+from dart_jax.programs.spread import spread
+from dart_jax.progress import stage
+from dart_jax.text.tokenizer import Tokenizer
+from eval.latency.report import Grid
+from eval.serving.client import Answer, Client
+from eval.serving.config import ServingBenchConfig
+from eval.serving.requests import Body, bench_requests
+from eval.serving.servers import connected
+
+_CAPTION = (
+    "medians of the rounds ± half their range; ratio: the first server's tokens a second over the "
+    "second one's, round by round. per token: after the first one; first: to the first token; both "
+    "in ms, medians of the requests. tau: tokens per verification. same: requests with the same "
+    "text from both servers"
 )
-from eval.serving.client.load import closed_loop, open_loop, poisson_arrivals
-from eval.serving.client.metrics import Counters
-from eval.serving.server import scrape
-from eval.serving.summary import Load, Round, Summary
-from eval.serving.workload import Workload
-
-# Answers requests under a load.
-Measure = Callable[[Sequence[Request], Load], Round]
-
-# Seconds that a server may take until nothing runs any more.
-_QUIET = 10.0
 
 
-def compare(
-    ways: Mapping[str, Measure],
-    workload: Workload,
-    loads: Sequence[Load],
-    rounds: int,
-    requests: int,
-    texts: Collection[str] = (),
-    notify: Callable[[str], None] = lambda _: None,
-) -> list[Summary]:
-    """Measures all loads, after requests that are not reported.
+class Round(NamedTuple):
+    """One measurement of a server, of its complete answers.
 
-    Rounds have different requests, so that no prefix cache has seen their prompts, unless the
-    workload has too few. Within a round, every server gets the same ones; which server is first
-    changes from round to round.
+    Attributes:
+      texts: of all requests in their order; None of one that failed.
+      errors: of those that failed.
+      tokens_per_second: new tokens, from the first request to the last token.
+      per_token: median seconds per token after the first; None if no answer has two.
+      first: median seconds to the first token; None without one.
+      tau: tokens per verification, bonus token included; None without drafts.
+      compilations: programs compiled meanwhile.
+    """
 
-    Args:
-      ways: how to measure, by name.
-      workload: what is asked.
-      loads: each measured in turn.
-      rounds: how often.
-      requests: least number of a round's requests.
-      texts: the ways that should write the first one's texts.
-      notify: is told what is being measured.
+    texts: list[str | None]
+    errors: list[str]
+    tokens_per_second: float
+    per_token: float | None
+    first: float | None
+    tau: float | None
+    compilations: float
 
-    Returns:
-      A summary for each load and way, in this order.
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """All rounds of each server, by its name, with one number of clients."""
+
+    clients: int
+    rounds: dict[str, list[Round]]
+
+    def _pairs(self) -> list[tuple[Round, Round]]:
+        """Both servers' rounds; nothing if there is only one."""
+        return list(zip(*self.rounds.values(), strict=True)) if len(self.rounds) > 1 else []
+
+    def ratios(self) -> list[float]:
+        """Returns the first server's tokens a second over the second one's, round by round."""
+        pairs = self._pairs()
+        return [a.tokens_per_second / b.tokens_per_second for a, b in pairs if b.tokens_per_second]
+
+    def same(self) -> tuple[int, int]:
+        """Returns how many requests have the same text from both servers, and how many a text."""
+        pairs = [pair for a, b in self._pairs() for pair in zip(a.texts, b.texts, strict=True)]
+        same = [one == other for one, other in pairs if one is not None and other is not None]
+        return sum(same), len(same)
+
+    def rows(self) -> Iterator[list[str]]:
+        """Yields the table's rows, one for each server; the second one has the comparison."""
+        ratio = spread(self.ratios(), ".2f", "x") if self.ratios() else "-"
+        comparison = ["", ""], [ratio, "/".join(map(str, self.same()))]
+        for (name, rounds), cells in zip(self.rounds.items(), comparison, strict=False):
+            yield [
+                str(self.clients),
+                name,
+                spread([each.tokens_per_second for each in rounds]),
+                _cell(_median(each.per_token for each in rounds), 1e3),
+                _cell(_median(each.first for each in rounds), 1e3),
+                _cell(_median(each.tau for each in rounds)),
+                *cells,
+            ]
+
+    def warnings(self) -> Iterator[str]:
+        """Yields lines about what went wrong."""
+        for name, rounds in self.rounds.items():
+            where = f"WARNING: {name} with {self.clients} clients"
+            if errors := [error for each in rounds for error in each.errors]:
+                yield f"{where}: {len(errors)} requests failed, the first: {errors[0]}"
+            if count := sum(each.compilations for each in rounds):
+                yield f"{where}: {count:g} programs were compiled; the times include that"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything but the texts."""
+        servers = {
+            name: [{k: v for k, v in each._asdict().items() if k != "texts"} for each in rounds]
+            for name, rounds in self.rounds.items()
+        }
+        comparison = {"ratios": self.ratios(), "same": self.same()}
+        return {"clients": self.clients, **comparison, "rounds": servers}
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Returns the median of those that are not None, if there are any."""
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
+
+
+def _cell(value: float | None, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{factor * value:.3g}"
+
+
+async def run(
+    config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
+) -> tuple[bool, dict[str, Any]]:
+    """Compares drafted with plain decoding, or the servers of --url, and prints the table; returns
+    True, and a report.
 
     Raises:
-      UserError: a server answers no request at all.
+      UserError: a file is missing, or a server does not start or answer.
     """
-    number, names, found = 0, list(ways), []
-    for load in loads:
-        count = max(requests, 2 * (load.clients or 0))
-        warm_up = workload.requests(number, min(count, 2 * (load.clients or 8)))
-        number += len(warm_up)
-        for name in names:
-            notify(f"{load}: {name}, warm-up")
-            check_answers(name, ways[name](warm_up, load).answers)
-        measured: dict[str, list[Round]] = {name: [] for name in names}
-        for turn in range(rounds):
-            some = workload.requests(number, count)
-            number += count
-            for place in range(len(names)):
-                name = names[(turn + place) % len(names)]
-                notify(f"{load}: {name}, round {turn + 1} of {rounds}")
-                measured[name].append(ways[name](some, load))
-        first = measured[names[0]]
-        for name in names:
-            same = _same(first, measured[name]) if name in texts else None
-            found.append(Summary(name, load, measured[name], same))
-    return found
+    request = bench_requests(config, tokenizer)
+    options = {
+        "drafted": config.server_options(),
+        "plain": config.server_options("--tree-nodes", "0"),
+    }
+    with stage("", console) as notify:
+        async with connected(config, options, notify) as (servers, _):
+            loads = await compare(config, servers, request, notify)
+    columns = ["clients", "server", "tok/s", "per token", "first", "tau", "ratio", "same"]
+    rows = [row for load in loads for row in load.rows()]
+    console.print(Grid("Serving", columns, rows, _CAPTION).table())
+    for line in (line for load in loads for line in load.warnings()):
+        console.print(line, highlight=False, soft_wrap=True)
+    return True, {"options": options, "loads": [load.as_json() for load in loads]}
 
 
-def _same(some: Sequence[Round], others: Sequence[Round]) -> tuple[int, int]:
-    """Equal texts, and texts, of all rounds."""
-    pairs = [same_texts(a.answers, b.answers) for a, b in zip(some, others, strict=True)]
-    return sum(same for same, _ in pairs), sum(count for _, count in pairs)
+async def compare(
+    config: ServingBenchConfig,
+    servers: Mapping[str, Client],
+    request: Callable[[int], Body],
+    notify: Callable[[str], None],
+) -> list[Load]:
+    """Measures every number of clients, each after requests that are not reported.
+
+    Every round has the next requests, by their numbers, and which server is first changes from
+    round to round, so that a busy machine hurts all.
+
+    Raises:
+      UserError: a server answers no request of a warm-up.
+    """
+    numbers, names, loads = itertools.count(), list(servers), []
+    for clients in config.clients:
+        load = Load(clients, {name: [] for name in names})
+        for turn in range(-1, config.rounds):
+            count = 2 * clients if turn < 0 else max(config.requests, 2 * clients)
+            bodies = [request(number) for number in itertools.islice(numbers, count)]
+            for name in names if turn % 2 else reversed(names):
+                kind = f"round {turn + 1} of {config.rounds}" if turn >= 0 else "warm-up"
+                notify(f"{clients} clients: {name}, {kind}")
+                measurement = await _measure(servers[name], bodies, clients)
+                if turn >= 0:
+                    load.rounds[name].append(measurement)
+                elif len(measurement.errors) == count:
+                    error = measurement.errors[0]
+                    raise UserError(f"the {name} server answers no request: {error}")
+        loads.append(load)
+    return loads
 
 
-def check_answers(name: str, answers: Sequence[Answer]) -> None:
-    """Raises UserError if all requests failed."""
-    if answers and all(answer.error for answer in answers):
-        raise UserError(f"the {name} server answers no request: {answers[0].error}")
+async def _measure(client: Client, bodies: list[Body], clients: int) -> Round:
+    answers: list[Answer] = [Answer() for _ in bodies]
+    left = iter(enumerate(bodies))
 
+    async def run_client() -> None:
+        for number, body in left:
+            answers[number] = await client.ask(body, stream=True)
 
-def measure_server(
-    server: Server, requests: Sequence[Request], load: Load, timeout: float
-) -> Round:
-    """One round on a server; of an open loop, the first request's seed is also the arrivals'."""
-    return asyncio.run(_round(server, requests, load, timeout))
-
-
-async def _round(server: Server, requests: Sequence[Request], load: Load, timeout: float) -> Round:
-    await wait_until_quiet(server)
-    before = await scrape(server)
-    cpu = time.process_time()
-
-    async def send(request: Request, start: float | None) -> Answer:
-        return await ask(server, request, Reading(timeout=timeout), start)
-
-    if load.rate is None:
-        answers = await closed_loop(send, requests, load.clients or 1)
-    else:
-        arrivals = poisson_arrivals(load.rate, len(requests), requests[0].seed)
-        answers = await open_loop(send, requests, arrivals)
-    cpu = time.process_time() - cpu
-    seconds = max(answer.end for answer in answers) - min(answer.start for answer in answers)
-    counters = Counters.between(before, await scrape(server))
-    return Round(answers, seconds, counters, cpu / seconds)
-
-
-async def wait_until_quiet(server: Server) -> Counters | None:
-    """Waits until nothing runs or waits any more; returns the last counters, if there are any."""
-    end = time.monotonic() + _QUIET
-    while True:
-        counters = await scrape(server)
-        if counters is None or not (counters.running or counters.waiting):
-            return counters
-        if time.monotonic() > end:
-            return counters
-        await asyncio.sleep(0.05)
+    before = await client.quiet_metrics()
+    await asyncio.gather(*(run_client() for _ in range(clients)))
+    metrics = await client.metrics()
+    added = {name: value - before.get(name, 0.0) for name, value in metrics.items()}
+    drafts = added.get("spec_decode_num_drafts_total")
+    complete = [each for each in answers if not each.error]
+    seconds = max(each.end for each in answers) - min(each.start for each in answers)
+    return Round(
+        texts=[None if each.error else each.text for each in answers],
+        errors=[each.error for each in answers if each.error],
+        tokens_per_second=sum(each.tokens for each in complete) / seconds,
+        per_token=_median(each.per_token for each in complete),
+        first=_median(each.first for each in complete),
+        tau=1 + added["spec_decode_num_accepted_tokens_total"] / drafts if drafts else None,
+        compilations=added.get("compilations_total", 0.0),
+    )

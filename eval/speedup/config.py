@@ -21,7 +21,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.benchmarks.registry import parse_names
-from eval.latency.case import Model
+from eval.latency.model import Model
 from eval.latency.shapes import target_of
 from eval.methods.registry import PLAIN, MethodChoice
 

@@ -5,269 +5,148 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
+from support_process import on_eight_devices
 
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
 from eval.compile import devices
-from eval.compile.cases import Case
-from eval.compile.check import Limits, violations
-from eval.compile.graphs import parse_graphs, read_graphs
-from eval.compile.hlo import Array, read_module, shape_size
-from eval.compile.kernels import kernels
-from eval.compile.program import CompileConfig, main
-from eval.compile.report import care, details, launches, memory, outside_graphs, traffic
-from eval.compile.summary import summarise
+from eval.compile.cases import Case, lower
+from eval.compile.check import violations
+from eval.compile.findings import Collective, Result, inspect, read_graphs
+from eval.compile.program import CompileConfig, grids, main
+from eval.latency.cost import costs
+from eval.latency.hlo import Array, arrays, read_module
 
 GPU = devices.ACCELERATORS["h200"].execution
 
 
-def compiled(function, *shapes, **options):
-    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    text = jax.jit(function, **options).lower(*arguments).compile().as_text()
-    return read_module(text or "")
+@pytest.fixture(scope="module")
+def device():
+    return jax.devices("cpu")[0]
+
+
+def findings_of(function, *shapes, folder, **options):
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return inspect(jax.jit(function, **options).lower(*given).compile(), 1.0, folder)
+
+
+# What a program runs.
 
 
 def test_sizes():
-    assert shape_size("bf16[3,5]{1,0}") == 30
-    assert shape_size("(f32[2]{0}, (s32[], pred[7]{0}))") == 8 + 4 + 7
-    assert shape_size("token[]") == 0
-    assert shape_size("(f32[2]{0:T(128)S(1)}, f32[3]{0:T(128)})") == 12  # one is on the chip
+    assert [x.size for x in arrays("(f32[2]{0}, (s32[], pred[7]{0}, token[]))")] == [8, 4, 7]
+    assert arrays("f32[2]{0:T(128)S(1)}") == (Array("f32", (2,), on_chip=True),)
 
 
-def test_a_product_moves_its_operands_and_result():
-    [product] = kernels(compiled(lambda x, w: x @ w, (8, 64), (64, 128)))
-    assert product.kind == "product"
-    assert (product.read, product.written) == (4 * (8 * 64 + 64 * 128), 4 * 8 * 128)
-    assert product.arguments == product.read
-    assert product.intermediate == product.written
-    assert product.path == "dot_general"
-    assert product.source.startswith("test_compile.py:")
-
-
-def test_an_update_in_place_moves_what_it_writes():
-    def update(cache, rows):
-        return jax.lax.dynamic_update_slice(cache, rows, (3, 0))
-
-    module = compiled(update, (1000, 64), (8, 64), donate_argnums=0)
-    assert module.updated_in_place == [0]
-    assert sum(kernel.written for kernel in kernels(module)) == 4 * 8 * 64
-    assert not any(kernel.kind == "copy" for kernel in kernels(module))
-    assert not any(kernel.copied for kernel in kernels(module))
-    copied = kernels(compiled(update, (1000, 64), (8, 64)))
-    assert [kernel.written for kernel in copied if kernel.kind == "copy"] == [4 * 1000 * 64]
-    assert [kernel.copied for kernel in copied if kernel.kind == "copy"] == [
-        (Array("f32", (1000, 64)),)
-    ]
-
-
-def test_a_slice_moves_what_it_takes():
-    found = kernels(compiled(lambda x: jnp.sin(x[5:7]), (1000, 64)))
-    assert sum(kernel.moved for kernel in found) == 2 * 4 * 2 * 64
-
-
-def test_a_loop_counts_as_often_as_it_runs():
+def test_a_loop_counts_once():
     def loop(x, w):
         return jax.lax.fori_loop(0, 9, lambda _, x: jnp.sin(x @ w), x)
 
-    products = [k for k in kernels(compiled(loop, (4, 64), (64, 64))) if k.kind == "product"]
-    assert [kernel.times for kernel in products] == [9]
-    assert products[0].in_loop
-    assert products[0].arguments == 4 * 64 * 64  # carried by the loop
+    shapes = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 64), (64, 64)))
+    text = jax.jit(loop).lower(*shapes).compile().as_text()
+    products = [x for x in read_module(text or "").runs if "dot_general" in x.scope]
+    assert [x.instruction.opcode in ("dot", "custom-call", "fusion") for x in products] == [True]
 
 
-# Modules by hand, in the form of those of GPUs and TPUs.
+def test_a_cache_that_is_not_updated_in_place(tmp_path):
+    def update(cache, rows):
+        return jax.lax.dynamic_update_slice(cache, rows, (0, 3, 0))
+
+    shapes = (2, 1000, 64), (2, 8, 64)
+    kept = findings_of(update, *shapes, folder=tmp_path, donate_argnums=0)
+    assert (kept.copies, kept.not_in_place) == ([], [])
+    copied = findings_of(update, *shapes, folder=tmp_path)
+    assert copied.not_in_place == ["cache"]
+    assert len(copied.copies) == 1
+    assert copied.longest_sort == 0
+    ordered = findings_of(lambda x: jnp.sort(x, axis=1), (8, 5000), folder=tmp_path)
+    assert ordered.longest_sort == 5000
 
 
-def module_of(entry, computations="", aliases=""):
-    main = f"ENTRY %main (x: f32[]) -> f32[] {{\n{entry}\n}}\n"
-    return read_module(f"HloModule jit_f{aliases}\n\n{computations}\n{main}")
-
-
+# A module by hand, in the form of those of GPUs and TPUs: a loop that copies a cache and calls the
+# host, a cache that is padded, one that is brought into a TPU's vector memory, exchanges in one
+# instruction, in two and in a fusion, and kernels.
 CACHE = "bf16[2,100,16]{2,1,0}"
-STATE = 'metadata={op_name="state.target_cache[3][0]"}'
+ON_CHIP = "bf16[2,100,16]{2,1,0:T(8,128)(2,1)S(1)}"
+MODULE = f"""HloModule jit_f, input_output_alias={{ {{0}}: (1, {{}}, may-alias) }}
 
-
-def test_a_padded_cache_is_a_copy_of_it():
-    pad = """%pad (p: bf16[2,100,16]) -> bf16[2,128,16] {
-  %p = bf16[2,100,16]{2,1,0} parameter(0)
+%pad (p: bf16[2,100,16]) -> bf16[2,128,16] {{
+  %p = {CACHE} parameter(0)
   %zero = bf16[] constant(0)
-  ROOT %pad.1 = bf16[2,128,16]{2,1,0} pad(%p, %zero), padding=0_0x0_28x0_0
-}
-"""
-    [kernel] = kernels(
-        module_of(
-            f"  %cache = {CACHE} parameter(0), {STATE}\n"
-            "  ROOT %fusion = bf16[2,128,16]{2,1,0} fusion(%cache), kind=kLoop, calls=%pad",
-            pad,
-        )
-    )
-    assert kernel.copied == (Array("bf16", (2, 100, 16)),)
-    assert (kernel.read, kernel.arguments, kernel.written) == (6400, 6400, 8192)
-    assert kernel.path == "state/target_cache/layer_3/0/pad"  # what the compiler added, and to what
+  ROOT %pad.1 = bf16[2,128,16]{{2,1,0}} pad(%p, %zero), metadata={{op_name="jit(f)/verify/pad"}}
+}}
 
+%write (p: bf16[2,100,16]) -> bf16[2,100,16] {{
+  %p.2 = {CACHE} parameter(0)
+  ROOT %row = {CACHE} dynamic-update-slice(%p.2, %u, %i)
+}}
 
-@pytest.mark.parametrize(
-    ("to", "kind", "copies", "moved"),
-    [
-        ("{2,1,0:T(8,128)(2,1)}", "copy", 1, 12800),
-        ("{2,1,0:T(8,128)(2,1)S(1)}", "prefetch", 0, 6400),
-    ],
-)
-def test_copies_on_a_tpu(to, kind, copies, moved):
-    cache = "bf16[2,100,16]{2,1,0:T(8,128)(2,1)}"
-    [kernel] = kernels(
-        module_of(
-            f"  %cache = {cache} parameter(0)\n"
-            f"  %start = (bf16[2,100,16]{to}, {cache}, u32[]{{:S(2)}}) copy-start(%cache)\n"
-            f"  ROOT %done = bf16[2,100,16]{to} copy-done(%start)"
-        )
-    )
-    assert (kernel.kind, len(kernel.copied), kernel.moved) == (kind, copies, moved)
-
-
-@pytest.mark.parametrize(
-    ("to", "kind", "moved"),
-    [("{1,0:T(8,128)S(1)}", "prefetch", 4 * 16 * 2), ("{1,0:T(8,128)}", "copy", 2 * 4 * 16 * 2)],
-)
-def test_a_part_that_is_brought_on_the_chip(to, kind, moved):
-    """Of the operand only what is taken is read."""
-    whole, part = "bf16[64,16]{1,0:T(8,128)}", f"bf16[4,16]{to}"
-    [kernel] = kernels(
-        module_of(
-            f"  %weights = {whole} parameter(0)\n"
-            f"  %start = (({whole}), {part}, s32[]{{:S(2)}}) slice-start(%weights), "
-            "slice={[0:4], [0:16]}\n"
-            f"  ROOT %done = {part} slice-done(%start)"
-        )
-    )
-    assert (kernel.kind, kernel.moved) == (kind, moved)
-
-
-def test_rows_of_a_table_that_are_converted():
-    """A fusion converts no more than it takes."""
-    rows = """%rows (t: bf16[1000,64], i: s32[2,1]) -> f32[2,64] {
-  %t = bf16[1000,64]{1,0} parameter(0)
-  %i = s32[2,1]{1,0} parameter(1)
-  %c = f32[1000,64]{1,0} convert(%t)
-  ROOT %g = f32[2,64]{1,0} gather(%c, %i), offset_dims={1}, slice_sizes={1,64}
-}
-"""
-    argument = "metadata={op_name=\"params['target']['embed_tokens']\"}"
-    [kernel] = kernels(
-        module_of(
-            f"  %table = bf16[1000,64]{{1,0}} parameter(0), {argument}\n"
-            "  %at = s32[2,1]{1,0} parameter(1)\n"
-            "  ROOT %fusion = f32[2,64]{1,0} fusion(%table, %at), kind=kLoop, calls=%rows",
-            rows,
-        )
-    )
-    assert (kernel.read, kernel.weights) == (2 * 64 * 2 + 8, 2 * 64 * 2)
-
-
-@pytest.mark.parametrize(
-    ("given", "read", "written"),
-    [
-        ("", 6400 + 64, 64),
-        ("output_to_operand_aliasing={{}: (1, {})}", 6400 + 64, 0),
-        ("output_to_operand_aliasing={{}: (0, {})}", 64 + 64, 0),
-        (
-            'backend_config={"custom_call_config":{"cost_estimate":{"flops":"9","bytes_accessed":"500"}}}',
-            436,
-            64,
-        ),
-    ],
-)
-def test_bytes_of_custom_calls(given, read, written):
-    [kernel] = kernels(
-        module_of(
-            f"  %cache = {CACHE} parameter(0)\n  %q = bf16[2,16]{{1,0}} parameter(1)\n"
-            "  ROOT %call = bf16[2,16]{1,0} custom-call(%cache, %q), "
-            f'custom_call_target="__gpu$xla.gpu.triton", {given}'
-        )
-    )
-    assert (kernel.kind, kernel.read, kernel.written) == ("custom", read, written)
-    assert kernel.arguments == read
-
-
-@pytest.mark.parametrize(("target", "share"), [("__gpu$xla.gpu.triton", 0.25), ("other", 1)])
-def test_a_triton_kernel_reads_the_chosen_experts(target, share):
-    experts = Array("bf16", (8, 64, 16))
-    module = module_of(
-        "  %experts = bf16[8,64,16]{2,1,0} parameter(0)\n  %x = bf16[2,64]{1,0} parameter(1)\n"
-        f'  ROOT %call = bf16[2,16]{{1,0}} custom-call(%experts, %x), custom_call_target="{target}"'
-    )
-    [kernel] = kernels(module, None, {experts: 0.25})
-    assert (kernel.read, kernel.written) == (share * experts.size + 256, 64)
-
-
-def test_the_share_of_the_experts():
-    case = Case("qwen3-30b-a3b", "dart", 8, 1, 100, 8, execution=GPU)
-    shares = case.read_in_part("step")
-    assert {array.lengths for array in shares} == {(128, 2048, 768), (128, 768, 2048)}
-    assert set(shares.values()) == {1 - (15 / 16) ** 9}
-    assert case.read_in_part("prefill") == {}
-    assert Case("tiny", "dart", 8, 1, 100, 8).read_in_part("step") == {}
-
-
-LOOP = """%body (arg: (s32[], bf16[2,100,16])) -> (s32[], bf16[2,100,16]) {
-  %arg = (s32[], bf16[2,100,16]{2,1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%arg), index=0
-  %cache = bf16[2,100,16]{2,1,0} get-tuple-element(%arg), index=1
+%body (arg: (s32[], bf16[2,100,16])) -> (s32[], bf16[2,100,16]) {{
+  %arg = (s32[], {CACHE}) parameter(0)
   %found = s32[] custom-call(%i), custom_call_target="xla_ffi_python_gpu_callback"
-  %copy = bf16[2,100,16]{2,1,0} copy(%cache)
-  ROOT %t = (s32[], bf16[2,100,16]{2,1,0}) tuple(%found, %copy)
-}
+  %copy = {CACHE} copy(%cache), metadata={{op_name="jit(f)/while/verify/layer_3/copy"}}
+  %sum = f32[8]{{0}} all-reduce(%x), to_apply=%add, metadata={{op_name="f/layer_3/mlp/psum"}}
+  ROOT %t = (s32[], {CACHE}) tuple(%found, %copy)
+}}
 
-%condition (arg: (s32[], bf16[2,100,16])) -> pred[] {
-  %arg.1 = (s32[], bf16[2,100,16]{2,1,0}) parameter(0)
-  %i.1 = s32[] get-tuple-element(%arg.1), index=0
-  %limit = s32[] constant(9)
+%condition (arg: (s32[], bf16[2,100,16])) -> pred[] {{
   ROOT %compare = pred[] compare(%i.1, %limit), direction=LT
-}
+}}
+
+%scattered (p: bf16[16]) -> bf16[4] {{
+  ROOT %part = bf16[4]{{0}} reduce-scatter(%p), to_apply=%add
+}}
+
+ENTRY %main (x: s32[], c: bf16[2,100,16]) -> f32[] {{
+  %x = s32[] parameter(0)
+  %cache.1 = {CACHE} parameter(1), metadata={{op_name="state.target_cache[3][0]"}}
+  %cache.2 = {CACHE} parameter(2), metadata={{op_name="state.target_cache[3][1]"}}
+  %first = (s32[], {CACHE}) tuple(%x, %cache.1)
+  %padded = bf16[2,128,16]{{2,1,0}} fusion(%cache.1), kind=kLoop, calls=%pad
+  %written = {CACHE} fusion(%cache.1), kind=kLoop, calls=%write
+  %fetch = ({ON_CHIP}, {CACHE}, u32[]{{:S(2)}}) copy-start(%cache.1)
+  %fetched = {ON_CHIP} copy-done(%fetch)
+  %kernel = f32[9]{{0}} custom-call(%cache.1), custom_call_target="tpu_custom_call", \
+metadata={{op_name="jit(f)/verify/layer_3/attention/pallas_call"}}
+  %begin = (s32[1,2,8]{{2,1,0}}, s32[8,2,8]{{2,1,0}}) all-gather-start(%i), dimensions={{0}}
+  %end = s32[8,2,8]{{2,1,0}} all-gather-done(%begin)
+  %moved = (f32[4]{{0}}, f32[4]{{0}}, u32[], u32[]) collective-permute-start(%y)
+  %drafted = bf16[1,8,64]{{2,1,0}} all-reduce-start(%x), metadata={{op_name="f/draft/layer_0/o"}}
+  %fused = bf16[4]{{0}} fusion(%x), kind=kCustom, calls=%scattered
+  ROOT %while = (s32[], {CACHE}) while(%first), condition=%condition, body=%body, \
+backend_config={{"known_trip_count":{{"n":"5"}}}}
+}}
 """
 
 
-def test_what_a_loop_carries_and_does():
-    found = kernels(
-        module_of(
-            f"  %x = s32[] parameter(0)\n  %cache.1 = {CACHE} parameter(1), {STATE}\n"
-            f"  %first = (s32[], {CACHE}) tuple(%x, %cache.1)\n"
-            f"  ROOT %while = (s32[], {CACHE}) while(%first), condition=%condition, body=%body",
-            LOOP,
-        )
-    )
-    assert [(kernel.kind, kernel.in_loop) for kernel in found] == [
-        ("compare", True),
-        ("host", True),
-        ("copy", True),
+class Printed:
+    """A compiled program of which only the text is known."""
+
+    def as_text(self):
+        return MODULE
+
+    def memory_analysis(self):
+        sizes = {"argument": 100, "output": 50, "temp": 30, "alias": 40}
+        names = {f"{name}_size_in_bytes": size for name, size in sizes.items()}
+        return type("Memory", (), names)()
+
+
+def test_what_a_program_does(tmp_path):
+    found = inspect(Printed(), 1.0, tmp_path)
+    assert found.copies == ["verify/padded", "while/verify/layer_3/copy"]
+    assert found.not_in_place == ["state.target_cache[3][1]"]
+    assert found.host == ["found"]
+    assert (found.pallas, found.attention) == (1, [3])
+    assert found.of_a_layer == 3  # a kernel, and in the loop a copy and a sum
+    assert (found.peak, found.graphs) == (140, None)
+    assert found.collectives == [
+        Collective("all-gather", 4 * 8 * 2 * 8),
+        Collective("collective-permute", 16),
+        Collective("all-reduce", 2 * 8 * 64, draft=True),
+        Collective("reduce-scatter", 8),
+        Collective("all-reduce", 32, 3),
     ]
-    assert found[-1].copied == (Array("bf16", (2, 100, 16)),)
-    assert found[-1].path == "state/target_cache/layer_3/0/copy"
-
-
-def test_arguments_that_share_memory_with_results():
-    aliases = ", input_output_alias={ {0}: (7, {}, may-alias), {1}: (12, {}, must-alias) }"
-    module = module_of(f"  ROOT %cache = {CACHE} parameter(7)", aliases=aliases)
-    assert module.updated_in_place == [7, 12]
-    assert module.arguments() == {7: Array("bf16", (2, 100, 16))}
-
-
-def test_the_source_is_the_innermost_place_in_this_package():
-    tables = """FileNames
-1 "/home/x/site-packages/dart_jax/models/layers.py"
-2 "/home/x/site-packages/flax/nnx.py"
-
-FileLocations
-1 {file_name_id=1 function_name_id=1 line=42 end_line=42}
-2 {file_name_id=2 function_name_id=1 line=7 end_line=7}
-
-StackFrames
-1 {file_location_id=1 parent_frame_id=1}
-2 {file_location_id=2 parent_frame_id=2}
-3 {file_location_id=2 parent_frame_id=0}
-"""
-    module = module_of(f"  ROOT %x = {CACHE} parameter(0)", tables)
-    assert module.frames == {1: "layers.py:42", 2: "layers.py:42", 3: "nnx.py:7"}
 
 
 SCHEDULE = """000: kCommandBuffer [source       | next=004 (1)]
@@ -282,202 +161,258 @@ condition:
     000: kCommandBuffer [prev=006 (1) | sink        ]
         007: kCustomKernel [source | sink] product
 """
-
-
-def described(*thunks):
-    return "".join(
-        f'thunk_metadata {{\n  thunk_info {{\n    profile_annotation: "{name}"\n'
-        f'    thunk_id: {number}\n  }}\n  thunk_kind: "{kind}"\n}}\n'
-        for number, name, kind in thunks
-    )
-
-
-THUNKS = described(
-    (0, "command_buffer_1", "kCommandBuffer"),
-    (1, "fusion", "kCustomKernel"),
-    (2, "fusion", "kCustomKernel"),
-    (3, "copy.1", "kCopy"),
-    (4, "while.1", "kWhile"),
-    (5, "compare", "kCustomKernel"),
-    (6, "callback", "kCustomCall"),
-    (7, "dot", "kCustomKernel"),
+THUNKS = "".join(
+    f'thunk_metadata {{\n  thunk_info {{\n    profile_annotation: "{name}"\n'
+    f'    thunk_id: {number}\n  }}\n  thunk_kind: "{kind}"\n}}\n'
+    for number, name, kind in [
+        (0, "command_buffer_1", "kCommandBuffer"),
+        (1, "fusion", "kCustomKernel"),
+        (2, "fusion", "kCustomKernel"),
+        (3, "copy.1", "kCopy"),
+        (4, "while.1", "kWhile"),
+        (5, "compare", "kCustomKernel"),
+        (6, "callback", "kCustomCall"),
+        (7, "dot", "kCustomKernel"),
+    ]
 )
 
 
 def test_what_is_in_cuda_graphs(tmp_path):
-    graphs = parse_graphs(SCHEDULE, THUNKS)
-    assert graphs.count == 2
-    assert graphs.inside == {"fusion", "copy.1", "dot"}
-    assert graphs.launches == {"fusion": 2, "copy.1": 1, "compare": 1, "callback": 1, "dot": 1}
     assert read_graphs(tmp_path) is None
     (tmp_path / "module_1.jit_f.thunk_sequence_after_thunk_passes.txt").write_text(SCHEDULE)
     (tmp_path / "module_1.jit_f.thunk_metadata.txt").write_text(THUNKS)
-    assert read_graphs(tmp_path) == graphs
-
-
-def test_a_sort_of_many_passes():
-    sort = """%sorting (p: f32[8,5000]) -> f32[8,5000] {
-  %p = f32[8,5000]{1,0} parameter(0)
-  ROOT %sort = f32[8,5000]{1,0} sort(%p), dimensions={1}, to_apply=%less
-}
-"""
-    module = module_of(
-        "  %x = f32[8,5000]{1,0} parameter(0)\n"
-        "  ROOT %fusion = f32[8,5000]{1,0} fusion(%x), kind=kCustom, calls=%sorting",
-        sort,
+    graphs = read_graphs(tmp_path)
+    assert graphs == (
+        2,
+        {"fusion", "copy.1", "dot"},
+        {"fusion": 2, "copy.1": 1, "compare": 1, "callback": 1, "dot": 1},
     )
-    [kernel] = kernels(module, {"fusion": 3})
-    assert (kernel.kind, kernel.sorted, kernel.launches) == ("sort", 5000, 3)
-    assert kernel.moved == 3 * 2 * 4 * 8 * 5000
 
 
 # The programs.
 
 
-def case(method, shape="tiny", **settings):
-    nodes = 0 if method == "plain" else 8
-    given = {"batch": 2, "context": 50, "prompt": 16, "dtype": "float32"} | settings
-    return Case(shape, method, nodes, **given)
-
-
-@pytest.fixture(scope="module")
-def device():
-    return jax.devices("cpu")[0]
+def case(method, **settings):
+    options = {"batch": 2, "context": 50, "prompt": 16, "dtype": "float32"} | settings
+    return Case("tiny", method, 0 if method == "plain" else 8, **options)
 
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
 def test_every_program_lowers(method, device):
-    for program in ("prefill", "step", "loop", "serve"):
-        assert case(method).lower(program, device).as_text()
+    for level in ("greedy", "full"):
+        for program in ("prefill", "step", "loop", "serve"):
+            assert lower(case(method, level=level), program, device).as_text()
 
 
 @pytest.fixture(scope="module")
-def summary(device, tmp_path_factory):
+def result(device, tmp_path_factory):
     tiny = case("dart")
-    program = tiny.lower("step", device).compile()
-    return summarise(tiny, "step", program, 1.0, tmp_path_factory.mktemp("dump"))
+    program = lower(tiny, "step", device).compile()
+    return Result(tiny, "step", inspect(program, 1.0, tmp_path_factory.mktemp("dump")))
 
 
-@pytest.mark.long(ci=1)
-@pytest.mark.parametrize("method", ["plain", "dart"])
-def test_a_step_reads_half_of_the_weights_in_8_bits(method, device, tmp_path):
-    """What the compiled programs read of the weights, and what they must, by the shapes."""
-    read, needed = [], []
-    for rounded in (False, True):
-        execution = Execution(rounded=rounded)
-        demo = case(method, shape="demo", dtype="bfloat16", execution=execution, layers=7)
-        found = summarise(demo, "step", demo.lower("step", device).compile(), 1.0, tmp_path)
-        assert demo.weights == ("int8" if rounded else "stored")
-        assert demo.weights_needed <= found.weights_read < 1.02 * demo.weights_needed
-        read.append(found.weights_read)
-        assert found.least is not None
-        needed.append(found.least.bytes - demo.weights_needed)
-    assert read[1] <= 0.55 * read[0]
-    assert needed[0] == needed[1]  # beside the weights
+def test_a_step(result):
+    found, config = result.findings, result.case.config
+    assert list(violations(result)) == []
+    assert found.of_a_layer >= 7  # as many products
+    assert found.kernels > 7 * config.target.num_hidden_layers
+    assert found.arguments <= found.peak
 
 
-def test_an_eagle3_step_reads_its_drafter_in_8_bits_again_and_again():
-    eight, sixteen = (
-        case("eagle3", dtype="bfloat16", execution=Execution(rounded=rounded))
-        for rounded in (True, False)
-    )
-    saved = [x.least("step").bytes - x.weights_needed for x in (sixteen, eight)]
-    assert saved[0] > saved[1]
-    assert eight.least("step").bytes < 0.6 * sixteen.least("step").bytes
+def test_xla_counts_as_many_operations(device):
+    """And besides those of activations and norms."""
+    tiny = case("dart")
+    analysis = lower(tiny, "step", device).compile().cost_analysis()
+    least = costs(tiny.config, "float32", 2, tiny.config.capacity(50))["step"]
+    assert 1 <= analysis["flops"] / least.operations < 1.3
 
 
-def test_a_step_in_pages(device, tmp_path_factory):
+def test_a_step_in_pages(device, tmp_path):
     """Its pools are updated in place."""
-    tiny = case("dart")
-    program = tiny.lower("serve", device).compile()
-    found = summarise(tiny, "serve", program, 1.0, tmp_path_factory.mktemp("dump"))
-    assert found.updated_in_place >= 2 * 7 + 2
-    assert found.caches_not_in_place == 0
+    program = lower(case("dart"), "serve", device).compile()
+    found = inspect(program, 1.0, tmp_path)
+    assert found.not_in_place == []
+    assert not found.host
 
 
-def test_a_step(summary):
-    target = summary.case.config.target
-    state = 2 * 7 + 2  # keys and values of each layer, and of the drafter
-    assert summary.updated_in_place >= state
-    assert summary.caches_not_in_place == 0
-    assert summary.of_a_layer >= 7  # as many products
-    assert summary.per_layer * target.num_hidden_layers == pytest.approx(summary.launches)
-    assert summary.by_kind["product"] >= 7 * target.num_hidden_layers
-    assert summary.host(in_loop=False) == summary.host(in_loop=True) == 0
-    assert summary.ratio is not None
-    assert 1 < summary.ratio < 100
-    assert summary.arguments <= summary.peak
-    assert summary.graphs is summary.in_graphs is None
-    content = summary.as_json()
-    assert content["moved"] == sum(kernel.moved for kernel in summary.kernels)
-
-
-@pytest.mark.long
-def test_tables_fit_into_80_columns(summary):
-    schedule = parse_graphs(SCHEDULE, THUNKS)
-    on_gpu = dataclasses.replace(summary, graphs=schedule)
-    other = dataclasses.replace(
-        on_gpu, case=dataclasses.replace(summary.case, shape="qwen3-0.6b", batch=32, nodes=60)
-    )
-    h200 = devices.ACCELERATORS["h200"]
-    grids = [grid([on_gpu, other], h200) for grid in (traffic, launches, memory, care)]
-    for grid in (*grids, details(summary, 5)):
-        assert grid.rows
+def test_tables_fit_into_80_columns(result):
+    long = dataclasses.replace(result.findings, graphs=1, outside=["x"] * 1000, peak=10**11)
+    other = dataclasses.replace(result.case, batch=32, nodes=60)
+    tables = grids([result, Result(other, "prefill", long)], "NVIDIA H200 SXM")
+    assert len(tables) == 2
+    for grid in tables:
+        assert "tiny, float32, context 50, compiled for NVIDIA H200" in grid.title
         assert {len(row) for row in grid.rows} == {len(grid.columns)}
         widths = [max(map(len, cells)) for cells in zip(grid.columns, *grid.rows, strict=True)]
         assert sum(widths) + 2 * (len(widths) - 1) + 2 <= 80, grid.columns
-    assert len(details(summary, 5).rows) == 5
-    assert "tree" in grids[0].columns
-    assert "context 50" in grids[0].title
-    # None of these kernels is in the schedule.
-    assert on_gpu.in_graphs == 0
-    assert "more" in outside_graphs(on_gpu)
-    assert outside_graphs(summary) == ""
 
 
-def with_kernel(summary, **changed):
-    """The step with one kernel more."""
-    kernel = dataclasses.replace(summary.kernels[0], times=1, copied=(), sorted=0)
-    return dataclasses.replace(
-        summary, kernels=[*summary.kernels, dataclasses.replace(kernel, **changed)]
-    )
+def layers_of(size=10, sums=2):
+    return [Collective("all-reduce", size, i) for i in range(7) for _ in range(sums)]
 
 
-def test_checks(summary):
-    def found(summary, **limits):
-        return [line.partition(": ")[2] for line in violations(summary, Limits(**limits))]
+HEAD = Collective("all-gather", 4 * 2 * 9 * 4)
+MESH = AbstractMesh((1, 4), ("data", "model"))
 
-    assert found(summary) == []
-    assert found(summary, kernels_a_layer=summary.of_a_layer, ratio=summary.ratio) == []
-    [layer, ratio] = found(summary, kernels_a_layer=3, ratio=1)
-    assert "more than 3" in layer
-    assert "of those needed" in ratio
-    caches = tuple(summary.case.caches)[:1]
-    assert found(with_kernel(summary, kind="copy", copied=caches)) == ["1 copies of caches"]
-    assert found(with_kernel(summary, kind="prefetch", copied=caches)) == []
-    assert "whole vocabulary" in found(with_kernel(summary, kind="sort", sorted=10**6))[0]
-    assert found(dataclasses.replace(summary, caches_not_in_place=2)) == [
-        "2 caches are not updated in place"
-    ]
+
+def messages(result, limit=None, settings=None, program="step", **figures):
+    """What is said of a result with other figures and settings."""
+    settings = settings or {}
+    other = dataclasses.replace(result.case, **settings)
+    found = dataclasses.replace(result.findings, **figures)
+    lines = violations(Result(other, program, found), limit)
+    return [line.partition(": ")[2] for line in lines]
+
+
+def test_checks(result):
+    most = result.findings.of_a_layer
+    assert messages(result, most) == []
+    assert messages(result, 3) == [f"{most:g} kernels in a layer, more than 3"]
+    assert messages(result, copies=["a/copy.1"]) == ["a/copy.1 copies a cache"]
+    assert messages(result, not_in_place=["cache"]) == ["cache are not updated in place"]
+    assert messages(result, not_in_place=["cache"], program="prefill") == []
+    assert "whole vocabulary of 512" in messages(result, longest_sort=10**6)[0]
+    assert messages(result, host=["call"]) == ["transfers to or from the host: call"]
     # A search on the host exchanges data in the loop; EAGLE-3 has none.
-    transfer = with_kernel(summary, kind="host", in_loop=True)
-    assert "in a loop" in found(transfer)[0]
-    loop = dataclasses.replace(transfer, program="loop")
-    assert found(loop) == []
-    assert "in a loop" in found(dataclasses.replace(loop, case=case("eagle3")))[0]
+    searching = {"settings": {"search": "native"}, "host": ["call"]}
+    assert messages(result, program="loop", **searching) == []
+    assert len(messages(result, **searching)) == 1
+    eagle = {"search": "native", "method": "eagle3"}
+    assert len(messages(result, program="loop", host=["call"], settings=eagle)) == 1
+    assert messages(result, graphs=1) == []
+    assert messages(result, graphs=2) == ["2 CUDA graphs, not 1"]
+    outside = {"graphs": 1, "outside": ["a/b", "a/b"]}
+    assert messages(result, **outside) == ["outside of CUDA graphs run a/b"]
+    assert messages(result, program="loop", **outside) == []
+    kernels = {"settings": {"execution": GPU, "dtype": "bfloat16"}}
+    [line] = messages(result, **kernels, attention=[0, 1, 2, 4, 6, None])
+    assert line == "no Pallas kernel computes the attention of layers [3, 5]"
+    assert messages(result, **kernels, attention=[*range(7)]) == []
+
+
+@pytest.mark.parametrize(
+    ("level", "exchanges", "message"),
+    [
+        ("greedy", [*layers_of(), HEAD], None),
+        ("greedy", [*layers_of(sums=1), HEAD], "1 all-reduces in layer 0, not 2 all-reduces"),
+        (
+            "greedy",
+            [*layers_of(), Collective("all-gather", 10**6, 2), HEAD],
+            "2 all-reduces and all-gather in layer 2, not 2 all-reduces",
+        ),
+        (
+            "greedy",
+            [*layers_of(), HEAD._replace(bytes=4 * 9 * 512)],
+            "an all-gather of 18,432 bytes: weights or logits are exchanged",
+        ),
+        ("greedy", [*layers_of(), HEAD, HEAD], "2 exchanges outside of the layers, not 1"),
+        # The largest logits of each row may be joined for top-k; a row of logits may not.
+        ("filtered", [*layers_of(), HEAD, HEAD._replace(bytes=4 * 4 * 128 * 18)], None),
+        (
+            "filtered",
+            [*layers_of(), HEAD._replace(bytes=4 * 151936)],
+            "an all-gather of 607,744 bytes: weights or logits are exchanged",
+        ),
+    ],
+)
+def test_checks_of_exchanges(result, level, exchanges, message):
+    settings = {"execution": Execution(mesh=MESH), "level": level}
+    lines = messages(result, settings=settings, collectives=exchanges)
+    assert lines == ([message] if message else [])
+
+
+def test_one_device_exchanges_nothing(result):
+    lines = messages(result, collectives=layers_of())
+    assert lines == ["2 all-reduces in layer 0, not 0 all-reduces"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("method", "rows"), [("plain", 1), ("dart", 9)])
+def test_a_step_of_eight_devices(method, rows):
+    """Two all-reduces a layer and the largest logits."""
+    report = on_eight_devices("sharded_compile.py", "greedy", method)
+    drafting = [x for x in report["exchanges"] if x["draft"]]
+    others = [(x["kind"], x["bytes"], x["layer"]) for x in report["exchanges"] if not x["draft"]]
+    # Rows of two sequences of each group, 64 numbers in float32.
+    size = 2 * rows * 64 * 4
+    assert [x for x in others if x[2] is not None] == [
+        ("all-reduce", size, i) for i in range(7) for _ in "ab"
+    ]
+    assert [x for x in others if x[2] is None] == [("all-gather", 4 * 2 * 2 * rows * 4, None)]
+    # Its projection of the path's nine rows, its attention and MLP; 25 candidates of each device
+    # for each of eight positions, with their logits.
+    sizes = [2 * n * 64 * 4 for n in (9, 8, 8)] + [2 * 8 * 25 * 4 * 2 * 4]
+    assert [x["bytes"] for x in drafting] == (sizes if method == "dart" else [])
+    assert report["violations"] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("method", "program"),
+    [
+        (m, p)
+        for m, p in [
+            ("plain", "step"),
+            *(("dart", p) for p in ("step", "prefill", "loop", "serve")),
+        ]
+    ],
+)
+def test_drawing_joins_no_logits(method, program):
+    """With every filter, penalty and a bias, devices exchange a few numbers of each row: far fewer
+    than even one device's part of its logits."""
+    report = on_eight_devices("sharded_compile.py", "full", method, program)
+    # Without a kernel for pages, plain JAX copies them.
+    assert [x for x in report["violations"] if "copies a cache" not in x] == []
+    nodes = 9 if method == "dart" and program != "prefill" else 1
+    rows = nodes * (4 if program == "serve" else 2)
+    outside = [x for x in report["exchanges"] if x["layer"] is None]
+    gathers = [x["bytes"] for x in outside if x["kind"] == "all-gather" and not x["draft"]]
+    assert max(gathers) == 4 * 128 * 4 * rows  # of each row, the 128 largest logits of each
+    assert max(gathers) < report["part"] * rows / 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": "model"}, "a mesh is written like data=1,model=4"),
+        ({"mesh": "model=3"}, "3 devices of a mesh cannot share 32 attention heads evenly"),
+        ({"mesh": "data=2,model=8"}, "larger than one machine of NVIDIA H200 SXM, which has 8"),
+        (
+            {"device": "v6e", "mesh": "model=512"},
+            "a mesh of 512 devices is larger than the largest slice of TPU v6e, which has 256",
+        ),
+        ({"mesh": "data=2,model=4"}, "2 groups of devices cannot share a batch of 1 evenly"),
+        ({"mesh": "model=8", "program": ("search",)}, "--program search runs on one device"),
+        (
+            {"mesh": "data=2,model=4", "program": ("serve",), "batch_size": (2,)},
+            "--program serve runs on one group of devices; choose data=1",
+        ),
+        ({"layers": 3}, "--layers must be at least 7"),
+        ({"device": "v6e", "search": "native"}, "--search native needs a GPU"),
+        ({"max_kernels_a_layer": 3.0}, "--max-kernels-a-layer needs --check"),
+    ],
+)
+def test_what_cannot_be(options, message):
+    with pytest.raises(UserError, match=message):
+        CompileConfig(**options)
 
 
 def test_settings():
-    config = CompileConfig(method=("plain", "dart"), tree_nodes=(8, 60), batch_size=(1, 32))
-    assert [(c.method, c.batch, c.nodes) for c in config.cases()] == [
-        ("plain", 1, 0),
-        ("dart", 1, 8),
-        ("dart", 1, 60),
-        ("plain", 32, 0),
-        ("dart", 32, 8),
-        ("dart", 32, 60),
+    config = CompileConfig(program=("step", "search"), tree_nodes=(8, 60), batch_size=(1, 32))
+    assert [(c.method, c.batch, c.nodes, p) for c, p in config.programs()] == [
+        (method, batch, nodes, name)
+        for batch in (1, 32)
+        for method, nodes in (("plain", 0), ("dart", 8), ("dart", 60))
+        for name in ("step", "search")
+        if (method, name) != ("plain", "search")
     ]
+
+
+def test_layouts_of_devices():
+    assert devices.ACCELERATORS["h200"].topology(8) == (1, 1, 8)
+    assert devices.ACCELERATORS["v5e"].topology(1) == (2, 2)
+    assert devices.ACCELERATORS["v5e"].topology(16) == (4, 4)
 
 
 def test_without_the_devices_compiler(monkeypatch, capfd, tmp_path):

@@ -1,22 +1,15 @@
-"""Figures of eval.speedup and eval.latency."""
+"""Figures of eval.speedup."""
 
 import numpy as np
 import pytest
 from figure_checks import check_style, ends_of, note_of
 
-from eval.latency import report
-from eval.latency.case import Case, Row
-from eval.latency.clock import Times
-from eval.latency.cost import Cost
-from eval.latency.derived import HOST, PARTS, derive
-from eval.latency.hardware import Hardware
 from eval.methods.measure import Summary, ratio_error
 from eval.methods.tree_size import Tree
 from eval.speedup import figure
 from eval.speedup.setting import Setting
 
 METHODS = ("plain", "dart", "eagle3")
-HARDWARE = Hardware(1e9, 1e11, "float32", 2**20, 512, 2**40)
 
 
 def summary(repeats, tau, error):
@@ -78,46 +71,3 @@ def test_the_standard_error_is_the_ratios():
     picked = rng.integers(0, 200, (4000, 200))
     resampled = emitted[picked].sum(1) / steps[picked].sum(1)
     assert ratio_error([*emitted], [*steps]) == pytest.approx(resampled.std(), rel=0.1)
-
-
-def case(repeats, context):
-    rng = np.random.default_rng(context)
-
-    def row(stage, nodes, ms):
-        values = [*(ms * 1e-3 * rng.uniform(0.9, 1.1, repeats))]
-        on_host = stage in HOST
-        times = Times([], values) if on_host else Times(values, values)
-        return Row(stage, nodes, times, None if on_host else Cost(10**6, 0))
-
-    rows = [row("plain", None, 1)]
-    for nodes in (8, 60):
-        rows += [row(stage, nodes, 0.2 + nodes / 60) for stage in (*PARTS, *HOST, "step")]
-    return Case("tiny", context, 128, 1, True, False, rows)
-
-
-@pytest.mark.parametrize("repeats", [1, 2, 5])
-@pytest.mark.parametrize("cases", [1, 2, 5])
-def test_latency_has_an_error_bar_per_stage_and_tree(repeats, cases):
-    made = [case(repeats, 16 * (n + 1)) for n in range(cases)]
-    results = [report.Result(each, derive(each, (3.0,))) for each in made]
-    drawn = report.draw(results, HARDWARE)
-    check_style(drawn)
-    bars, lines = drawn.axes
-    assert len(ends_of(bars)) == (cases * (len(PARTS) + 1) if repeats > 1 else 0)
-    assert len(ends_of(lines)) == (cases * 2 if repeats > 1 else 0)
-    told = f"quartiles of {repeats} repeats" if repeats > 1 else "1 repeat: no error bars"
-    assert told in note_of(drawn)
-    if repeats > 1:
-        first, plain = made[0].find("verify", 8).times, made[0].find("plain").times.seconds
-        expected = [quartile / plain for quartile in first.quartiles]
-        assert ends_of(lines)[0] == pytest.approx(expected)
-
-
-def test_a_stage_drawn_last_ends_at_the_sum():
-    """Stages stack up: the last error bar lies around the annotated total."""
-    made = case(5, 16)
-    drawn = report.draw([report.Result(made, derive(made, (3.0,)))], HARDWARE)
-    plain = made.find("plain").times.seconds
-    total = sum(made.find(stage, 60).times.seconds for stage in (*PARTS, *HOST)) / plain
-    spread = sum(np.ptp(made.find(stage, 60).times.values) for stage in HOST) / plain
-    assert np.mean(ends_of(drawn.axes[0])[-1]) == pytest.approx(total, abs=spread)

@@ -20,7 +20,6 @@ class Faults:
     compiles: int = 0  # programs after the warm-up
     leaks: bool = False  # a cancelled request keeps its slot in the metrics
     mixes: bool = False  # texts depend on how many requests run
-    unfair: bool = False  # the newest request is served first
     accepts: bool = False  # malformed requests are answered
     fails: bool = False  # every request fails with status 500
 
@@ -158,7 +157,7 @@ class StubServer:
 
     def _free(self):
         while self.queue:
-            turn = self.queue.pop(-1 if self.faults.unfair else 0)
+            turn = self.queue.pop(0)
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -186,7 +185,7 @@ class StubServer:
             "# TYPE dart:num_requests_running gauge\n"
             f'dart:num_requests_running{{model="stub"}} {running}\n'
             f'dart:num_requests_waiting{{model="stub"}} {len(self.queue)}\n'
-            f"dart:kv_pages_used {running}\n"
+            f"dart:kv_cache_usage_perc {running / self.slots}\n"
             f"dart:compilations_total {self.faults.compiles}\n"
             f"dart:spec_decode_num_drafts_total {self.drafts}\n"
             f"dart:spec_decode_num_accepted_tokens_total {self.generated - self.drafts}\n"
@@ -195,11 +194,14 @@ class StubServer:
 
     def _whole(self, writer, status, content):
         body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
 
 
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+    b"Connection: close\r\n\r\n"
+)
 
 
 def _choice(text, finish):

@@ -54,6 +54,26 @@ class Conversation:
     answers: list[Answer] = dataclasses.field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
+    @classmethod
+    def of(
+        cls, content: Content, where: str, tokenizer: Tokenizer, digest: int = 0
+    ) -> Conversation:
+        """Returns the conversation of a record, without answers.
+
+        Raises:
+          UserError: there is no prompt to answer; says where.
+        """
+        try:
+            turns = prompt_turns(content, tokenizer)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        tools = content.tools if isinstance(content, Chat) else None
+        return cls(where, digest, 0, turns, tools=tools)
+
+    def sampled(self, sampling: int) -> Conversation:
+        """Returns the same without answers, for another sampling configuration."""
+        return dataclasses.replace(self, sampling=sampling, messages=[], answers=[])
+
     def prompt(self, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> list[int]:
         """Returns the token ids before the next answer.
 

@@ -12,11 +12,10 @@ import numpy as np
 from dart_jax.data.contents import read_contents
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, short_prompts
 from dart_jax.decoding.decoder import Decoder
-from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.text.tokenizer import Tokenizer
-from train.data.answers import Conversation, prompt_turns
+from train.data.answers import Conversation
 from train.data.packed_dataset import PackedDataset
 from train.evaluation.acceptance import AcceptanceConfig, AcceptanceLength, Agreement
 from train.objective.predictions import Frozen, PackedForward
@@ -118,12 +117,8 @@ def question_prompts(
     prompts = []
     for path in files:
         for content, record in islice(read_contents(path), per_file):
-            try:
-                turns = prompt_turns(content, tokenizer)
-                prompt = Conversation(record.where, 0, 0, turns).prompt(tokenizer, {})
-            except UserError as error:
-                raise UserError(f"{record.where}: {error}") from None
-            prompts.append(np.array(prompt, np.int32))
+            conversation = Conversation.of(content, record.where, tokenizer)
+            prompts.append(np.array(conversation.prompt(tokenizer, {}), np.int32))
     return prompts
 
 

@@ -109,8 +109,9 @@ class Dart(DraftingMethod):
         self, draft_ids: jax.Array, logits: jax.Array, vocabulary: Vocabulary = WHOLE
     ) -> tuple[Candidates, jax.Array]:
         """Returns each position's top-k candidates, without pair scores, and their draft ids."""
-        top, index = vocabulary.top_k(logits, self.candidates)
-        return Candidates(jnp.take(draft_ids, index), top), index
+        with jax.named_scope("top_k"):
+            top, index = vocabulary.top_k(logits, self.candidates)
+            return Candidates(jnp.take(draft_ids, index), top), index
 
     def _drafter(self, inputs: DraftInput) -> Drafter:
         config = self.config.shortened(self.depth)

@@ -1,6 +1,5 @@
 """Several engines, on one machine or many, behind one HTTP server; Ray Serve runs them.
 
-A request goes `cluster.py` -> `router.py` (which replica) -> `replica.py` (its engine), and again
-to another replica if that one dies. May import `dart_jax.serving`, `dart_jax.text` and
-`dart_jax.programs`; only `deployment.py`, `router.py` and `replica.py` need Ray.
+A request goes `cluster.py` -> Ray's router -> `replica.py`. May import `dart_jax.serving`,
+`dart_jax.text`, `dart_jax.programs` and `serve/errors.py`; only `cluster.py` needs Ray.
 """

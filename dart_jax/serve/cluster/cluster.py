@@ -1,72 +1,56 @@
-"""All replicas as one engine, for the HTTP server."""
+"""All replicas as one engine, for the HTTP server; and Ray, which runs them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
+import math
+import os
+import secrets
+import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from concurrent.futures import Future
-from typing import Any, Protocol
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.serve.cluster.messages import Begun, Busy, Message, Refused
-from dart_jax.serve.cluster.resume import Diverged, Resumable
-from dart_jax.serve.cluster.totals import ClusterStatistics, Report, Totals
+from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.serve.cluster.options import ClusterOptions
+from dart_jax.serve.cluster.replica import Replica
+from dart_jax.serve.errors import unavailable
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.request import OnUpdate, QueueFull, Request
+from dart_jax.serving.statistics import Statistics, add
 from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import load_eos, read_target_config
 
 _logger = logging.getLogger(__name__)
 
-# So many replicas may be lost with a request before it is taken to be the reason.
-MOST_LOSSES = 5
-
-_REPORTS = 0.5  # seconds between two reports of the replicas
-_PATIENCE = 5.0  # seconds until a replica that does not report counts as lost
-_PAUSE = 0.1  # seconds before a request is sent again
+# Seconds between two reports of the replicas, and until one that does not report counts as lost.
+_REPORTS, _PATIENCE = 0.5, 5.0
+_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
-@dataclasses.dataclass(frozen=True)
-class RemoteModel:
-    """What the server itself knows of the replicas' model; see `DartModel`."""
+class RemoteModel(NamedTuple):
+    """The small files of a target, without its weights; see `ServedModel`."""
 
     target: TargetConfig
     tokenizer: Tokenizer
     eos: tuple[int, ...]
 
 
-class Replicas(Protocol):
-    """The running replicas."""
-
-    def generate(self, request: Request) -> AsyncGenerator[Message, None]:
-        """Sends a request to one of them. Ends early or raises anything if the replica is lost.
-        Closing the iterator cancels the request."""
-        ...
-
-    async def reports(self, seconds: float) -> list[Report]:
-        """What those tell that answer in this time."""
-        ...
-
-    def run(self) -> None:
-        """Restarts them, a few at a time, without losing their requests."""
-        ...
-
-    def close(self) -> None:
-        """Stops them."""
-        ...
-
-
 class Cluster:
-    """Serves requests with several replicas; see `Engine`, whose interface it has.
-
-    A request that is accepted is answered as long as any replica lives or is started: if its
-    replica dies, it begins anew with another one, and what has been passed on already is skipped.
+    """Serves requests with replicas, which Ray Serve starts, watches, chooses and stops; see
+    `Engine`, whose interface it has.
 
     Attributes:
       model: what is known here of the model.
@@ -75,195 +59,186 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        replicas: Replicas,
-        model: RemoteModel,
-        config: ServingConfig,
-        max_length: int,
-        most_replicas: int,
+        self, choice: ModelChoice, serving: ServingConfig, options: ClusterOptions, drain: float
     ):
-        """Starts the thread that speaks with the replicas.
-
-        Args:
-          replicas: serve the requests.
-          model: what they serve.
-          config: options of each of them.
-          max_length: see the attributes.
-          most_replicas: how many there may be.
-        """
-        self.model, self.max_length = model, max_length
+        """Starts the replicas; see `replicas`, also for errors."""
+        path = hub.resolve(choice.target_path, revision=choice.revision, patterns=hub.TOKENIZER)
+        target = read_target_config(path)
+        eos = load_eos(path, target.vocab_size)
+        self.model = RemoteModel(target, Tokenizer.load(path), eos)
         self.config = dataclasses.replace(
-            config, slots=config.slots * most_replicas, queue=config.queue * most_replicas
+            serving, slots=serving.slots * options.most, queue=serving.queue * options.most
         )
-        self._replicas = replicas
-        self._changed = threading.Condition()
-        self._accepted = 0  # requests that have not ended
-        self._accepting = True
-        self._totals = Totals()
+        self._accepting, self._running = True, set[Future[None]]()
+        self._reports: list[Statistics] = []
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
-        self._thread.start()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._run(self._take_report).result()
-        self._run(self._watch)
+        with contextlib.ExitStack() as stack:
+            self._handle = stack.enter_context(replicas(choice, serving, options, drain))
+            self.max_length: int = self._handle.max_length.remote().result()
+            self._replicas = stack.pop_all()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
     def submit(self, request: Request, on_update: OnUpdate) -> Ticket:
         """See `Engine.submit`; `on_update` is called on this object's thread."""
         request.check_fits(self.max_length, self.model.target.vocab_size)
-        with self._changed:
-            if not self._accepting:
-                raise EngineClosed("the server is shutting down; try again later")
-            if self._accepted >= self.config.slots + self.config.queue:
-                raise QueueFull(
-                    f"{self.config.queue} requests are waiting; try again in a moment", 1.0
-                )
-            self._accepted += 1
+        if not self._accepting:
+            raise EngineClosed("the server is shutting down; try again later")
+        if len(self._running) >= self.config.slots + self.config.queue:
+            raise QueueFull(f"{self.config.queue} requests are waiting; try again in a moment", 1.0)
         ticket = Ticket()
-        ticket.future = self._run(self._serve, ticket, request, on_update)
-        ticket.future.add_done_callback(self._ended)
+        work = self._pass_on(ticket, request, on_update)
+        ticket.future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._running.add(ticket.future)
+        ticket.future.add_done_callback(self._running.discard)
         return ticket
 
-    def statistics(self) -> ClusterStatistics:
-        """A snapshot, at most a second old. Callable from any thread."""
-        return self._totals.sum(self._accepted)
+    def statistics(self) -> Statistics:
+        """Returns the sums over the running replicas, at most a second old; failed while there are
+        none. Callable from any thread."""
+        total = functools.reduce(add, self._reports, Statistics(replicas=0))
+        accepted = len(self._running)
+        running = min(total.running, accepted)
+        counts = {"running": running, "waiting": accepted - running}
+        return dataclasses.replace(total, **counts, failed=not total.replicas)
 
     def drain(self, seconds: float) -> bool:
         """See `Engine.drain`."""
-        end = time.monotonic() + seconds
-        with self._changed:
-            self._accepting = False
-            while self._accepted and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return not self._accepted
+        self._accepting = False
+        return not wait(set(self._running), seconds).not_done
 
     def close(self) -> None:
-        """Cancels all requests, and ends the thread and the replicas."""
-        with self._changed:
-            self._accepting = False
-
-        async def cancel_all() -> None:
-            tasks = list(self._tasks - {asyncio.current_task()})
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        if self._thread.is_alive():
-            self._run(cancel_all).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._replicas.close()
-
-    def restart(self) -> None:
-        """Restarts the replicas in the background, a few at a time, without losing requests."""
-
-        def run() -> None:
-            _logger.warning("the replicas are restarted")
-            try:
-                self._replicas.run()
-            except Exception:
-                _logger.exception("the restart failed")
-            else:
-                _logger.warning("the replicas have been restarted")
-
-        threading.Thread(target=run, name="restart", daemon=True).start()
-
-    def _run(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> Future[None]:
-        """Runs a coroutine function on the thread."""
-
-        async def remembered() -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            self._tasks.add(task)
-            try:
-                await work(*arguments)
-            finally:
-                self._tasks.discard(task)
-
-        return asyncio.run_coroutine_threadsafe(remembered(), self._loop)
-
-    def _ended(self, _: Future[None]) -> None:
-        with self._changed:
-            self._accepted -= 1
-            self._changed.notify_all()
-
-    # What follows runs on the thread.
-
-    async def _serve(self, ticket: Ticket, request: Request, on_update: OnUpdate) -> None:
-        try:
-            await self._pass_on(ticket, request, on_update)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            if not isinstance(error, UserError):
-                _logger.error("a request failed", exc_info=error)
-            with contextlib.suppress(Exception):
-                on_update(error)
+        """Ends the replicas and with them what they still do."""
+        self._accepting = False
+        self._replicas.close()
 
     async def _pass_on(self, ticket: Ticket, request: Request, on_update: OnUpdate) -> None:
-        """Passes on the updates of one replica after the other until the text is complete."""
-        text, losses = Resumable(request), 0
-        while True:
-            text.begin_again()
-            messages = self._replicas.generate(text.request)
-            try:
-                async for message in messages:
-                    if isinstance(message, Refused):
-                        raise UserError(message.message)
-                    if isinstance(message, Busy):
-                        break
-                    if isinstance(message, Begun):
-                        ticket.begun = ticket.begun or time.monotonic() - message.ago
-                        continue
-                    for update in map(text.push, message):
-                        if update is None:
-                            continue
-                        on_update(update)
-                        if update.finish is not None:
-                            return
-                else:
-                    raise ConnectionError("the answer of a replica has no end")
-            except UserError:
-                raise
-            except Diverged as error:
-                _logger.warning("another replica gives another text %s; it is continued", error)
-            except (Exception, asyncio.CancelledError) as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise  # by us, not by a replica that is stopped
-                losses += 1
-                kind = type(error).__name__
-                _logger.warning("a replica was lost during a request (%s); it is retried", kind)
-                if losses == MOST_LOSSES:
-                    raise UserError(f"{losses} replicas were lost during a request") from error
-            finally:
-                await messages.aclose()
-            await asyncio.sleep(_PAUSE)
+        """Passes on the updates of the replica that Ray chooses."""
+        response = self._handle.options(stream=True).generate.remote(request)
+        try:
+            async for ago, updates in response:
+                ticket.begun = ticket.begun or time.monotonic() - ago
+                for update in updates:
+                    on_update(update)
+                if updates[-1].finish is not None:
+                    return
+            raise ConnectionError("the answer of a replica has no end")
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # by the client, not by a replica that is stopped
+            _logger.warning("a request failed with its replica: %s", repr(error).split("\n")[0])
+            on_update(unavailable("the replica with this request was lost; try again"))
+        finally:
+            response.cancel()
 
     async def _watch(self) -> None:
+        """Collects the replicas' counts again and again."""
         while True:
+            try:
+                response = self._handle.broadcast("statistics")
+                found = await response.results_async(timeout_s=_PATIENCE, return_exceptions=True)
+                self._reports = [each for each in found if isinstance(each, Statistics)]
+            except Exception:  # not one is running
+                self._reports = []
             await asyncio.sleep(_REPORTS)
-            await self._take_report()
 
-    async def _take_report(self) -> None:
+
+@contextlib.contextmanager
+def replicas(
+    choice: ModelChoice, serving: ServingConfig, options: ClusterOptions, drain: float
+) -> Iterator[Any]:
+    """Starts replicas, which have `drain` seconds for their requests when they are to stop; ends
+    them with the block. Yields Ray Serve's handle, by which the methods of `Replica` are called.
+
+    Raises:
+      UserError: Ray is not installed, there is no cluster, or the replicas do not start.
+    """
+    ray, serve = _connect(options)
+    try:
+        gpus = options.replica_gpus
+        if gpus is None:
+            gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        scaling = {
+            "min_replicas": options.replicas,
+            "max_replicas": options.most,
+            "target_ongoing_requests": options.target_requests or serving.slots,
+        }
+        deployment = serve.deployment(
+            Replica,
+            ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": gpus},
+            autoscaling_config=scaling,
+            max_ongoing_requests=serving.slots + serving.queue,
+            graceful_shutdown_timeout_s=drain,
+            graceful_shutdown_wait_loop_s=0.5,
+            health_check_period_s=5,
+        )
+        # Replicas have other working directories.
+        files = {name: getattr(choice, name) for name in ("target", "drafter", "ngram")}
+        paths = {k: str(Path(v).absolute()) for k, v in files.items() if v and Path(v).exists()}
+        application = deployment.bind(dataclasses.replace(choice, **paths), serving)
+        name = options.ray_app
+        # Clients come to the server's own port.
+        serve.start(proxy_location="Disabled", logging_config=_LOGGING)
         try:
-            self._totals.update(await self._replicas.reports(_PATIENCE))
-        except Exception as error:
-            _logger.warning("the replicas do not report: %s", error)
+            handle = serve.run(application, name=name, route_prefix=None, logging_config=_LOGGING)
+        except RuntimeError as error:
+            deployments = serve.status().applications[name].deployments.values()
+            reason = next((each.message for each in deployments), str(error))
+            line = reason.strip().rsplit("\n", 1)[-1]
+            line = line.removeprefix(f"{UserError.__module__}.UserError: ")
+            raise UserError(f"the replicas do not start: {line}") from None
+        yield handle
+    finally:
+        with contextlib.suppress(Exception):
+            serve.delete(options.ray_app)
+        ray.shutdown()
+
+
+def _connect(options: ClusterOptions) -> tuple[Any, Any]:
+    """Connects to the cluster that the options name; without one, starts Ray on this machine, for
+    this process only and without usage statistics. Returns the packages `ray` and `ray.serve`."""
+    address = options.ray_address
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        # Ray listens on all interfaces, and obeys those who know the token.
+        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Replicas share the cores; Ray only counts what is reserved.
+        cpus = max(math.ceil(options.most * options.replica_cpus), 1)
+        settings |= {"include_dashboard": False, "num_cpus": cpus}
+    try:
+        with warnings.catch_warnings():
+            # Ray Serve uses what pydantic has deprecated.
+            warnings.simplefilter("ignore")
+            import ray
+            from ray import serve
+    except ImportError:
+        raise UserError("--replicas needs Ray Serve: pip install 'dart-jax[ray]'") from None
+    # What it tells about requests and replicas is told here as well, or is no news.
+    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.ERROR)
+    try:
+        if address is not None and address != "auto":
+            host, _, port = address.rpartition(":")
+            # Ray itself would try for minutes.
+            socket.create_connection((host, int(port)), 10).close()
+        ray.init(address=address or "local", **settings)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        where = "start Ray" if address is None else f"reach a Ray cluster at {address}"
+        raise UserError(f"cannot {where}: {reason}") from None
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if address is None and (wanted := (options.replica_gpus or 0) * options.most) > gpus:
+        ray.shutdown()
+        raise UserError(f"the replicas need {wanted:g} GPUs, and this machine has {gpus:g}")
+    return ray, serve
 
 
 class Ticket:
-    """A request that was accepted.
-
-    Attributes:
-      future: its work.
-      begun: see `serving.engine.Ticket`.
-    """
+    """A request that was accepted; see `serving.engine.Ticket`."""
 
     future: Future[None]
-
-    def __init__(self) -> None:
-        self.begun: float | None = None
+    begun: float | None = None
 
     def cancel(self) -> None:
         """See `serving.engine.Ticket`."""

@@ -27,31 +27,18 @@ class ClusterOptions:
     ray_address: str | None = None
     """A running Ray cluster: HOST:PORT, or auto for the one of this machine. By default Ray is
     started on this machine, for this server alone."""
-
     ray_app: str = "dart_jax"
-    """Name of the replicas in that cluster. Servers beside each other need different ones; one that
-    is started anew with the same name takes over the replicas of its predecessor."""
+    """Name of the replicas in that cluster; servers beside each other need different ones."""
 
     def __post_init__(self) -> None:
-        if self.replicas is None:
-            names = ("max_replicas", "target_requests", "replica_gpus", "ray_address")
-            given = [name for name in names if getattr(self, name) is not None]
-            if given:
-                raise UserError(f"--{given[0].replace('_', '-')} needs --replicas")
-        elif self.replicas < 1:
-            raise UserError(f"--replicas must be at least 1, got {self.replicas}")
-        elif self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise UserError(
-                f"--max-replicas must be at least --replicas, {self.replicas}, "
-                f"got {self.max_replicas}"
-            )
-        if self.target_requests is not None and not self.target_requests > 0:
-            raise UserError(f"--target-requests must be more than 0, got {self.target_requests}")
-        for name in ("replica_cpus", "replica_gpus"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                option = name.replace("_", "-")
-                raise UserError(f"--{option} must be 0 or a positive number, got {value}")
+        least = {"replicas": 1, "max_replicas": self.replicas or 1, "target_requests": 0.1}
+        for name in ("replicas", "max_replicas", "target_requests", "replica_cpus", "replica_gpus"):
+            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+            if value is not None and not least.get(name, 0) <= value < float("inf"):
+                raise UserError(f"{option} must be at least {least.get(name, 0)}, got {value}")
+        for name in ("max_replicas", "target_requests", "replica_gpus", "ray_address"):
+            if self.replicas is None and getattr(self, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} needs --replicas")
 
     @property
     def most(self) -> int:

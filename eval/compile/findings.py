@@ -1,0 +1,243 @@
+"""What a compiled program runs, exchanges and holds: read from the optimised module; XLA says how
+much memory it needs."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from eval.compile.cases import Case, Program
+from eval.latency.hlo import Array, Instruction, Module, Run, read_module
+
+_COLLECTIVE = re.compile(
+    r"(all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-\w+)(-start)?"
+)
+_LAYER, _DRAFT = re.compile(r"\blayer_(\d+)\b"), re.compile(r"(?:^|/)draft/")
+_HOST = re.compile("callback|infeed|outfeed|send|recv", re.IGNORECASE)
+_PALLAS = re.compile("triton|mosaic|tpu_custom_call")
+_CACHE = re.compile("cache|draft_state|pools")  # in the name of an argument
+_UPDATES, _SUMS = {"dynamic-update-slice", "scatter"}, {"dot", "convolution", "reduce"}
+# Thunks that run other thunks, or wait for them.
+_STRUCTURE = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncStart"}
+_STRUCTURE |= {"kAsyncDone", "kWaitForStreams"}
+
+
+class Collective(NamedTuple):
+    """An exchange between devices.
+
+    Attributes:
+      kind: the opcode, such as all-reduce.
+      bytes: of its result on a device.
+      layer: of the target; None outside of the layers.
+      draft: whether it is the drafter's.
+    """
+
+    kind: str
+    bytes: int
+    layer: int | None = None
+    draft: bool = False
+
+
+class Graphs(NamedTuple):
+    """The schedule of a program on a GPU.
+
+    Attributes:
+      count: number of CUDA graphs.
+      inside: instructions whose kernels are in one.
+      launches: instruction -> number of kernels.
+    """
+
+    count: int
+    inside: set[str]
+    launches: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """The figures of a program; a loop's body counts once. What runs is named by its scopes and its
+    instruction.
+
+    Attributes:
+      kernels: number of kernels; on a TPU, of instructions.
+      of_a_layer: of these, in a layer of the target: the median over the layers.
+      pallas: number of Pallas kernels.
+      attention: layers of the target whose attention such a kernel computes.
+      graphs: number of CUDA graphs; None for other devices.
+      outside: what runs outside of CUDA graphs, once for each kernel.
+      host: transfers to and from the host, and callbacks.
+      longest_sort: entries in the longest row that is sorted.
+      copies: what copies, pads or converts a whole cache.
+      not_in_place: names of the caches among the arguments that are not updated in place.
+      collectives: the exchanges.
+      arguments: bytes of weights, caches and the rest of the state.
+      temporary: bytes besides arguments and results.
+      peak: bytes in use at once, all together.
+      seconds: to trace, lower and compile it.
+    """
+
+    kernels: int
+    of_a_layer: float
+    pallas: int
+    attention: list[int | None]
+    graphs: int | None
+    outside: list[str]
+    host: list[str]
+    longest_sort: int
+    copies: list[str]
+    not_in_place: list[str]
+    collectives: list[Collective]
+    arguments: int
+    temporary: int
+    peak: int
+    seconds: float
+
+
+class Result(NamedTuple):
+    """A program of a case, compiled."""
+
+    case: Case
+    program: Program
+    findings: Findings
+
+
+def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findings:
+    """Reads a compiled program.
+
+    Args:
+      compiled: the program.
+      seconds: that it took to trace, lower and compile.
+      dump: the folder into which the compiler for GPUs wrote its schedule.
+    """
+    module, graphs = read_module(compiled.as_text() or ""), read_graphs(dump)
+    memory = compiled.memory_analysis()
+    assert memory is not None  # compilers of all platforms report it
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    by_layer: collections.Counter[int | None] = collections.Counter()
+    outside: list[str] = []
+    for run in module.runs:
+        name = run.instruction.name
+        launches = 1 if graphs is None else graphs.launches.get(name, 0)
+        by_layer[layer_of(run.scope)] += launches
+        if graphs is not None and name not in graphs.inside:
+            outside += [_name(run)] * launches
+    targets = [(x, x.instruction.attribute("custom_call_target")) for x in module.runs]
+    pallas = [x.scope for x, target in targets if _PALLAS.search(target)]
+    caches = {
+        at: x.arrays[0]
+        for at, x in module.arguments.items()
+        if _CACHE.search(x.attribute("op_name")) and len(x.arrays[0].lengths) > 2
+    }
+    return Findings(
+        kernels=by_layer.total(),
+        of_a_layer=statistics.median([n for i, n in by_layer.items() if i is not None] or [0]),
+        pallas=len(pallas),
+        attention=[layer_of(scope) for scope in pallas if "attention/pallas_call" in scope],
+        graphs=None if graphs is None else graphs.count,
+        outside=outside,
+        host=[_name(x) for x, name in targets if _HOST.search(name or x.instruction.opcode)],
+        longest_sort=max((_sorted(x) for run in module.runs for x in run.all), default=0),
+        copies=[_name(x) for x in module.runs if any(_copies(x, c) for c in {*caches.values()})],
+        not_in_place=[
+            module.arguments[at].attribute("op_name") for at in caches.keys() - module.in_place
+        ],
+        collectives=list(collectives(module)),
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        peak=getattr(memory, "peak_memory_in_bytes", 0) or held,
+        seconds=seconds,
+    )
+
+
+def layer_of(scope: str) -> int | None:
+    """The target's layer in a path of named scopes."""
+    match = None if _DRAFT.search(scope) else _LAYER.search(scope)
+    return int(match[1]) if match else None
+
+
+def collectives(module: Module) -> Iterator[Collective]:
+    """Yields a program's exchanges; of one that starts and ends in two instructions the first
+    counts."""
+    for run in module.runs:
+        for x in run.all:
+            if match := _COLLECTIVE.fullmatch(x.opcode):
+                results = list(x.arrays)
+                if match[2] and match[1] != "all-reduce":
+                    results = [array for array in results if array.lengths]  # the others are state
+                    results = results[len(results) // 2 :]  # without the operands
+                scope, size = x.attribute("op_name") or run.scope, sum(y.size for y in results)
+                draft = _DRAFT.search(scope) is not None
+                yield Collective(match[1], size, layer_of(scope), draft)
+
+
+def read_graphs(folder: Path) -> Graphs | None:
+    """Reads XLA's schedule of the only program that was dumped into a folder; None if there is
+    none. The module does not show what is launched, and which of it in CUDA graphs.
+
+    The schedule has a line per thunk with its number and kind, those of a graph indented below it;
+    text protos give a thunk's number the instruction's name.
+    """
+    schedules = list(folder.glob("*.thunk_sequence_after_thunk_passes.txt"))
+    protos = list(folder.glob("*.thunk_metadata.txt"))
+    if len(schedules) != 1 or len(protos) != 1:
+        return None
+    names: dict[int, str] = {}
+    for text in protos[0].read_text().split("thunk_metadata {")[1:]:
+        name, kind, number = (
+            re.search(rf"\b{field}: \"?([^\"\s]+)", text)
+            for field in ("profile_annotation", "thunk_kind", "thunk_id")
+        )
+        if name and kind and kind[1] not in _STRUCTURE:
+            names[int(number[1]) if number else 0] = name[1]
+    graphs, inside, graph = 0, set(), None
+    for thunk in re.finditer(r"^( *)(\d+): (k\w+)", schedules[0].read_text(), re.MULTILINE):
+        indent = len(thunk[1])
+        if graph is not None and indent <= graph:
+            graph = None
+        if thunk[3] == "kCommandBuffer":
+            graphs, graph = graphs + 1, indent
+        elif graph is not None and int(thunk[2]) in names:
+            inside.add(names[int(thunk[2])])
+    return Graphs(graphs, inside, dict(collections.Counter(names.values())))
+
+
+def _name(run: Run) -> str:
+    """The scopes that a run comes from, without JAX's own, and the instruction."""
+    scopes = [part for part in run.scope.split("/")[:-1] if not re.search(r"[()]", part)]
+    return "/".join([*scopes, run.instruction.name])
+
+
+def _sorted(x: Instruction) -> int:
+    """Length of the axis that a sort sorts."""
+    match = re.search(r"dimensions=\{(\d+)\}", x.rest) if x.opcode == "sort" else None
+    return x.arrays[0].lengths[int(match[1])] if match else 0
+
+
+def _copies(run: Run, cache: Array) -> bool:
+    """Whether a run writes an array like a cache, in any type and order of its axes and perhaps
+    padded along one, that it does not update in place."""
+    x = run.instruction
+    # Kernels update their operands, which XLA copies first if it must; a copy to or from a TPU's
+    # vector memory is a prefetch.
+    if x.opcode in ("custom-call", "slice-start") or _COLLECTIVE.fullmatch(x.opcode):
+        return False
+    if any(each.opcode in _SUMS for each in run.all):
+        return False  # scores may have as many numbers as a cache
+    if x.opcode == "copy-start" and any(array.on_chip for array in x.arrays):
+        return False
+    updated = {array for each in run.all if each.opcode in _UPDATES for array in each.arrays}
+    lengths = collections.Counter(cache.lengths)
+    return any(
+        (lengths - collections.Counter(array.lengths)).total() <= 1
+        and len(array.lengths) == len(cache.lengths)
+        and cache.elements <= array.elements < 2 * cache.elements
+        for array in set(x.arrays) - updated
+        if not array.on_chip
+    )

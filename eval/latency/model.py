@@ -1,0 +1,90 @@
+"""Models with random weights in a shape, created on their devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dart_jax.decoding.state import DecodeParams
+from dart_jax.model import DEMO
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.layers import Params
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.placement import everywhere
+from dart_jax.models.sharding.program import ALL
+from dart_jax.models.sharding.rules import model_specs
+from dart_jax.ngram import NgramModel
+from eval.latency.shapes import as_loaded, drafter_of, target_of
+
+# The usual initialisation of linear layers, which keeps activations finite.
+_STD = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A shape with random weights.
+
+    Attributes:
+      target: the target; on a CPU its head is untied, as when a model is loaded.
+      drafter: a DART drafter.
+      params: the parameters, on the device, or on those of a mesh.
+      ngram: n-gram model of the search; None without.
+      execution: how it is computed.
+    """
+
+    target: TargetConfig
+    drafter: DrafterConfig
+    params: DecodeParams
+    ngram: NgramModel | None
+    execution: Execution
+
+    @classmethod
+    def random(cls, name: str, dtype: Any, execution: Execution) -> Model:
+        """Creates the weights of a shape; raises UserError if devices cannot share it."""
+        target = target_of(name)
+        target, drafter, execution = as_loaded(target, drafter_of(target), execution)
+        if jax.default_backend() == "cpu":
+            target = dataclasses.replace(target, tie_word_embeddings=False)
+        ids = jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32)
+        params: DecodeParams = {
+            "target": random_params(target, 0, dtype, execution),
+            "drafter": random_params(drafter, 1, dtype, execution),
+            "draft_ids": ids if execution.mesh is None else everywhere(execution.mesh, ids),
+        }
+        ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None
+        return cls(target, drafter, jax.block_until_ready(params), ngram, execution)
+
+
+def random_params(
+    config: TargetConfig | DrafterConfig, seed: int, dtype: Any, execution: Execution
+) -> Params:
+    """Returns random parameters as they are used, created on their devices one by one; the scales
+    of norms are 1."""
+    shapes, mesh = abstract_params(config, execution.fused), execution.mesh
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    split = isinstance(config, TargetConfig) or execution.split_drafter
+    specs = model_specs(config, shapes) if split else jax.tree.map(lambda _: ALL, shapes)
+    specs = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
+    params = []
+    for (path, leaf), key, spec in zip(leaves, keys, specs, strict=True):
+        where = None if mesh is None else NamedSharding(mesh, spec)
+        if path[-1].key == "scale":
+            params.append(jnp.ones(leaf.shape, dtype, device=where))
+        else:
+            make = partial(_normal, shape=leaf.shape, dtype=jnp.dtype(dtype))
+            params.append(jax.jit(make, out_shardings=where)(key))
+    joined = dataclasses.replace(execution, fused=False)  # they are joined already
+    return joined.prepare(jax.tree.unflatten(tree, params))
+
+
+def _normal(key: jax.Array, *, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return _STD * jax.random.normal(key, shape, dtype)

@@ -1,0 +1,114 @@
+"""The requests: bodies of /v1/completions, which depend on the options and their number alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
+from dart_jax.errors import UserError
+from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks.prompts import demo_prompts
+from eval.benchmarks.questions import prompt_tokens
+from eval.benchmarks.registry import load
+from eval.serving.config import DEMO, ServingBenchConfig
+
+# A request's fields by the API's names, without the model's.
+Body = dict[str, Any]
+PATH = "/v1/completions"
+
+# Longest prompt of the demo's, functions of each of its groups, and questions of a benchmark.
+_DEMO_TOKENS, _PER_GROUP, _QUESTIONS = 128, 256, 512
+# Longest prompt and answer of a soak.
+_PROMPT, _ANSWER = 384, 128
+# Strings that occur in library code, early or late, and one that does not.
+_STOPS = ("\n\n", "return", "self", "):\n", "    if ", "\x00 never")
+
+
+def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable[[int], Body]:
+    """Returns a function from a number to that request; prompts come again after the last one.
+
+    Raises:
+      UserError: the benchmark's files are missing.
+    """
+    if config.bench == DEMO:
+        prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP, _DEMO_TOKENS)]
+        # Those of a group follow each other: a few requests should come from all of them.
+        prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
+    else:
+        questions = load(config.bench, None, _QUESTIONS)
+        prompts = [prompt_tokens(each, (), tokenizer, thinking=False) for each in questions]
+
+    def request(number: int) -> Body:
+        return {
+            "prompt": prompts[number % len(prompts)].tolist(),
+            "max_tokens": config.max_new_tokens,
+            "temperature": config.temperature,
+            "seed": (config.seed + number) % 2**32,
+        }
+
+    return request
+
+
+def soak_requests(tokenizer: Tokenizer, count: int, seed: int) -> list[Body]:
+    """Returns `count` requests of random lengths: greedy and sampled, with stop strings and
+    without, some of which go on after the end of the text.
+
+    Raises:
+      UserError: there are no library sources to cut prompts from.
+    """
+    files = [path for group in HELD_OUT for path in held_out_files(group)]
+    if not files:
+        raise UserError("this Python has no library sources, which prompts are cut from")
+    text = np.concatenate([tokenizer.encode(read(path)) for path in files])
+    rng = np.random.default_rng(seed)
+
+    def length(most: int) -> int:
+        # Logarithms are uniform: short ones are as frequent as long ones.
+        return round(math.exp(rng.uniform(0, math.log(most))))
+
+    def body(number: int) -> Body:
+        size = length(_PROMPT)
+        start = int(rng.integers(len(text) - size))
+        fields: Body = {
+            "prompt": text[start : start + size].tolist(),
+            "max_tokens": length(_ANSWER),
+            "temperature": 0.0 if number % 2 else 0.8,
+            "seed": number,
+        }
+        if number % 3 == 1:
+            fields["stop"] = rng.choice(_STOPS, rng.integers(1, 3), replace=False).tolist()
+        return fields | ({"ignore_eos": True} if number % 5 == 0 else {})
+
+    return [body(number) for number in range(count)]
+
+
+def malformed_requests(model: str) -> dict[str, tuple[str, str, bytes]]:
+    """Returns requests that no server with a model of this name should accept: what is wrong ->
+    HTTP's method, path and content."""
+
+    def content(**fields: object) -> tuple[str, str, bytes]:
+        body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 4, **fields}
+        return "POST", PATH, json.dumps(body).encode()
+
+    return {
+        "no body": ("POST", PATH, b""),
+        "half of an object": ("POST", PATH, b'{"prompt": "def'),
+        "not UTF-8": ("POST", PATH, b'{"prompt": "\xff\xfe"}'),
+        "no prompt": content(prompt=None),
+        "an empty prompt": content(prompt=[]),
+        "an id beyond the vocabulary": content(prompt=[1, 2**30]),
+        "a prompt that is too long": content(prompt=[1] * 10**5),
+        "a negative number of tokens": content(max_tokens=-1),
+        "a number of tokens in words": content(max_tokens="many"),
+        "top_p above 1": content(top_p=1.5),
+        "a stop string that is a number": content(stop=5),
+        "no choices": content(n=0),
+        "another model": content(model="no-such-model"),
+        "no such path": ("POST", "/v1/no-such-path", b"{}"),
+        "the wrong method": ("DELETE", PATH, b""),
+    }

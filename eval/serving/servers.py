@@ -1,0 +1,68 @@
+"""The servers: running already, or processes that are started here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+
+from dart_jax.errors import UserError
+from eval.serving.client import Client
+from eval.serving.config import ServingBenchConfig
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    config: ServingBenchConfig,
+    options: Mapping[str, Sequence[str]],
+    notify: Callable[[str], None],
+) -> AsyncIterator[tuple[dict[str, Client], list[int]]]:
+    """Connects to the servers of --url or, without any, to new ones with these options, by name;
+    yields a client for each server by its name, and the process numbers of new ones.
+
+    Raises:
+      UserError: a server does not start or answer.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        urls, pids = dict(zip(("first", "second"), config.url, strict=False)), []
+        for name, words in () if urls else options.items():
+            notify(f"starting the {name} server")
+            urls[name], pid = stack.enter_context(start(words, 1 / len(options)))
+            pids.append(pid)
+        clients = {name: Client(url, config.timeout) for name, url in urls.items()}
+        for client in clients.values():
+            await stack.enter_async_context(client)
+        yield clients, pids
+
+
+@contextlib.contextmanager
+def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int]]:
+    """Starts `python -m dart_jax.serve` at a free port, and ends it with the block; yields its URL
+    and process number. It may take this share of a device's memory, or the environment's.
+
+    Raises:
+      UserError: it did not start; with its own message.
+    """
+    environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * share:.2f}"} | os.environ
+    command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            address = re.search(r"https?://\S+", process.stdout.readline())
+            if address is None:
+                process.wait()
+                log.seek(0)
+                lines = log.read().strip().splitlines() or ["no output"]
+                raise UserError(f"the server did not start: {lines[-1].removeprefix('error: ')}")
+            yield address[0], process.pid
+        finally:
+            process.terminate()
