@@ -33,13 +33,14 @@ PROGRAMS = {
     "app": Program("dart_jax.app", "the same in a browser"),
     "serve": Program("dart_jax.serve", "the same for OpenAI's clients, many at once"),
     "fetch": Program("dart_jax.programs.fetch", "bring a model by its name, once"),
-    "ngram": Program("dart_jax.ngram", "inspect, convert and measure n-gram files"),
+    "ngram": Program("dart_jax.ngram", "inspect and convert n-gram files"),
     "speedup": Program(
         "eval.speedup", "compare the speed of plain decoding, DART and other methods"
     ),
     "lossless": Program("eval.lossless", "check that drafting does not change any token"),
     "latency": Program("eval.latency", "time every stage of a step against the hardware's limits"),
     "search": Program("eval.search", "time the ways of searching trees beside each other"),
+    "measure-ngram": Program("eval.ngram", "measure the size and the speed of an n-gram file"),
     "serving": Program("eval.serving", "compare a server drafted and plain, or soak it"),
     "campaign": Program("eval.campaign", "measure a new device, what matters most first"),
     "compile": Program("eval.compile", "show what a GPU or TPU would run, compiled without one"),
@@ -53,7 +54,7 @@ PROGRAMS = {
     ),
     "peers": Program("eval.peers", "compare with other engines on this CPU"),
     "startup": Program("eval.startup", "measure how long a new process takes to its first text"),
-    "compare": Program("eval.compare", "compare two reports of speedup or of compile"),
+    "compare": Program("eval.compare", "compare two reports of speedup"),
     "regenerate": Program(
         "train.regenerate", "let the target write the answers that a drafter is trained on"
     ),

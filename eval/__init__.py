@@ -7,9 +7,10 @@
     serving/     what clients of a server get
     benchmarks/  questions and prompts
     methods/     the decoding methods, and how they are timed
-    compare.py   comparison of two reports of eval.speedup
-    loading.py   time and memory of loading a checkpoint
-    startup.py   time from starting a process to its first text
+    compile/     what a GPU or TPU would run
+    campaign.py  all of these on a new device, within a time
+
+The other files are small programs, each with its options, its measurement and its table.
 
 May import `dart_jax`, never `train`. Start with `speedup/program.py`.
 """

@@ -13,10 +13,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
+from rich.console import Console
 
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
@@ -26,6 +27,7 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
 from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.tables import table
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
     read_any_drafter_config,
@@ -33,10 +35,9 @@ from dart_jax.weights.checkpoint import (
     resolve_dtype,
 )
 from dart_jax.weights.drafter_files import check_fit
-from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
+from eval.latency.shapes import QWEN3, drafter_of, target_of
 
 _FLOAT = 4  # bytes of a logit
-_GB = 1e9
 
 # Drafters with weights, and targets.
 AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig
@@ -84,21 +85,15 @@ class MemoryConfig:
         if self.target is None:
             targets = [(name.lower(), target_of(name)) for name in self.shape]
             return [(name, target, drafter_of(target)) for name, target in targets]
-        target = read_target_config(_config_of(self.target))
+        target = read_target_config(hub.resolve(self.target, patterns=["config.json"]))
         if self.drafter is None:
-            drafter = drafter_of(target)
-        else:
-            drafter = read_any_drafter_config(_config_of(self.drafter))
-            check_fit(target, drafter)
+            return [(Path(self.target).name, target, drafter_of(target))]
+        drafter = read_any_drafter_config(hub.resolve(self.drafter, patterns=["config.json"]))
+        check_fit(target, drafter)
         return [(Path(self.target).name, target, drafter)]
 
 
-def _config_of(name: str) -> Path:
-    return hub.resolve(name, patterns=["config.json"])
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes on the device.
 
     Attributes:
@@ -114,104 +109,58 @@ class Memory:
     caches: int
     verification: int
 
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.target + self.drafter + self.caches + self.verification
+
+def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> Memory:
+    """Computes what one model needs, with the options of `config`."""
+    dtype, int8 = np.dtype(resolve_dtype(config.dtype)), config.weights == "int8"
+    decoding = DecodeConfig(target, drafter, config.tree_nodes)
+    length = min(length_bucket(config.length), target.max_length)
+    rows = config.batch_size * decoding.capacity(length)
+    features = dtype.itemsize * len(decoding.feature_layers) * target.hidden_size
+    node = _FLOAT * target.vocab_size + features + cache_row(target, dtype)
+    return Memory(
+        weight_bytes(target, dtype, int8),
+        weight_bytes(drafter, dtype, int8),
+        rows * (cache_row(target, dtype) + cache_row(drafter, dtype)),
+        config.batch_size * (config.tree_nodes + 1) * node,
+    )
 
 
-def cache_row(config: AnyDrafter, itemsize: int) -> int:
+def cache_row(config: AnyDrafter, dtype: np.dtype) -> int:
     """Returns the bytes of one token's keys and values in all layers of a model's cache."""
     layers = 1 if isinstance(config, Eagle3Config) else config.num_hidden_layers
-    return itemsize * layers * 2 * config.num_key_value_heads * config.head_dim
+    return dtype.itemsize * layers * 2 * config.num_key_value_heads * config.head_dim
 
 
-def memory(
-    target: TargetConfig,
-    drafter: AnyDrafter,
-    *,
-    dtype: str,
-    length: int,
-    batch_size: int,
-    tree_nodes: int,
-    weights: Literal["stored", "int8"] = "stored",
-) -> Memory:
-    """Computes what one model needs.
-
-    Args:
-      target: the target's shapes.
-      drafter: the drafter's, of any kind.
-      dtype: of weights and caches.
-      length: tokens of prompt and new text together, at most.
-      batch_size: sequences decoded together.
-      tree_nodes: nodes of the draft tree, beside the root.
-      weights: how those of linear layers and experts are stored.
-    """
-    itemsize = np.dtype(resolve_dtype(dtype)).itemsize
-    config = DecodeConfig(target, drafter, tree_nodes)
-    rows = batch_size * config.capacity(min(length_bucket(length), target.max_length))
-    features = itemsize * len(config.feature_layers) * target.hidden_size
-    node = _FLOAT * target.vocab_size + features + cache_row(target, itemsize)
-    return Memory(
-        target=_weight_bytes(target, dtype, weights),
-        drafter=_weight_bytes(drafter, dtype, weights),
-        caches=rows * (cache_row(target, itemsize) + cache_row(drafter, itemsize)),
-        verification=batch_size * (tree_nodes + 1) * node,
-    )
+def weight_bytes(config: AnyDrafter, dtype: np.dtype, int8: bool) -> int:
+    """Returns the bytes of a model's weights; `int8`: linear layers and experts in 8 bits."""
+    if isinstance(config, TargetConfig):
+        if int8:  # the head is rounded, the embeddings are not
+            config = dataclasses.replace(config, tie_word_embeddings=False)
+        if config.moe is None and (layers := config.num_hidden_layers) > 2:
+            # All layers are the same, and making the shapes of 80 would take half a minute.
+            one, two = (
+                weight_bytes(dataclasses.replace(config, num_hidden_layers=n), dtype, int8)
+                for n in (1, 2)
+            )
+            return one + (layers - 1) * (two - one)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_params(config))
+    arrays = jax.eval_shape(round_params, shapes) if int8 else shapes
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
 
 
-def _weight_bytes(config: AnyDrafter, dtype: str, weights: Literal["stored", "int8"]) -> int:
-    """Bytes of a model's weights."""
-    if weights == "stored":
-        return np.dtype(resolve_dtype(dtype)).itemsize * parameters(config)
-    if not isinstance(config, TargetConfig):
-        return _rounded_bytes(config, dtype)
-    config = dataclasses.replace(config, tie_word_embeddings=False)  # the head is rounded
-    if config.moe is not None:
-        return _rounded_bytes(config, dtype)
-    # As in `parameters`: all layers of a dense target are the same.
-    one, two = (
-        _rounded_bytes(dataclasses.replace(config, num_hidden_layers=n), dtype) for n in (1, 2)
-    )
-    return one + (config.num_hidden_layers - 1) * (two - one)
-
-
-def _rounded_bytes(config: AnyDrafter, dtype: str) -> int:
-    """Bytes of a model's weights, those of its linear layers and experts in 8 bits."""
-    stored = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, resolve_dtype(dtype)), abstract_params(config)
-    )
-    held = jax.tree.leaves(jax.eval_shape(round_params, stored))
-    return sum(x.size * x.dtype.itemsize for x in held)
-
-
-HEADER = ("model", "target", "drafter", "caches", "verification", "together")
-
-
-def table(rows: Sequence[tuple[str, Memory]]) -> str:
-    """Returns a Markdown table, in gigabytes (10^9 bytes)."""
-    lines = [HEADER, ("---", *["---:"] * (len(HEADER) - 1))]
-    for name, each in rows:
-        parts = (each.target, each.drafter, each.caches, each.verification, each.total)
-        lines.append((name, *(f"{part / _GB:.2f}" for part in parts)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def run(config: MemoryConfig) -> str:
-    """Computes and returns the table; raises UserError if a model cannot be read."""
-    options = {
-        name: getattr(config, name)
-        for name in ("dtype", "length", "batch_size", "tree_nodes", "weights")
-    }
-    return table(
-        [(name, memory(target, drafter, **options)) for name, target, drafter in config.models()]
-    )
+def rows(config: MemoryConfig) -> list[list[str]]:
+    """Returns the table's cells, in gigabytes (10^9 bytes); raises UserError as `models`."""
+    needs = [(name, memory(*models, config)) for name, *models in config.models()]
+    return [[name, *(f"{x / 1e9:.2f}" for x in (*need, sum(need)))] for name, need in needs]
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
     with program():
-        print(run(parse(MemoryConfig, args, __doc__)))
+        config = parse(MemoryConfig, args, __doc__)
+        columns = ("model", "target", "drafter", "caches", "verification", "together")
+        Console().print(table("Gigabytes (10^9 bytes)", columns, rows(config)))
 
 
 if __name__ == "__main__":

@@ -9,27 +9,26 @@ the cache that the first process filled.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from huggingface_hub.constants import HF_HOME
 from rich.console import Console
-from rich.table import Table
 
 from dart_jax.errors import UserError
-from dart_jax.programs.child import run_child
+from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment
+from dart_jax.programs.provenance import report
 from dart_jax.programs.spread import spread
+from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
 
 PROMPT = "def mean(values):\n"
@@ -81,48 +80,34 @@ def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
     config = dataclasses.replace(
         config, model="auto", **parts, ngram=config.ngram_model, no_ngram=False, json=None
     )
-    options = json.dumps(dataclasses.asdict(config))
-    environ = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    environ |= {"XDG_CACHE_HOME": str(cache), "HF_HOME": HF_HOME}
-    start = time.perf_counter()
-    printed = run_child("startup", ["--child", options], environ)
-    total = time.perf_counter() - start
-    seconds = json.loads(printed.splitlines()[-1])
+    with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(cache), HF_HOME=HF_HOME):
+        os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+        start = time.perf_counter()
+        with Child() as child:
+            seconds = child.call(stages, config)
+            total = time.perf_counter() - start
     return {"starting Python, imports": total - sum(seconds.values()), **seconds}
 
 
 def run(config: StartupConfig, console: Console) -> None:
     """Measures, prints and writes the report."""
     check_outputs(config.json)
-    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     with tempfile.TemporaryDirectory() as directory:
-        cache = Path(directory)
-        runs = [
-            in_new_process(config, cache)
-            for _ in tracked(range(config.repeats + 1), "starting", console)
-        ]
-        stored = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    cold, warm = runs[0], runs[1:]
-    table = Table(title="Seconds in a new process", title_justify="left")
-    for column in ("", "cold cache", "warm cache"):
-        table.add_column(column, justify="right" if column else "left")
-    for stage in cold:
-        values = [run[stage] for run in warm]
-        table.add_row(stage, f"{cold[stage]:.2f}", spread(values, ".2f"))
-    console.print(table)
-    console.print(f"the cache holds {stored / 1e6:.1f} MB")
+        starts = range(config.repeats + 1)
+        cold, *warm = (
+            in_new_process(config, Path(directory)) for _ in tracked(starts, "starting", console)
+        )
+    rows = [
+        (name, f"{cold[name]:.2f}", spread([run[name] for run in warm], ".2f")) for name in cold
+    ]
+    console.print(table("Seconds in a new process", ("", "cold cache", "warm cache"), rows))
     if config.json:
-        content = {"cold": cold, "warm": warm, "bytes": stored}
-        write_json(config.json, {"environment": environment(), **content})
+        write_json(config.json, report(config, cold=cold, warm=warm))
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
-    args = sys.argv[1:] if args is None else args
     with program():
-        if args[:1] == ["--child"]:
-            print(json.dumps(stages(StartupConfig(**json.loads(args[1])))))
-            return
         run(parse(StartupConfig, args, __doc__), Console())
 
 

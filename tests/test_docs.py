@@ -34,7 +34,7 @@ PROGRAMS = (
     "dart_jax.app",
     "dart_jax.generate",
     "dart_jax.serve",
-    *(f"dart_jax.ngram {name}" for name in ("info", "query", "convert", "bench")),
+    *(f"dart_jax.ngram {name}" for name in ("info", "query", "convert")),
     *(
         f"eval.{name}"
         for name in (
@@ -45,8 +45,10 @@ PROGRAMS = (
             "loading",
             "lossless",
             "memory",
+            "ngram",
             "peers",
             "products",
+            "quantization",
             "search",
             "serving",
             "speedup",

@@ -1,4 +1,4 @@
-"""Inspect, convert and measure n-gram files.
+"""Inspect and convert n-gram files.
 
 python -m dart_jax.ngram info model.dng
 """
@@ -19,8 +19,6 @@ from rich.table import Table
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
-from dart_jax.ngram.bench.benchmark import bench
-from dart_jax.ngram.bench.build import BenchConfig
 from dart_jax.ngram.convert import ConvertConfig, convert
 from dart_jax.ngram.device_table import table_bytes
 from dart_jax.ngram.fingerprint import check_tokenizer
@@ -137,7 +135,6 @@ Command = (
     Annotated[ConvertConfig, tyro.conf.subcommand("convert")]
     | Annotated[InfoConfig, tyro.conf.subcommand("info")]
     | Annotated[QueryConfig, tyro.conf.subcommand("query")]
-    | Annotated[BenchConfig, tyro.conf.subcommand("bench")]
 )
 
 
@@ -150,10 +147,8 @@ def main(args: Sequence[str] | None = None) -> None:
             convert(config, console)
         elif isinstance(config, InfoConfig):
             info(config, console)
-        elif isinstance(config, QueryConfig):
-            query(config, console)
         else:
-            bench(config, console)
+            query(config, console)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -22,6 +25,22 @@ def environment() -> dict[str, str]:
         "machine": platform.platform(),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
+    }
+
+
+def report(config: Any, **content: Any) -> dict[str, Any]:
+    """Returns a program's JSON report: how it was made, and what was measured.
+
+    Args:
+      config: the program's options, a dataclass.
+      content: the measurements, by name.
+    """
+    return {
+        "environment": environment(),
+        "revision": revision(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": dataclasses.asdict(config),
+        **content,
     }
 
 

@@ -11,7 +11,6 @@ import pytest
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.ngram.__main__ import main
-from dart_jax.ngram.bench.workload import generate, make_drafts
 from dart_jax.ngram.device_table import device_table
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -165,50 +164,6 @@ def test_bad_input_is_one_line(fails, tmp_path):
     assert "memory must be written like" in fails(
         "convert", trie, out, "--vocab-size", 512, "--memory", "much"
     )
-    assert "too little text" in fails("bench", "--data", DEMO / "README.md")
-    assert "no file or directory" in fails("bench", "--data", tmp_path / "none")
     assert not out.exists()
     main(["convert", str(demo), str(out), "--precision", "3"])
     assert "lost counts already" in fails("convert", out, out, "--precision", 2)
-
-
-@pytest.mark.long
-def test_bench_measures_everything(run, tmp_path):
-    sources = Path(json.__file__).parents[1]
-    data = [path for path in sorted(sources.glob("*.py")) if path.stat().st_size < 50_000]
-    run(
-        *("bench", "--data", *data, "--queries", 100, "--json", tmp_path / "a.json"),
-        *("--memory", "2GB", "--engines", "--generate", 20_000, "--work", tmp_path),
-    )
-    rows = {row["what"]: row["value"] for row in json.loads((tmp_path / "a.json").read_text())}
-    model = NgramModel.load(tmp_path / "model.dng")
-    assert rows["n-grams"] == sum(model.sizes)
-    assert rows["file"] == (tmp_path / "model.dng").stat().st_size
-    assert rows["tokens"] == model.header["tokens"]
-    assert model.exact
-    assert 0 < rows["search, C++"] < rows["search, C++, 99 %"]
-    assert rows["memory of two processes"] < rows["file"]
-    assert rows["building, peak memory"] < 2e9
-    assert {"grouping by numpy", "grouping by duckdb", "made up: search, C++"} < set(rows)
-
-
-def test_generated_models_are_whole(tmp_path):
-    """Every list decodes, and both lengths have about the n-grams asked for."""
-    rng = np.random.default_rng(0)
-    generate(tmp_path / "a.dng", tmp_path, 200_000, 2000, rng)
-    model = NgramModel.load(tmp_path / "a.dng")
-    bigrams, trigrams = (len(level.token) for level in model.levels[1:])
-    assert bigrams == pytest.approx(200_000 / 6, rel=0.1)
-    assert trigrams == pytest.approx(200_000 * 5 / 6, rel=0.2)
-
-
-def test_drafts_hold_the_text(tmp_path):
-    """The token that follows is among the candidates, most often in front."""
-    tokens = np.tile(np.arange(40, dtype=np.int32), 50)
-    model = NgramModel.count([tokens])
-    context, ids, logits = make_drafts(model, tokens, 300, np.random.default_rng(0))
-    following = (context[:, -1:] + np.arange(1, 9)) % 40
-    present = (ids == following[..., None]).any(axis=-1)
-    assert present.all()
-    assert (ids[:, 0, 0] == following[:, 0]).mean() > 0.5
-    assert (np.diff(logits) <= 0).all()

@@ -1,0 +1,29 @@
+"""Tables of measurements, for the terminal and to be pasted into Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.box import MARKDOWN
+from rich.table import Table
+from rich.text import Text
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
+) -> Table:
+    """Returns a table whose first column is text and whose others are numbers.
+
+    Args:
+      title: above it.
+      columns: their names.
+      rows: a cell for each column.
+      caption: below it; defines the columns.
+    """
+    grid = Table(title=title, title_justify="left", box=MARKDOWN)
+    grid.caption, grid.caption_justify = caption or None, "left"
+    for place, column in enumerate(columns):
+        grid.add_column(column, justify="right" if place else "left")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    return grid

@@ -1,0 +1,275 @@
+"""Measure a new device: everything that matters, in order of value, within a time.
+
+    python -m eval.campaign --minutes 9
+    python -m eval.campaign --list
+
+Each part is a run of another program in a process of its own. What it prints, its JSON report and
+summary.md are written as soon as it is done; the same command goes on with what an interrupted
+campaign has not done. A part starts only if the time that is left can suffice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from dart_jax.errors import UserError
+from dart_jax.files import check_writable
+from dart_jax.models.attention.attend import attend
+from dart_jax.models.attention.segments import Prefix, Segment
+from dart_jax.models.experts.kernel import routed
+from dart_jax.models.experts.plain import grouped
+from dart_jax.models.platform.execution import Execution
+from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.outputs import write_json, write_text
+from dart_jax.programs.provenance import environment, revision
+from dart_jax.progress import stage
+
+_GRACE = 15.0  # seconds that an interrupted program has to write its reports
+_MOST_APART = 2e-2  # relative, of the kernels' bfloat16 results and plain JAX's float32
+
+
+class Part(NamedTuple):
+    """One run of a program.
+
+    Attributes:
+      name: of the part, and of its files.
+      least: seconds that it needs to tell anything; with less time left it is not started.
+      call: the program, as `dart-jax` calls it, and its options without --json.
+    """
+
+    name: str
+    least: int
+    call: str
+
+
+# The acceptance length that the paper reports for Qwen3-8B's size.
+_8B = "speedup --shape qwen3-8b --acceptance 3.6 --tree-nodes 60 --prompts 1"
+
+PARTS = (
+    Part("device", 40, "campaign --device"),
+    Part("speedup-8b", 90, _8B),
+    Part("latency-8b", 90, "latency --shape qwen3-8b --context 2048 --tree-nodes 8 60"),
+    Part("lossless", 60, "lossless --model demo --prompts 2 --temperature 0 1 --batch-size 4"),
+    Part("speedup-demo", 90, "speedup --model demo --method all --prompts 2"),
+    Part("eagle3-8b", 75, f"{_8B} --method eagle3"),
+    Part("dense-8b", 75, f"{_8B} --attention dense"),
+    Part("search", 60, "search --model demo --prompts 1"),
+    Part("native-8b", 75, f"{_8B} --search native"),
+    Part("callback-8b", 75, f"{_8B} --search callback"),
+    Part(
+        "batch-16",
+        75,
+        "speedup --shape qwen3-8b --acceptance 2.5 --tree-nodes 11 --batch-size 16 --prompts 4",
+    ),
+    Part("serving", 240, "serving --model demo --clients 1 16 64"),
+    Part("speedup-1.7b", 60, _8B.replace("8b", "1.7b")),
+    Part("training", 60, "measure-training --context 1024 --dtype bfloat16"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CampaignConfig:
+    """For how long to measure, and where to."""
+
+    minutes: float = 9.0
+    """Time for everything."""
+    out: Path = Path("campaign")
+    """Directory of the results. If it holds a campaign of the same revision, go on with that."""
+    list: bool = False
+    """Print the parts, their commands and the time they need at least, and run nothing."""
+    device: bool = False
+    """Only check that the device's kernels compute what plain JAX does."""
+    json: Path | None = None
+    """With --device: write the result to this file."""
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise UserError(f"--minutes must be more than 0, got {self.minutes}")
+        if self.json is not None and not self.device:
+            raise UserError("--json needs --device; a campaign's results go to --out")
+
+
+def run(config: CampaignConfig, console: Console) -> dict[str, dict[str, Any]]:
+    """Runs the parts that the time suffices for.
+
+    Returns:
+      Part -> its `state`, `seconds` and last line if it failed, earlier ones included.
+
+    Raises:
+      UserError: the results cannot be written, or --out holds a campaign of another revision.
+    """
+    end, path, now = time.monotonic() + 60 * config.minutes, config.out / "summary.json", revision()
+    check_writable(config.out, directory=True)
+    parts: dict[str, dict[str, Any]] = {}
+    if path.exists():
+        before = json.loads(path.read_text())
+        if before["revision"] != now:
+            raise UserError(
+                f"{config.out} holds a campaign of another revision; pass another --out"
+            )
+        parts = before["parts"]
+    for part in PARTS:
+        left = end - time.monotonic()
+        if parts.get(part.name, {}).get("state") == "done":
+            console.print(f"{part.name}: done before")
+        elif left < part.least:
+            console.print(f"{part.name}: not run, needs {part.least} s of the {left:.0f} s left")
+        else:
+            with stage(f"{part.name} ({left:.0f} s left)", console):
+                outcome = parts[part.name] = run_part(part, config.out, left)
+            write_json(path, {"revision": now, "parts": parts})
+            write_text(config.out / "summary.md", summary(config.out, now, parts))
+            console.print(f"{part.name}: {outcome['state']} after {outcome['seconds']:.0f} s")
+            if part.name == "device" and outcome["state"] == "failed":
+                break
+    return parts
+
+
+def run_part(part: Part, directory: Path, seconds: float) -> dict[str, Any]:
+    """Runs a part; NAME.json and what it prints, NAME.txt, go to `directory`.
+
+    After so many seconds it is interrupted as by Ctrl-C, and ended if that does not help.
+    """
+    output, report = (directory / f"{part.name}.{kind}" for kind in ("txt", "json"))
+    began, state = time.monotonic(), "done"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dart_jax", *part.call.split(), "--json", str(report)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C reaches only this process, which then ends the other
+        )
+        try:
+            state = "failed" if process.wait(seconds) else "done"
+        except subprocess.TimeoutExpired:
+            state = "out of time"
+        finally:
+            _end(process)
+    lines = output.read_text(errors="replace").strip().splitlines() or ["no output"]
+    message = "" if state == "done" else lines[-1]
+    return {"state": state, "seconds": time.monotonic() - began, "message": message}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and those that it started, if they have not ended."""
+    try:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def summary(directory: Path, revision: str | None, parts: dict[str, dict[str, Any]]) -> str:
+    """Returns the report in Markdown: a table of the parts, then what each of them printed."""
+    lines = [f"# Campaign, revision {revision or 'unknown'}", ""]
+    lines += ["| part | command | seconds | |", "| --- | --- | ---: | --- |"]
+    for part in PARTS:
+        outcome = parts.get(part.name, {"state": "not run", "seconds": 0, "message": ""})
+        state = f"{outcome['state']} {outcome['message']}".strip().replace("|", "\\|")
+        lines.append(f"| {part.name} | `{part.call}` | {outcome['seconds']:.0f} | {state} |")
+    for name in parts:
+        output = (directory / f"{name}.txt").read_text(errors="replace").strip()
+        lines += ["", f"## {name}", "", "```text", output, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def check_device() -> dict[str, Any]:
+    """Compares the platform's kernels, in bfloat16, with plain JAX in float32.
+
+    Returns:
+      `environment`, `execution`, and in `apart` the norm of each difference over the result's.
+
+    Raises:
+      UserError: a kernel's result is wrong.
+    """
+    execution = Execution.here()
+    experts = grouped
+    if execution.experts != "jax":
+        experts = partial(routed, interpret=execution.experts == "interpret")
+    apart = {
+        f"attention: {execution.attention}": _apart(
+            partial(attend, kernel=execution.attention), attend, *_attention_inputs()
+        ),
+        f"experts: {execution.experts}": _apart(experts, grouped, *_experts_inputs()),
+    }
+    for name, difference in apart.items():
+        if not difference <= _MOST_APART:
+            raise UserError(
+                f"{name} is off by {difference:.3g} of its result: please report it with this "
+                "device, its driver and jax's version; --attention dense goes without kernels"
+            )
+    return {"environment": environment(), "execution": str(execution), "apart": apart}
+
+
+def _attention_inputs() -> tuple[list[Segment], Prefix]:
+    """Draws a tree's rows that see each other in part, and a prefix with unused rows, of Qwen3-8B's
+    heads."""
+    rng, rows, capacity = np.random.default_rng(1), 61, 2048
+    mask = np.tril(rng.random((1, rows, rows)) < 0.5) | np.eye(rows, dtype=bool)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal((1, *shape, 128)), jnp.bfloat16)  # noqa: E731
+    new = Segment(normal(32, rows), normal(8, rows), normal(8, rows), jnp.asarray(mask))
+    length = jnp.array([capacity - 100], jnp.int32)
+    return [new], Prefix(normal(8, capacity), normal(8, capacity), length)
+
+
+def _experts_inputs() -> tuple[Any, ...]:
+    """Draws a tree's rows, each sent to 8 of 32 experts of Qwen3-30B-A3B's size."""
+    rng, rows, hidden, width = np.random.default_rng(2), 61, 2048, 768
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape) * shape[-2] ** -0.5, jnp.bfloat16)
+
+    chosen = np.argsort(rng.random((rows, 32)))[:, :8].astype(np.int32)
+    kernels = normal(32, hidden, width), normal(32, hidden, width), normal(32, width, hidden)
+    return normal(rows, hidden), normal(rows, 8), chosen, *kernels
+
+
+def _apart(kernel: Any, plain: Any, *inputs: Any) -> float:
+    """Returns the norm of the difference of two functions' results, over the second one's."""
+    result = jax.jit(kernel)(*inputs).astype(jnp.float32)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, inputs)
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(plain)(*wide)
+    return float(jnp.linalg.norm((result - expected).ravel()) / jnp.linalg.norm(expected.ravel()))
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 1: a part failed; 2: bad input, reported in one line."""
+    with program():
+        config = parse(CampaignConfig, args, __doc__)
+        console = Console(soft_wrap=True)
+        if config.device:
+            result = check_device()
+            if config.json:
+                write_json(config.json, result)
+            console.print_json(data=result)
+        elif config.list:
+            for part in PARTS:
+                console.print(f"{part.name} ({part.least} s)\n    dart-jax {part.call}")
+        elif any(each["state"] == "failed" for each in run(config, console).values()):
+            raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Time the ways of searching draft trees beside each other.
+
+    python -m eval.search
+    python -m eval.search --tree-nodes 8 --batch-size 1 64
+
+What is searched are the candidates of decoding real prompts. Every way is called from a jitted
+loop, as decoding calls it, and finds the same trees, or the program ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from dart_jax.decoding.decoder import Decoder
+from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.errors import UserError
+from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.programs.outputs import check_outputs, write_json
+from dart_jax.programs.provenance import report
+from dart_jax.programs.spread import in_turn, spread
+from dart_jax.programs.tables import table
+from eval.benchmarks.prompts import demo_prompts
+
+_PROMPT_TOKENS = 128
+_BATCHES = 64  # searched in one program, so that its start does not count
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchBenchConfig(ModelChoice):
+    """What is searched, and how often."""
+
+    tree_nodes: int = 60
+    """Nodes of the draft trees, beside the root."""
+    batch_size: tuple[int, ...] = (1, 4, 16, 64)
+    """Sequences that are searched together."""
+    prompts: int = 2
+    """Functions for each of the demo's four groups, whose candidates are searched."""
+    max_new_tokens: int = 64
+    """Tokens to generate for each prompt."""
+    repeats: int = 7
+    """Measurements of each way, in turn with the others."""
+    json: Path | None = None
+    """Write the results to this file."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tree_nodes", "prompts", "max_new_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        if min(self.batch_size, default=0) < 1:
+            raise UserError("--batch-size must be at least 1")
+
+
+class _Recorder:
+    """A search that keeps what it searches."""
+
+    def __init__(self, search: Callable[[np.ndarray], Any]):
+        self._search = search
+        self.rows: list[np.ndarray] = []
+
+    def __call__(self, packed: np.ndarray) -> np.ndarray:
+        self.rows.extend(np.asarray(packed))
+        return np.asarray(self._search(packed))
+
+
+def record(decoder: Decoder, prompts: Sequence[np.ndarray], max_new_tokens: int) -> np.ndarray:
+    """Decodes prompts one by one and returns the host buffers that were searched, int32 [n, width],
+    in random order."""
+    recorder = _Recorder(decoder.search)  # pyright: ignore[reportArgumentType]
+    decoder = dataclasses.replace(decoder, search=recorder, loop="host")
+    for prompt in prompts:
+        decoder([prompt], max_new_tokens)
+    return np.random.default_rng(0).permutation(np.stack(recorder.rows))
+
+
+def measure(
+    searches: Mapping[str, TreeSearch], rows: np.ndarray, size: int, repeats: int
+) -> dict[str, list[float]]:
+    """Times searches of the same batches.
+
+    Args:
+      searches: by name.
+      rows: host buffers, int32 [n, width], which are repeated if there are few.
+      size: B, rows that are searched together.
+      repeats: measurements.
+
+    Returns:
+      For each search the seconds of a batch, one value per repeat.
+
+    Raises:
+      RuntimeError: two of them found other trees.
+    """
+    batches = jnp.asarray(np.resize(rows, (_BATCHES, size, rows.shape[1])))
+    works = {name: partial(_search_all, search, batches) for name, search in searches.items()}
+    sums = {name: int(work()) for name, work in works.items()}
+    if len(set(sums.values())) > 1:
+        raise RuntimeError(f"ways of searching found different trees: {sums}")
+    times = in_turn(works, repeats)
+    return {name: [value / _BATCHES for value in values] for name, values in times.items()}
+
+
+@jax.jit
+def _search_all(search: TreeSearch, batches: jax.Array) -> jax.Array:
+    """Searches all batches, int32 [m, B, width]; returns a checksum of the trees, int32."""
+
+    def one(total: jax.Array, batch: jax.Array) -> tuple[jax.Array, None]:
+        trees = search.in_program(batch)
+        weights = jnp.arange(trees.size, dtype=jnp.int32).reshape(trees.shape)
+        return total * 31 + jnp.sum(trees * weights), None
+
+    return jax.lax.scan(one, jnp.int32(0), batches)[0]
+
+
+def run(config: SearchBenchConfig, console: Console) -> None:
+    """Measures, prints and writes the report.
+
+    Raises:
+      UserError: the model's drafter is not DART's.
+    """
+    if config.search != "auto":
+        raise UserError("every --search is measured; leave it out")
+    check_outputs(config.json)
+    decoders, length = {}, _PROMPT_TOKENS + config.max_new_tokens
+    for way in ("callback", "native", "device"):
+        model = dataclasses.replace(config, search=way).load()
+        try:
+            decoders[way] = model.decoder(nodes=config.tree_nodes, max_length=length)
+        except UserError as error:
+            if way == "callback":
+                raise
+            console.print(f"left out: {error}", highlight=False)
+    decoder = decoders["callback"]
+    if not decoder.search or not decoder.config.host_buffer.candidates:
+        raise UserError("the search needs a DART drafter; pass one with --drafter")
+    prompts = demo_prompts(model.tokenizer, config.prompts, _PROMPT_TOKENS)
+    rows = record(decoder, [each.tokens for each in prompts], config.max_new_tokens)
+    searches = {way: each.search for way, each in decoders.items()}
+    seconds = {size: measure(searches, rows, size, config.repeats) for size in config.batch_size}
+    cells = []
+    for size, times in seconds.items():
+        medians = [statistics.median(values) for values in times.values()]
+        micro = [spread([1e6 * value for value in values]) for values in times.values()]
+        cells.append([str(size), *micro, f"{medians[-1] / medians[0]:.2f}"])
+    title = f"Searching trees of {config.tree_nodes} nodes, microseconds a batch"
+    names = [*searches]
+    console.print(table(title, ("batch", *names, f"{names[-1]} / {names[0]}"), cells))
+    if config.json:
+        write_json(config.json, report(config, seconds=seconds))
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Command line. Exit status 2: bad input, reported in one line."""
+    with program():
+        run(parse(SearchBenchConfig, args, __doc__), Console())
+
+
+if __name__ == "__main__":
+    main()
