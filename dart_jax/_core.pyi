@@ -137,9 +137,6 @@ class ReferenceTrieParser:
 class TreeSearch:
     """The tree search (see native/include/dart/tree_search.h); keeps `ngram` alive."""
 
-    # Total wall time of all searches so far.
-    seconds: float
-
     def __init__(
         self,
         ngram: NgramModel | None,
@@ -151,9 +148,12 @@ class TreeSearch:
         ngram_weight: float = 0.5,
         eps: float = 1e-10,
         eos: Sequence[int] = (),
-        ties: Literal["first", "compat"] = "first",
         threads: int = 1,
     ) -> None: ...
+    @property
+    def seconds(self) -> float:
+        """Total wall time of all searches so far."""
+
     def search(
         self,
         context: _Int32,
@@ -177,8 +177,7 @@ class TreeSearch:
           logits: [B, d, k] the candidates' logits, in any order; candidates without a finite
             logit are skipped.
           out: [B, 3, nodes + 1] tokens, parents and depths. Index 0 is the root, its own parent;
-            nodes follow by descending score, or by depth if `ties` is "compat"; unused places are
-            zero.
+            nodes follow by descending score; unused places are zero.
           pairs: [B, d - 1, k, k] scores of pairs of candidates: [l - 1, a, b] is that of candidate
             a of level l - 1 and candidate b of level l; those that are not finite count as 0. None
             if the drafter has none.

@@ -20,7 +20,8 @@ from dart_jax.decoding.drafting import (
     PromptLookupConfig,
     drafter_title,
 )
-from dart_jax.decoding.search.choice import DEFAULT_MEMORY, SearchChoice, Searching
+from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way
+from dart_jax.decoding.search.config import SearchWay
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError, warn
 from dart_jax.generation import GenerationConfig
@@ -71,7 +72,8 @@ class DartModel(TextGenerator):
       tokenizer: the target's.
       eos: all end-of-sequence ids of the target's generation config.
       execution: how the models are computed.
-      searching: where trees are searched.
+      search_way: where trees are searched; see `way_here`.
+      ngram_device_memory: bytes that the n-gram model may take on the device.
     """
 
     target: TargetConfig
@@ -81,7 +83,8 @@ class DartModel(TextGenerator):
     tokenizer: Tokenizer
     eos: tuple[int, ...]
     execution: Execution = dataclasses.field(default_factory=Execution.here)
-    searching: Searching = dataclasses.field(default_factory=Searching)
+    search_way: SearchWay = "auto"
+    ngram_device_memory: int = DEFAULT_MEMORY
 
     def __repr__(self) -> str:
         return f"DartModel({', '.join(f'{name}: {what}' for name, what in self._parts().items())})"
@@ -136,7 +139,7 @@ class DartModel(TextGenerator):
         dtype: DTypeLike = "auto",
         attention: AttentionChoice = "auto",
         weights_dtype: WeightsDtype = "stored",
-        search: SearchChoice = "auto",
+        search: SearchWay = "auto",
         ngram_device_memory: int = DEFAULT_MEMORY,
         mesh: str | None = None,
         revision: str | None = None,
@@ -164,10 +167,10 @@ class DartModel(TextGenerator):
           weights_dtype: "stored" keeps the values of the files; "int8" rounds those of the linear
             layers, of target and drafter, to 8 bits as they are loaded: on one CPU with the C++
             core in groups of 64, and their inputs too; elsewhere with a scale for each output, and
-            also those of a mixture's experts. "int8-channels" is the latter everywhere.
+            also those of a mixture's experts.
           search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
             NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
-            n-gram model in the device's memory; "auto" is the platform's best.
+            n-gram model in the device's memory, with a DART drafter; "auto" is the platform's best.
           ngram_device_memory: bytes that the n-gram model may take on the device; if it takes more,
             "device" leaves out the least frequent n-grams.
           mesh: devices that decode together, such as "model=4" or "data=2,model=4": groups of
@@ -183,7 +186,7 @@ class DartModel(TextGenerator):
         kind, execution = resolve_dtype(dtype), Execution.here(attention, weights_dtype)
         if mesh is not None:
             execution = execution.on(MeshShape.parse(mesh).make())
-        searching = Searching(search, ngram_device_memory)
+        check_way(search, ngram_device_memory)
         named = models.find(target)
         if named is not None and drafter is None:
             drafter = named.part(models.DRAFTER)
@@ -209,7 +212,8 @@ class DartModel(TextGenerator):
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory, config.vocab_size)
         _tell_unused(directory / GENERATION_FILE)
-        model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution, searching)
+        where = search, ngram_device_memory
+        model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution, *where)
         if drafter_path is None or draft_config is None:
             return model
         return model._with_loaded(drafter_path, draft_config, kind)

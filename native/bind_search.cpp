@@ -22,21 +22,14 @@
 
 namespace {
 
-dart::Ties parse_ties(const std::string& ties) {
-  if (ties == "first") return dart::Ties::kFirst;
-  if (ties == "compat") return dart::Ties::kCompatible;
-  throw py::value_error("ties must be 'first' or 'compat', got '" + ties + "'");
-}
-
 std::unique_ptr<dart::TreeSearch> make_tree_search(const PyNgramModel* ngram, int nodes, int beam,
                                                    double level_decay, double logit_decay,
                                                    float ngram_weight, float eps,
-                                                   std::vector<std::int32_t> eos,
-                                                   const std::string& ties, int threads) {
+                                                   std::vector<std::int32_t> eos, int threads) {
   return std::make_unique<dart::TreeSearch>(
       ngram == nullptr ? nullptr : &ngram->model,
       dart::TreeSearchConfig{nodes, beam, level_decay, logit_decay, ngram_weight, eps,
-                             std::move(eos), parse_ties(ties), threads});
+                             std::move(eos), threads});
 }
 
 // Checks an array whose first axis may have any stride. Returns that stride, in elements.
@@ -145,13 +138,12 @@ void bind_search(py::module_& m) {
            py::arg("beam") = defaults.beam, py::arg("level_decay") = defaults.level_decay,
            py::arg("logit_decay") = defaults.logit_decay,
            py::arg("ngram_weight") = defaults.ngram_weight, py::arg("eps") = defaults.eps,
-           py::arg("eos") = defaults.eos, py::arg("ties") = "first",
-           py::arg("threads") = defaults.threads,
+           py::arg("eos") = defaults.eos, py::arg("threads") = defaults.threads,
            py::keep_alive<1, 2>())  // the search reads the model
       .def("search", &search, py::arg("context"), py::arg("tokens"), py::arg("logits"),
            py::arg("out"), py::arg("pairs") = py::none(), py::arg("draws") = py::none(),
            py::arg("scores") = py::none())
-      .def_property("seconds", &dart::TreeSearch::seconds, &dart::TreeSearch::set_seconds)
+      .def_property_readonly("seconds", &dart::TreeSearch::seconds)
       .def("timed_search", &timed_search, py::arg("context"), py::arg("tokens"),
            py::arg("logits"), py::arg("out"), py::arg("pairs") = py::none());
 

@@ -1,4 +1,5 @@
-"""Shared by the tests: strict JAX settings, the golden models, and an oracle pruner."""
+"""Shared by the tests: strict JAX settings, the golden models, and an oracle
+that draws trees."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from hypothesis import settings
 from dart_jax.decoding.loop import Generation, generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
@@ -249,7 +250,8 @@ def grow_tree(
     return tree
 
 
-class Oracle(Pruner):
+@jax.tree_util.register_pytree_node_class
+class Oracle(HostSearch):
     """Makes trees that contain the true continuation for some levels, among random wrong nodes.
 
     Random models almost never agree with their drafter; these trees make them accept long paths.

@@ -25,7 +25,7 @@ from dart_jax.decoding.loop import (
 from dart_jax.decoding.loop.host import Steps
 from dart_jax.decoding.prompts import CHUNK, Options, Prompts
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
 
@@ -172,7 +172,7 @@ class Decoder:
     ) -> tuple[tuple[object, ...], Policy]:
         """The policy for such a batch, and what its costs depend on."""
         sampling = str(jax.tree.structure(options.sampling.values()))
-        search = None if self.search is None else self.search.in_program
+        search = jax.tree.structure(self.search)
         program = (self.config, search, len(prompts.tokens), prompts.max_length, fused, sampling)
         first = self.config.nodes
         return program, self.memory.policy(program, options.sampling, self.sizes, first)

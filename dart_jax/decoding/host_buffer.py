@@ -152,12 +152,9 @@ class HostBuffer:
         *_, start, end = self._bounds
         return packed[:, start:end].view(np.float32).reshape(len(packed), *shape)
 
-    def unpack(
-        self, packed: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
+    def unpack(self, packed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
         """On the device: the context int32 [B, 4], ids int32 [B, d, k], logits float32 [B, d, k],
-        pair scores float32 [B, d - 1, k, k], and how the target draws, int32 [B, 4]; None for the
-        last two without these columns."""
+        and pair scores float32 [B, d - 1, k, k], None without these columns."""
         batch, shape = packed.shape[0], (self.positions, self.candidates)
         ids, logits, pairs = (packed[:, a:b] for a, b in itertools.pairwise(self._bounds))
 
@@ -169,7 +166,6 @@ class HostBuffer:
             ids.reshape(batch, *shape),
             floats(logits, shape),
             floats(pairs, self.pairs_shape) if self.pairs else None,
-            packed[:, -DRAWS:] if self.draws else None,
         )
 
     def draws_of(self, packed: np.ndarray) -> np.ndarray | None:

@@ -8,8 +8,7 @@ import jax
 
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.drafting import AnyDrafter, PromptLookupConfig
-from dart_jax.decoding.search.base import SearchWay
-from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 

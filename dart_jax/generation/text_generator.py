@@ -14,8 +14,8 @@ from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.drafting import AnyDrafter, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.choice import Searching
-from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.choice import make_search
+from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
 from dart_jax.files import user_cache
@@ -61,7 +61,8 @@ class TextGenerator:
       tokenizer: the target's.
       eos: ids that end a text.
       execution: how the models are computed.
-      searching: where trees are searched.
+      search_way: where trees are searched.
+      ngram_device_memory: bytes that the n-gram model may take on the device.
     """
 
     target: TargetConfig
@@ -71,7 +72,8 @@ class TextGenerator:
     tokenizer: Tokenizer
     eos: tuple[int, ...]
     execution: Execution
-    searching: Searching
+    search_way: SearchWay
+    ngram_device_memory: int
 
     @overload
     def generate(
@@ -254,8 +256,6 @@ class TextGenerator:
             # The default search is tuned for the default size.
             search = search if config.tree_nodes == nodes else default_search(self.drafter)
             return config.tree_nodes, (), config.search or search
-        if config.search is not None and config.search.ties != "first":
-            return nodes, (), config.search  # its trees are not ordered by score
         sizes, search = adaptive_tree(self.drafter, batch)
         return nodes, sizes, config.search or search
 
@@ -296,9 +296,9 @@ class TextGenerator:
           loop: see `Decoder`; None for the platform's fastest.
 
         Raises:
-          UserError: `nodes` or `sizes` are out of range, or need a drafter that was not loaded or
-            another search, or `max_length` exceeds the target's positions, or trees cannot be
-            searched where `searching` says.
+          UserError: `nodes` or `sizes` are out of range, or need a drafter that was not loaded, or
+            `max_length` exceeds the target's positions, or trees cannot be searched where
+            `search_way` says.
         """
         if max_length > self.target.max_length:
             raise UserError(
@@ -313,8 +313,6 @@ class TextGenerator:
             raise UserError(f"sizes must ascend from 0 and include {nodes} nodes, got {sizes}")
         if not 0 <= max(sizes, default=0) <= MAX_NODES:
             raise UserError(f"a tree cannot have {sizes[-1]} nodes; choose 0 to {MAX_NODES}")
-        if sizes and search is not None and search.ties != "first":
-            raise UserError("trees of several sizes need SearchConfig(ties='first')")
         drafter = self.drafter if nodes else None
         config = DecodeConfig(
             self.target,
@@ -328,12 +326,14 @@ class TextGenerator:
         if config.searches:
             if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
                 raise UserError("drafting with only an n-gram model needs one; pass one and use it")
-            made = self.searching.make(
+            made = make_search(
                 config.host_buffer,
                 nodes,
                 ngram=self.ngram if use_ngram else None,
                 eos=self.eos,
                 search=search or default_search(self.drafter),
+                way=self.search_way,
+                memory=self.ngram_device_memory,
             )
         return Decoder(
             config,

@@ -80,11 +80,7 @@ def info(config: InfoConfig, console: Console) -> None:
     ratio = f", {size / sum(model.sizes):.2f} per n-gram" if any(model.sizes) else ""
     console.print(f"{size:,} bytes{ratio}; checksums match")
     ngrams = sum(model.sizes[1:])
-    alone = table_bytes(ngrams, followers=True, vocab_size=model.vocab_size)
-    console.print(
-        f"on a device (--search device): {table_bytes(ngrams) / 1e6:,.1f} MB; "
-        f"{alone / 1e6:,.1f} MB where it drafts without a drafter"
-    )
+    console.print(f"on a device (--search device): {table_bytes(ngrams) / 1e6:,.1f} MB")
     if config.check:
         try:
             model.check()

@@ -21,7 +21,6 @@ EPS = np.float32(1e-10)  # added to probabilities; as in native/include/dart/tre
 NO_COUNT = np.float32(1)  # in place of a log-probability: only the beginning of longer n-grams
 
 _ENTRY_BYTES, _KEYS_A_BUCKET, _SEED_BYTES = 13, 4, 2
-_FOLLOWER_BYTES, _LIST_BYTES = 8, 8
 
 
 class DeviceTable(NamedTuple):
@@ -37,10 +36,6 @@ class DeviceTable(NamedTuple):
         log(q + eps), where q is the n-gram's count divided by the context's; `NO_COUNT` if the
         n-gram was not counted. Unused places have context -1.
       vocab_size: int32 scalar; tokens are below it.
-      lists: int32 [V + contexts longer than a token, 2], the first follower of each context and
-        their number; this and the next without elements unless asked for.
-      followers: int32 [F, 2], a token and the bits of the float32 logarithm of its share of the
-        context's counts; per context, the most frequent first, of equal ones the smallest token.
     """
 
     # Arrays of numpy, of JAX, or abstract ones.
@@ -49,8 +44,6 @@ class DeviceTable(NamedTuple):
     prints: Any
     entries: Any
     vocab_size: Any
-    lists: Any
-    followers: Any
 
     @property
     def nbytes(self) -> int:
@@ -75,34 +68,26 @@ class TableSize:
     least: int
 
 
-def table_bytes(ngrams: int, *, followers: bool = False, vocab_size: int = 0) -> int:
+def table_bytes(ngrams: int) -> int:
     """About how many bytes a table of so many n-grams of two or more tokens takes."""
-    entries = _ENTRY_BYTES * (ngrams + ngrams // 9) + _SEED_BYTES * (ngrams // _KEYS_A_BUCKET)
-    lists = _LIST_BYTES * (vocab_size + ngrams) + _FOLLOWER_BYTES * ngrams
-    return entries + (lists if followers else 0)
+    return _ENTRY_BYTES * (ngrams + ngrams // 9) + _SEED_BYTES * (ngrams // _KEYS_A_BUCKET)
 
 
-def device_table(
-    model: NgramModel, limit: int | None = None, *, followers: bool = False
-) -> tuple[DeviceTable, TableSize]:
+def device_table(model: NgramModel, limit: int | None = None) -> tuple[DeviceTable, TableSize]:
     """Makes the table of a model.
 
     Args:
       model: the model.
       limit: bytes on the device, at most; the least frequent n-grams are left out, of equally
         frequent ones the longest. None for no limit.
-      followers: also make the lists of followers, from which an n-gram model drafts alone.
     """
     levels = model.levels
     total = sum(len(level.token) for level in levels[1:])
     most = total
     if limit is not None:
-        vocab = model.vocab_size if followers else 0
-        fixed = table_bytes(0, followers=followers, vocab_size=vocab)
-        each = table_bytes(10**6, followers=followers) / 10**6
-        most = min(total, max(0, int((limit - fixed) / each)))
+        most = min(total, int(limit / (table_bytes(10**6) / 10**6)))
     kept = _most_frequent(levels, most)
-    table = _table(levels, kept, model.vocab_size, followers)
+    table = _table(levels, kept, model.vocab_size)
     counts = [level.count[keep] for level, keep in zip(levels[1:], kept, strict=True)]
     least = min((int(count.min()) for count in counts if len(count)), default=0)
     return table, TableSize(sum(map(len, counts)), total, table.nbytes, least)
@@ -138,13 +123,12 @@ def _most_frequent(levels: tuple[Level, ...], most: int) -> list[NDArray[np.bool
 
 
 def _table(
-    levels: tuple[Level, ...], kept: list[NDArray[np.bool_]], vocab_size: int, followers: bool
+    levels: tuple[Level, ...], kept: list[NDArray[np.bool_]], vocab_size: int
 ) -> DeviceTable:
     """Makes a table of the n-grams that are kept, length by length."""
     sections, seeds, prints, entries = [], [], [], []
     # What identifies each n-gram of one level.
     context_of = np.array(levels[0].token)
-    lists = _Lists(vocab_size) if followers else None
     buckets = places = 0
     for n, (level, keep) in enumerate(zip(levels[1:], kept, strict=True), start=2):
         parent = _parents(levels, n)[keep]
@@ -156,8 +140,6 @@ def _table(
         part[place, 2] = _log_q(count, above).view(np.int32)
         print_ = np.zeros(size, np.uint8)
         print_[place] = found
-        if lists is not None:
-            lists.add(context + (0 if n == 2 else vocab_size), token, count, above)
         context_of = np.full(len(level.token), -1, np.int32)
         context_of[keep] = place + places
         sections.append((buckets, len(seed), places, size))
@@ -165,16 +147,12 @@ def _table(
         prints.append(print_)
         entries.append(part)
         buckets, places = buckets + len(seed), places + size
-    contexts = sections[-1][2] if sections else 0  # the longest n-grams are no contexts
-    none = np.empty((0, 2), np.int32)
-    made = (none, none) if lists is None else lists.arrays(contexts)
     return DeviceTable(
         np.array(sections, np.int32).reshape(-1, 4),
         np.concatenate([np.empty(0, np.uint16), *seeds]),
         np.concatenate([np.empty(0, np.uint8), *prints]),
         np.concatenate([np.empty((0, 3), np.int32), *entries]),
         np.array(vocab_size, np.int32),
-        *made,
     )
 
 
@@ -190,41 +168,3 @@ def _log_q(count: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[np.flo
 def log_probability(q: NDArray[np.float32]) -> NDArray[np.float32]:
     """log(q + eps), at most 0, float32 [n], with the bits of the C++ search."""
     return np.minimum(_core.logarithm(q + EPS), np.float32(0))
-
-
-class _Lists:
-    """The followers of contexts."""
-
-    def __init__(self, vocab_size: int):
-        self.vocab_size = vocab_size
-        self.parts: list[tuple[NDArray, ...]] = []
-
-    def add(
-        self,
-        context: NDArray[np.int32],
-        token: NDArray[np.int32],
-        count: NDArray[np.int64],
-        above: NDArray[np.int64],
-    ) -> None:
-        """Adds what was counted after contexts of one length."""
-        counted = (count > 0) & (above > 0)
-        context, token = context[counted], token[counted]
-        count, above = count[counted], above[counted]
-        order = np.lexsort((token, -count, context))
-        shares = _core.logarithm(count.astype(np.float32)) - _core.logarithm(
-            above.astype(np.float32)
-        )
-        step = np.minimum(shares, np.float32(0)).view(np.int32)
-        self.parts.append((context[order], token[order], step[order]))
-
-    def arrays(self, contexts: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """`DeviceTable.lists` and `followers`; `contexts` places are longer than a token."""
-        lists = np.zeros((self.vocab_size + contexts, 2), np.int32)
-        begin = 0
-        for context, _, _ in self.parts:
-            found, first, number = np.unique(context, return_index=True, return_counts=True)
-            lists[found, 0], lists[found, 1] = begin + first, number
-            begin += len(context)
-        columns = [np.stack(part[1:], axis=1) for part in self.parts if len(part[0])]
-        nothing = np.zeros((1, 2), np.int32)  # there is something to read in any case
-        return lists, np.concatenate(columns or [nothing])

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal, Self
 
-from dart_jax.decoding.search.choice import SearchChoice, Searching
+from dart_jax.decoding.search.config import SearchWay
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.model import DartModel
@@ -40,17 +40,16 @@ class ModelChoice:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     weights: WeightsDtype = "stored"
-    """How the weights of linear layers are stored: with the files' values; int8, in 8 bits, in the
-    platform's own form, which on a CPU also rounds their inputs; or int8-channels, in that of GPUs
-    and TPUs, with a scale for each output, on any platform."""
+    """How the weights of linear layers are stored: with the files' values, or in 8 bits, which on a
+    CPU also rounds their inputs."""
     attention: AttentionChoice = "auto"
     """What computes attention to the cache: native, the C++ core, for CPUs; triton, a kernel for
     NVIDIA GPUs from the A100 on; mosaic, one for TPUs; or dense, plain JAX. auto is the platform's
     best."""
-    search: SearchChoice = "auto"
+    search: SearchWay = "auto"
     """What searches draft trees: native, C++ on the host, called by XLA, for CPUs and NVIDIA GPUs;
     callback, C++ on the host, called through Python; or device, JAX, with the n-gram model in the
-    device's memory. auto is the platform's best."""
+    device's memory and a DART drafter. auto is the platform's best."""
     ngram_device_memory: str = "2GB"
     """Memory that the n-gram model may take on the device, such as 500MB; if it takes more,
     --search device leaves out the least frequent n-grams."""
@@ -104,14 +103,9 @@ class ModelChoice:
         """The n-gram model to use, if any."""
         return None if self.no_ngram else self.part(self.ngram, models.NGRAM)
 
-    @property
-    def searching(self) -> Searching:
-        """Where trees are searched; raises UserError if the memory is not a size."""
-        return Searching(self.search, parse_memory(self.ngram_device_memory))
-
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
-        searching = self.searching
+        memory = parse_memory(self.ngram_device_memory)
         target = self.target_path  # which may be fetched, with a progress of its own
         with stage("loading the model", short=True):
             return DartModel.from_pretrained(
@@ -121,8 +115,8 @@ class ModelChoice:
                 dtype=self.dtype,
                 attention=self.attention,
                 weights_dtype=self.weights,
-                search=searching.choice,
-                ngram_device_memory=searching.memory,
+                search=self.search,
+                ngram_device_memory=memory,
                 mesh=self.mesh,
                 revision=self.revision,
             )

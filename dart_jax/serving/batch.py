@@ -16,7 +16,7 @@ from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.prefill import ChunkShape, empty_caches
-from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
@@ -233,9 +233,7 @@ class Batch:
         kind = nodes, level
         if kind not in self._programs:
             config = config_of(self._config, nodes, level)
-            search = self._search_of(config)
-            in_program = None if search is None else search.in_program
-            self._programs[kind] = BurstProgram(config, level, in_program, self.shapes.steps)
+            self._programs[kind] = BurstProgram(config, level, self.shapes.steps)
         return self._programs[kind]
 
     def burst(
@@ -361,7 +359,7 @@ class Batch:
             history,
             rows,
             trees,
-            None if search is None else search.argument,
+            search,
             np.int32(limit),
             np.bool_(until_one_ends),
         )

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.loop.emission import write
 from dart_jax.decoding.prefill import Caches, ChunkShape, caches_without_rows, read_rows
-from dart_jax.decoding.search.base import SearchInProgram
+from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
     accept_and_compact,
@@ -79,13 +79,11 @@ class BurstProgram:
     Attributes:
       config: the models, and trees of N nodes; without a drafter for plain decoding.
       level: how it samples.
-      search: builds the next trees from the candidates; None if the drafting method needs none.
       steps: the most steps of a burst, K.
     """
 
     config: DecodeConfig
     level: Level
-    search: SearchInProgram | None
     steps: int
 
     @property
@@ -210,7 +208,7 @@ def read_chunk(
         "history": ALL,
         "rows": ALL,
         "trees": ALL,
-        "searched": ALL,
+        "search": ALL,
         "limit": ALL,
         "until_one_ends": ALL,
     },
@@ -227,7 +225,7 @@ def burst(
     history: History | None,
     rows: Rows,
     trees: jax.Array | None,
-    searched: Any,
+    search: TreeSearch | None,
     limit: jax.Array,
     until_one_ends: jax.Array,
 ) -> tuple[Pools, History | None, BurstResult]:
@@ -242,13 +240,14 @@ def burst(
       rows: the requests.
       trees: int32 [n, 3, N + 1], for the first step; a root without nodes where nothing is drafted
         yet. None for plain decoding.
-      searched: argument of the search (see `TreeSearch.argument`).
+      search: builds the next trees from the candidates; None if the drafting method needs none.
       limit: int32 scalar, the most steps; at most `made_for.steps`.
       until_one_ends: bool scalar, end also when a request does.
     """
-    config, search = made_for.config, made_for.search
-    if search is not None and config.execution.shards > 1:
-        search = partial(once, search)
+    config = made_for.config
+    searched = None if search is None else search.in_program
+    if searched is not None and config.execution.shards > 1:
+        searched = partial(once, searched)
     state, row = _begin(made_for.level, pools, history, rows)
     state = dataclasses.replace(state, noise=noise_of_draft(config, state))
     began, no_scores = state.active, state.scores
@@ -259,7 +258,7 @@ def burst(
         emitted = _Emitted(path.next_tokens, path.ranks, state.scores)
         state, candidates = draft(config, state, draft_input(config, params, state, path))
         packed = pack(config.host_buffer, state, path, candidates)
-        trees = state.trees if search is None else search(searched, packed)
+        trees = state.trees if searched is None else searched(packed)
         state = dataclasses.replace(state, trees=None, scores=no_scores)
         return _Step(state, trees, packed, emitted, path.count)
 

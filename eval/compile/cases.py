@@ -16,10 +16,10 @@ from dart_jax.decoding.loop import padded_stop, run
 from dart_jax.decoding.prefill import CACHES, ChunkShape, empty_caches, prefill
 from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.base import SearchInProgram, SearchWay
-from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.decoding.search.device import DeviceSearchProgram
-from dart_jax.decoding.search.pruner import HostSearch
+from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.search.config import SearchWay
+from dart_jax.decoding.search.device import DeviceSearch
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -147,13 +147,11 @@ class Case:
             trees = ints(self.batch, 3, self.nodes + 1)
             trees = on(trees, ROWS) if config.searches else None
             return step.lower(config, params, state, trees)
-        search, argument = None, None
-        if config.searches:
-            search, argument = self._search_of(config.host_buffer)
+        search = on(self._search_of(config.host_buffer)) if config.searches else None
         if program == "search":
             assert search is not None
-            return jax.jit(search).lower(on(argument), packed)
-        return run.lower(config, search, self.context, params, state, packed, on(argument))
+            return jax.jit(type(search).in_program).lower(search, packed)
+        return run.lower(config, search, self.context, params, state, packed)
 
     def _lower_serving(self, on: Any, params: Any) -> jax.stages.Lowered:
         """Lowers the serving engine's step, with caches in pages, and the search if it is on the
@@ -162,10 +160,8 @@ class Case:
         level = "greedy" if self.sampling.temperature == 0 else "filtered"
         level = "full" if self.penalties else level
         program = StepProgram(self.config, nodes, nodes, level)
-        argument = None
-        if self.config.searches and self.search == "device":
-            search, argument = self._search_of(program.host_buffer)
-            program = dataclasses.replace(program, search=search)
+        in_program = self.config.searches and self.search == "device"
+        search = on(self._search_of(program.host_buffer)) if in_program else None
         numbers: Any = ints(self.batch, PAGES + self._pages_each)
         values: Any = jax.ShapeDtypeStruct((self.batch, VALUES), jnp.float32)
         rows = Rows(numbers, values)
@@ -174,9 +170,7 @@ class Case:
         if level == "full":
             empty = partial(empty_history, self.batch, self.config.target.vocab_size)
             history = on(jax.eval_shape(empty))
-        return serving_step.lower(
-            program, params, pools, history, on(rows), on(trees), on(argument)
-        )
+        return serving_step.lower(program, params, pools, history, on(rows), on(trees), search)
 
     @property
     def _pages_each(self) -> int:
@@ -188,13 +182,13 @@ class Case:
         make = partial(empty_pools, self.config, pages=self.batch * self._pages_each, page=_PAGE)
         return jax.eval_shape(make, self._params())
 
-    def _search_of(self, host_buffer: HostBuffer) -> tuple[SearchInProgram, Any]:
-        """The tree search as a part of programs, and its argument."""
+    def _search_of(self, host_buffer: HostBuffer) -> TreeSearch:
+        """The tree search, with abstract arrays."""
         if self.search != "device":
-            return HostSearch(host_buffer, self.nodes, self.search == "native"), ints()
-        eos = (self.config.target.vocab_size - 1,)
-        search = DeviceSearchProgram(host_buffer, self.nodes, eos, SearchConfig())
-        return search, ngram_table(self.ngrams)
+            search = HostSearch(host_buffer, self.nodes, native=self.search == "native")
+            return jax.tree.map(lambda _: ints(), search)
+        eos, table = (self.config.target.vocab_size - 1,), ngram_table(self.ngrams)
+        return DeviceSearch(host_buffer, self.nodes, table=table, eos=eos)
 
     @functools.cached_property
     def caches(self) -> frozenset[Array]:

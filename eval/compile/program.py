@@ -29,8 +29,7 @@ from jax.sharding import AbstractMesh
 from rich.console import Console
 
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.base import SearchWay
-from dart_jax.decoding.search.choice import SearchChoice
+from dart_jax.decoding.search.config import SearchWay
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import DATA, MODEL, MeshShape
 from dart_jax.models.sharding.rules import check_divides
@@ -78,7 +77,7 @@ class CompileConfig:
     program: tuple[Program, ...] = ("step",)
     """prefill, step (verify and draft), search (of the trees), loop (a whole generation in one
     program), or serve (a step of the serving engine, with caches in pages)."""
-    search: SearchChoice = "auto"
+    search: SearchWay = "auto"
     """Where trees are searched: native, in C++ on the host, called by XLA, for GPUs; callback, the
     same through Python; or device. auto is the platform's best."""
     ngrams: int = 1_700_000

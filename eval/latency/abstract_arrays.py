@@ -84,6 +84,4 @@ def ngram_table(ngrams: int) -> DeviceTable:
         prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
         entries=ints(places, 3),
         vocab_size=ints(),
-        lists=ints(0, 2),
-        followers=ints(0, 2),
     )

@@ -17,9 +17,9 @@ from dart_jax.decoding.loop import start
 from dart_jax.decoding.noise import row_keys
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.choice import Searching
+from dart_jax.decoding.search.choice import make_search
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.model import DEMO
 from dart_jax.models.cache import KVCache
@@ -239,7 +239,7 @@ class _Runner:
         context, *drafts = self.candidates
         drafts = (array[:, : config.host_buffer.positions] for array in drafts)
         packed = pack_host_buffer(config.host_buffer, context, *drafts)
-        pruner = Pruner(config.host_buffer, nodes, ngram=model.ngram)
+        pruner = HostSearch(config.host_buffer, nodes, ngram=model.ngram)
         trees = jnp.asarray(pruner(packed))
         inputs = (self.small, trees)
 
@@ -280,12 +280,10 @@ class _Runner:
         yield Row("to device", nodes, times, None)
 
         # As in the fused loop: all three in one call, or on the device.
-        search = Searching().make(
+        search = make_search(
             config.host_buffer, nodes, ngram=model.ngram, eos=(), search=SearchConfig()
         )
-        stage = stages.search_stage.stage(
-            config, search.argument, jnp.asarray(packed), search=search.in_program
-        )
+        stage = stages.search_stage.stage(config, search, jnp.asarray(packed))
         times, _, _ = measure(stage, timing)
         yield Row("inside", nodes, times, None)
 

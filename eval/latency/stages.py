@@ -19,7 +19,6 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.drafting.dart import Dart
-from dart_jax.decoding.search.base import SearchInProgram
 from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import (
     Verified,
@@ -128,14 +127,13 @@ def without_caches(state: DecodeState) -> DecodeState:
 
 
 @part(inputs=ROWS, outputs=ROWS)
-def search_stage(
-    config: DecodeConfig, fixed: Any, inputs: Any, donated: Any, *, search: SearchInProgram
-) -> tuple[Any, Any]:
+def search_stage(config: DecodeConfig, fixed: Any, inputs: Any, donated: Any) -> tuple[Any, Any]:
     """The search inside a program, with copies to the host and back if it runs there; where devices
-    share a target one of them searches, as in the fused loop. fixed: its argument; inputs: a host
+    share a target one of them searches, as in the fused loop. fixed: the search; inputs: a host
     buffer; output: trees."""
+    search = fixed.in_program
     searched = partial(once, search) if config.execution.shards > 1 else search
-    return donated, searched(fixed, inputs)
+    return donated, searched(inputs)
 
 
 @part(fixed=(PARAMS, CACHE), inputs=(STATE, ROWS), outputs=VERIFIED)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dart_jax.decoding.decoder import Decoder
-from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.choice import TreeSearch
 
 
 class _Recorder:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ import numpy as np
 from rich.console import Console
 
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.search.base import TreeSearch
-from dart_jax.decoding.search.choice import why_not_native
+from dart_jax.decoding.search.choice import TreeSearch, why_not_native
 from dart_jax.decoding.search.device import DeviceSearch
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import default_search
 from dart_jax.machine import available_cores
@@ -87,14 +87,14 @@ class SearchBenchConfig(ModelChoice):
 def ways_of(model: DartModel, buffer: HostBuffer, nodes: int) -> dict[str, TreeSearch]:
     """The searches to compare, by name; the C++ search first on one core, which is the baseline."""
     options: dict[str, Any] = {"eos": model.eos, "search": default_search(model.drafter)}
+    on_host = partial(HostSearch, buffer, nodes, ngram=model.ngram, **options)
     table = None
     if model.ngram is not None:
         table = jax.tree.map(jnp.asarray, device_table(model.ngram)[0])
     searches: dict[str, TreeSearch] = {}
     if why_not_native() is None:
-        searches["native, 1 core"] = Pruner(buffer, nodes, ngram=model.ngram, threads=1, **options)
-        searches["native"] = Pruner(buffer, nodes, ngram=model.ngram, **options)
-    searches["callback"] = Pruner(buffer, nodes, ngram=model.ngram, native=False, **options)
+        searches |= {"native, 1 core": on_host(threads=1), "native": on_host()}
+    searches["callback"] = on_host(native=False)
     searches["device"] = DeviceSearch(buffer, nodes, table=table, **options)
     return searches
 
@@ -190,7 +190,7 @@ def sizes_grid(sizes: Sequence[Size], config: SearchBenchConfig, prompts: int) -
     """What tables of several sizes take and give."""
     table = [
         [
-            f"{size.method}, {size.share:.0%}",
+            f"{size.share:.0%}",
             f"{size.table.ngrams:,}",
             f"{size.table.nbytes / 1e6:.1f}",
             f"{size.table.least}",
@@ -201,7 +201,7 @@ def sizes_grid(sizes: Sequence[Size], config: SearchBenchConfig, prompts: int) -
     ]
     title = f"n-gram tables on the device, trees of {config.tree_nodes} nodes, greedy"
     caption = "least: the smallest count in the table; same: prompts with plain decoding's tokens"
-    return Grid(title, ["method, share", "n-grams", "MB", "least", "tau", "same"], table, caption)
+    return Grid(title, ["share", "n-grams", "MB", "least", "tau", "same"], table, caption)
 
 
 def main(args: Sequence[str] | None = None) -> None:

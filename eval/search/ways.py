@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.choice import TreeSearch
 from eval.latency.clock import Times
 
 
@@ -60,17 +59,16 @@ def measure_ways(
 def _loop(search: TreeSearch) -> Callable[[jax.Array, int], jax.Array]:
     """A program that searches all batches again and again and mixes up all trees' numbers: batches
     int32 [m, B, width], repeats -> int32."""
-    in_program, argument = search.in_program, search.argument
 
     @jax.jit
-    def run(argument: Any, batches: jax.Array, repeats: jax.Array) -> jax.Array:
+    def run(search: TreeSearch, batches: jax.Array, repeats: jax.Array) -> jax.Array:
         count = batches.shape[0]
 
         def one(i: jax.Array, total: jax.Array) -> jax.Array:
-            trees = in_program(argument, batches[i % count])
+            trees = search.in_program(batches[i % count])
             weights = jnp.arange(trees.size, dtype=jnp.int32).reshape(trees.shape)
             return total * 31 + jnp.sum(trees * weights)
 
         return jax.lax.fori_loop(0, repeats * count, one, jnp.int32(0))
 
-    return lambda batches, repeats: run(argument, batches, jnp.int32(repeats))
+    return lambda batches, repeats: run(search, batches, jnp.int32(repeats))

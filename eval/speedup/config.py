@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.choice import way_here
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import default_loop
@@ -153,7 +153,7 @@ class SpeedupConfig(MethodChoice):
         """The loop of methods that search on the host."""
         if self.loop != "auto":
             return self.loop
-        return default_loop(self.searching.way(None, alone=False, search=SearchConfig()))
+        return default_loop(way_here(self.search, None, alone=False))
 
     @property
     def named(self) -> NamedModel | None:
@@ -181,7 +181,7 @@ class SpeedupConfig(MethodChoice):
             execution = execution.on(MeshShape.parse(self.mesh).make())
         model = Model.random(self.shape.lower(), resolve_dtype(self.dtype), execution)
         parts = model.target, model.drafter, model.params, None, tokenizer, (), model.execution
-        return DartModel(*parts, self.searching)
+        return DartModel(*parts, self.search)
 
     def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
         """As `MethodChoice.models`, without methods whose trees are too shallow for --acceptance.

@@ -103,7 +103,7 @@ void walk(const NgramModel& model, Numbers* numbers) {
   }
 }
 
-void search(const NgramModel& model, Ties ties, Numbers* numbers) {
+void search(const NgramModel& model, Numbers* numbers) {
   constexpr std::size_t kContext = 5, kLevels = 4, kCandidates = 20;
   const auto vocabulary = static_cast<std::uint32_t>(model.header().vocab_size);
   std::vector<std::int32_t> tokens(kContext + kLevels * kCandidates);
@@ -117,7 +117,6 @@ void search(const NgramModel& model, Ties ties, Numbers* numbers) {
   config.nodes = 40;
   config.beam = 6;
   config.eos = {1};
-  config.ties = ties;
   DraftBatch batch;
   batch.rows = 1;
   batch.context = kContext;
@@ -180,8 +179,7 @@ void exercise(const std::vector<std::uint8_t>& file) {
     Numbers numbers(file.size());
     read_levels(model);
     walk(model, &numbers);
-    search(model, Ties::kFirst, &numbers);
-    search(model, Ties::kCompatible, &numbers);
+    search(model, &numbers);
   } catch (const std::invalid_argument&) {
   }
 }

@@ -1,4 +1,4 @@
-// The search for one row's tree: its three implementations and what they share.
+// The search for one row's tree: its two implementations and what they share.
 #pragma once
 
 #include <algorithm>
@@ -36,14 +36,6 @@ class RowSearch {
 std::unique_ptr<RowSearch> make_bounded_search(const NgramModel* ngram,
                                                const TreeSearchConfig& config,
                                                const DraftBatch& batch);
-
-// Computes as the reference does: candidates in the given order, duplicates included; every node of
-// every level is scored; and the same three sorts, with the same comparisons and elements. Where
-// the reference keeps a node without its parent, and so produces no tree, this search drops the
-// node.
-std::unique_ptr<RowSearch> make_compatible_search(const NgramModel* ngram,
-                                                  const TreeSearchConfig& config,
-                                                  const DraftBatch& batch);
 
 // Without candidates: the most likely paths of the n-gram model, up to batch.levels long.
 std::unique_ptr<RowSearch> make_ngram_search(const NgramModel& ngram,

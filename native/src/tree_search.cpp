@@ -25,8 +25,7 @@ void require(bool condition, const char* message) {
 std::unique_ptr<RowSearch> make_row_search(const NgramModel* ngram, const TreeSearchConfig& config,
                                            const DraftBatch& batch) {
   if (batch.candidates == 0 && ngram != nullptr) return make_ngram_search(*ngram, config, batch);
-  return config.ties == Ties::kFirst ? make_bounded_search(ngram, config, batch)
-                                     : make_compatible_search(ngram, config, batch);
+  return make_bounded_search(ngram, config, batch);
 }
 
 }  // namespace

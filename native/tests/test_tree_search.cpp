@@ -86,10 +86,6 @@ void test_pair_scores() {
   Drafts drafts{{2}, 2, {10, 11, 20, 21}, {kLog9, 0, 0, 0}, {0, kLog9, kLog9, 0}};
   CHECK((search({nullptr, config(5)}, drafts) ==
          Tokens{2, 10, 21, 20, 11, 20, 0, 0, 1, 1, 0, 4, 0, 1, 2, 2, 1, 2}));
-  dart::TreeSearchConfig compatible = config(5);
-  compatible.ties = dart::Ties::kCompatible;
-  CHECK((search({nullptr, compatible}, drafts) ==
-         Tokens{2, 10, 11, 21, 20, 20, 0, 0, 0, 1, 1, 2, 0, 1, 1, 2, 2, 2}));
   // One that is not finite counts as 0: after 10 both are equally likely.
   drafts.pairs = {kNan, kInf, kLog9, 0};
   CHECK((search({nullptr, config(3)}, drafts) == Tokens{2, 10, 20, 21, 0, 0, 1, 1, 0, 1, 2, 2}));

@@ -31,7 +31,7 @@ from dart_jax.decoding.loop import stream
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Piece
@@ -308,7 +308,7 @@ def test_scores_with_pair_scores_are_the_searchs(models, prompts):
     )
     params = {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
     config = DecodeConfig(models.target, drafter, 12)
-    pruner = Pruner(config.host_buffer, 12, ngram=models.ngram)
+    pruner = HostSearch(config.host_buffer, 12, ngram=models.ngram)
     _, packed = first_draft(config, params, prompts, Options(seed=SEED))
     packed = np.asarray(packed)
     trees, totals = pruner.scored(packed)

@@ -25,7 +25,7 @@ from dart_jax.decoding.loop import (
 )
 from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
@@ -86,7 +86,7 @@ def trees_of(config, ngram=None, pruner=None):
         each = dataclasses.replace(changing, nodes=nodes)
         search = None
         if each.searches:
-            search = pruner or Pruner(each.host_buffer, nodes, ngram=ngram)
+            search = pruner or HostSearch(each.host_buffer, nodes, ngram=ngram)
         trees[nodes] = TreeSize(each, search)
     return trees
 

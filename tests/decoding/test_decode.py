@@ -10,7 +10,7 @@ from dart_jax.decoding.loop import generate_fused, generate_streaming, run, stre
 from dart_jax.decoding.prefill import prefill
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel
@@ -71,7 +71,7 @@ def test_dart_is_plain_decoding(models, prompts, plain, truth, case, drafting):
         pruner = Oracle(config, truth(sampling))
     else:
         ngram = NgramModel.count(truth(sampling)) if drafting == "search with n-grams" else None
-        pruner = Pruner(config.host_buffer, config.nodes, ngram=ngram)
+        pruner = HostSearch(config.host_buffer, config.nodes, ngram=ngram)
     options = Options(sampling, seed=SEED)
     generation = generate_streaming(config, models.params, pruner, prompts, options)
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
@@ -92,7 +92,7 @@ def test_fused_dart_is_streaming_dart(models, prompts, plain, truth, case):
 
 
 def test_fused_search(models, prompts, plain, truth, greedy):
-    pruner = Pruner(greedy.host_buffer, greedy.nodes, ngram=NgramModel.count(truth(GREEDY)))
+    pruner = HostSearch(greedy.host_buffer, greedy.nodes, ngram=NgramModel.count(truth(GREEDY)))
     options = Options(seed=SEED)
     generation = generate_fused(greedy, models.params, pruner, prompts, options)
     assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
@@ -140,10 +140,10 @@ def test_option_values_do_not_recompile(models, prompts):
     assert compiled == before
 
 
-def test_one_program_serves_all_pruners(models, prompts, plain, truth, greedy):
+def test_one_program_serves_all_searches(models, prompts, plain, truth, greedy):
     for seed in (1, 2):
         ngram = NgramModel.count(truth(GREEDY)[:seed])
-        pruner = Pruner(greedy.host_buffer, greedy.nodes, ngram=ngram)
+        pruner = HostSearch(greedy.host_buffer, greedy.nodes, ngram=ngram)
         generation = generate_fused(greedy, models.params, pruner, prompts)
         assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
         if seed == 1:

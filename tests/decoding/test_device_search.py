@@ -20,8 +20,7 @@ from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search import exact_math, lookup
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearch
-from dart_jax.decoding.search.pruner import Pruner
-from dart_jax.errors import UserError
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.ngram import NgramModel
 from dart_jax.ngram.device_table import device_table, table_bytes
 from tests.decoding.test_tree_search import EOS, GOLDEN, VOCAB, draw_drafts, ngram_model
@@ -118,10 +117,10 @@ def model_of(order):
 
 
 @cache
-def table_of(order, followers=False):
+def table_of(order):
     if order is None:
         return None
-    return jax.tree.map(jnp.asarray, device_table(ngram_model(order), followers=followers)[0])
+    return jax.tree.map(jnp.asarray, device_table(ngram_model(order))[0])
 
 
 def searches(setting):
@@ -129,7 +128,7 @@ def searches(setting):
     buffer, nodes = setting.buffer, setting.nodes
     options = {"eos": setting.eos, "search": setting.search}
     return (
-        Pruner(buffer, nodes, ngram=model_of(setting.order), **options),
+        HostSearch(buffer, nodes, ngram=model_of(setting.order), **options),
         DeviceSearch(buffer, nodes, table=table_of(setting.order), **options),
     )
 
@@ -188,10 +187,10 @@ def test_optimised_programs(number):
     """Products are not fused with sums there either."""
     setting = SETTINGS[number]
     in_cpp, on_device = searches(setting)
-    search = jax.jit(on_device.in_program, compiler_options=OPTIMISED)
+    search = jax.jit(DeviceSearch.in_program, compiler_options=OPTIMISED)
     for seed in range(4):
         packed = random_drafts(setting, seed)
-        np.testing.assert_array_equal(search(on_device.argument, packed), in_cpp(packed))
+        np.testing.assert_array_equal(search(on_device, packed), in_cpp(packed))
 
 
 @pytest.mark.long
@@ -217,57 +216,12 @@ def test_golden_drafts(name):
     context = np.stack([golden[f"preceding_{prompt}_{step}"][-2:] for prompt, step in rows])
     buffer = HostBuffer(tokens.shape[1], 25, tokens.shape[1] + 1)
     packed = pack(buffer, context.astype(np.int32), tokens, logits)
-    expected = Pruner(buffer, 59, ngram=model, eos=(511,))(packed)
+    expected = HostSearch(buffer, 59, ngram=model, eos=(511,))(packed)
     assert (expected[:, 2] > 0).sum() == 59 * len(rows)
     table = jax.tree.map(jnp.asarray, device_table(model)[0])
     np.testing.assert_array_equal(
         DeviceSearch(buffer, 59, table=table, eos=(511,))(packed), expected
     )
-
-
-def random_contexts(order, rows, seed):
-    """The ends of documents, some of them short, some never seen."""
-    rng = np.random.default_rng(seed)
-    context = rng.integers(0, rng.choice([12, VOCAB + 2]), (rows, CONTEXT)).astype(np.int32)
-    context[rng.random((rows, CONTEXT)) < 0.1] = -1
-    context[: rows // 2, -1] %= 12
-    return context
-
-
-@pytest.mark.parametrize(
-    ("order", "depth", "nodes", "eos", "draws"),
-    [
-        (3, 4, 8, EOS, False),
-        (5, 8, 30, (), True),
-        (2, 1, 12, EOS, True),
-        (4, 3, 0, EOS, False),
-        (1, 3, 4, (), True),
-    ],
-)
-def test_drafting_with_only_ngrams(order, depth, nodes, eos, draws):
-    buffer = HostBuffer(depth, 0, depth + 1, draws=draws)
-    in_cpp = Pruner(buffer, nodes, ngram=ngram_model(order), eos=eos)
-    on_device = DeviceSearch(buffer, nodes, table=table_of(order, followers=True), eos=eos)
-    nothing = np.empty((ROWS, depth, 0), np.int32)
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        how = None
-        if draws:
-            scale = np.where(rng.random(ROWS) < 0.2, 0, 1 / rng.choice([0.3, 1.0, 2.0], ROWS))
-            how = np.stack(
-                [
-                    *rng.integers(-(2**31), 2**31, (2, ROWS)).astype(np.int32),
-                    rng.integers(0, 1000, ROWS).astype(np.int32),
-                    scale.astype(np.float32).view(np.int32),
-                ],
-                axis=1,
-            )
-        context = random_contexts(order, ROWS, seed)
-        packed = pack(buffer, context, nothing, nothing.astype(np.float32), draws=how)
-        expected = in_cpp(packed)
-        np.testing.assert_array_equal(on_device(packed), expected)
-        if nodes and order > 1:
-            assert np.count_nonzero(expected[:, 2]) > ROWS * min(nodes, 4) // 4
 
 
 @pytest.mark.long(keep=1)
@@ -286,7 +240,7 @@ def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
     setting = Setting(order=4, levels=5, candidates=9)
     packed = random_drafts(setting, 5)
     on_device = DeviceSearch(setting.buffer, 24, table=jax.tree.map(jnp.asarray, table))
-    expected = Pruner(setting.buffer, 24, ngram=smaller)(packed)
+    expected = HostSearch(setting.buffer, 24, ngram=smaller)(packed)
     np.testing.assert_array_equal(on_device(packed), expected)
 
 
@@ -294,16 +248,14 @@ def test_a_table_takes_no_more_than_it_may():
     """Where the limit cuts through n-grams of one count, the shorter ones are kept."""
     model = ngram_model(5)
     for limit in (0, 100, 5000, 20000, 60000):
-        for followers in (False, True):
-            table, size = device_table(model, limit, followers=followers)
-            fixed = table_bytes(0, followers=followers, vocab_size=VOCAB) + 300
-            assert size.nbytes == table.nbytes <= max(limit, fixed) * 1.01 + 300
-            assert size.ngrams <= size.total
+        table, size = device_table(model, limit)
+        assert size.nbytes == table.nbytes <= max(limit, 300) * 1.01 + 300
+        assert size.ngrams <= size.total
 
 
-def test_what_needs_the_host_is_refused():
-    with pytest.raises(UserError, match="ties='first'"):
-        DeviceSearch(Setting().buffer, 8, search=SearchConfig(ties="compat"))
+def test_parameters_out_of_range():
+    with pytest.raises(ValueError, match="needs the candidates of a drafter"):
+        DeviceSearch(HostBuffer(5, 0, 6), 8)
     with pytest.raises(ValueError, match="beam must be at least 1"):
         DeviceSearch(Setting().buffer, 8, search=SearchConfig(beam=0))
 
@@ -320,9 +272,9 @@ rows, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["dat
 setting = Setting(order=4, levels=4, candidates=9)
 packed = random_drafts(setting, 3)
 in_cpp, on_device = searches(setting)
-table = jax.tree.map(lambda x: jax.device_put(x, everywhere), on_device.argument)
-search = jax.jit(on_device.in_program, out_shardings=rows)
-trees = search(table, jax.device_put(packed, rows))
+on_all = jax.tree.map(lambda x: jax.device_put(x, everywhere), on_device)
+search = jax.jit(DeviceSearch.in_program, out_shardings=rows)
+trees = search(on_all, jax.device_put(packed, rows))
 assert len(trees.sharding.device_set) == 4
 np.testing.assert_array_equal(trees, in_cpp(packed))
 """

@@ -18,7 +18,7 @@ from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start
 from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.decoding.tree import chain, unpack
@@ -210,7 +210,7 @@ def test_a_chain_is_a_tree_of_single_children():
 def test_only_an_ngram_model_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
     config = DecodeConfig(models.target, NgramConfig(), nodes=nodes)
     truth = sequences(prompts, plain(sampling).tokens)
-    pruner = Pruner(config.host_buffer, nodes, ngram=NgramModel.count(truth))
+    pruner = HostSearch(config.host_buffer, nodes, ngram=NgramModel.count(truth))
     params = {"target": models.params["target"]}
     generation = loop(config, params, pruner, prompts, Options(sampling, seed=SEED))
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
@@ -249,7 +249,7 @@ def test_ngram_trees_are_the_most_likely_paths():
     corpus = [np.minimum(rng.zipf(1.3, 60), 40) for _ in range(40)]
     ngram = NgramModel.count(corpus, order=3, vocab_size=50)
     for nodes, levels, eos in ((5, 3, ()), (12, 2, (2,)), (30, 1, ())):
-        pruner = Pruner(HostBuffer(levels, 0, levels + 1), nodes, ngram=ngram, eos=eos)
+        pruner = HostSearch(HostBuffer(levels, 0, levels + 1), nodes, ngram=ngram, eos=eos)
         for _ in range(10):
             document = corpus[rng.integers(len(corpus))]
             at = rng.integers(CONTEXT, len(document))
@@ -327,7 +327,7 @@ def test_defaults_of_an_accelerator(models, monkeypatch):
 def test_imposed_acceptance(models, prompts, tau):
     """Whatever is drafted, and whatever the target would accept."""
     config = DecodeConfig(models.target, models.drafter, nodes=8, imposed_tau=tau)
-    pruner = Pruner(config.host_buffer, 8)
+    pruner = HostSearch(config.host_buffer, 8)
     generation = generate_fused(config, models.params, pruner, prompts, Options(seed=SEED))
     emitted = np.array([len(tokens) - 1 for tokens in generation.tokens])
     # A step more or less.

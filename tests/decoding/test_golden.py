@@ -9,7 +9,7 @@ import pytest
 
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.decoding.tree import ancestor_mask, unpack
@@ -28,7 +28,7 @@ def config(golden):
 
 @pytest.fixture(scope="module")
 def pruner(golden, config):
-    return Pruner(config.host_buffer, NODES, ngram=golden.ngram, eos=EOS)
+    return HostSearch(config.host_buffer, NODES, ngram=golden.ngram, eos=EOS)
 
 
 @pytest.fixture(scope="module")

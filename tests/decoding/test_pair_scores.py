@@ -17,7 +17,7 @@ from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.loop import generate_fused, generate_streaming, start, stream
 from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.model import DartModel
@@ -92,7 +92,7 @@ def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes
     """From the same host buffers, step by step; pair scores change some of the trees."""
     drafter, params = scored
     config = DecodeConfig(models.target, drafter, nodes=nodes)
-    pruner = Pruner(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
+    pruner = HostSearch(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
     assert config.max_depth == min(nodes, drafter.num_positions)
     state, packed = start(config, params, prompts, Options(sampling, seed=SEED))
     changed = 0
@@ -128,7 +128,7 @@ def test_the_tokens_are_those_of_plain_decoding(
     drafter, params = scored
     config = DecodeConfig(models.target, drafter, nodes=nodes)
     native = loop != "fused, through Python"
-    pruner = Pruner(config.host_buffer, nodes, ngram=models.ngram, eos=EOS, native=native)
+    pruner = HostSearch(config.host_buffer, nodes, ngram=models.ngram, eos=EOS, native=native)
     generate = generate_streaming if loop == "host" else generate_fused
     generation = generate(config, params, pruner, prompts, Options(sampling, seed=SEED))
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
@@ -142,7 +142,7 @@ def test_scores_of_zero_change_no_tree(models, scored, prompts, sampling):
 
     def steps(drafter, params):
         config = DecodeConfig(models.target, drafter, nodes=12)
-        pruner = Pruner(config.host_buffer, 12, ngram=models.ngram)
+        pruner = HostSearch(config.host_buffer, 12, ngram=models.ngram)
         options = Options(sampling, seed=SEED)
         return stream(config, params, pruner, prompts, options, with_drafts=True)
 

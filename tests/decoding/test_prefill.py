@@ -16,7 +16,7 @@ from dart_jax.decoding.loop import generate_fused, generate_streaming, start
 from dart_jax.decoding.prefill import ChunkShape, divide, empty_caches, prefill, read_chunk
 from dart_jax.decoding.prompts import CHUNK, Options, Prompts
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
@@ -54,7 +54,7 @@ def setting(name, target=TARGET, **options):
     pruner = None
     if config.searches:
         ngram = NgramModel.count([np.arange(9) % 7])
-        pruner = Pruner(config.host_buffer, NODES, ngram=ngram)
+        pruner = HostSearch(config.host_buffer, NODES, ngram=ngram)
     return config, params, pruner
 
 

@@ -20,9 +20,9 @@ from dart_jax.decoding.loop import generate_fused, generate_streaming, run, star
 from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search import choice
-from dart_jax.decoding.search.choice import Searching
+from dart_jax.decoding.search.choice import check_way, make_search, way_here
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.decoding.search.pruner import HostSearch
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
@@ -56,9 +56,9 @@ def method(request, models, scored):
     return scored if "pair" in request.param else (models.drafter, models.params)
 
 
-def make(config, ngram, way, search=SearchConfig()):
-    return Searching(way).make(
-        config.host_buffer, config.nodes, ngram=ngram, eos=EOS, search=search
+def make(config, ngram, way):
+    return make_search(
+        config.host_buffer, config.nodes, ngram=ngram, eos=EOS, search=SearchConfig(), way=way
     )
 
 
@@ -70,6 +70,8 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
     options = Options(sampling, seed=SEED)
     steps = []
     for way in WAYS:
+        if way == "device" and drafter == NgramConfig():
+            continue
         search = make(config, ngram, way)
         assert search.way == way
         for generate in (generate_fused, generate_streaming):
@@ -99,16 +101,14 @@ def test_a_model_searches_where_it_is_told(tiny, way):
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
-@pytest.mark.parametrize("drafting", ["DART", "n-grams only"])
-def test_the_whole_loop_is_lowered_for_accelerators(models, prompts, ngram, platform, drafting):
+def test_the_whole_loop_is_lowered_for_accelerators(models, prompts, ngram, platform):
     """Without a device of that kind; nothing in it calls the host."""
-    drafter = models.drafter if drafting == "DART" else NgramConfig()
-    config = DecodeConfig(models.target, drafter, 8, execution=Execution())
+    config = DecodeConfig(models.target, models.drafter, 8, execution=Execution())
     search = make(config, ngram, "device")
     state, packed = start(config, models.params, prompts, Options(SAMPLED, seed=SEED))
-    program = jax.jit(partial(run, config, search.in_program, prompts.max_length))
+    program = jax.jit(partial(run, config, size=prompts.max_length))
     exported = export.export(program, platforms=[platform])(
-        models.params, state, packed, search.argument
+        search, params=models.params, state=state, packed=packed
     )
     text = exported.mlir_module()
     assert "callback" not in text
@@ -137,11 +137,11 @@ def test_an_exported_loop_runs_again_from_its_file(
     config = DecodeConfig(models.target, models.drafter, 9, execution=Execution())
     search = make(config, ngram, "device")
     state, packed = start(config, models.params, prompts, Options(seed=SEED))
-    leaves, structure = jax.tree.flatten((models.params, state, packed, search.argument))
+    leaves, structure = jax.tree.flatten((models.params, state, packed, search))
 
     def loop(*leaves):
-        arguments = jax.tree.unflatten(structure, leaves)
-        made = run.__wrapped__(config, search.in_program, prompts.max_length, *arguments)
+        params, state, packed, search = jax.tree.unflatten(structure, leaves)
+        made = run.__wrapped__(config, search, prompts.max_length, params, state, packed)
         _, _, output, emitted, steps = made
         return output.tokens, emitted, steps
 
@@ -189,13 +189,13 @@ def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
 def test_a_trial_finds_what_goes_wrong(monkeypatch):
     assert choice.try_native() is None
 
-    def fails(self, handle, packed):
+    def fails(self, packed):
         raise jax.errors.JaxRuntimeError("INTERNAL: no such symbol\nat some place")
 
-    monkeypatch.setattr(HostSearch, "__call__", fails)
+    monkeypatch.setattr(HostSearch, "in_program", fails)
     assert choice.try_native() == "XLA failed to call the C++ search: INTERNAL: no such symbol"
     zeros = jnp.zeros((1, 3, 4), jnp.int32)
-    monkeypatch.setattr(HostSearch, "__call__", lambda self, handle, packed: zeros)
+    monkeypatch.setattr(HostSearch, "in_program", lambda self, packed: zeros)
     assert "does not pass on its trees" in choice.try_native()
 
 
@@ -209,10 +209,9 @@ def platform(monkeypatch, name, missing=None):
 def test_what_auto_chooses(ngram, monkeypatch, caplog):
     """With one line where it falls back."""
     caplog.set_level(logging.WARNING)
-    search = SearchConfig()
 
-    def way(choice="auto", memory=10**9, **changes):
-        return Searching(choice, memory).way(ngram, alone=False, search=search, **changes)
+    def way(choice="auto", memory=10**9, alone=False):
+        return way_here(choice, ngram, alone=alone, memory=memory)
 
     assert way() == ("native" if NATIVE else "callback")
     caplog.clear()
@@ -234,25 +233,28 @@ def test_what_auto_chooses(ngram, monkeypatch, caplog):
     assert record.getMessage().endswith("; the CUDA runtime library was not found")
     with pytest.raises(UserError, match="--search native cannot be had: the CUDA runtime"):
         way("native")
-    compat = SearchConfig(ties="compat")
-    with pytest.raises(UserError, match="ties='first'"):
-        Searching("device").way(ngram, alone=False, search=compat)
-    platform(monkeypatch, "tpu", "XLA cannot call it on tpu")
-    assert Searching().way(None, alone=False, search=compat) == "callback"
+    caplog.clear()
+    assert way(alone=True) == "callback"
+    [record] = caplog.records
+    assert "without a drafter is searched on the host; the CUDA runtime" in record.getMessage()
+    with pytest.raises(UserError, match="--search device needs a drafter"):
+        way("device", alone=True)
+    platform(monkeypatch, "gpu")
+    assert way(alone=True) == "native"
 
 
 def test_bad_choices():
     with pytest.raises(UserError, match="one of auto, callback, native, device, got 'gpu'"):
-        Searching("gpu")
+        check_way("gpu", 0)
     with pytest.raises(UserError, match="at least 0, got -1"):
-        Searching("device", -1)
+        check_way("device", -1)
 
 
 @pytest.mark.long
 def test_a_table_that_does_not_fit_is_cut_and_told(models, prompts, plain, ngram, caplog):
     config = DecodeConfig(models.target, models.drafter, 8)
-    half = Searching("device", memory=3000)
-    search = half.make(config.host_buffer, 8, ngram=ngram, eos=EOS, search=SearchConfig())
+    options = {"ngram": ngram, "eos": EOS, "search": SearchConfig()}
+    search = make_search(config.host_buffer, 8, **options, way="device", memory=3000)
     [record] = caplog.records
     assert "n-grams are on the device, those seen" in record.getMessage()
     made = generate_fused(config, models.params, search, prompts, Options(seed=SEED))

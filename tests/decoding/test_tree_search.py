@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal_search import paths, transcribe
 from ngram_corpora import random_documents
@@ -19,7 +19,6 @@ VOCAB = 60  # of the models here; frequent tokens are below 12
 EOS = (3, 50)
 
 f32 = np.float32
-TIES = pytest.mark.parametrize("ties", ["first", "compat"])
 
 
 def search(model, context, tokens, logits, pairs=None, **config):
@@ -63,13 +62,7 @@ def draw_drafts(seed, rows=3, levels=5, candidates=7, step=0.0, context=2, vocab
     return before.astype(np.int32), tokens.astype(np.int32), logits.astype(np.float32)
 
 
-def ascending(tokens, logits):
-    """The same candidates by ascending token."""
-    order = np.argsort(tokens, axis=-1, kind="stable")
-    return [np.take_along_axis(array, order, axis=-1) for array in (tokens, logits)]
-
-
-def random_case(seed, *, ties, step, repeat=0.0, rows=1):
+def random_case(seed, *, step, repeat=0.0, rows=1):
     """A model or None, drafts and parameters of every kind, some at the ends of their ranges."""
     rng = np.random.default_rng(seed)
 
@@ -90,14 +83,13 @@ def random_case(seed, *, ties, step, repeat=0.0, rows=1):
         "nodes": int(one_of(0, 1, 4000, *rng.integers(2, 80, 6))),
         "beam": int(one_of(1, *rng.integers(2, 26, 6))),
         "eos": one_of((), (99,), EOS, EOS, tuple(range(0, VOCAB, 2)), tuple(range(VOCAB))),
-        "ties": ties,
     }
     # Values that float32 holds. With large eps the reference does not keep log(p + eps) below 0.
     if rng.random() < 0.5:
         config["ngram_weight"] = one_of(0.0, 1.0, 3.0, 1e6)
         config["level_decay"] = one_of(0.0, 0.5, 40.0)
         config["logit_decay"] = one_of(0.0, 0.5, 1.0)
-        config["eps"] = one_of(2.0**-40, 2.0**-30 if ties == "compat" else 2.0**-2)
+        config["eps"] = one_of(2.0**-40, 2.0**-2)
     return model_of(one_of(None, *range(1, _core.MAX_ORDER + 1))), drafts, config
 
 
@@ -111,7 +103,7 @@ def model_of(order):
     return None if order is None else ngram_model(order)
 
 
-def check_tree(tree, root, row_tokens, *, distinct=True):
+def check_tree(tree, root, row_tokens):
     """Checks the invariants of every tree. Returns its number of nodes."""
     token, parent, depth = tree
     size = np.count_nonzero(depth) + 1
@@ -122,16 +114,14 @@ def check_tree(tree, root, row_tokens, *, distinct=True):
     assert (parent[places] < places).all()
     assert (depth[places] == depth[parent[places]] + 1).all()
     assert all(token[i] in row_tokens[depth[i] - 1] for i in places)
-    if distinct:
-        assert len(set(paths(tree))) == size  # siblings differ
+    assert len(set(paths(tree))) == size  # siblings differ
     return size - 1
 
 
-@TIES
 @pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-draft-vocab"])
 @pytest.mark.parametrize("prompt", range(4))
 @pytest.mark.parametrize("step", range(4))
-def test_trees_are_those_of_the_reference(name, prompt, step, ties):
+def test_trees_are_those_of_the_reference(name, prompt, step):
     golden = np.load(GOLDEN / name / "golden.npz")
     draft_to_target = load_file(GOLDEN / name / "drafter" / "model.safetensors")["d2t"]
     model = NgramModel.count(np.load(GOLDEN / name / "ngram_corpus.npy"), order=3)
@@ -141,7 +131,7 @@ def test_trees_are_those_of_the_reference(name, prompt, step, ties):
     tokens = (top + draft_to_target[top]).astype(np.int32)
     logits = np.take_along_axis(draft_logits, top, axis=-1)
     context = golden[f"preceding_{prompt}_{step}"][-2:].astype(np.int32)
-    config = {"nodes": 59, "eos": [511], "ties": ties}
+    config = {"nodes": 59, "eos": [511]}
     [tree] = search(model, context[None], tokens[None], logits[None], **config)
 
     node_tokens = golden[f"draft_tokens_{prompt}_{step}"]
@@ -153,13 +143,10 @@ def test_trees_are_those_of_the_reference(name, prompt, step, ties):
     assert set(paths(tree)) == expected
 
 
-# The default: ties to the node created first
-
-
 @settings(max_examples=600)
 @given(seeds, steps, st.sampled_from([0.0, 0.3]))
 def test_trees_are_those_of_the_transcription(seed, step, repeat):
-    model, drafts, config = random_case(seed, ties="first", step=step, repeat=repeat)
+    model, drafts, config = random_case(seed, step=step, repeat=repeat)
     [tree] = search(model, *drafts, **config)
     context, tokens, logits = (array[0] for array in drafts)
     check_tree(tree, context[-1], tokens)
@@ -168,7 +155,7 @@ def test_trees_are_those_of_the_transcription(seed, step, repeat):
 
 @given(seeds, steps, st.integers(0, 20))
 def test_a_tree_begins_with_every_smaller_one(seed, step, nodes):
-    model, drafts, config = random_case(seed, ties="first", step=step)
+    model, drafts, config = random_case(seed, step=step)
     size = min(nodes, config["nodes"])
     large = np.zeros((len(drafts[0]), 3, config["nodes"] + 1), np.int32)
     scores = np.ones((len(large), config["nodes"] + 1), np.float32)
@@ -252,7 +239,7 @@ def with_unusable(seed, tokens, logits):
 @settings(max_examples=300)
 @given(seeds, steps, st.sampled_from([0.0, 0.3]))
 def test_trees_of_pair_scores_are_those_of_the_transcription(seed, step, repeat):
-    model, (context, *drafts), config = random_case(seed, ties="first", step=step, repeat=repeat)
+    model, (context, *drafts), config = random_case(seed, step=step, repeat=repeat)
     tokens, logits = with_unusable(seed, *drafts)
     pairs = draw_pairs(seed, tokens, step)
     [tree], [scores] = scored_search(model, context, tokens, logits, pairs, **config)
@@ -275,11 +262,10 @@ def test_usual_trees_of_pair_scores_are_those_of_the_transcription(seed, order, 
     assert paths(tree) == transcribe(model_of(order), *row, **config)[0]
 
 
-@TIES
 @settings(max_examples=60)
 @given(seed=seeds, step=steps)
-def test_pair_scores_of_zero_change_nothing(ties, seed, step):
-    model, drafts, config = random_case(seed, ties=ties, step=step, repeat=0.2, rows=3)
+def test_pair_scores_of_zero_change_nothing(seed, step):
+    model, drafts, config = random_case(seed, step=step, repeat=0.2, rows=3)
     pairs = np.zeros_like(draw_pairs(seed, drafts[1], step))
     for ours, theirs in zip(
         scored_search(model, *drafts, pairs, **config),
@@ -314,64 +300,17 @@ def test_a_pair_score_moves_a_path():
     assert [path[1:] for path in paths(tree)[1:]] == [(10,), (10, 20), (11,), (11, 21)]
 
 
-# Compatible ties: as the reference
-
-
-@pytest.mark.long
-@settings(max_examples=500)
-@given(seeds, st.sampled_from([0.0, 0.3]))
-def test_compatible_trees_are_those_of_the_reference_where_nothing_ties(seed, repeat):
-    """Duplicates stay, and the softmax is summed in the given order. Cases with tied scores, whose
-    order in the reference depends on its sorts, are skipped here."""
-    model, drafts, config = random_case(seed, ties="compat", step=0.0, repeat=repeat)
-    context, tokens, logits = (array[0] for array in drafts)
-    expected, _, scores = transcribe(model, context, tokens, logits, **config)
-    assume(len(set(scores)) == len(scores))
-    [tree] = search(model, *drafts, **config)
-    check_tree(tree, context[-1], tokens, distinct=not repeat)
-    assert sorted(paths(tree)) == sorted(expected)  # the order within a depth is the sort's
-
-
-@pytest.mark.long
-@settings(max_examples=400)
-@given(seeds, st.booleans())
-def test_both_rules_agree_where_nothing_ties(seed, with_pairs):
-    model, (context, tokens, logits), config = random_case(seed, ties="compat", step=0.0)
-    tokens, logits = ascending(tokens, logits)  # in which the default sums up
-    pairs = draw_pairs(seed, tokens, 0.0) if with_pairs else None
-    row = [None if array is None else array[0] for array in (context, tokens, logits, pairs)]
-    _, _, scores = transcribe(model, *row, **config)
-    assume(len(set(scores)) == len(scores))
-    first, compatible = (
-        paths(*search(model, context, tokens, logits, pairs, **config | {"ties": ties}))
-        for ties in ("first", "compat")
-    )
-    assert set(first) == set(compatible)
-    assert len(first) == len(compatible)
+# Sizes
 
 
 @given(seeds, st.integers(1, 8), steps)
 def test_few_nodes_need_few_levels(seed, nodes, step):
     """A drafter need not predict more levels than a tree has nodes."""
-    model, (context, *drafts), config = random_case(seed, ties="first", step=step, repeat=0.2)
+    model, (context, *drafts), config = random_case(seed, step=step, repeat=0.2)
     config["nodes"] = nodes
     trees = search(model, context, *drafts, **config)
     fewer = (array[:, :nodes] for array in drafts)
     np.testing.assert_array_equal(search(model, context, *fewer, **config), trees)
-
-
-@given(seeds, sizes, beams)
-def test_duplicates_are_separate_nodes_in_compatible_trees(seed, nodes, beam):
-    context, tokens, logits = draw_drafts(seed, rows=2, levels=3, candidates=6, repeat=0.5)
-    config = {"nodes": 4000, "beam": 4000, "ties": "compat"}
-    trees = search(ngram_model(3), context, tokens, logits, **config)
-    for tree, root, row_tokens in zip(trees, context[:, -1], tokens, strict=True):
-        assert check_tree(tree, root, row_tokens, distinct=False) == 6 + 6**2 + 6**3
-        firsts = sorted(path[1] for path in paths(tree) if len(path) == 2)
-        assert firsts == sorted(row_tokens[0].tolist())
-    few = search(ngram_model(3), context, tokens, logits, **config | {"nodes": nodes, "beam": beam})
-    for tree, root, row_tokens in zip(few, context[:, -1], tokens, strict=True):
-        check_tree(tree, root, row_tokens, distinct=False)
 
 
 @pytest.mark.parametrize("levels", [2, 8, 20, 40])
@@ -380,7 +319,7 @@ def test_duplicates_are_separate_nodes_in_compatible_trees(seed, nodes, beam):
 def test_children_that_tie_their_parents(levels, candidates, order):
     """Each level's first token is certain, and always followed the one before: p = q = 1.
 
-    The reference's cut may keep such a child and drop its parent. Neither rule may do so.
+    The reference's cut may keep such a child and drop its parent. This search may not.
     """
     chain = tuple(range(levels + 1))
     model = None if order is None else NgramModel.count([[*chain, levels + 1]], order)
@@ -394,8 +333,6 @@ def test_children_that_tie_their_parents(levels, candidates, order):
         assert check_tree(tree, 0, tokens[0]) == min(nodes, full)
         expected = [chain[: n + 1] for n in range(min(nodes, levels) + 1)]
         assert [path for path in paths(tree) if path in expected] == expected
-        [tree] = search(model, *drafts, nodes=nodes, ties="compat")
-        assert check_tree(tree, 0, tokens[0]) <= min(nodes, full)
 
 
 def size_of_full_tree(levels, candidates, beam=20):
@@ -406,28 +343,25 @@ def size_of_full_tree(levels, candidates, beam=20):
     return size
 
 
-@TIES
 @settings(max_examples=200)
 @given(seed=seeds)
-def test_every_output_is_a_tree(ties, seed):
+def test_every_output_is_a_tree(seed):
     """With many ties: logits are multiples of 4, and most probabilities of the corpus 0."""
-    model, (context, tokens, logits), config = random_case(seed, ties=ties, step=4.0, rows=3)
+    model, (context, tokens, logits), config = random_case(seed, step=4.0, rows=3)
     trees = search(model, context, tokens, logits, **config)
     _, levels, candidates = tokens.shape
     most = min(config["nodes"], size_of_full_tree(levels, candidates, config["beam"]))
     for tree, root, row_tokens in zip(trees, context[:, -1], tokens, strict=True):
-        size = check_tree(tree, root, row_tokens)
-        assert size == most or (ties == "compat" and size < most)
+        assert check_tree(tree, root, row_tokens) == most
 
 
 # Batches
 
 
-@TIES
 @settings(max_examples=60)
 @given(seed=seeds, rows=st.integers(0, 40), step=steps)
-def test_threads_do_not_matter(ties, seed, rows, step):
-    model, drafts, config = random_case(seed, ties=ties, step=step, repeat=0.1, rows=rows)
+def test_threads_do_not_matter(seed, rows, step):
+    model, drafts, config = random_case(seed, step=step, repeat=0.1, rows=rows)
     config["nodes"] %= 100
     alone = [search(model, *(array[i : i + 1] for array in drafts), **config) for i in range(rows)]
     expected = np.concatenate([np.zeros((0, 3, config["nodes"] + 1), np.int32), *alone])
@@ -468,20 +402,19 @@ def test_rows_may_all_be_the_same_one():
     np.testing.assert_array_equal(trees[:1], search(ngram_model(3), *drafts, nodes=20))
 
 
-@TIES
-def test_timed_search_equals_search(ties):
+def test_timed_search_equals_search():
     drafts = draw_drafts(0, rows=9)
-    tree_search = _core.TreeSearch(ngram_model(3).core, nodes=30, eos=EOS, ties=ties, threads=2)
+    tree_search = _core.TreeSearch(ngram_model(3).core, nodes=30, eos=EOS, threads=2)
     trees = np.full((9, 3, 31), -7, np.int32)
     seconds = tree_search.timed_search(*drafts, trees)
     assert (seconds.dtype, seconds.shape) == (np.float64, (9,))
     assert (seconds > 0).all()
     assert tree_search.seconds <= seconds.sum()
-    expected = search(ngram_model(3), *drafts, nodes=30, eos=EOS, ties=ties)
+    expected = search(ngram_model(3), *drafts, nodes=30, eos=EOS)
     np.testing.assert_array_equal(trees, expected)
 
 
-def test_seconds_add_up_and_can_be_set():
+def test_seconds_add_up():
     drafts = draw_drafts(0)
     tree_search = _core.TreeSearch(None, nodes=30)
     assert tree_search.seconds == 0
@@ -491,66 +424,56 @@ def test_seconds_add_up_and_can_be_set():
     assert first > 0
     tree_search.search(*drafts, out)
     assert tree_search.seconds > first
-    tree_search.seconds = 1.5
-    assert tree_search.seconds == 1.5
 
 
-@TIES
 @pytest.mark.parametrize(
     ("levels", "candidates", "ngram"), [(0, 5, True), (0, 0, True), (0, 0, False), (3, 0, False)]
 )
-def test_nothing_was_drafted(ties, levels, candidates, ngram):
+def test_nothing_was_drafted(levels, candidates, ngram):
     """Levels without candidates are those of the n-gram model alone, where there is one."""
     context = np.array([[1, 2], [3, -1]], np.int32)
     shape = (2, levels, candidates)
     drafts = (context, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
-    trees = search(ngram_model(3) if ngram else None, *drafts, nodes=5, ties=ties)
+    trees = search(ngram_model(3) if ngram else None, *drafts, nodes=5)
     expected = np.zeros((2, 3, 6), np.int32)
     expected[0, 0, 0] = 2
     np.testing.assert_array_equal(trees, expected)
 
 
-@TIES
-def test_slots_beyond_all_candidates_are_padding(ties):
+def test_slots_beyond_all_candidates_are_padding():
     context, tokens, logits = draw_drafts(0, levels=2, candidates=2)
-    trees = search(ngram_model(3), context, tokens, logits, nodes=100, ties=ties)
+    trees = search(ngram_model(3), context, tokens, logits, nodes=100)
     assert (np.count_nonzero(trees[:, 2], axis=-1) == 2 + 4).all()
     assert not trees[:, :, 7:].any()
 
 
-@TIES
-def test_finished_rows_are_empty(ties):
+def test_finished_rows_are_empty():
     context, tokens, logits = draw_drafts(0)
-    unfinished = search(ngram_model(3), context, tokens, logits, nodes=20, ties=ties)
+    unfinished = search(ngram_model(3), context, tokens, logits, nodes=20)
     context[1, -1] = -1
-    trees = search(ngram_model(3), context, tokens, logits, nodes=20, ties=ties)
+    trees = search(ngram_model(3), context, tokens, logits, nodes=20)
     assert not trees[1].any()
     np.testing.assert_array_equal(trees[[0, 2]], unfinished[[0, 2]])
 
 
-@TIES
 @given(seed=seeds, share=st.floats(0, 1))
-def test_unusable_candidates_are_ignored(ties, seed, share):
+def test_unusable_candidates_are_ignored(seed, share):
     """NaN and infinite logits and negative tokens, anywhere."""
     rng = np.random.default_rng(seed)
     context, tokens, logits = draw_drafts(seed, rows=1)
     bad = rng.random(tokens.shape) < share
     logits[bad] = rng.choice(np.float32([np.nan, np.inf, -np.inf, 1]), bad.sum())
     tokens[bad & (logits == 1)] = -1
-    config = {"nodes": 30, "ties": ties}
+    config = {"nodes": 30}
     [tree] = search(ngram_model(3), context, tokens, logits, **config)
-    assume(ties == "first" or not bad[0].all(axis=-1).any())
     row = (context[0], tokens[0], logits[0])
-    expected, _, scores = transcribe(ngram_model(3), *row, **config)
-    assume(ties == "first" or len(set(scores)) == len(scores))
-    assert set(paths(tree)) == set(expected)
+    assert paths(tree) == transcribe(ngram_model(3), *row, **config)[0]
 
 
-@TIES
-def test_a_level_without_candidates_ends_the_tree(ties):
+def test_a_level_without_candidates_ends_the_tree():
     context, tokens, logits = draw_drafts(0, rows=1)
     tokens[0, 2] = -1
-    [tree] = search(ngram_model(3), context, tokens, logits, nodes=1000, ties=ties)
+    [tree] = search(ngram_model(3), context, tokens, logits, nodes=1000)
     assert tree[2].max() == 2
     assert np.count_nonzero(tree[2]) == 7 + 7 * 7
 
@@ -621,12 +544,11 @@ def test_output_must_be_writeable():
         _core.TreeSearch(None, nodes=20).search(*draw_drafts(0), out)
 
 
-@TIES
-def test_too_much_to_score_is_refused(ties):
+def test_too_much_to_score_is_refused():
     shape = (1, 3, 50_000)
     drafts = (np.ones((1, 1), np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32))
     with pytest.raises(ValueError, match="beam times candidates is too large"):
-        search(None, *drafts, nodes=1, beam=2**31 - 1, ties=ties)
+        search(None, *drafts, nodes=1, beam=2**31 - 1)
 
 
 @pytest.mark.parametrize(
@@ -643,7 +565,6 @@ def test_too_much_to_score_is_refused(ties):
         {"ngram_weight": -1.0},
         {"ngram_weight": np.inf},
         {"threads": 0},
-        {"ties": "last"},
     ],
 )
 def test_wrong_parameters_are_rejected(config):

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
@@ -209,7 +209,7 @@ def state(model):
     config = DecodeConfig(model.target, model.drafter, NODES)
     state, candidates = latency_case.prefilled_state(config, model.params, 2, CONTEXT)
     packed = latency_case.pack_host_buffer(config.host_buffer, *candidates)
-    return config, state, jnp.asarray(Pruner(config.host_buffer, NODES)(packed))
+    return config, state, jnp.asarray(HostSearch(config.host_buffer, NODES)(packed))
 
 
 def test_operations_against_the_compilers(model, state):
@@ -235,7 +235,7 @@ def test_the_stages_are_the_step(model, state):
     first, second = (jax.tree.map(jnp.copy, state) for _ in range(2))
     actual_state, packed = latency_stages.all_stages(config, model.params, first, trees)
     expected_state, expected = step(config, model.params, second, trees)
-    pruner = Pruner(config.host_buffer, NODES)
+    pruner = HostSearch(config.host_buffer, NODES)
     np.testing.assert_array_equal(pruner(np.asarray(packed)), pruner(np.asarray(expected)))
     first = config.host_buffer.first + config.host_buffer.positions * config.host_buffer.candidates
     np.testing.assert_array_equal(packed[:, :first], expected[:, :first])
@@ -256,7 +256,7 @@ def test_random_rows_have_the_prefills_shapes(model, state):
         np.testing.assert_array_equal(mine, theirs)
     assert all(len(set(level)) == len(level) for row in ids.tolist() for level in row)
     assert (np.diff(logits, axis=-1) <= 0).all()
-    tree = Pruner(config.host_buffer, NODES)(packed)
+    tree = HostSearch(config.host_buffer, NODES)(packed)
     assert (tree[:, 2, 1:] > 0).all()
 
 

@@ -14,19 +14,20 @@ from dart_jax.errors import UserError
 from dart_jax.model import DEMO, DartModel
 from eval.quantization import QuantizationConfig, agreeing_tokens, compare, run
 
+# A CPU's own form, in groups of 64; on a mesh that of accelerators, with a scale for each output.
 native = pytest.param(
-    "int8",
+    None,
     marks=pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="it needs the C++ core's products"),
 )
-forms = pytest.mark.parametrize("form", [native, "int8-channels"])
+forms = pytest.mark.parametrize("mesh", [native, "model=1"])
 
 
 @pytest.mark.long(ci=1)
 @forms
-def test_report(tmp_path, form):
+def test_report(tmp_path, mesh):
     config = QuantizationConfig(
         model="demo",
-        weights=form,
+        mesh=mesh,
         prompts=1,
         max_new_tokens=12,
         held_out=100,
@@ -35,7 +36,7 @@ def test_report(tmp_path, form):
     shown = io.StringIO()
     run(config, Console(file=shown, width=120))
     report = json.loads(config.json.read_text())
-    assert f"{form} beside stored weights, greedy, 4 prompts" in shown.getvalue()
+    assert "int8 beside stored weights, greedy, 4 prompts" in shown.getvalue()
     assert "perplexity of held-out text" in shown.getvalue()
     stored, rounded = report["size"]
     assert rounded < 0.7 * stored
@@ -73,12 +74,12 @@ def test_stored_weights_are_no_choice():
 @pytest.mark.long
 @forms
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_changes_nothing(demo_drafters, temperature, form):
+def test_drafting_changes_nothing(demo_drafters, temperature, mesh):
     """With weights in 8 bits, for every kind of drafter; target and drafter are rounded."""
     paths = {"drafter": DEMO / "drafter", "ngram": DEMO / "ngram.dng"}
-    model = DartModel.from_pretrained(DEMO / "target", **paths, weights_dtype=form)
+    model = DartModel.from_pretrained(DEMO / "target", **paths, weights_dtype="int8", mesh=mesh)
     kernel = model.params["drafter"]["lm_head"]["kernel"]
-    assert (kernel.values if form == "int8-channels" else kernel).dtype == np.int8
+    assert (kernel if mesh is None else kernel.values).dtype == np.int8
     options = {"max_new_tokens": 48, "temperature": temperature, "seed": 3}
     prompts = ["def mean(values):", "import os\n\n\nclass Files"]
     drafters = [model.drafter, demo_drafters["eagle3"], demo_drafters["draft_model"]]
@@ -93,7 +94,8 @@ def test_drafting_changes_nothing(demo_drafters, temperature, form):
 def test_both_loops_emit_what_plain_decoding_does(demo_drafters, temperature):
     """With a scale for each output, for methods with and without parameters."""
     paths = {"drafter": DEMO / "drafter", "ngram": DEMO / "ngram.dng"}
-    model = DartModel.from_pretrained(DEMO / "target", **paths, weights_dtype="int8-channels")
+    options = {"weights_dtype": "int8", "mesh": "model=1"}
+    model = DartModel.from_pretrained(DEMO / "target", **paths, **options)
     texts = ["def mean(values):", "import os\n\n\nclass Files"]
     prompts = [np.asarray(model.tokenizer.encode(text), np.int32) for text in texts]
     drafters = [None, model.drafter, NgramConfig(), PromptLookupConfig()]

@@ -139,7 +139,7 @@ def test_public_objects_are_one_short_line(model):
         (model.ngram, ["NgramModel(", "n-grams of up to 3 tokens"]),
         (model.tokenizer, ["Tokenizer(4096 tokens"]),
         (decoder, ["Decoder(", "DART", "8 nodes", "128 tokens"]),
-        (decoder.search, ["Pruner(8 nodes)"]),
+        (decoder.search, ["HostSearch(8 nodes)"]),
         (stream, ["TextGeneration(3 texts", "running"]),
         (completion, ["Completion(", "60 tokens", "finish length"]),
         (model.generation_config, ["GenerationConfig("]),

@@ -11,7 +11,7 @@ from conftest import MAX_LENGTH, SEED
 from dart_jax.decoding.loop import generate_fused, generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.compaction import append as append_by
@@ -181,7 +181,7 @@ def test_a_gpus_way_emits_the_same_tokens(models, method, sampling, generate):
     config = DecodeConfig(
         models.target, drafter, 0 if drafter is None else 8, execution=Execution()
     )
-    pruner = Pruner(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
+    pruner = HostSearch(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
     options = Options(sampling, seed=SEED)
     expected = generate_streaming(config, params, pruner, prompts, options)
     fused = {

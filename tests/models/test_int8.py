@@ -195,13 +195,10 @@ def test_how_devices_share_them():
 
 
 def test_what_a_platform_chooses():
-    channels = Execution.here(weights_dtype="int8-channels")
-    assert channels.rounded
-    assert channels.packed is None
-    any_form = Execution.here(weights_dtype="int8")
-    assert any_form.rounded != (any_form.packed == "int8")
+    here = Execution.here(weights_dtype="int8")
+    assert here.rounded != (here.packed == "int8")
     mesh = jax.make_mesh((1, 1), ("data", "model"))
-    for execution in (channels, any_form, Execution("triton", rounded=True)):
+    for execution in (here, Execution("triton", rounded=True)):
         assert execution.on(mesh).rounded
         assert execution.on(mesh).packed is None
     assert not Execution.here().on(mesh).rounded

@@ -12,7 +12,7 @@ from tiny_configs import TARGET, copied, random_params
 from dart_jax.decoding.loop import generate_streaming
 from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
@@ -82,7 +82,7 @@ def test_a_cpus_way_emits_the_same_tokens(models, method, sampling):
     config = DecodeConfig(
         models.target, drafter, 0 if drafter is None else 8, execution=Execution()
     )
-    pruner = Pruner(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
+    pruner = HostSearch(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
     options = Options(sampling, seed=SEED)
     expected = generate_streaming(config, params, pruner, prompts, options)
     own = dataclasses.replace(config, execution=Execution.of_cpu())

@@ -364,14 +364,13 @@ def use(data, seed=0):
             assert probability.shape == candidates.shape
         drafts = rng.permuted(np.tile(np.arange(60, dtype=np.int32), (2, 4, 1)), axis=-1)[..., :20]
         logits = rng.normal(0, 1, drafts.shape).astype(np.float32)
-        for ties in ("first", "compat"):
-            trees = np.zeros((2, 3, 31), np.int32)
-            search = _core.TreeSearch(model.core, nodes=30, beam=8, ties=ties)
-            roots = rng.integers(0, 60, (2, 4)).astype(np.int32)
-            search.search(roots, np.ascontiguousarray(drafts), logits, trees)
-            _, parent, depth = trees.swapaxes(0, 1)
-            above = np.take_along_axis(depth, parent, axis=-1)
-            assert (depth[:, 1:] == above[:, 1:] + 1)[depth[:, 1:] > 0].all()
+        trees = np.zeros((2, 3, 31), np.int32)
+        search = _core.TreeSearch(model.core, nodes=30, beam=8)
+        roots = rng.integers(0, 60, (2, 4)).astype(np.int32)
+        search.search(roots, np.ascontiguousarray(drafts), logits, trees)
+        _, parent, depth = trees.swapaxes(0, 1)
+        above = np.take_along_axis(depth, parent, axis=-1)
+        assert (depth[:, 1:] == above[:, 1:] + 1)[depth[:, 1:] > 0].all()
 
 
 def test_a_good_file_can_be_used(large):

@@ -63,11 +63,11 @@ def lowered(batch, level, platform):
     trees = np.zeros((2, 3, 5), np.int32)
     rows = batch._table.rows([], 2, batch.shapes.pages_each)
     history = batch._history if level == "full" else None
-    params, pools, argument = batch._params, batch._pools, batch._search.argument
+    params, pools, search = batch._params, batch._pools, batch._search
     table = jnp.full((1, batch.shapes.pages_each), -1, jnp.int32)
     tokens, start = jnp.zeros((1, 33), jnp.int32), jnp.zeros((1,), jnp.int32)
     traces = [
-        burst.trace(program, params, pools, history, rows, trees, argument, *END),
+        burst.trace(program, params, pools, history, rows, trees, search, *END),
         read_chunk.trace(
             batch._config.reading,
             params,
@@ -102,7 +102,7 @@ def test_pools_are_updated_in_place(level):
     trees = np.zeros((2, 3, 5), np.int32)
     rows = batch._table.rows([], 2, batch.shapes.pages_each)
     history = batch._history if level == "full" else None
-    arguments = batch._params, batch._pools, history, rows, trees, batch._search.argument, *END
+    arguments = batch._params, batch._pools, history, rows, trees, batch._search, *END
     compiled = burst.lower(program, *arguments).compile()
     shape = f"f32[{','.join(map(str, pool.shape))}]"
     copies = [line for line in compiled.as_text().splitlines() if "copy(" in line and shape in line]

@@ -1,9 +1,5 @@
 """The tree search by its formulas: every node is scored, and nothing is optimised."""
 
-import ctypes
-import ctypes.util
-import functools
-
 import exact_math
 import numpy as np
 
@@ -19,36 +15,13 @@ def paths(tree):
     return found
 
 
-# The C library's logarithm and exponential, which the reference uses, so that nothing is left to
-# rounding.
-_libm = ctypes.CDLL(ctypes.util.find_library("m"))
-_libm.logf.argtypes = _libm.expf.argtypes = [ctypes.c_float]
-_libm.logf.restype = _libm.expf.restype = ctypes.c_float
-
-
-@functools.cache
-def logf(x, ties):
-    return exact_math.logarithm(x) if ties == "first" else f32(_libm.logf(x))
-
-
-@functools.cache
-def expf(x):
-    return f32(_libm.expf(x))
-
-
-def softmax(logits, ties):
+def softmax(logits):
     if not logits:
         return []
     with np.errstate(over="ignore"):
         differences = np.array(logits, f32) - max(logits)
-    if ties == "first":
-        unnormalised = exact_math.exponential(differences)
-        return [*(unnormalised * exact_math.reciprocal(exact_math.sum_in_halves(unnormalised)))]
-    unnormalised = [expf(x) for x in differences]
-    total = f32(0)
-    for x in unnormalised:  # summed sequentially
-        total += x
-    return [x / total for x in unnormalised]
+    unnormalised = exact_math.exponential(differences)
+    return [*(unnormalised * exact_math.reciprocal(exact_math.sum_in_halves(unnormalised)))]
 
 
 def transcribe(
@@ -65,11 +38,10 @@ def transcribe(
     logit_decay=0.9,
     ngram_weight=0.5,
     eps=1e-10,
-    ties="first",
 ):
     """One row's tree by the formulas of docs/method.md, in float32 and without optimisations.
 
-    Returns the paths, their scores, and the scores of all nodes.
+    Returns the paths and their scores.
     """
     eps, ngram_weight = f32(eps), f32(ngram_weight)
     root = (int(context[-1]),)
@@ -82,10 +54,10 @@ def transcribe(
             for place, (t, x) in enumerate(zip(level_tokens.tolist(), level_logits, strict=True))
             if t >= 0 and np.isfinite(x)
         ]
-        if ties == "first":  # one entry per token, with its highest logit, by ascending token
-            usable.sort(key=lambda candidate: (*candidate[:2], -candidate[2]))
-            usable = list({candidate[0]: candidate for candidate in usable}.values())
-        p = softmax([x for _, x, _ in usable], ties)
+        # One entry per token, with its highest logit, by ascending token.
+        usable.sort(key=lambda candidate: (*candidate[:2], -candidate[2]))
+        usable = list({candidate[0]: candidate for candidate in usable}.values())
+        p = softmax([x for _, x, _ in usable])
         children = []
         for score, path, parent in entries:
             seen = [f32(0)] * len(usable)
@@ -93,22 +65,16 @@ def transcribe(
                 seen = model.probabilities([*context[:-1], *path], [t for t, _, _ in usable])
             if pairs is not None and level > 0:
                 row = pairs[level - 1, parent]
-                p = softmax([with_pair(x, row[place]) for _, x, place in usable], ties)
+                p = softmax([with_pair(x, row[place]) for _, x, place in usable])
             for (token, _, place), likely, q in zip(usable, p, seen, strict=True):
-                increment = min(logf(likely + eps, ties), f32(0)) * logit_weight
+                increment = min(exact_math.logarithm(likely + eps), f32(0)) * logit_weight
                 if model is not None and level > 0:
-                    increment += min(logf(q + eps, ties), f32(0)) * ngram_weight
+                    increment += min(exact_math.logarithm(q + eps), f32(0)) * ngram_weight
                 children.append((score + level_weight * increment, (*path, token), place))
         pool += children
         entries = sorted(children, key=lambda child: (child[1][-1] in eos, -child[0]))[:beam]
     chosen = sorted(pool, key=lambda child: -child[0])[:nodes]
-    if ties == "compat":
-        chosen = sorted(chosen, key=lambda child: (len(child[1]), -child[0]))
-    return (
-        [root, *(path for _, path, _ in chosen)],
-        [f32(0), *(score for score, _, _ in chosen)],
-        [score for score, _, _ in pool],
-    )
+    return [root, *(path for _, path, _ in chosen)], [f32(0), *(score for score, _, _ in chosen)]
 
 
 def with_pair(logit, pair):

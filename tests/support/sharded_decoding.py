@@ -175,7 +175,7 @@ class Models:
         tiny_model.NgramModel.count(tiny_model.tokenize(tokenizer, files)).save(self.ngram)
         self.target = directory / name
         tiny_model.write_target(self.target, TARGETS[name], tokenizer)
-        self.weights: WeightsDtype = "int8-channels" if name == "int8" else "stored"
+        self.weights: WeightsDtype = "int8" if name == "int8" else "stored"
         self.drafters = {"draft model": self.target}
         for method in ("dart", "eagle3"):
             self.drafters[method] = directory / f"{name}_{method}"
@@ -201,7 +201,9 @@ def main(directory: Path, targets: list[str]) -> None:
         for (mesh, method), some in itertools.groupby(
             cases(target), key=lambda case: (case.mesh, case.method)
         ):
-            one, several = models.load(method), models.load(method, mesh)
+            # A single device has the form of a mesh if it is one, of one device.
+            one = models.load(method, "model=1" if target == "int8" else None)
+            several = models.load(method, mesh)
             name = f"{target}, {mesh}"
             if method == "dart":
                 report["drafting"][name] = exchanged(several)

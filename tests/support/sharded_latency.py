@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.step import step
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.platform.execution import Execution
@@ -94,7 +94,7 @@ def counted(shape: str, mesh: str) -> dict[str, Any]:
 
 def pruned(config: Any, packed: Any) -> np.ndarray:
     """The trees that the C++ search finds."""
-    return Pruner(config.host_buffer, NODES)(np.asarray(packed))
+    return HostSearch(config.host_buffer, NODES)(np.asarray(packed))
 
 
 def reported(shape: str, mesh: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from dart_jax.decoding.adaptive.policy import Burst, Decisions
 from dart_jax.decoding.drafting import DraftInput, PromptRows
-from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import draft, draws_of, exact_products, noise_of_draft
 from dart_jax.models.cache import capacity_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from dart_jax.decoding.loop.emission import Emitted, emitted_in, room_for, write
 from dart_jax.decoding.loop.results import Generation, check_numbers, join, rows_of
 from dart_jax.decoding.loop.start import start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.search.base import SearchInProgram, TreeSearch
+from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
 from dart_jax.models.sharding.collectives import in_any_group, once
@@ -78,20 +77,16 @@ def _generate(
             room, limit = MOST_STEPS * config.host_buffer.path, jnp.int32(switch.left)
         pausing = config.pause and config.drafting is None
         root = state.context[:, -1] if pausing else None
-        began, in_program, argument = time.perf_counter(), None, None
-        if search is not None:
-            search.seconds, in_program, argument = 0.0, search.in_program, search.argument
+        began, before = time.perf_counter(), 0.0 if search is None else search.seconds
         with measure_compilation() as compiling:
-            state, packed, output, *counts = run(
-                config, in_program, room, params, state, packed, argument, limit
-            )
+            state, packed, output, *counts = run(config, search, room, params, state, packed, limit)
             features = output.features
             told = (output._replace(features=None), *counts, state.remaining)
             output, emitted, steps, remaining = jax.device_get(told)
         searched = 0.0
         if search is not None:
             search.check()
-            searched = search.seconds
+            searched = search.seconds - before
         total = time.perf_counter() - began - compiling.seconds
         seconds["device"] += total - searched
         seconds["search"] += searched
@@ -120,31 +115,29 @@ def _generate(
 
 
 @program(
-    inputs={"state": STATE, "packed": ROWS, "argument": ALL, "limit": ALL},
+    inputs={"state": STATE, "search": ALL, "packed": ROWS, "limit": ALL},
     outputs=(STATE, ROWS, ROWS, ROWS, ROWS),
-    static=("config", "search", "size"),
+    static=("config", "size"),
     donated=("state",),
 )
 def run(
     config: DecodeConfig,
-    search: SearchInProgram | None,
+    search: TreeSearch | None,
     size: int,
     params: DecodeParams,
     state: DecodeState,
     packed: jax.Array,
-    argument: Any = None,
     limit: jax.Array | None = None,
 ) -> tuple[DecodeState, jax.Array, Emitted, jax.Array, jax.Array]:
     """Decodes until every row is finished.
 
     Args:
       config: static.
-      search: static; None if the drafting method needs none.
+      search: the tree search; None if the drafting method needs none.
       size: static; tokens that a row may emit.
       params: see `DecodeParams`.
       state: donated.
       packed: the host buffer; what it says was emitted begins the output.
-      argument: of the search.
       limit: int32 scalar, steps after which to stop before that; None for no limit.
 
     Returns:
@@ -154,9 +147,9 @@ def run(
     """
 
     execution = config.execution
-    searched = search
-    if search is not None and execution.shards > 1:
-        searched = partial(once, search)
+    searched = None if search is None else search.in_program
+    if searched is not None and execution.shards > 1:
+        searched = partial(once, searched)
 
     def unfinished(carry):
         state, *_, turn = carry
@@ -168,7 +161,7 @@ def run(
     def body(carry):
         state, packed, output, emitted, steps, turn = carry
         steps = steps + state.active.astype(jnp.int32)
-        trees = None if searched is None else searched(argument, packed)
+        trees = None if searched is None else searched(packed)
         state, packed = decode_step(config, params, state, trees)
         new = emitted_in(config, state, packed)
         output = jax.tree.map(lambda old, path: write(old, path, emitted), output, new)

@@ -25,7 +25,7 @@ from dart_jax.decoding.loop.results import (
 )
 from dart_jax.decoding.loop.start import start
 from dart_jax.decoding.prompts import Options, Prompts
-from dart_jax.decoding.search.base import TreeSearch
+from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import step
 

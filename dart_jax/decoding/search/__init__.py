@@ -1,9 +1,9 @@
 """The tree search: candidates become a packed draft tree, on the host or on the device.
 
-`choice.py` chooses between the ways, which share the interface in `base.py` and give the same
-trees. On the host, `pruner.py` calls the C++ search; `cuda_runtime.py` finds what XLA needs to call
-it on an NVIDIA GPU. On the device, `device.py` searches in JAX: `beam.py` with a drafter's
-candidates, `best_first.py` with only an n-gram model. May import `dart_jax.ngram`,
-`dart_jax.models.cpu`, and `host_buffer` and `vocabulary` of `dart_jax.decoding`. Start with
-`base.py`.
+A decode step gets its search from `choice.py`: a `HostSearch` (`host.py`), the C++ search called
+through Python or by XLA, or a `DeviceSearch` (`device.py`), the same in JAX (`beam.py`). Both give
+the same trees, and are pytrees: called with a host buffer between two programs, or passed to a
+program that calls `in_program`. `cuda_runtime.py` finds what XLA needs to call C++ on an NVIDIA
+GPU. May import `dart_jax.ngram`, `dart_jax.models.cpu`, and `host_buffer` and `vocabulary` of
+`dart_jax.decoding`. Start with `choice.py`.
 """

@@ -91,7 +91,7 @@ def beam_search(
       pairs: float32 [B, d - 1, k, k], or None.
       nodes: N; static, like all that follows.
       eos: tokens that end a sequence.
-      search: parameters; `ties` must be `first`.
+      search: parameters.
 
     Returns:
       int32 [B, 3, N + 1]: the nodes' tokens, parents and depths, by descending score.

@@ -1,12 +1,11 @@
-"""Which way of searching a platform gets: C++ called by XLA or by Python, or JAX on the device."""
+"""A decode step's search: C++ that XLA or Python calls, or JAX on the device."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import weakref
 from functools import cache
-from typing import Literal, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,100 +13,103 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.search.base import SearchWay, TreeSearch
-from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.search.cuda_runtime import find_cuda_runtime
-from dart_jax.decoding.search.device import OTHER_TIES, DeviceSearch
-from dart_jax.decoding.search.pruner import Pruner, foreign_searches
+from dart_jax.decoding.search.device import DeviceSearch
+from dart_jax.decoding.search.host import HostSearch, foreign_searches
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel
 from dart_jax.ngram.device_table import DeviceTable, device_table, table_bytes
 
-SearchChoice = Literal["auto", "callback", "native", "device"]
+# A decode step's search, of one or the other kind.
+TreeSearch = HostSearch | DeviceSearch
 
 _logger = logging.getLogger(__name__)
 
 DEFAULT_MEMORY = 2_000_000_000
 
+_ALONE = "an n-gram model without a drafter is searched on the host"
 
-@dataclasses.dataclass(frozen=True)
-class Searching:
-    """How trees are searched.
 
-    Attributes:
-      choice: `native`, in C++ on the host, called by XLA, for CPUs and NVIDIA GPUs; `callback`, in
+def make_search(
+    host_buffer: HostBuffer,
+    nodes: int,
+    *,
+    ngram: NgramModel | None,
+    eos: tuple[int, ...],
+    search: SearchConfig,
+    way: SearchWay = "auto",
+    memory: int = DEFAULT_MEMORY,
+) -> TreeSearch:
+    """Returns the search for trees of `nodes` nodes.
+
+    Args:
+      host_buffer: layout of the packed candidates. Without any, only the n-gram model drafts.
+      nodes: N, the root not counted.
+      ngram: the n-gram model, if any.
+      eos: tokens that end a sequence.
+      search: parameters.
+      way: see `way_here`.
+      memory: see `way_here`.
+
+    Raises:
+      UserError: as `way_here`.
+    """
+    way = way_here(way, ngram, alone=host_buffer.candidates == 0, memory=memory)
+    if way == "device":
+        table = None if ngram is None else table_on_device(ngram, memory)
+        return DeviceSearch(host_buffer, nodes, table=table, eos=eos, search=search)
+    native = way == "native"
+    return HostSearch(host_buffer, nodes, ngram=ngram, eos=eos, search=search, native=native)
+
+
+def way_here(
+    way: SearchWay, ngram: NgramModel | None, *, alone: bool, memory: int = DEFAULT_MEMORY
+) -> SearchWay:
+    """Returns the way to search on this platform, which is not `auto`.
+
+    Args:
+      way: `native`, in C++ on the host, called by XLA, for CPUs and NVIDIA GPUs; `callback`, in
         C++, called through Python, on any platform; `device`, in JAX, on any platform; `auto` is
         the platform's best: `native` on a CPU, elsewhere `device` for an n-gram model that fits.
-      memory: bytes that an n-gram model may take on the device.
+      ngram: the n-gram model, if any.
+      alone: whether only it drafts, which needs a search on the host.
+      memory: bytes that it may take on the device.
+
+    Raises:
+      UserError: the way that was chosen cannot be had.
     """
-
-    choice: SearchChoice = "auto"
-    memory: int = DEFAULT_MEMORY
-
-    def __post_init__(self) -> None:
-        if self.choice not in get_args(SearchChoice):
-            choices = ", ".join(get_args(SearchChoice))
-            raise UserError(f"search must be one of {choices}, got {self.choice!r}")
-        if self.memory < 0:
-            raise UserError(f"ngram_device_memory must be at least 0, got {self.memory}")
-
-    def way(self, ngram: NgramModel | None, *, alone: bool, search: SearchConfig) -> SearchWay:
-        """Returns the way to search here.
-
-        Args:
-          ngram: the n-gram model, if any.
-          alone: whether only it drafts.
-          search: parameters of the search.
-
-        Raises:
-          UserError: the way that was chosen cannot be had.
-        """
-        on_device = _why_not_on_device(ngram, alone, search, self.memory)
-        if self.choice == "native":
-            missing = why_not_native()
-            if missing is not None:
-                raise UserError(f"--search native cannot be had: {missing}; choose auto")
-            return "native"
-        if self.choice == "device":
-            if search.ties != "first":
-                raise UserError(OTHER_TIES)
-            return "device"
-        if self.choice == "callback":
-            return "callback"
-        if jax.default_backend() != "cpu" and on_device is None:
-            return "device"
-        missing = why_not_native()
-        if missing is None:
-            return "native"
-        why = missing if on_device is None else f"{on_device}; {missing}"
-        tell(f"trees are searched by the host, called through Python: {why}")
-        return "callback"
-
-    def make(
-        self,
-        host_buffer: HostBuffer,
-        nodes: int,
-        *,
-        ngram: NgramModel | None,
-        eos: tuple[int, ...],
-        search: SearchConfig,
-    ) -> TreeSearch:
-        """Returns the search for trees of `nodes` nodes; raises UserError as `way`."""
-        alone = host_buffer.candidates == 0
-        way = self.way(ngram, alone=alone, search=search)
-        if way == "device":
-            table = None if ngram is None else table_on_device(ngram, self.memory, alone)
-            return DeviceSearch(host_buffer, nodes, table=table, eos=eos, search=search)
-        native = way == "native"
-        return Pruner(host_buffer, nodes, ngram=ngram, eos=eos, search=search, native=native)
+    check_way(way, memory)
+    if way == "device" and alone:
+        raise UserError(f"--search device needs a drafter: {_ALONE}; choose auto")
+    if way == "native" and (missing := why_not_native()) is not None:
+        raise UserError(f"--search native cannot be had: {missing}; choose auto")
+    if way != "auto":
+        return way
+    on_device = _why_not_on_device(ngram, alone, memory)
+    if jax.default_backend() != "cpu" and on_device is None:
+        return "device"
+    missing = why_not_native()
+    if missing is None:
+        return "native"
+    why = missing if on_device is None else f"{on_device}; {missing}"
+    tell(f"trees are searched by the host, called through Python: {why}")
+    return "callback"
 
 
-def table_on_device(model: NgramModel, memory: int, followers: bool) -> DeviceTable:
+def check_way(way: SearchWay, memory: int) -> None:
+    """Raises UserError if there is no such way, or no such memory."""
+    if way not in get_args(SearchWay):
+        raise UserError(f"search must be one of {', '.join(get_args(SearchWay))}, got {way!r}")
+    if memory < 0:
+        raise UserError(f"ngram_device_memory must be at least 0, got {memory}")
+
+
+def table_on_device(model: NgramModel, memory: int) -> DeviceTable:
     """An n-gram model on the device, as much of it as fits; made once for all users of a model."""
     tables = _tables.setdefault(model, {})
-    key = memory, followers
-    if key not in tables:
-        table, size = device_table(model, memory, followers=followers)
+    if memory not in tables:
+        table, size = device_table(model, memory)
         if size.ngrams < size.total:
             _logger.warning(
                 "%s of the n-gram model's %s n-grams are on the device, those seen %s times or "
@@ -117,25 +119,18 @@ def table_on_device(model: NgramModel, memory: int, followers: bool) -> DeviceTa
                 f"{size.least:,}",
                 f"{memory / 1e6:,.0f}",
             )
-        tables[key] = jax.tree.map(jnp.asarray, table)
-    return tables[key]
+        tables[memory] = jax.tree.map(jnp.asarray, table)
+    return tables[memory]
 
 
-_tables: weakref.WeakKeyDictionary[NgramModel, dict[tuple[int, bool], DeviceTable]] = (
-    weakref.WeakKeyDictionary()
-)
+_tables: weakref.WeakKeyDictionary[NgramModel, dict[int, DeviceTable]] = weakref.WeakKeyDictionary()
 
 
-def _why_not_on_device(
-    ngram: NgramModel | None, alone: bool, search: SearchConfig, memory: int
-) -> str | None:
+def _why_not_on_device(ngram: NgramModel | None, alone: bool, memory: int) -> str | None:
     """Why the device cannot search with the whole n-gram model, in words; None if it can."""
-    if search.ties != "first":
-        return OTHER_TIES
-    if ngram is None:
-        return None
-    vocab = ngram.vocab_size if alone else 0
-    needed = table_bytes(sum(ngram.sizes[1:]), followers=alone, vocab_size=vocab)
+    if alone:
+        return _ALONE
+    needed = 0 if ngram is None else table_bytes(sum(ngram.sizes[1:]))
     if needed <= memory:
         return None
     return (
@@ -171,15 +166,15 @@ def why_not_native() -> str | None:
 
 def try_native() -> str | None:
     """Searches a tree in a program that calls the C++ search; says what went wrong, if anything."""
-    pruner = Pruner(HostBuffer(positions=2, candidates=2, path=1), 3)
+    search = HostSearch(HostBuffer(positions=2, candidates=2, path=1), 3)
     logits = np.log(np.array([3, 1, 2, 1], np.float32)).view(np.int32)
     packed = np.array([[0] * 6 + [9, 1, 2, 3, 4, *logits]], np.int32)
     try:
-        trees = np.asarray(jax.jit(pruner.in_program)(pruner.argument, packed))
-        pruner.check()
+        trees = np.asarray(jax.jit(HostSearch.in_program)(search, packed))
+        search.check()
     except (RuntimeError, ValueError) as error:  # JAX's are RuntimeErrors
         return "XLA failed to call the C++ search: " + str(error).partition("\n")[0]
-    if not np.array_equal(trees, pruner(packed)):
+    if not np.array_equal(trees, search(packed)):
         return "XLA calls the C++ search, but does not pass on its trees"
     return None
 

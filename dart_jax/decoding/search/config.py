@@ -1,9 +1,12 @@
-"""Parameters of the tree search."""
+"""Parameters of the tree search: what it prefers, and where it runs."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Literal
+
+# In C++ on the host, called through Python or by XLA; in JAX on the device; or the platform's best.
+SearchWay = Literal["auto", "callback", "native", "device"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,12 +18,9 @@ class SearchConfig:
       level_decay: exponent of the level weight.
       logit_decay: base of the logit weight.
       ngram_weight: weight of the n-gram model's log-probability.
-      ties: among equal scores, `first` prefers the node created first; `compat` reproduces the
-        reference's unstable sorts and is many times slower.
     """
 
     beam: int = 20
     level_decay: float = 0.7
     logit_decay: float = 0.9
     ngram_weight: float = 0.5
-    ties: Literal["first", "compat"] = "first"

@@ -21,9 +21,9 @@ from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from dart_jax.models.sharding.rules import SplitConfig, divides, model_specs
 
-# How a loaded model's weights are stored: as they are, or rounded to 8 bits. int8 is the platform's
-# own form, which on CPUs is `cpu.tiles`; int8-channels is that of GPUs and TPUs, `int8`, anywhere.
-WeightsDtype = Literal["stored", "int8", "int8-channels"]
+# How a loaded model's weights are stored: as they are, or rounded to 8 bits in the platform's own
+# form: `cpu.tiles` of the C++ core on one CPU, `int8` elsewhere.
+WeightsDtype = Literal["stored", "int8"]
 
 AttentionChoice = Literal["auto", "dense", "native", "triton", "mosaic"]
 
@@ -125,8 +125,7 @@ class Execution:
 
         Args:
           attention: what computes attention to cached rows; `auto` is the platform's best.
-          weights_dtype: how the weights of products are stored; in 8 bits, the C++ core is used
-            for int8, but not for int8-channels.
+          weights_dtype: how the weights of products are stored.
 
         Raises:
           UserError: the platform does not have it.
@@ -147,9 +146,9 @@ class Execution:
             best = dataclasses.replace(best, attention=attention)
         if weights_dtype == "stored":
             return best
-        if weights_dtype == "int8" and best.packed is not None:
+        if best.packed is not None:
             return dataclasses.replace(best, packed=weights_dtype)
-        return dataclasses.replace(best, packed=None, rounded=True)
+        return dataclasses.replace(best, rounded=True)
 
     def prepare(self, params: Params, config: SplitConfig | None = None) -> Params:
         """Returns loaded parameters as they are used; consumes `params`. `config`: the model's, if

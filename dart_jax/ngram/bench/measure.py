@@ -11,7 +11,7 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.ngram.bench.build import new_process
 from dart_jax.ngram.bench.results import Results
 from dart_jax.ngram.bench.workload import Drafts
@@ -115,22 +115,21 @@ def measure_calls(model: NgramModel, drafts: Drafts, nodes: int, results: Result
     packed = np.concatenate([accepted, drafts.context, ids, bits], axis=1)
 
     def seconds(native: bool) -> float:
-        pruner = Pruner(host_buffer, nodes, ngram=model, native=native)
-        search, handle = pruner.in_program, pruner.argument
+        search = HostSearch(host_buffer, nodes, ngram=model, native=native)
 
         @jax.jit
-        def search_all(packed: jax.Array, handle: jax.Array) -> jax.Array:
+        def search_all(search: HostSearch, packed: jax.Array) -> jax.Array:
             def one(query: jax.Array, total: jax.Array) -> jax.Array:
                 row = jax.lax.dynamic_slice_in_dim(packed, query, 1)
-                return total + search(handle, row).sum()
+                return total + search.in_program(row).sum()
 
             return jax.lax.fori_loop(0, queries, one, 0)
 
-        search_all(packed, handle).block_until_ready()
+        search_all(search, packed).block_until_ready()
         times = []
         for _ in range(5):
             began = time.perf_counter()
-            search_all(packed, handle).block_until_ready()
+            search_all(search, packed).block_until_ready()
             times.append(time.perf_counter() - began)
         return min(times) / queries
 

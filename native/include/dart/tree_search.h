@@ -9,8 +9,7 @@
 //
 // p is the softmax over the level's k logits only, q the n-gram model's probability. The n-gram
 // term is omitted at level 0, and at all levels without a model. All arithmetic is in float32,
-// with the same bits on every platform (dart/exact_math.h), except with compatible ties, which take the C
-// library's logarithm and exponential.
+// with the same bits on every platform (dart/exact_math.h).
 //
 // The drafter may also score pairs of candidates of successive levels. From level 1 on, p is then
 // the softmax over the level's k sums of a candidate's logit and its pair score with the parent.
@@ -24,13 +23,10 @@
 // samples, its noise is added to the followers' log-probabilities divided by the temperature, and a
 // token's probability is the softmax of these sums: mostly that of what will be drawn.
 //
-// Ties, by default: of equal scores, the node created first wins: the shallower one, then the one
-// of the better-ranked parent, then the smaller token. As no increment is positive, a chosen node's
-// parent is always chosen too, and a node that is worse than N others can be dropped together with
-// its subtree, which saves time without changing the result.
-//
-// Ties, compatible: resolved by the same unstable sorts as in the reference (row_search.h). The
-// result depends on the C++ library; it equals the reference's only with libstdc++.
+// Ties: of equal scores, the node created first wins: the shallower one, then the one of the
+// better-ranked parent, then the smaller token. As no increment is positive, a chosen node's parent
+// is always chosen too, and a node that is worse than N others can be dropped together with its
+// subtree, which saves time without changing the result.
 #pragma once
 
 #include <atomic>
@@ -42,8 +38,6 @@
 
 namespace dart {
 
-enum class Ties { kFirst, kCompatible };
-
 struct TreeSearchConfig {
   int nodes = 60;  // N, the root not counted
   int beam = 20;
@@ -52,7 +46,6 @@ struct TreeSearchConfig {
   float ngram_weight = 0.5f;
   float eps = 1e-10f;
   std::vector<std::int32_t> eos;
-  Ties ties = Ties::kFirst;
   int threads = 1;  // rows searched at the same time
 };
 
@@ -71,7 +64,7 @@ struct DraftBatch {
   const std::int32_t* context_tokens = nullptr;
   std::size_t context_stride = 0;
   // [B, d, k] in any order. A candidate is skipped if its token is negative or its logit is not
-  // finite. Of duplicates within a level, the higher logit counts (except with compatible ties).
+  // finite. Of duplicates within a level, the higher logit counts.
   const std::int32_t* tokens = nullptr;
   std::size_t tokens_stride = 0;
   const float* logits = nullptr;
@@ -101,8 +94,8 @@ class TreeSearch {
 
   // Writes each row's tree to out [B, 3, nodes + 1]: the nodes' tokens, parents (as indices into
   // this array) and depths. Index 0 is the root, its own parent, at depth 0. The other nodes follow
-  // by descending score, parents first, so the first n of them are the tree of n nodes; compatible
-  // ties order them by depth. Unused places are zero, so depth > 0 distinguishes nodes from padding.
+  // by descending score, parents first, so the first n of them are the tree of n nodes. Unused places
+  // are zero, so depth > 0 distinguishes nodes from padding.
   // A row whose root is negative (a finished one) gets only zeros.
   // Writes the nodes' scores, at most 0, to scores [B, nodes + 1] unless it is null; the root's and
   // those of unused places are 0.
@@ -112,7 +105,6 @@ class TreeSearch {
 
   // Wall time of all searches so far.
   double seconds() const { return 1e-9 * static_cast<double>(nanoseconds_); }
-  void set_seconds(double seconds) { nanoseconds_ = static_cast<std::int64_t>(1e9 * seconds); }
 
  private:
   mutable std::atomic<std::int64_t> nanoseconds_{0};

@@ -1,8 +1,8 @@
-"""The tree search on the host: turns the candidates in a host buffer into a packed draft tree.
+"""The tree search on the host, in C++: candidates in a host buffer become packed draft trees.
 
-A `Pruner` is called between two jitted steps, or inside one jitted program. In one, XLA calls the
-C++ search itself on CPUs and NVIDIA GPUs; elsewhere `jax.pure_callback` calls it. The callback uses
-only numpy: running a JAX computation inside one can deadlock.
+A `HostSearch` is called between two jitted steps, or inside one jitted program. In one, XLA calls
+the C++ search itself on CPUs and NVIDIA GPUs; elsewhere `jax.pure_callback` calls it. The callback
+uses only numpy: running a JAX computation inside one can deadlock.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import math
 import weakref
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,61 +19,25 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, DRAWS, HostBuffer
-from dart_jax.decoding.search.base import SearchWay
-from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.machine import available_cores
 from dart_jax.ngram import NgramModel
 
 
-@dataclasses.dataclass(frozen=True)
+@jax.tree_util.register_pytree_node_class
 class HostSearch:
-    """A search on the host as a part of jitted programs; called with a pruner's handle.
+    """Host buffer -> packed draft trees, int32 [B, 3, N + 1], nodes from the best on.
 
-    The handle is an argument, so one program serves all pruners of the same shape, in every
-    process.
+    A pytree: programs take it as an argument, and are compiled for its shape alone. Its only leaf
+    is a number that identifies it in this process, so one program serves all searches of a shape,
+    in every process.
 
     Attributes:
       host_buffer: layout of the packed candidates.
       nodes: N.
       native: let XLA call the C++ search, where it can; otherwise always call it through Python.
+      handle: int32 scalar, the number.
     """
-
-    host_buffer: HostBuffer
-    nodes: int
-    native: bool = True
-
-    def __call__(self, handle: jax.Array, packed: jax.Array) -> jax.Array:
-        """Searches trees.
-
-        Args:
-          handle: int32 scalar, `Pruner.argument`.
-          packed: int32 [B, width].
-
-        Returns:
-          int32 [B, 3, N + 1].
-        """
-        out = jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
-        python = partial(_search_through_python, out)
-        if not self.native:
-            return python(handle, packed)
-        buffer = self.host_buffer
-        attributes = {
-            "context": np.int64(CONTEXT),
-            "first": np.int64(buffer.first),
-            "levels": np.int64(buffer.positions),
-            "candidates": np.int64(buffer.candidates),
-            "pairs": np.int64(math.prod(buffer.pairs_shape)),
-            "draws": np.int64(DRAWS if buffer.draws else 0),
-        }
-        foreign = {
-            platform: partial(jax.ffi.ffi_call(name, out), **attributes)
-            for platform, name in foreign_searches().items()
-        }
-        return jax.lax.platform_dependent(handle, packed, **foreign, default=python)
-
-
-class Pruner:
-    """Host buffer -> packed draft trees, int32 [B, 3, N + 1], nodes from the best on."""
 
     def __init__(
         self,
@@ -96,13 +61,12 @@ class Pruner:
           search: parameters.
           threads: rows of a batch searched in parallel; None uses all cores that this
             process may use.
-          native: let XLA call the C++ search in programs, where it can, instead of this object.
+          native: see the attribute.
 
         Raises:
           ValueError: a parameter is out of range.
         """
-        self.host_buffer, self.nodes = host_buffer, nodes
-        self.native = native
+        self.host_buffer, self.nodes, self.native = host_buffer, nodes, native
         self._options = {"ngram": ngram, "eos": eos, "search": search, "threads": threads}
         self._search = _core.TreeSearch(
             ngram.core if ngram else None,
@@ -112,29 +76,53 @@ class Pruner:
             **dataclasses.asdict(search),
         )
         self._handle = _core.SearchHandle(self._search)
-        _pruners[self._handle.value] = self
+        self.handle = jnp.int32(self._handle.value)
+        _searches[self._handle.value] = self
 
-    def resized(self, host_buffer: HostBuffer, nodes: int) -> Pruner:
+    def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[HostBuffer, int, bool]]:
+        """What programs are given, and what they are compiled for."""
+        return (self.handle,), (self.host_buffer, self.nodes, self.native)
+
+    @classmethod
+    def tree_unflatten(cls, shape: tuple[HostBuffer, int, bool], leaves: Any) -> HostSearch:
+        """The search as programs see it, which only has `in_program`."""
+        search = object.__new__(cls)
+        search.host_buffer, search.nodes, search.native = shape
+        (search.handle,) = leaves
+        return search
+
+    def resized(self, host_buffer: HostBuffer, nodes: int) -> HostSearch:
         """The same search for trees of another size."""
         return type(self)(host_buffer, nodes, native=self.native, **self._options)
 
     def __repr__(self) -> str:
-        return f"Pruner({self.nodes} nodes)"
+        return f"HostSearch({self.nodes} nodes)"
 
     @property
     def way(self) -> SearchWay:
         """Where programs search: through Python if XLA cannot call the C++ search, too."""
         return "native" if self.native else "callback"
 
-    @property
-    def in_program(self) -> HostSearch:
-        """The search as a part of jitted programs."""
-        return HostSearch(self.host_buffer, self.nodes, self.native)
-
-    @property
-    def argument(self) -> jax.Array:
-        """The handle that identifies the pruner in programs, int32 scalar."""
-        return jnp.int32(self._handle.value)
+    def in_program(self, packed: jax.Array) -> jax.Array:
+        """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 3, N + 1]."""
+        out = jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
+        python = partial(_search_through_python, out)
+        if not self.native:
+            return python(self.handle, packed)
+        buffer = self.host_buffer
+        attributes = {
+            "context": np.int64(CONTEXT),
+            "first": np.int64(buffer.first),
+            "levels": np.int64(buffer.positions),
+            "candidates": np.int64(buffer.candidates),
+            "pairs": np.int64(math.prod(buffer.pairs_shape)),
+            "draws": np.int64(DRAWS if buffer.draws else 0),
+        }
+        foreign = {
+            platform: partial(jax.ffi.ffi_call(name, out), **attributes)
+            for platform, name in foreign_searches().items()
+        }
+        return jax.lax.platform_dependent(self.handle, packed, **foreign, default=python)
 
     def check(self) -> None:
         """Raises RuntimeError if the last search of a program on a GPU failed; earlier ones end
@@ -145,15 +133,11 @@ class Pruner:
 
     @property
     def seconds(self) -> float:
-        """Search time since this was last set to 0."""
+        """Time that all its searches took so far."""
         return self._search.seconds
 
-    @seconds.setter
-    def seconds(self, value: float) -> None:
-        self._search.seconds = value
-
     def __call__(self, packed: np.ndarray) -> np.ndarray:
-        """Searches the trees of one step, on the host."""
+        """Searches the trees of one step, between two programs."""
         return self._run(np.asarray(packed), None)
 
     def scored(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -177,15 +161,15 @@ class Pruner:
         return trees
 
 
-# Handle -> pruner. A program may outlive a pruner; running it with a dead pruner's handle is an
+# By handle. A program may outlive a search; running it with the handle of one that is gone is an
 # error.
-_pruners: weakref.WeakValueDictionary[int, Pruner] = weakref.WeakValueDictionary()
+_searches: weakref.WeakValueDictionary[int, HostSearch] = weakref.WeakValueDictionary()
 
 
 def _search_through_python(
     out: jax.ShapeDtypeStruct, handle: jax.Array, packed: jax.Array
 ) -> jax.Array:
-    """Calls the pruner through a Python callback, on any platform.
+    """Calls the search through a Python callback, on any platform.
 
     The rows are passed in parts: to copy an array above 100 KiB for a callback, JAX on CPU waits
     for a thread, which never comes if there is only one core.
@@ -196,7 +180,7 @@ def _search_through_python(
 
 
 def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
-    return _pruners[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
+    return _searches[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
 
 
 # Bytes of the largest array that JAX passes to a callback without using another thread.

@@ -1,5 +1,5 @@
-"""The pruner inside jitted programs, called through XLA's foreign function interface and through
-Python."""
+"""The search on the host inside jitted programs, called through XLA's foreign function interface
+and through Python."""
 
 import gc
 import os
@@ -15,9 +15,9 @@ import pytest
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.search import pruner
+from dart_jax.decoding.search import host
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.ngram import NgramModel
 
 LAYOUT = HostBuffer(positions=4, candidates=10, path=5)
@@ -53,23 +53,22 @@ def pack(rows, seed=0):
 
 @pytest.fixture(params=["foreign function", "python", "without foreign function"])
 def create(request, monkeypatch):
-    """Creates pruners that programs call in one of the ways; every test traces its own programs."""
+    """Creates searches that programs call in one way; every test traces its own programs."""
     if request.param == "foreign function" and _core.ffi_handler is None:
         pytest.skip("built without jaxlib's headers")
     if request.param == "without foreign function":
-        monkeypatch.setattr(pruner, "foreign_searches", dict)
-    return partial(Pruner, LAYOUT, native=request.param != "python")
+        monkeypatch.setattr(host, "foreign_searches", dict)
+    return partial(HostSearch, LAYOUT, native=request.param != "python")
 
 
 def inside(prune, packed):
-    """A pruner's trees inside a program that is traced only for it."""
-    return prune.in_program(prune.argument, packed)
+    """A search's trees inside a program that is traced only for it."""
+    return prune.in_program(packed)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
-@pytest.mark.parametrize("ties", ["first", "compat"])
-def test_every_method_gives_the_trees_of_the_host(ngram, create, rows, ties):
-    prune = create(NODES, ngram=ngram, eos=(3,), search=SearchConfig(ties=ties))
+def test_every_method_gives_the_trees_of_the_host(ngram, create, rows):
+    prune = create(NODES, ngram=ngram, eos=(3,))
     packed = pack(rows)
     expected = prune(np.asarray(packed))
     assert np.count_nonzero(expected[:, 2]) > rows * NODES // 2
@@ -112,7 +111,7 @@ def test_inside_a_loop(ngram, create):
     assert len({trees.tobytes() for trees in expected}) > 1
 
 
-def test_two_pruners_in_one_program(ngram, create):
+def test_two_searches_in_one_program(ngram, create):
     """Each is called with its own parameters."""
     small, large = create(8), create(NODES, ngram=ngram)
     packed = pack(7)
@@ -133,33 +132,32 @@ def custom_calls(program):
 @foreign
 def test_the_cpu_calls_the_search_itself(ngram):
     """Python is not called, neither before nor after XLA's own optimisation."""
-    prune = Pruner(LAYOUT, NODES, ngram=ngram)
+    prune = HostSearch(LAYOUT, NODES, ngram=ngram)
     lowered = jax.jit(partial(inside, prune)).lower(pack(2))
     for text in (lowered.as_text(), lowered.compile().as_text()):
         assert custom_calls(text) == {"dart_search"}
-    prune = Pruner(LAYOUT, NODES, ngram=ngram, native=False)
+    prune = HostSearch(LAYOUT, NODES, ngram=ngram, native=False)
     [through_python] = custom_calls(jax.jit(partial(inside, prune)).lower(pack(2)).as_text())
     assert "python" in through_python
 
 
-def test_one_program_takes_any_pruner(ngram, create):
-    """The handle is an argument; that of a deleted pruner is refused."""
+def test_one_program_takes_any_search(ngram, create):
+    """The search is an argument; one that is gone is refused."""
     small, large = create(NODES), create(NODES, ngram=ngram)
     packed = pack(7)
-    assert small.in_program == large.in_program
-    jitted = jax.jit(small.in_program)
+    jitted = jax.jit(lambda search, packed: search.in_program(packed))
     for prune in (small, large):
         expected = prune(np.asarray(packed))
-        found = jitted(prune.argument, packed)
+        found = jitted(prune, packed)
         np.testing.assert_array_equal(found, expected)
     assert jitted._cache_size() == 1
-    handle = large.argument
+    gone = jax.tree.map(lambda handle: handle, large)
     del prune, large
     gc.collect()
     with pytest.raises(
         (jax.errors.JaxRuntimeError, ValueError), match=r"no longer exists|KeyError"
     ):
-        jitted(handle, packed).block_until_ready()
+        jitted(gone, packed).block_until_ready()
 
 
 def test_time_of_searches_adds_up(ngram, create):
@@ -172,13 +170,11 @@ def test_time_of_searches_adds_up(ngram, create):
         jitted(packed).block_until_ready()
         seconds.append(prune.seconds)
     assert seconds == sorted(set(seconds))
-    prune.seconds = 0
-    assert prune.seconds == 0
 
 
 @foreign
 def test_another_layout_is_refused_inside_a_program():
-    prune = Pruner(LAYOUT, NODES)
+    prune = HostSearch(LAYOUT, NODES)
     narrow = pack(2)[:, :-1]
     another = "dart_search: packed candidates of another layout"
     with pytest.raises(jax.errors.JaxRuntimeError, match=another):
@@ -188,7 +184,7 @@ def test_another_layout_is_refused_inside_a_program():
 
 
 def test_another_layout_is_refused_on_the_host():
-    prune = Pruner(LAYOUT, NODES)
+    prune = HostSearch(LAYOUT, NODES)
     packed = np.asarray(pack(2))
     with pytest.raises(ValueError, match=r"reshape|shape"):
         prune(packed[:, :-1])
@@ -199,13 +195,12 @@ def test_another_layout_is_refused_on_the_host():
     [
         ({"nodes": -1}, "nodes must not be negative"),
         ({"search": SearchConfig(beam=0)}, "beam must be at least 1"),
-        ({"search": SearchConfig(ties="neither")}, "ties must be 'first' or 'compat'"),
         ({"threads": -1}, "threads must be at least 1"),
     ],
 )
 def test_parameters_out_of_range(option, message):
     with pytest.raises(ValueError, match=message):
-        Pruner(LAYOUT, **{"nodes": NODES, **option})
+        HostSearch(LAYOUT, **{"nodes": NODES, **option})
 
 
 PROGRAM = """
@@ -213,33 +208,31 @@ import os, sys
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import jax, jax.numpy as jnp, numpy as np
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.search.pruner import Pruner
+from dart_jax.decoding.search.host import HostSearch
 
 rows, native = int(sys.argv[1]), sys.argv[2] == "native"
 host_buffer = HostBuffer(positions=8, candidates=25, path=9)
-prune = Pruner(host_buffer, 59, native=native)
+prune = HostSearch(host_buffer, 59, native=native)
 rng = np.random.default_rng(0)
 ids, logits = rng.integers(0, 1000, (rows, 200)), rng.normal(0, 1, (rows, 200))
 context = rng.integers(0, 1000, (rows, host_buffer.first))
 packed = np.concatenate([context, ids, logits.astype(np.float32).view(np.int32)], axis=1)
 packed = packed.astype(np.int32)
 
-handle = prune.argument
-
 @jax.jit
-def loop(packed, matrix):
+def loop(prune, packed, matrix):
     def body(state):
         i, packed, matrix, trees = state
         matrix = matrix @ matrix  # something that XLA does not compute before
         root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
         packed = packed.at[:, host_buffer.first - 1].set(root)
-        trees = prune.in_program(handle, packed)
+        trees = prune.in_program(packed)
         return i + 1, packed, matrix, trees
 
     trees = jnp.zeros((rows, 3, 60), jnp.int32)
     return jax.lax.while_loop(lambda s: s[0] < 30, body, (0, packed, matrix, trees))[1::2]
 
-packed, trees = loop(packed, np.full((600, 600), 1 / 600, np.float32))
+packed, trees = loop(prune, packed, np.full((600, 600), 1 / 600, np.float32))
 np.testing.assert_array_equal(trees, prune(np.asarray(packed)))
 """
 
