@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Any, NamedTuple, cast
+from itertools import repeat
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +14,36 @@ import numpy as np
 
 from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.prefill import ChunkShape, empty_caches
 from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.model import DartModel
 from dart_jax.serving.config import Level, ServingConfig
 from dart_jax.serving.programs import (
+    BurstProgram,
+    BurstResult,
     History,
     Pools,
-    StepProgram,
     begin_history,
+    burst,
+    config_of,
     empty_history,
     empty_pools,
     read_chunk,
-    step,
 )
 from dart_jax.serving.request import Draft, Logprobs
-from dart_jax.serving.rows import AT_CONTEXT, LENGTH, PAGES, REMAINING, RowTable
+from dart_jax.serving.rows import (
+    AT_CONTEXT,
+    LENGTH,
+    NODES,
+    PAGES,
+    REMAINING,
+    Rows,
+    RowTable,
+)
 from dart_jax.serving.scheduling.sequence import Sequence
 from dart_jax.serving.shapes import Shapes
 
@@ -39,37 +52,42 @@ _MOST_MEMORY = 8 * 10**9
 
 
 class Emitted(NamedTuple):
-    """What a step gave one sequence.
+    """What a burst gave one sequence.
 
     Attributes:
-      tokens: int32 [n], at least one.
-      ranks: int32 [n], which nodes drafted them; 0 for the target's own.
+      tokens: int32 [n].
+      ranks: int32 [n], the places in their trees of the nodes that drafted them; 0 for the target's
+        own.
+      steps: how many it took part in.
+      trees: how many were verified.
+      nodes: of these trees, all together.
       ended: whether no more tokens follow.
-      drafted: nodes of the tree that was verified, the root not counted.
       logprobs: of the tokens, if they were asked for.
       draft: what was verified, if that was asked for and anything was drafted.
     """
 
     tokens: np.ndarray
     ranks: np.ndarray
+    steps: int
+    trees: int
+    nodes: int
     ended: bool
-    drafted: int
     logprobs: Logprobs | None
     draft: Draft | None
 
 
 class _Drafts(NamedTuple):
-    """What the last step drafted, by row.
+    """What the last burst drafted, by row.
 
     Attributes:
+      trees: int32 [n, 3, N + 1].
+      packed: int32 [n, width], the candidates they were built from.
       host_buffer: the layout of `packed`.
-      packed: int32 [n, width], with candidates for the search.
-      trees: int32 [n, 3, N + 1], if they were built on the device.
     """
 
-    host_buffer: HostBuffer
+    trees: np.ndarray
     packed: np.ndarray
-    trees: np.ndarray | None
+    host_buffer: HostBuffer
 
 
 class Batch:
@@ -109,7 +127,7 @@ class Batch:
         self._config = decoder.config
         self._params = model.params
         self._search = decoder.search
-        self._programs: dict[tuple[int, int, Level], StepProgram] = {}
+        self._programs: dict[tuple[int, Level], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self.page_count = self._count_pages(config, share)
         self._pools: Pools = empty_pools(
@@ -210,87 +228,89 @@ class Batch:
         """What was compiled is gone."""
         self._compiled.clear()
 
-    def program(self, verified: int, drafted: int, level: Level) -> StepProgram:
-        """A step's program; see `StepProgram`."""
-        kind = verified, drafted, level
+    def program(self, nodes: int, level: Level) -> BurstProgram:
+        """The program of bursts with trees of so many nodes; 0 for plain decoding."""
+        kind = nodes, level
         if kind not in self._programs:
-            config = self._config if drafted else self._config.plain
-            self._programs[kind] = StepProgram(config, *kind)
+            config = config_of(self._config, nodes, level)
+            self._programs[kind] = BurstProgram(config, level, self.shapes.steps)
         return self._programs[kind]
 
-    def step(
+    def burst(
         self,
         sequences: SequenceOf[Sequence],
         rows: int,
-        program: StepProgram,
-        sizes: SequenceOf[int] | None = None,
+        program: BurstProgram,
+        limit: int = 1,
+        *,
+        until_one_ends: bool = False,
+        nodes: SequenceOf[int] | None = None,
     ) -> list[Emitted]:
-        """Takes a step of sequences that have been read.
+        """Takes steps of sequences that have been read, until all have ended.
 
         Args:
           sequences: at most `rows`.
           rows: what the program is compiled for.
           program: verifies and drafts.
-          sizes: nodes of each sequence's tree, at most; None for as many as the program verifies.
+          limit: the most steps, at most `program.steps`; the sequences have pages for them.
+          until_one_ends: end also when a sequence does.
+          nodes: of each sequence's trees, at most; None for as many as the program's.
         """
-        table = self._table
-        for sequence in sequences:
-            self._update(sequence)
+        table, config = self._table, program.config
+        for sequence, most in zip(sequences, nodes or repeat(config.nodes), strict=False):
+            self._update(sequence, most)
         slots = [cast(int, sequence.slot) for sequence in sequences]
         width = self.shapes.width(max((len(s.pages) for s in sequences), default=0))
-        trees = self._trees(sequences, rows, program, sizes)
+        trees = self._trees(sequences, rows, config.nodes)
         drafts = self._drafts_of(sequences, trees)
-        with self._compiles(program.verified, program.drafted, program.level, rows, width):
-            packed, made, scores = self._run(table.rows(slots, rows, width), program, trees)
-        buffer = program.host_buffer
-        self._drafts = _Drafts(buffer, packed, made) if program.drafted else None
+        with self._compiles(config.nodes, program.level, rows, width):
+            result = self._run(
+                program, table.rows(slots, rows, width), trees, limit, until_one_ends
+            )
+        self._drafts = None
+        if result.trees is not None:
+            self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
         emitted = []
         for i, sequence in enumerate(sequences):
-            count = int(packed[i, 0])
-            ended = bool(packed[i, buffer.root] < 0)
-            if not program.drafted:
+            count, steps, verified, drafted = result.counts[i].tolist()
+            going = bool(result.active[i])
+            if not config.nodes:
                 sequence.leave_drafts()
-            sequence.draft = i if sequence.drafts and not ended else None
-            logprobs = None
-            if scores is not None and sequence.request.logprobs is not None:
-                most = sequence.request.logprobs
-                own, ids, top = (x[i, :count] for x in scores)
-                logprobs = Logprobs(own, ids[:, :most], top[:, :most])
-            drafted = 0 if trees is None else int(np.count_nonzero(trees[i, 2]))
-            tokens, ranks = buffer.tokens(packed)[i, :count], buffer.ranks(packed)[i, :count]
-            emitted.append(Emitted(tokens, ranks, ended, drafted, logprobs, drafts.get(i)))
+            sequence.draft = i if sequence.drafts and going else None
+            emitted.append(
+                Emitted(
+                    result.tokens[i, :count],
+                    result.ranks[i, :count],
+                    steps,
+                    verified,
+                    drafted,
+                    not going,
+                    _logprobs(sequence, result.scores, i, count),
+                    drafts.get(i),
+                )
+            )
         return emitted
 
-    def _update(self, sequence: Sequence) -> None:
-        """Writes what has changed since a sequence's last step."""
+    def _update(self, sequence: Sequence, nodes: int) -> None:
+        """Writes what has changed since a sequence's last burst."""
         row = self._table.numbers[sequence.slot]
-        row[LENGTH], row[REMAINING] = sequence.read, sequence.remaining
+        row[LENGTH], row[REMAINING], row[NODES] = sequence.read, sequence.remaining, nodes
         newest = sequence.tokens[-CONTEXT:]
         row[AT_CONTEXT : AT_CONTEXT + CONTEXT] = -1
         row[AT_CONTEXT + CONTEXT - len(newest) : AT_CONTEXT + CONTEXT] = newest
         row[PAGES : PAGES + len(sequence.pages)] = sequence.pages
 
-    def _trees(
-        self,
-        sequences: SequenceOf[Sequence],
-        rows: int,
-        program: StepProgram,
-        sizes: SequenceOf[int] | None,
-    ) -> np.ndarray | None:
-        """The trees to verify, int32 [rows, 3, N + 1]; None for only the roots."""
-        nodes = program.verified
+    def _trees(self, sequences: SequenceOf[Sequence], rows: int, nodes: int) -> np.ndarray | None:
+        """The trees to verify first, int32 [rows, 3, N + 1]; None for plain decoding."""
         if not nodes:
             return None
         trees = np.zeros((rows, 3, nodes + 1), np.int32)
-        places = [i for i, s in enumerate(sequences) if s.draft is not None]
-        if self._drafts is not None and places:
-            made = self._search_trees(self._drafts, [sequences[i].draft for i in places], nodes)
-            trees[places, :, : made.shape[2]] = made[:, :, : nodes + 1]
         for i, sequence in enumerate(sequences):
             trees[i, 0, 0] = sequence.tokens[-1]
-        # Nodes are sorted from the best on, and after their parents: the first ones are a tree.
-        for i, size in enumerate(sizes or ()):
-            trees[i, :, size + 1 :] = 0
+            if sequence.draft is not None and self._drafts is not None:
+                # Nodes are sorted from the best on, and after their parents: the first are a tree.
+                tree = self._drafts.trees[sequence.draft, :, : nodes + 1]
+                trees[i, :, : tree.shape[1]] = tree
         return trees
 
     def _drafts_of(
@@ -302,48 +322,64 @@ class Batch:
         for i, sequence in enumerate(sequences):
             if not sequence.request.drafts or sequence.draft is None or last is None:
                 continue
-            size = 0 if trees is None else int(np.count_nonzero(trees[i, 2]))
-            if trees is None or not size:
+            if trees is None or not trees[i, 2].any():
                 continue
+            size = min(
+                int(np.count_nonzero(trees[i, 2])), self._table.numbers[sequence.slot][NODES]
+            )
             packed = last.packed[sequence.draft : sequence.draft + 1]
             parts = *last.host_buffer.candidates_of(packed), last.host_buffer.pairs_of(packed)
             drafts[i] = Draft(trees[i, :, : size + 1].copy(), *(part[0].copy() for part in parts))
         return drafts
 
-    def _search_trees(self, drafts: _Drafts, rows: list[Any], nodes: int) -> np.ndarray:
-        """The trees of rows of the last step, int32 [n, 3, ...]."""
-        if drafts.trees is not None:
-            return drafts.trees[rows]
-        return np.asarray(self._resized(drafts.host_buffer, nodes)(drafts.packed[rows]))
-
-    @property
-    def _searches_in_program(self) -> bool:
-        """Whether steps search the next trees themselves: on the device they are searched for all
-        rows at once, and need not come back to it."""
-        return self._search is not None and self._search.way == "device"
-
-    def _resized(self, host_buffer: HostBuffer, nodes: int) -> TreeSearch:
-        assert self._search is not None
-        key = host_buffer, nodes
+    def _search_of(self, config: DecodeConfig) -> TreeSearch | None:
+        """The search for a config's trees."""
+        if self._search is None or not config.searches:
+            return None
+        key = config.host_buffer, config.nodes
         if key not in self._searches:
             self._searches[key] = self._search.resized(*key)
         return self._searches[key]
 
     def _run(
-        self, rows: Any, program: StepProgram, trees: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray | None, Any]:
+        self,
+        program: BurstProgram,
+        rows: Rows,
+        trees: np.ndarray | None,
+        limit: int,
+        until_one_ends: bool,
+    ) -> BurstResult:
+        """Runs a burst; returns its result on the host."""
         history = self._history if program.level == "full" else None
-        pools = self._pools_for(program.drafted > 0)
-        search = None
-        if program.drafted and self._searches_in_program:
-            search = self._resized(program.host_buffer, program.drafted)
-        pools, history, result = step(program, self._params, pools, history, rows, trees, search)
+        pools, search = self._pools_for(program.config.nodes > 0), self._search_of(program.config)
+        pools, history, result = burst(
+            program,
+            self._params,
+            pools,
+            history,
+            rows,
+            trees,
+            search,
+            np.int32(limit),
+            np.bool_(until_one_ends),
+        )
         self._keep(pools)
         if history is not None:
             self._history = history
-        packed = np.asarray(result.packed)
-        trees = None if result.trees is None else np.asarray(result.trees)
-        scores = None
-        if result.scores is not None:
-            scores = [np.asarray(x) for x in result.scores if x is not None]
-        return packed, trees, scores
+        result = jax.device_get(result)
+        if search is not None:
+            search.check()
+        return result
+
+
+def _logprobs(
+    sequence: Sequence, scores: TokenScores | None, row: int, count: int
+) -> Logprobs | None:
+    most = sequence.request.logprobs
+    if scores is None or most is None:
+        return None
+    assert scores.logprobs is not None
+    assert scores.top_ids is not None
+    assert scores.top_logprobs is not None
+    own, ids, top = (x[row, :count] for x in (scores.logprobs, scores.top_ids, scores.top_logprobs))
+    return Logprobs(own, ids[:, :most], top[:, :most])

@@ -38,6 +38,9 @@ class ServingConfig:
     """Tokens in a page, in which this memory is given to requests."""
     chunk: int | None = None
     """Tokens of prompts that are read between two steps; by default 128 on CPUs, otherwise 512."""
+    burst: int | None = None
+    """Steps that the device takes before the host sees their tokens, at most: a text that is
+    streamed arrives in pieces of so many steps. By default 1 on CPUs and 4 elsewhere."""
     queue: int = 256
     """Requests that may wait for a slot."""
     tree_nodes: int | None = None
@@ -57,6 +60,8 @@ class ServingConfig:
             raise UserError(f"--queue must not be negative, got {self.queue}")
         if self.chunk is not None and self.chunk < 1:
             raise UserError(f"--chunk must be at least 1, got {self.chunk}")
+        if self.burst is not None and self.burst < 1:
+            raise UserError(f"--burst must be at least 1, got {self.burst}")
         if self.max_length is not None and self.max_length < 2:
             raise UserError(f"--max-length must be at least 2, got {self.max_length}")
         if self.tree_nodes is not None and self.tree_nodes < 0:

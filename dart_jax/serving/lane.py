@@ -1,8 +1,8 @@
 """What the engine's thread does for the requests of one model.
 
-In every turn it reads at most a chunk of the next prompts, and then takes a step of all requests
-that have been read. A request that arrives during a step is therefore read right after it, and a
-long prompt does not hold up the others for more than a chunk at a time.
+In every turn it reads at most a chunk of the next prompts, and then takes a burst of steps of all
+requests that have been read. A request that arrives during a burst is therefore read right after
+it, and a long prompt does not hold up the others for more than a chunk at a time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ class Lane:
         self.seconds = 0.0
         self._config, self._on_end = config, on_end
         self._drafts = shapes.most_nodes > 0  # whether drafting pays
-        self._drafted = 0  # nodes that the last step drafted for
 
     @property
     def busy(self) -> bool:
@@ -100,13 +99,14 @@ class Lane:
                 return
 
     def turn(self, clock: Callable[[], float]) -> None:
-        """Reads and takes a step; `clock` gives seconds, and stands still while programs are
+        """Reads and takes some steps; `clock` gives seconds, and stands still while programs are
         compiled."""
         began = clock()
         read = self._read()
-        kind = self._step(began, clock)
-        if kind is not None and not read:  # otherwise a step also waits for what was read
-            self.sizes.learn_step(*kind, clock() - began)
+        taken = self._burst(began, clock)
+        if taken is not None and not read:  # otherwise a step also waits for what was read
+            *kind, steps = taken
+            self.sizes.learn_step(*kind, (clock() - began) / steps)
         if self.scheduler.reading is not None:
             self.scheduler.reading.seconds += clock() - began
         self._catch_up()
@@ -148,43 +148,57 @@ class Lane:
             return self._drafts
         return nodes > 0 and self.batch.shapes.most_nodes > 0
 
-    def _step(self, began: float, clock: Callable[[], float]) -> tuple[int, Level, int] | None:
-        """Takes a step of the running requests, in a turn that began at a time; returns its rows,
-        level and size if that is what the trees' sizes were chosen for."""
+    def _burst(
+        self, began: float, clock: Callable[[], float]
+    ) -> tuple[int, Level, int, int] | None:
+        """Takes some steps of the running requests, in a turn that began at a time; returns their
+        rows, level, size and number if that is what the trees' sizes were chosen for."""
         scheduler, shapes = self.scheduler, self.batch.shapes
         if not scheduler.running:
             return None
         rows = shapes.rows_for(len(scheduler.running))
         level = highest(sequence.level for sequence in scheduler.running)
         chosen, asked = self._choose_sizes(rows, level)
-        size = drafted = max(chosen, shapes.nodes_for(asked))
-        if not any(sequence.draft is not None for sequence in scheduler.running):
-            # Nothing is drafted yet; the largest trees' drafts serve smaller ones, too.
-            size, drafted = 0, size and max(size, shapes.sizes[rows][-1])
-        program = self.batch.program(size, drafted, level)
-        # For a path of this tree, and what a small model writes while it drafts the next one.
-        scheduler.make_room(program.verifying.max_depth + program.drafting.max_depth + 2)
+        size = max(chosen, shapes.nodes_for(asked))
+        program = self.batch.program(size, level)
+        # Of a step: its path, and what a small model writes while it drafts the next one.
+        path = program.config.max_depth + 1
+        limit = self._limit(path)
+        scheduler.make_room(limit * path + path)
         running = list(scheduler.running)
         if not running:
             return None
-        sizes = None
+        nodes = None
         if any(sequence.request.tree_nodes is not None for sequence in running):
             own = (sequence.request.tree_nodes for sequence in running)
-            sizes = [chosen if nodes is None else nodes for nodes in own]
-        emitted = self.batch.step(running, rows, program, sizes)
-        seconds = clock() - began
-        if drafted:
-            self._learn(running, emitted, level, chosen)
-        self._drafted = drafted
-        self.tallies.step(
-            size,
-            sum(len(each.tokens) for each in emitted),
-            [(e.drafted, int(np.count_nonzero(e.ranks))) for e in emitted if e.drafted],
+            nodes = [chosen if asked is None else asked for asked in own]
+        emitted = self.batch.burst(
+            running,
+            rows,
+            program,
+            limit,
+            until_one_ends=bool(scheduler.waiting or scheduler.reading),
+            nodes=nodes,
         )
+        seconds = clock() - began
+        if size:
+            self._learn(running, emitted, level, chosen)
+        steps = max(each.steps for each in emitted)
+        self.tallies.burst(size, steps, [(e.ranks, e.trees, e.nodes) for e in emitted])
         for sequence, each in zip(running, emitted, strict=True):
             sequence.seconds += seconds
             self._take(sequence, each)
-        return (rows, level, size) if size == drafted == chosen else None
+        return (rows, level, size, steps) if size == chosen else None
+
+    def _limit(self, path: int) -> int:
+        """Steps of the next burst, at most: one where a request reports what is verified, and no
+        more than there are pages for."""
+        scheduler, limit = self.scheduler, self.batch.shapes.steps
+        if any(sequence.request.drafts for sequence in scheduler.running):
+            return 1
+        while limit > 1 and scheduler.missing(limit * path + path) > scheduler.pool.free:
+            limit //= 2
+        return limit
 
     def _choose_sizes(self, rows: int, level: Level) -> tuple[int, int]:
         """Nodes of the next step's trees: as many as pay, for requests that do not ask for a
@@ -207,9 +221,9 @@ class Lane:
             if sequence.request.tree_nodes is None
         ]
         if own and chosen:
-            trees = sum(each.drafted > 0 for each in own)
+            trees, steps = sum(each.trees for each in own), sum(each.steps for each in own)
             ranks = np.concatenate([each.ranks for each in own])
-            self.sizes.learn_accepted(level, min(chosen, self._drafted), ranks, trees, len(own))
+            self.sizes.learn_accepted(level, chosen, ranks, trees, steps)
 
     def _take(self, sequence: Sequence, each: Emitted) -> None:
         """Adds what a step gave a request, and passes it on."""

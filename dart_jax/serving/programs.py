@@ -1,13 +1,13 @@
-"""The engine's jitted programs: a chunk of a prompt is read, and a step of the running requests.
+"""The engine's jitted programs: a chunk of a prompt is read, and a burst of steps of the running
+requests.
 
-Both work on pools of pages that all requests share. Everything else that a step needs to know about
+Both work on pools of pages that all requests share. Everything else that a burst needs to know of
 its requests is small and comes from the host each time, so any of them can take part in any row.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
+from dart_jax.decoding.loop.emission import write
 from dart_jax.decoding.prefill import Caches, ChunkShape, caches_without_rows, read_rows
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
@@ -25,17 +25,19 @@ from dart_jax.decoding.step import (
     draft,
     draft_input,
     exact_products,
+    noise_of_draft,
     pack,
     verify,
 )
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.collectives import once
 from dart_jax.models.sharding.mesh import MODEL
 from dart_jax.models.sharding.program import ALL, OnDevices, program
 from dart_jax.serving.config import Level
 from dart_jax.serving.request import MOST_LOGPROBS
-from dart_jax.serving.rows import Rows, sampling_of, unpack
+from dart_jax.serving.rows import Row, Rows, sampling_of, unpack
 
 
 class Pools(NamedTuple):
@@ -71,20 +73,18 @@ class History(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class StepProgram:
-    """What a step is compiled for, beside the number of its rows and the search in it.
+class BurstProgram:
+    """The static part of a burst: what it is compiled for, beside the number of its rows.
 
     Attributes:
-      config: the models, with trees of any size.
-      verified: nodes of the trees that it verifies; 0 for plain decoding.
-      drafted: nodes of the trees that it drafts for; 0 if it does not run the drafter.
+      config: the models, and trees of N nodes; without a drafter for plain decoding.
       level: how it samples.
+      steps: the most steps of a burst, K.
     """
 
     config: DecodeConfig
-    verified: int
-    drafted: int
     level: Level
+    steps: int
 
     @property
     def target(self) -> TargetConfig:
@@ -101,35 +101,36 @@ class StepProgram:
         """How the models are computed."""
         return self.config.execution
 
-    @functools.cached_property
-    def verifying(self) -> DecodeConfig:
-        """The config with which trees are verified."""
-        logits = LogitsConfig(logprobs=MOST_LOGPROBS if self.level == "full" else None)
-        return dataclasses.replace(self.config, nodes=self.verified, logits=logits)
 
-    @functools.cached_property
-    def drafting(self) -> DecodeConfig:
-        """The config with which trees are drafted."""
-        return dataclasses.replace(self.config, nodes=self.drafted)
-
-    @functools.cached_property
-    def host_buffer(self) -> HostBuffer:
-        """The layout of what it returns."""
-        return dataclasses.replace(self.drafting.host_buffer, path=self.verifying.max_depth + 1)
+def config_of(config: DecodeConfig, nodes: int, level: Level) -> DecodeConfig:
+    """The config for trees of `nodes` nodes, 0 for plain decoding, and a level."""
+    logits = LogitsConfig(logprobs=MOST_LOGPROBS if level == "full" else None)
+    config = dataclasses.replace(config if nodes else config.plain, logits=logits)
+    return dataclasses.replace(config, nodes=nodes)
 
 
-class StepResult(NamedTuple):
-    """What a step returns to the host.
+class BurstResult(NamedTuple):
+    """The part of a burst's result that goes to the host; S = K * P tokens at most.
 
     Attributes:
-      packed: the host buffer, int32 [n, width].
-      trees: int32 [n, 3, N + 1], the next trees if they are built on the device.
-      scores: of the emitted tokens; None unless the level is `full`.
+      tokens: int32 [n, S], the emitted ones.
+      ranks: int32 [n, S], the places in their trees of the nodes that drafted them; 0 for the
+        target's own.
+      scores: of the tokens, [n, S, ...]; None unless the level is `full`.
+      counts: int32 [n, 4]: tokens emitted, steps taken, trees verified, and their nodes.
+      active: bool [n], the rows that go on.
+      trees: int32 [n, 3, N + 1], the next trees; None for plain decoding.
+      packed: int32 [n, width], the host buffer of the last step, with the candidates that the
+        search built these trees from.
     """
 
-    packed: jax.Array
-    trees: jax.Array | None
+    tokens: jax.Array
+    ranks: jax.Array
     scores: TokenScores | None
+    counts: jax.Array
+    active: jax.Array
+    trees: jax.Array | None
+    packed: jax.Array
 
 
 @program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
@@ -202,23 +203,34 @@ def read_chunk(
 
 
 @program(
-    inputs={"pools": POOLS, "history": ALL, "rows": ALL, "trees": ALL, "search": ALL},
+    inputs={
+        "pools": POOLS,
+        "history": ALL,
+        "rows": ALL,
+        "trees": ALL,
+        "search": ALL,
+        "limit": ALL,
+        "until_one_ends": ALL,
+    },
     outputs=(POOLS, ALL, ALL),
     static=("made_for",),
     donated=("pools", "history"),
     config="made_for",
 )
 @exact_products
-def step(
-    made_for: StepProgram,
+def burst(
+    made_for: BurstProgram,
     params: DecodeParams,
     pools: Pools,
     history: History | None,
     rows: Rows,
     trees: jax.Array | None,
-    search: TreeSearch | None = None,
-) -> tuple[Pools, History | None, StepResult]:
-    """Verifies a tree of each of n requests, and drafts their next ones.
+    search: TreeSearch | None,
+    limit: jax.Array,
+    until_one_ends: jax.Array,
+) -> tuple[Pools, History | None, BurstResult]:
+    """Takes steps of n requests until all have ended, or at a limit: each verifies a tree of every
+    request that goes on, drafts, and searches the next trees.
 
     Args:
       made_for: static.
@@ -226,31 +238,97 @@ def step(
       pools: donated.
       history: donated; None unless the level is `full`.
       rows: the requests.
-      trees: int32 [n, 3, N + 1]; None if the program verifies only the roots.
-      search: searches the next trees in the program; None if that is done between steps, or not.
+      trees: int32 [n, 3, N + 1], for the first step; a root without nodes where nothing is drafted
+        yet. None for plain decoding.
+      search: builds the next trees from the candidates; None if the drafting method needs none.
+      limit: int32 scalar, the most steps; at most `made_for.steps`.
+      until_one_ends: bool scalar, end also when a request does.
     """
-    state, slot = _begin(made_for.level, pools, history, rows)
-    verified = verify(made_for.verifying, params, state, trees)
-    state, path = accept_and_compact(made_for.verifying, state, trees, verified)
-    drafting = made_for.drafting
-    state, candidates = draft(drafting, state, draft_input(drafting, params, state, path))
-    packed = pack(made_for.host_buffer, state, path, candidates)
-    made = state.trees
-    if search is not None:
-        made = search.in_program(packed)
+    config = made_for.config
+    searched = None if search is None else search.in_program
+    if searched is not None and config.execution.shards > 1:
+        searched = partial(once, searched)
+    state, row = _begin(made_for.level, pools, history, rows)
+    state = dataclasses.replace(state, noise=noise_of_draft(config, state))
+    began, no_scores = state.active, state.scores
+
+    def take_step(state: DecodeState, trees: jax.Array | None) -> _Step:
+        verified = verify(config, params, state, trees)
+        state, path = accept_and_compact(config, state, trees, verified)
+        emitted = _Emitted(path.next_tokens, path.ranks, state.scores)
+        state, candidates = draft(config, state, draft_input(config, params, state, path))
+        packed = pack(config.host_buffer, state, path, candidates)
+        trees = state.trees if searched is None else searched(packed)
+        state = dataclasses.replace(state, trees=None, scores=no_scores)
+        return _Step(state, trees, packed, emitted, path.count)
+
+    def goes_on(carry: _Carry) -> jax.Array:
+        state, _, _, _, _, turn = carry
+        ended = until_one_ends & jnp.any(began & ~state.active)
+        return jnp.any(state.active) & (turn < limit) & ~ended
+
+    def body(carry: _Carry) -> _Carry:
+        before, trees, _, emitted, counts, turn = carry
+        nodes = jnp.zeros_like(counts[:, 0])
+        if trees is not None:
+            trees = _cut(trees, row.nodes)
+            nodes = jnp.where(before.active, jnp.count_nonzero(trees[:, 2], axis=1), 0)
+        after = take_step(before, trees)
+        emitted = jax.tree.map(
+            lambda all_, new: write(all_, new, counts[:, 0]), emitted, after.emitted
+        )
+        new = after.count, before.active, nodes > 0, nodes
+        counts = counts + jnp.stack([x.astype(jnp.int32) for x in new], axis=1)
+        return after.state, after.trees, after.packed, emitted, counts, turn + 1
+
+    step = jax.eval_shape(take_step, state, trees)
+    n, most = row.length.shape[0], made_for.steps * (config.max_depth + 1)
+    carry = (
+        state,
+        trees,
+        jnp.zeros(step.packed.shape, jnp.int32),
+        jax.tree.map(lambda x: jnp.zeros((n, most, *x.shape[2:]), x.dtype), step.emitted),
+        jnp.zeros((n, 4), jnp.int32),
+        jnp.int32(0),
+    )
+    state, trees, packed, emitted, counts, _ = jax.lax.while_loop(goes_on, body, carry)
     if history is not None:
-        new = (state.seen, state.counts)
-        old = history.seen, history.counts
-        seen, counts = (x.at[slot].set(y, mode="drop") for x, y in zip(old, new, strict=True))
-        history = History(seen, counts, history.bias)
-    result = StepResult(packed, made, state.scores)
+        pairs = zip((history.seen, history.counts), (state.seen, state.counts), strict=True)
+        written = (old.at[row.slot].set(new, mode="drop") for old, new in pairs)
+        history = History(*written, history.bias)
+    result = BurstResult(*emitted, counts, state.active, trees, packed)
     return _pools(state.target_cache, state.draft_state), history, result
+
+
+class _Emitted(NamedTuple):
+    tokens: jax.Array
+    ranks: jax.Array
+    scores: TokenScores | None
+
+
+class _Step(NamedTuple):
+    state: DecodeState
+    trees: jax.Array | None
+    packed: jax.Array
+    emitted: _Emitted  # [n, P, ...]
+    count: jax.Array
+
+
+# State, trees, host buffer, all that was emitted, counts, and steps taken.
+_Carry = tuple[DecodeState, jax.Array | None, jax.Array, _Emitted, jax.Array, jax.Array]
+
+
+def _cut(trees: jax.Array, nodes: jax.Array) -> jax.Array:
+    """Leaves out nodes beyond the first ones, int32 [n], which are a tree: nodes are sorted from
+    the best on, and after their parents."""
+    place = jnp.arange(trees.shape[2], dtype=jnp.int32)[None, None]
+    return jnp.where(place <= nodes[:, None, None], trees, 0)
 
 
 def _begin(
     level: Level, pools: Pools, history: History | None, rows: Rows
-) -> tuple[DecodeState, jax.Array]:
-    """The state before a step, and the slots, int32 [n]."""
+) -> tuple[DecodeState, Row]:
+    """The state before the first step, and the rows' numbers."""
     row = unpack(rows.numbers)
     of_slots = {}
     if history is not None:
@@ -270,7 +348,7 @@ def _begin(
         scores=TokenScores() if level == "full" else None,
         **of_slots,
     )
-    return state, row.slot
+    return state, row
 
 
 def _pools(target: Cache, draft: Cache | None) -> Pools:

@@ -39,6 +39,7 @@ class Row(NamedTuple):
       slot: int32 [n]; beyond the last slot for a row without a request.
       length: int32 [n], see `DecodeState`, as are those that follow.
       remaining: int32 [n].
+      nodes: int32 [n], of the draft trees, at most.
       keys: uint32 [n, 2].
       context: int32 [n, 4].
       stop: int32 [n, 16].
@@ -48,6 +49,7 @@ class Row(NamedTuple):
     slot: jax.Array
     length: jax.Array
     remaining: jax.Array
+    nodes: jax.Array
     keys: jax.Array
     context: jax.Array
     stop: jax.Array
@@ -55,7 +57,7 @@ class Row(NamedTuple):
 
 
 # Where the parts begin.
-SLOT, LENGTH, REMAINING, KEYS, AT_CONTEXT = 0, 1, 2, 3, 5
+SLOT, LENGTH, REMAINING, NODES, KEYS, AT_CONTEXT = 0, 1, 2, 3, 4, 6
 _STOP = AT_CONTEXT + CONTEXT
 PAGES = _STOP + MOST_STOP_IDS
 
@@ -69,6 +71,7 @@ def unpack(packed: ArrayLike) -> Row:
         numbers[:, SLOT],
         numbers[:, LENGTH],
         numbers[:, REMAINING],
+        numbers[:, NODES],
         jax.lax.bitcast_convert_type(numbers[:, KEYS:AT_CONTEXT], jnp.uint32),
         numbers[:, AT_CONTEXT:_STOP],
         numbers[:, _STOP:PAGES],

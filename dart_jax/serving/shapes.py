@@ -22,6 +22,9 @@ _MAX_LENGTH = 8192
 _MOST_ROWS = {"cpu": 80}
 _MOST_ROWS_ELSEWHERE = 400
 
+# Steps of a burst: on an accelerator a call from the host takes as long as half a step.
+_STEPS = {"cpu": 1, "other": 4}
+
 # Sizes of programs for trees of a size that a request asks for: few, since each is compiled.
 _ASKED_SIZES = (0, 4, 8, 16, 32, 64, 128, 256, MAX_NODES)
 
@@ -42,6 +45,7 @@ class Shapes:
       sizes: tree sizes by number of rows, ascending from 0.
       fixed: whether steps have trees of the largest size only.
       chunks: numbers of tokens that are read at a time, ascending.
+      steps: steps of a burst, at most.
       bounded: whether attention reads all pages of a table, so that tables should be narrow; the
         kernels read the pages that are used.
       search: parameters of the tree search.
@@ -54,6 +58,7 @@ class Shapes:
     sizes: dict[int, tuple[int, ...]]
     fixed: bool
     chunks: tuple[int, ...]
+    steps: int
     bounded: bool
     search: SearchConfig
 
@@ -87,6 +92,7 @@ class Shapes:
             sizes=sizes,
             fixed=fixed,
             chunks=tuple(sorted({max(chunk // _STEP**n, 1) for n in range(3)})),
+            steps=config.burst or (_STEPS["cpu"] if on_cpu else _STEPS["other"]),
             bounded=kernel == "dense",
             search=search,
         )
@@ -121,15 +127,6 @@ class Shapes:
         """Rows in which those before a chunk are found, see `ChunkShape`."""
         pages = -(-start // self.page)
         return self.page * (self.width(pages) if pages else 0 if self.bounded else self.pages_each)
-
-    def kinds(self, rows: int) -> list[tuple[int, int]]:
-        """The tree sizes of steps of so many rows: nodes verified, and nodes drafted."""
-        none, *others = self.sizes[rows]
-        if not others:
-            return [(none, none)]
-        # The first step of a text, and those of all sizes.
-        kinds = [(none, others[-1]), *((size, size) for size in others)]
-        return kinds if self.fixed else [*kinds, (none, none)]
 
     @property
     def reads(self) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 _REMEMBERED = 32  # ends of requests
 
 
@@ -88,23 +90,27 @@ class Tallies:
         """Counts a request that gets a slot."""
         self._prompt_tokens += prompt_tokens
 
-    def step(self, size: int, tokens: int, drafts: Iterable[tuple[int, int]]) -> None:
-        """Counts a step.
+    def burst(self, size: int, steps: int, emitted: Iterable[tuple[np.ndarray, int, int]]) -> None:
+        """Counts a burst.
 
         Args:
           size: of its trees.
-          tokens: emitted ones.
-          drafts: the nodes of each tree that was verified, and how many were accepted.
+          steps: of the whole batch.
+          emitted: of each request the ranks of its tokens (see `Emitted`), and how many trees were
+            verified and their nodes.
         """
-        self._steps += 1
+        self._steps += steps
         self._tree_nodes = size
-        self._generation_tokens += tokens
-        for nodes, accepted in drafts:
-            self._drafts += 1
+        for ranks, trees, nodes in emitted:
+            self._generation_tokens += len(ranks)
+            self._drafts += trees
             self._draft_tokens += nodes
-            self._accepted += [0] * (accepted - len(self._accepted))
-            for depth in range(accepted):
-                self._accepted[depth] += 1
+            # A step emits the accepted nodes, one of each depth, and then a token of the target's.
+            ends = np.flatnonzero(ranks == 0)
+            for accepted in np.diff(ends, prepend=-1, append=len(ranks)) - 1:
+                self._accepted += [0] * (accepted - len(self._accepted))
+                for depth in range(accepted):
+                    self._accepted[depth] += 1
 
     def end(self) -> None:
         """Counts the end of a request."""

@@ -55,15 +55,15 @@ def warm_up(batch: Batch, config: ServingConfig, sizes: TreeSizes) -> Iterator[s
         for rows, start in shapes.reads:
             batch.read_tokens(np.zeros(0, np.int32), start, (), rows, drafts=drafts)
             yield "compiled a program that reads prompts"
-    todo = sum(len(shapes.kinds(rows)) for rows in shapes.rows) * len(shapes.widths)
+    todo = sum(map(len, shapes.sizes.values())) * len(shapes.widths)
     done, todo = 0, todo * len(config.levels)
     texts = _write_texts(batch)
     for level in config.levels:
         for rows in shapes.rows:
             for width in shapes.widths:
-                for verified, drafted in shapes.kinds(rows):
+                for size in shapes.sizes[rows]:
                     sequences = _sequences(batch, texts, level, rows, width)
-                    batch.step(sequences, rows, batch.program(verified, drafted, level))
+                    batch.burst(sequences, rows, batch.program(size, level))
                     done += 1
                     yield f"compiled {done} of {todo} programs"
             found: dict[int, float] = {}
@@ -78,14 +78,14 @@ def warm_up(batch: Batch, config: ServingConfig, sizes: TreeSizes) -> Iterator[s
 
 def _write_texts(batch: Batch) -> list[np.ndarray]:
     """Short texts that the model writes after a random token."""
-    shapes, program, texts = batch.shapes, batch.program(0, 0, "greedy"), []
+    shapes, program, texts = batch.shapes, batch.program(0, "greedy"), []
     most = min(_WRITTEN, shapes.max_length - 1)
     for first in np.random.default_rng(0).integers(0, batch.vocab_size, (_TEXTS, 1), np.int32):
         sequence = Sequence(Request(first, most), shapes.max_length, lambda _: None)
         sequence.slot, sequence.pages = 0, list(range(shapes.pages_each))
         batch.begin(sequence)
         while sequence.remaining:
-            (emitted,) = batch.step([sequence], shapes.rows[0], program)
+            (emitted,) = batch.burst([sequence], shapes.rows[0], program)
             sequence.append(emitted.tokens)
         texts.append(sequence.tokens)
     return texts
@@ -115,15 +115,13 @@ def _sequences(
 def _time(batch: Batch, level: Level, rows: int, sequences: list[Sequence]) -> dict[int, float]:
     """Seconds of steps by the size of their trees, in one turn of each size."""
     found: dict[int, float] = {}
-    for verified, drafted in batch.shapes.kinds(rows):
-        program = batch.program(verified, drafted, level)
-        seconds: list[float] = []
-        for _ in range(_STEPS if verified == drafted else 1):
+    for size in batch.shapes.sizes[rows]:
+        program, seconds = batch.program(size, level), []
+        for _ in range(_STEPS):
             for sequence in sequences:
-                sequence.drafts = drafted > 0
+                sequence.drafts = size > 0
             began = time.perf_counter()
-            batch.step(sequences, rows, program)
+            batch.burst(sequences, rows, program)
             seconds.append(time.perf_counter() - began)
-        if verified == drafted:
-            found[verified] = statistics.median(seconds[_LEFT_OUT:])
+        found[size] = statistics.median(seconds[_LEFT_OUT:])
     return found

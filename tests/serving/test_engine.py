@@ -377,10 +377,10 @@ def test_numbers_that_are_none(model, engine, expected):
 def test_a_failure_of_the_device_ends_all(model):
     engine = Engine(model, ServingConfig(**SMALL))
 
-    def fail(*_):
+    def fail(*_, **options):
         raise MemoryError("out of memory")
 
-    engine._lane(None).batch.step = fail
+    engine._lane(None).batch.burst = fail
     answers = [Answer(), Answer()]
     for answer in answers:
         engine.submit(Request(np.zeros(1, np.int32), 5), answer)

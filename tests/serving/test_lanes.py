@@ -93,15 +93,15 @@ def pace(engine, costs):
     now = [0.0]
 
     def slow(method, step):
-        def slower(*args):
+        def slower(*args, **options):
             now[0] += costs[method]
-            return step(*args)
+            return step(*args, **options)
 
         return slower
 
     for method in costs:
         batch = engine._lane(method).batch
-        batch.step = slow(method, batch.step)
+        batch.burst = slow(method, batch.burst)
     engine._clock = lambda: now[0]
 
 
@@ -193,7 +193,7 @@ def test_every_request_has_trees_of_the_size_that_it_asks_for(models, engine, ex
             assert not any(answer.drafted)
     # In a few sizes only.
     batch = engine._lane(method).batch
-    programs = {program.verified for program in batch._programs.values()}
+    programs = {program.config.nodes for program in batch._programs.values()}
     assert programs <= {*itertools.chain(*batch.shapes.sizes.values()), 4, 8, 32}
 
 
@@ -209,9 +209,9 @@ def test_updates_report_what_was_verified(models, engine, method):
     batch, seen = engine._lane(method).batch, []
     run = batch._run
 
-    def watched(rows, program, trees):
+    def watched(program, rows, trees, *how):
         seen.append(None if trees is None else trees[0].copy())
-        return run(rows, program, trees)
+        return run(program, rows, trees, *how)
 
     batch._run = watched
     request = Request(tokens_of(models["dart"], TEXT[:90]), 40, method=method, drafts=True)

@@ -16,11 +16,12 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.serving.batch import Batch
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
-from dart_jax.serving.programs import StepProgram, read_chunk, step
+from dart_jax.serving.programs import burst, read_chunk
 from dart_jax.serving.request import Request
 
 CONFIG = ServingConfig(slots=2, page=16, max_length=128, warmup="none", tree_nodes=4)
 PLAIN = Execution()
+END = np.int32(4), np.bool_(False)  # of a burst
 KERNELS = {
     "plain JAX": PLAIN,
     "triton": Execution("interpret", least_rows=8, fused=True),
@@ -33,10 +34,10 @@ def tiny(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
-def load(tiny, execution, monkeypatch):
+def load(tiny, execution, monkeypatch, **options):
     """The model as another platform computes it."""
     monkeypatch.setattr(Execution, "here", classmethod(lambda *_: execution))
-    return DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+    return DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram, **options)
 
 
 @pytest.mark.long
@@ -58,15 +59,15 @@ def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
 
 def lowered(batch, level, platform):
     """The texts of the programs of a step and of a prompt's chunk."""
-    program = StepProgram(batch._config, 4, 4, level)
+    program = batch.program(4, level)
     trees = np.zeros((2, 3, 5), np.int32)
     rows = batch._table.rows([], 2, batch.shapes.pages_each)
     history = batch._history if level == "full" else None
-    params, pools = batch._params, batch._pools
+    params, pools, search = batch._params, batch._pools, batch._search
     table = jnp.full((1, batch.shapes.pages_each), -1, jnp.int32)
     tokens, start = jnp.zeros((1, 33), jnp.int32), jnp.zeros((1,), jnp.int32)
     traces = [
-        step.trace(program, params, pools, history, rows, trees),
+        burst.trace(program, params, pools, history, rows, trees, search, *END),
         read_chunk.trace(
             batch._config.reading,
             params,
@@ -85,7 +86,7 @@ def lowered(batch, level, platform):
 @pytest.mark.parametrize("level", ["greedy", "full"])
 def test_programs_are_lowered_for_accelerators(tiny, level, platform, monkeypatch):
     """Without a device of that kind; nothing in them calls the host."""
-    batch = Batch(load(tiny, PLAIN, monkeypatch), CONFIG)
+    batch = Batch(load(tiny, PLAIN, monkeypatch, search="device"), CONFIG)
     for text in lowered(batch, level, platform):
         assert "callback" not in text
         assert "@dart_" not in text
@@ -97,11 +98,12 @@ def test_pools_are_updated_in_place(level):
     """No program copies a pool: the compiled programs hold no copy of that size."""
     batch = Batch(DartModel.demo(), CONFIG)
     pool = batch._pools.target[0][0]
-    program = StepProgram(batch._config, 4, 4, level)
+    program = batch.program(4, level)
     trees = np.zeros((2, 3, 5), np.int32)
     rows = batch._table.rows([], 2, batch.shapes.pages_each)
     history = batch._history if level == "full" else None
-    compiled = step.lower(program, batch._params, batch._pools, history, rows, trees).compile()
+    arguments = batch._params, batch._pools, history, rows, trees, batch._search, *END
+    compiled = burst.lower(program, *arguments).compile()
     shape = f"f32[{','.join(map(str, pool.shape))}]"
     copies = [line for line in compiled.as_text().splitlines() if "copy(" in line and shape in line]
     assert copies == []

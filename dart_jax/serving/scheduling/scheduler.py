@@ -81,17 +81,24 @@ class Scheduler:
             self.pool.know(sequence.pages[sequence.known], sequence.key, drafted=sequence.drafts)
             sequence.known += 1
 
+    def missing(self, rows: int) -> int:
+        """Returns how many pages the running sequences lack for so many more rows."""
+        return sum(self._more_pages(sequence, rows) for sequence in self.running)
+
+    def _more_pages(self, sequence: Sequence, rows: int) -> int:
+        return max(self._pages_for(sequence.read + rows) - len(sequence.pages), 0)
+
     def make_room(self, rows: int) -> None:
         """Gives every running sequence pages for so many more rows, the oldest first; some may
         have to wait again."""
         for sequence in list(self.running):
             if sequence.slot is None:
                 break  # as do all after it
-            more = self._pages_for(sequence.read + rows) - len(sequence.pages)
+            more = self._more_pages(sequence, rows)
             while sequence.slot is not None and more > self.pool.free:
                 self._preempt(self.active[-1])
             if sequence.slot is not None:
-                sequence.pages += self.pool.take(max(more, 0)) or []
+                sequence.pages += self.pool.take(more) or []
 
     def read_again(self, sequence: Sequence) -> None:
         """Lets a running sequence wait to be read again, before all others."""
