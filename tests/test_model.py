@@ -198,8 +198,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(tiny, tmp_path):
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("search", ["callback", "device"])
-def test_tokens_without_embeddings_are_not_drafted_in_vain(tiny, tmp_path, search):
+def test_tokens_without_embeddings_are_not_drafted_in_vain(tiny, tmp_path):
     """An n-gram model may have counted them: the text stays that of plain decoding."""
     target = with_tokens(tiny.target, tmp_path / "target", "<image>")
     size = DartModel.from_pretrained(tiny.target).target.vocab_size
@@ -207,7 +206,7 @@ def test_tokens_without_embeddings_are_not_drafted_in_vain(tiny, tmp_path, searc
     counted = [[n, size, 7, 8] for n in range(size)]
     path = tmp_path / "ngram"
     NgramModel.count(counted, vocab_size=size + 1, fingerprint=fingerprint).save(path)
-    model = DartModel.from_pretrained(target, None, path, search=search)
+    model = DartModel.from_pretrained(target, None, path)
     for options in ({}, {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 3}):
         plain = model.generate("x", tree_nodes=0, max_new_tokens=12, **options)
         drafted = model.generate("x", tree_nodes=8, max_new_tokens=12, **options)

@@ -30,8 +30,14 @@ from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.programs import POOLS, StepProgram, empty_history, empty_pools
-from dart_jax.serving.programs import step as serving_step
+from dart_jax.serving.programs import (
+    POOLS,
+    BurstProgram,
+    burst,
+    config_of,
+    empty_history,
+    empty_pools,
+)
 from dart_jax.serving.rows import PAGES, VALUES, Rows
 from eval.latency.shapes import as_loaded, drafter_of, target_of
 
@@ -43,6 +49,9 @@ Level = Literal["greedy", "filtered", "full"]
 
 # N-grams of two and three tokens in the table of a search on the device: the demo model's.
 _NGRAMS = 1_700_000
+
+# Steps of a burst of the serving engine.
+_BURST = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,13 +211,12 @@ def _prompts(case: Case, length: int) -> tuple[Any, ...]:
 
 
 def _serve(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
-    """Lowers the serving engine's step, with caches in pages, and the search if it is on the
-    device."""
+    """Lowers a burst of the serving engine's steps, with caches in pages."""
     page, nodes = ServingConfig().page, case.nodes
     pages = -(-case.context // page)
-    program = StepProgram(case.config, nodes, nodes, case.level)
-    in_program = case.config.searches and case.search == "device"
-    search = on(_search(case, program.host_buffer)) if in_program else None
+    program = BurstProgram(config_of(case.config, nodes, case.level), case.level, _BURST)
+    config = program.config
+    search = on(_search(case, config.host_buffer)) if config.searches else None
     numbers: Any = _ints(case.batch, PAGES + pages)
     values: Any = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
     trees = _ints(case.batch, 3, nodes + 1) if nodes else None
@@ -218,7 +226,10 @@ def _serve(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
         vocabulary = case.config.target.vocab_size
         history = on(jax.eval_shape(partial(empty_history, case.batch, vocabulary)))
     rows = on(Rows(numbers, values))
-    return serving_step.lower(program, params, pools, history, rows, on(trees), search)
+    limit, until_one_ends = _ints(), jax.ShapeDtypeStruct((), jnp.bool_)
+    return burst.lower(
+        program, params, pools, history, rows, on(trees), search, on(limit), on(until_one_ends)
+    )
 
 
 def _search(case: Case, host_buffer: HostBuffer) -> TreeSearch:

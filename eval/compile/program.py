@@ -66,7 +66,7 @@ class CompileConfig:
     """Ways to draft."""
     program: tuple[Program, ...] = ("step",)
     """prefill, step (verify and draft), search (of the trees), loop (a whole generation in one
-    program), or serve (a step of the serving engine, with caches in pages)."""
+    program), or serve (a burst of the serving engine's steps, with caches in pages)."""
     search: Literal["device", "native"] = "device"
     """Where trees are searched: on the device; or native, in C++ on the host of GPUs, called by
     XLA."""

@@ -62,11 +62,11 @@ def narrow(model):
     for name in service.methods:
         batch = service.engine._lane(name).batch
 
-        def held(*args, step=batch.step):
+        def held(*args, burst=batch.burst, **options):
             assert service.gate.wait(60)
-            return step(*args)
+            return burst(*args, **options)
 
-        batch.step = held
+        batch.burst = held
     yield service
     service.gate.set()
     service.close()
@@ -590,10 +590,10 @@ def test_failures_are_reported(model):
         asyncio.run(run(broken))
     assert asyncio.run(answered(service, "v", "def f(", method=PLAIN)).tokens == MOST
 
-    def fail(*_):
+    def fail(*_, **__):
         raise MemoryError
 
-    service.engine._lane(PLAIN).batch.step = fail
+    service.engine._lane(PLAIN).batch.burst = fail
     with pytest.raises(UserError, match="the engine failed: MemoryError; the app must be started"):
         asyncio.run(answered(service, "v", "def f(", method=PLAIN))
     with pytest.raises(UserError, match="the engine has failed; it must be started again"):

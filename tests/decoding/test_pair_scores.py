@@ -101,10 +101,10 @@ def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes
         trees, scores = pruner.scored(packed)
         drafts = [*config.host_buffer.candidates_of(packed), config.host_buffer.pairs_of(packed)]
         for tree, of_nodes, *row in zip(trees, scores, *drafts, strict=True):
-            expected, expected_scores, _ = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
+            expected, expected_scores = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
             assert paths(tree) == expected
             assert of_nodes[: len(expected)].tolist() == expected_scores
-            without, *_ = transcribe(models.ngram, *row[:3], nodes=nodes, eos=EOS)
+            without, _ = transcribe(models.ngram, *row[:3], nodes=nodes, eos=EOS)
             changed += without != expected
         state, packed = step(config, params, state, trees)
     assert changed

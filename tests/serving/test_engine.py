@@ -17,7 +17,7 @@ from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine, EngineClosed
 from dart_jax.serving.request import QueueFull, Request
 
-TEXT = (DEMO.parent / "errors.py").read_text() + (DEMO.parent / "checkpoint.py").read_text()
+TEXT = (DEMO.parent / "errors.py").read_text() + (DEMO.parent / "files.py").read_text()
 SMALL = {"slots": 4, "page": 16, "max_length": 320, "warmup": "none", "tree_nodes": 4}
 
 # One of each level, and each of their options.
