@@ -20,8 +20,9 @@ import numpy as np
 from rich.console import Console
 
 from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import MAX_NODES, length_bucket
+from dart_jax.generation.defaults import length_bucket
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.int8 import round_params

@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding import Options, Prompts, generate_stepwise
 from demo_drafters import write_eagle3
 from hypothesis import settings
 
-from dart_jax.decoding.loop import Generation, generate_streaming
-from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.engine.decoder import Generation
 from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -196,7 +196,7 @@ def demo_drafters(tmp_path_factory) -> dict[str, Path]:
 def prompts(models) -> Prompts:
     """Prompts of 8, 1, 5 and 6 tokens; each is decoded until the cache is full."""
     rows = [tokens[:n] for tokens, n in zip(models.of_prompts("prompt"), (8, 1, 5, 6), strict=True)]
-    return Prompts.pad(rows, 1000, MAX_LENGTH, models.target.vocab_size)
+    return Prompts.pad(rows, 1000, MAX_LENGTH)
 
 
 @pytest.fixture(scope="session")
@@ -207,7 +207,7 @@ def plain(models, prompts) -> Callable[[Sampling], Generation]:
     def decode(sampling: Sampling) -> Generation:
         config = DecodeConfig(models.target)
         options = Options(sampling, seed=SEED)
-        return generate_streaming(config, models.params, None, prompts, options)
+        return generate_stepwise(config, models.params, None, prompts, options)
 
     return decode
 
@@ -264,23 +264,21 @@ class Oracle(HostSearch):
         super().__init__(config.host_buffer, config.nodes, native=False)
         self.max_depth, self.vocab, self.levels = config.max_depth, config.target.vocab_size, levels
         self.continuations = {}
-        for row, tokens in enumerate(truth):
+        for tokens in truth:
             padded = np.concatenate([np.full(3, -1), tokens])
             for i in range(len(tokens)):
-                self.continuations[row, *padded[i : i + 4].tolist()] = tokens[i + 1 :]
+                self.continuations[*padded[i : i + 4].tolist(),] = tokens[i + 1 :]
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         contexts, _, _ = self.host_buffer.candidates_of(np.asarray(packed))
-        return np.stack(
-            [self._tree(row, *context) for row, context in enumerate(contexts.tolist())]
-        )
+        return np.stack([self._tree(*context) for context in contexts.tolist()])
 
-    def _tree(self, row: int, *context: int) -> np.ndarray:
-        if context[-1] < 0:
+    def _tree(self, *context: int) -> np.ndarray:
+        if context[-1] < 0 or context not in self.continuations:
             return np.zeros((3, self.nodes + 1), np.int32)
-        rng = np.random.default_rng([row, *np.add(context, 1)])
+        rng = np.random.default_rng([*np.add(context, 1)])
         levels = rng.integers(self.max_depth + 1) if self.levels is None else self.levels
-        truth = self.continuations[row, *context][:levels]
+        truth = self.continuations[context][:levels]
         tree = grow_tree(rng, self.nodes, self.max_depth, self.vocab, truth)
         tree[0, 0] = context[-1]
         return tree

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 
 from dart_jax.app.__main__ import main
-from dart_jax.serving.batch import Batch
-from dart_jax.serving.lane import Lane
+from dart_jax.engine.batch import Batch
+from dart_jax.engine.runner import Runner
 
-_turn = Lane.turn
+_turn = Runner.turn
 _compiles = Batch._compiles
 
 
-def _slowly(lane: Lane, clock: Callable[[], float]) -> None:
+def _slowly(lane: Runner, clock: Callable[[], float]) -> None:
     time.sleep(float(sys.argv[1]))
     _turn(lane, clock)
 
@@ -33,6 +33,6 @@ def _compiles_slowly(batch: Batch, *program: Hashable) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    Lane.turn = _slowly
+    Runner.turn = _slowly
     Batch._compiles = _compiles_slowly
     main(sys.argv[2:])

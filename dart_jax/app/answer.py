@@ -10,10 +10,10 @@ import numpy as np
 
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.engine.request import Draft, Finish, Update
 from dart_jax.errors import UserError
 from dart_jax.generation import GeneratedText, Piece, Step
 from dart_jax.model import DartModel
-from dart_jax.serving.request import Draft, Finish, Update
 from dart_jax.text.tokenizer import Tokenizer
 
 # Tokens seldom have more characters: longer texts are rejected without encoding.
@@ -47,12 +47,10 @@ class Verified:
 
     @classmethod
     def of(cls, step: Step) -> Verified | None:
-        """Reads a step that has drafts; None for the prefill and the end."""
-        if step.drafts is None:
+        """Reads a step that has a draft; None for others."""
+        if step.draft is None:
             return None
-        # Copies: views would keep the whole host buffer alive.
-        drafts = (np.array(part[0]) for part in step.drafts)
-        return cls(*drafts, tokens=np.array(step.tokens), drafted=step.drafted)
+        return cls(*step.draft, tokens=np.array(step.tokens), drafted=step.drafted)
 
     @classmethod
     def of_update(cls, update: Update, context: Sequence[int]) -> Verified:

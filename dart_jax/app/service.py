@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dart_jax.app.answer import Answer, Prompt, encode
 from dart_jax.app.methods import Methods
 from dart_jax.app.settings import LEAST, Settings
+from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.serving.config import ServingConfig, Warmup
 from dart_jax.serving.engine import Engine, EngineFailed, Ticket
-from dart_jax.serving.request import QueueFull, Request
+from dart_jax.serving.interface import QueueFull
 
 # Interval at which a page is updated with new text, in seconds.
 _REFRESH = 0.08

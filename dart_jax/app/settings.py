@@ -10,8 +10,8 @@ import numpy as np
 
 from dart_jax.app.methods import Methods
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
-from dart_jax.serving.request import Request
 
 # Minimum and step of the number of new tokens.
 LEAST = 8

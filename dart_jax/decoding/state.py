@@ -18,7 +18,6 @@ from dart_jax.models.cache import Cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.program import ALL, CACHE, DEVICE_ROWS, DRAFT_ROWS, ROWS
 
 # "target": the target's parameters; "drafter": the drafter's, if it has any; "draft_ids":
 # int32 [Vd], the target ids of a DART or EAGLE-3 drafter's vocabulary.
@@ -33,9 +32,6 @@ class DecodeConfig:
       target: the target's shapes.
       drafter: config of the drafting method; None for plain decoding.
       nodes: tree nodes without the root, N.
-      pause: steps of plain decoding, at most, after which drafting may go on, where tree sizes
-        change (see `dart_jax.decoding.adaptive`); the state then keeps the features that a new
-        draft needs. 0 if all trees have N nodes.
       candidates: top-k tokens per drafted position that a DART drafter passes to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
       logits: processors of the target's logits, and what is reported about them.
@@ -49,7 +45,6 @@ class DecodeConfig:
     target: TargetConfig
     drafter: AnyDrafter | None = None
     nodes: int = 0
-    pause: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
     logits: LogitsConfig = LogitsConfig()
@@ -92,12 +87,6 @@ class DecodeConfig:
         return HostBuffer(drafting.positions, drafting.candidates, path, draws, drafting.pairs)
 
     @property
-    def prefill(self) -> DecodeConfig:
-        """The config to compile the prefill for; equal for all trees of the same maximum depth if
-        the host searches, since the prefill depends on nothing else."""
-        return dataclasses.replace(self, nodes=self.max_depth) if self.searches else self
-
-    @property
     def plain(self) -> DecodeConfig:
         """The config of plain decoding with the same target."""
         return dataclasses.replace(self, drafter=None, nodes=0)
@@ -106,8 +95,7 @@ class DecodeConfig:
     def reading(self) -> DecodeConfig:
         """The config to compile the reading of prompts for; equal for all trees of a drafter and
         all that is done with the logits."""
-        nodes = min(self.nodes, 1)
-        return DecodeConfig(self.target, self.drafter, nodes, execution=self.execution)
+        return DecodeConfig(self.target, self.drafter, nodes=1, execution=self.execution)
 
     @property
     def couples(self) -> bool:
@@ -117,12 +105,10 @@ class DecodeConfig:
     def capacity(self, max_length: int) -> int:
         """Cache rows needed for sequences of up to `max_length` tokens.
 
-        A step writes a whole path after the accepted rows, and after a pause the drafter reads as
-        many rows as the longest one has. Rounded up to a multiple of 64 to limit the number of
-        compiled shapes.
+        A step writes a whole path after the accepted rows. Rounded up to a multiple of 64 to limit
+        the number of compiled shapes.
         """
-        beyond = max(self.max_depth, self.pause) + 1
-        return -(-(max_length + beyond) // 64) * 64
+        return -(-(max_length + self.max_depth + 1) // 64) * 64
 
 
 @partial(
@@ -143,7 +129,6 @@ class DecodeConfig:
         "scores",
         "trees",
         "noise",
-        "features",
     ],
     meta_fields=[],
 )
@@ -170,8 +155,6 @@ class DecodeState:
       trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
       noise: float32 [B, depth + 1, V], of the draws after the root and after nodes of each depth,
         with which the next trees were drafted; None if they were drafted without.
-      features: [B, 1, 3D], the target's, of the row before the root; None if tree sizes do not
-        change.
     """
 
     target_cache: Cache
@@ -189,17 +172,8 @@ class DecodeState:
     scores: TokenScores | None = None
     trees: jax.Array | None = None
     noise: jax.Array | None = None
-    features: jax.Array | None = None
 
     @property
     def active(self) -> jax.Array:
         """Bool [B]: unfinished rows."""
         return self.remaining > 0
-
-
-# The specs of a state's arrays (see `dart_jax.models.sharding.program`), by field; the host reads
-# few of them.
-_SPECS: dict[str, Any] = dict.fromkeys(DecodeState.__dataclass_fields__, DEVICE_ROWS)
-_SPECS |= dict.fromkeys(("context", "remaining", "scores", "trees"), ROWS)
-_SPECS |= {"target_cache": CACHE, "draft_state": DRAFT_ROWS, "stop": ALL, "sampling": ALL}
-STATE = DecodeState(**_SPECS)

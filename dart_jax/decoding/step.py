@@ -1,7 +1,6 @@
 """The decode step: verify the tree -> accept -> compact the caches -> draft -> top-k.
 
-Pure functions over plain pytrees. `DecodeConfig` is static; the state is donated, so its caches are
-updated in place. Plain decoding is the same step with a root-only tree and no drafter. Drafting is
+Pure functions over plain pytrees. `DecodeConfig` is static. Plain decoding is the same step with a root-only tree and no drafter. Drafting is
 left to the methods in `dart_jax.decoding.drafting`: some return candidates for the host, whose
 search builds the tree; others store the next tree in the state.
 """
@@ -24,7 +23,7 @@ from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes,
 from dart_jax.decoding.noise import noise_at
 from dart_jax.decoding.penalties import count_tokens, mark_seen, penalize
 from dart_jax.decoding.sampling import draw
-from dart_jax.decoding.state import STATE, DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,
     ancestor_mask,
@@ -36,10 +35,8 @@ from dart_jax.decoding.tree import (
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import KVCache, wait_for
-from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import joined
-from dart_jax.models.sharding.program import ROWS, program
 
 
 class Verified(NamedTuple):
@@ -94,36 +91,36 @@ def exact_products(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+class Step(NamedTuple):
+    """The result of a step.
+
+    Attributes:
+      state: the new state; its `trees` are the next ones, if they are built on the device.
+      path: what was accepted.
+      packed: the host buffer, int32 [B, width].
+    """
+
+    state: DecodeState
+    path: AcceptedPath
+    packed: jax.Array
+
+
 @exact_products
 def decode_step(
-    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None = None
-) -> tuple[DecodeState, jax.Array]:
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
+) -> Step:
     """Verifies one tree per row, then drafts.
 
     Args:
       config: static.
       params: see `DecodeParams`.
-      state: donated.
-      trees: int32 [B, 3, N + 1] from the pruner; None if the state has them, and for plain
-        decoding.
-
-    Returns:
-      The new state and the host buffer, int32 [B, width].
+      state: before the step.
+      trees: int32 [B, 3, N + 1]; None for plain decoding.
     """
-    trees = state.trees if trees is None else trees
     verified = verify(config, params, state, trees)
     state, path = accept_and_compact(config, state, trees, verified)
-    inputs = draft_input(config, params, state, path)
-    if config.pause:
-        newest = take_rows(path.features, inputs.last[:, None])
-        state = dataclasses.replace(state, features=newest)
-    state, candidates = draft(config, state, inputs)
-    return state, pack(config.host_buffer, state, path, candidates)
-
-
-step = program(inputs={"state": STATE, "trees": ROWS}, outputs=(STATE, ROWS), donated=("state",))(
-    decode_step
-)
+    state, candidates = draft(config, state, draft_input(config, params, state, path))
+    return Step(state, path, pack(config.host_buffer, state, path, candidates))
 
 
 def verify(

@@ -24,6 +24,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+# Nodes of the largest draft tree: the memory of a verification grows with their square, and far
+# smaller trees already contain every likely continuation.
+MAX_NODES = 512
+
 
 class DraftTree(NamedTuple):
     """Node arrays, each int32 [B, N + 1].

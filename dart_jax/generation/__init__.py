@@ -7,14 +7,9 @@ Start with `config.py` (the options) and `results.py`, then `text_generator.py` 
 
 from __future__ import annotations
 
+from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
-from dart_jax.generation.defaults import (
-    MAX_NODES,
-    adaptive_tree,
-    default_loop,
-    default_tree,
-    length_bucket,
-)
+from dart_jax.generation.defaults import adaptive_tree, default_tree, length_bucket
 from dart_jax.generation.generated_text import GeneratedText
 from dart_jax.generation.results import Completion, Piece, Step
 from dart_jax.generation.text_generation import TextGeneration
@@ -29,7 +24,6 @@ __all__ = [
     "Step",
     "TextGeneration",
     "adaptive_tree",
-    "default_loop",
     "default_tree",
     "length_bucket",
 ]

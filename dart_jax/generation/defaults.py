@@ -6,15 +6,10 @@ from typing import Any
 
 import jax
 
-from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.drafting import AnyDrafter, PromptLookupConfig
-from dart_jax.decoding.search.config import SearchConfig, SearchWay
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-
-# Nodes of the largest draft tree: the memory of a verification grows with their square, and far
-# smaller trees already contain every likely continuation.
-MAX_NODES = 512
 
 # Sizes of trees between which steps choose, up to the largest.
 _SIZES = (0, 1, 2, 4, 8, 16, 32)
@@ -77,16 +72,6 @@ def adaptive_tree(
     if not isinstance(drafter, TargetConfig) and jax.default_backend() == "cpu":
         most, search = 2 * most, default_search(drafter, level_decay=1.5)
     return (*(size for size in _SIZES if size < most), most), search
-
-
-def default_loop(way: SearchWay | None) -> Loop:
-    """Returns the fastest loop for a way of searching trees, or for methods that search none.
-
-    A program runs the whole generation, unless it would wait for Python at every step: on an
-    accelerator that is slower than steps that are called in turn, and JAX does not cache such
-    programs.
-    """
-    return "host" if way == "callback" and jax.default_backend() != "cpu" else "fused"
 
 
 def length_bucket(tokens: int) -> int:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dart_jax.decoding.loop import Drafts
+from dart_jax.engine.request import Draft
 
 
 class Piece(str):
@@ -33,20 +33,21 @@ class Piece(str):
 
 
 class Step(NamedTuple):
-    """What the prefill or one verification emitted.
+    """New tokens of one step.
 
     Attributes:
       pieces: its new text, of all texts of the batch; the end of a text may come in a separate step
         without tokens.
       tokens: int32 [n], emitted tokens of the first text, including those after a stop string.
       drafted: the first `drafted` of them were drafted.
-      drafts: what was verified, if `steps` was called with `with_drafts`; None for the prefill.
+      draft: what was verified of the first text, if `steps` was called with `with_drafts`; None if
+        nothing was drafted.
     """
 
     pieces: list[Piece]
     tokens: np.ndarray
     drafted: int
-    drafts: Drafts | None
+    draft: Draft | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -8,12 +8,15 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from dart_jax.decoding.decoder import Decoder
+from dart_jax.engine.decoder import BatchDecoding, Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.generated_text import GeneratedText
 from dart_jax.generation.results import Completion, Piece, Step
 from dart_jax.text.tokenizer import Tokenizer
+
+# Steps after which the texts are looked at, where that must not wait for the end of a burst.
+_STEPS_BETWEEN_CHECKS = 8
 
 
 class TextGeneration:
@@ -32,7 +35,7 @@ class TextGeneration:
         config: GenerationConfig,
         stop_strings: Sequence[str] = (),
     ):
-        """Pads the prompts; nothing is decoded yet.
+        """Queues the prompts; nothing is decoded yet.
 
         Args:
           decoder: runs the model.
@@ -42,23 +45,26 @@ class TextGeneration:
           stop_strings: the text ends before the first of them that occurs.
 
         Raises:
-          UserError: as `Decoder.pad` and `Decoder.options`.
+          UserError: as `Decoder.start`.
         """
-        self._decoder = decoder
-        self._prompts = decoder.pad(list(prompts), config.max_new_tokens, config.max_length)
-        self._options = decoder.options(config.seed)
+
+        def begin(drafts: bool) -> BatchDecoding:
+            return decoder.start(
+                prompts, config.max_new_tokens, config.seed, limit=config.max_length, drafts=drafts
+            )
+
+        self._begin, self._batch = begin, begin(False)
         self._rows = [
             GeneratedText(tokenizer, stop_strings, decoder.stop, row=n) for n in range(len(prompts))
         ]
-        # Stop strings can be detected only on the host; the scores of all tokens together could
-        # need more memory than the device has.
-        per_step = stop_strings or decoder.config.logits.scores
-        self._fused = decoder.loop == "fused" and not per_step
-        self._steps = np.zeros(len(prompts), int)
-        self._seconds: dict[str, float] = {}
+        # Stop strings are found only on the host; the scores of all tokens together could need more
+        # memory than the device has.
+        self._steps_at_once = decoder.steps
+        if stop_strings or decoder.config.logits.scores:
+            self._steps_at_once = _STEPS_BETWEEN_CHECKS
         self._pieces = self._generate()
         self._started = False
-        # Held during a step, so that `close` can be called from another thread.
+        # Held during a burst, so that `close` can be called from another thread.
         self._running = threading.Lock()
 
     def __iter__(self) -> TextGeneration:
@@ -104,23 +110,14 @@ class TextGeneration:
         return [self._completion(row) for row in range(len(self._rows))]
 
     def run(self) -> None:
-        """Generates to the end, if possible and faster in one program on the device."""
+        """Generates to the end, in as few bursts as possible."""
         with self._running:
-            if self._fused and not self._started:
-                self._run_fused()
-                self._pieces.close()
-            else:
-                for _ in self._pieces:
-                    pass
-
-    def _run_fused(self) -> None:
-        self._started = True
-        result = self._decoder.generate(self._prompts, self._options)
-        scores = result.scores or [None] * len(self._rows)
-        for n, row in enumerate(self._rows):
-            row.append(result.tokens[n], result.drafted[n], scores[n])
-            row.end()
-        self._steps, self._seconds = np.array(result.steps), result.seconds
+            rest = self._pieces
+            if not self._started:
+                rest.close()
+                rest = self._steps(self._steps_at_once)
+            for _ in rest:
+                pass
 
     def _generate(self) -> Generator[Piece, None, None]:
         for step in self.steps():
@@ -130,31 +127,34 @@ class TextGeneration:
         """Generates step by step; an alternative to iterating over the pieces.
 
         Args:
-          with_drafts: also report what each step verified, in `Step.drafts`.
+          with_drafts: also report what each step verified, in `Step.draft`.
 
         Raises:
           UserError: these texts are already being generated.
         """
         if self._started:
             raise UserError("these texts were already generated; start another generation")
-        self._started = True
-        steps = self._decoder.stream(
-            self._prompts, self._options, seconds=self._seconds, with_drafts=with_drafts
-        )
-        ended, first = None, True
-        while True:
-            try:
-                output = steps.send(ended)
-            except StopIteration:
-                break
+        if with_drafts:
+            self._batch = self._begin(True)
+        yield from self._steps(1)
+
+    def _steps(self, limit: int) -> Generator[Step, None, None]:
+        """Generates in bursts of so many steps, at most."""
+        self._started, batch = True, self._batch
+        while batch.busy:
+            new = batch.burst(limit)
             pieces: list[Piece] = []
-            scores = output.scores or [None] * len(self._rows)
-            for n, (row, tokens) in enumerate(zip(self._rows, output.tokens, strict=True)):
-                self._steps[n] += len(tokens) > 0 and not first
-                pieces += row.append(tokens, output.ranks[n] > 0, scores[n])
-            yield Step(pieces, output.tokens[0], int(output.drafted[0]), output.drafts)
-            ended, first = np.array([row.finish is not None for row in self._rows]), False
-        rest = [piece for row in self._rows for piece in row.end()]
+            for row, tokens, ranks, scores, _ in new:
+                text = self._rows[row]
+                pieces += text.append(tokens, ranks > 0, scores)
+                if text.finish is not None:
+                    batch.end(row)
+            first = next((each for each in new if each.row == 0), None)
+            if first is None:
+                yield Step(pieces, np.zeros(0, np.int32), 0, None)
+            else:
+                yield Step(pieces, first.tokens, int(np.sum(first.ranks > 0)), first.draft)
+        rest = [piece for text in self._rows for piece in text.end()]
         if rest:
             yield Step(rest, np.zeros(0, np.int32), 0, None)
 
@@ -164,10 +164,10 @@ class TextGeneration:
             text="".join(row.pieces),
             tokens=np.array(row.tokens, np.int32),
             drafted=np.array(row.drafted, bool),
-            prompt_tokens=int(self._prompts.length[n]),
-            steps=int(self._steps[n]),
+            prompt_tokens=self._batch.length(n),
+            steps=int(self._batch.steps[n]),
             finish=row.finish,
-            seconds=dict(self._seconds),
+            seconds=dict(self._batch.seconds),
             pieces=tuple(row.pieces),
             **row.scores(),
         )

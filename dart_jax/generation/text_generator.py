@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Unpack, cast, overload
 
 import numpy as np
 
-from dart_jax.decoding.adaptive.memory import TreeMemory
-from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.drafting import AnyDrafter, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import make_search
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.decoding.tree import MAX_NODES
+from dart_jax.engine.decoder import Decoder, TreeMemory
 from dart_jax.errors import UserError
 from dart_jax.files import user_cache
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
 from dart_jax.generation.defaults import (
-    MAX_NODES,
     adaptive_tree,
-    default_loop,
     default_search,
     default_tree,
     length_bucket,
@@ -263,7 +261,7 @@ class TextGenerator:
     def _tree_memory(self) -> TreeMemory:
         # Processes that decode together must know the same.
         together = several_processes(self.execution.mesh)
-        return TreeMemory(None if together else user_cache() / "tree_costs")
+        return TreeMemory.at(None if together else user_cache() / "tree_costs")
 
     def decoder(
         self,
@@ -277,7 +275,6 @@ class TextGenerator:
         search: SearchConfig | None = None,
         logits: LogitsConfig = LogitsConfig(),
         coupled: bool = True,
-        loop: Loop | None = None,
     ) -> Decoder:
         """Returns a decoder with draft trees of `nodes` nodes.
 
@@ -293,7 +290,6 @@ class TextGenerator:
             n-gram model drafts.
           logits: processors of the target's logits, and what is reported about them.
           coupled: whether drafts are ranked with the noise of the target's draws.
-          loop: see `Decoder`; None for the platform's fastest.
 
         Raises:
           UserError: `nodes` or `sizes` are out of range, or need a drafter that was not loaded, or
@@ -313,11 +309,11 @@ class TextGenerator:
             raise UserError(f"sizes must ascend from 0 and include {nodes} nodes, got {sizes}")
         if not 0 <= max(sizes, default=0) <= MAX_NODES:
             raise UserError(f"a tree cannot have {sizes[-1]} nodes; choose 0 to {MAX_NODES}")
-        drafter = self.drafter if nodes else None
+        largest = sizes[-1] if sizes else nodes
         config = DecodeConfig(
             self.target,
-            drafter,
-            nodes,
+            self.drafter if nodes else None,
+            largest,
             logits=logits,
             coupled=coupled,
             execution=self.execution,
@@ -328,7 +324,7 @@ class TextGenerator:
                 raise UserError("drafting with only an n-gram model needs one; pass one and use it")
             made = make_search(
                 config.host_buffer,
-                nodes,
+                largest,
                 ngram=self.ngram if use_ngram else None,
                 eos=self.eos,
                 search=search or default_search(self.drafter),
@@ -342,8 +338,8 @@ class TextGenerator:
             max_length,
             sampling or Sampling(),
             self.eos if stop is None else stop,
-            loop or default_loop(None if made is None else made.way),
             sizes=sizes,
+            first=nodes if sizes else None,
             memory=self._tree_memory,
         )
 

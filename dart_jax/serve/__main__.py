@@ -28,7 +28,7 @@ from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.request import AnyEngine
+from dart_jax.serving.interface import AnyEngine
 
 if TYPE_CHECKING:
     from dart_jax.serve.process import Server

@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.serve.errors import bad
-from dart_jax.serving.request import MOST_LOGPROBS
 
 # Every stop string is looked for in every piece of text.
 MOST_STOPS = 64

@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dart_jax.serving.request import AnyEngine, Finish
-from dart_jax.serving.statistics import Statistics
+from dart_jax.engine.request import Finish
+from dart_jax.engine.statistics import Statistics
+from dart_jax.serving.interface import AnyEngine
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
 _FIRST_TOKEN += (7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import split_stops
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
@@ -18,7 +19,7 @@ from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import check_ids
 from dart_jax.serve.texts import Texts
 from dart_jax.serving.engine import EngineClosed
-from dart_jax.serving.request import AnyEngine, QueueFull, Request
+from dart_jax.serving.interface import AnyEngine, QueueFull
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from dart_jax.engine.request import Finish, Logprobs, Request, Update
 from dart_jax.serve.errors import ApiError, internal
 from dart_jax.serve.logprobs import Score
 from dart_jax.serve.metrics import Metrics
-from dart_jax.serving.request import AnyEngine, AnyTicket, Finish, Logprobs, Request, Update
+from dart_jax.serving.interface import AnyEngine, AnyTicket
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 

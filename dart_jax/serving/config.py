@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Literal
 
+from dart_jax.engine.levels import LEVELS, Level
 from dart_jax.errors import UserError
-
-# How a step samples; each of them serves the requests of those before it. `filtered` has top-k,
-# top-p and min-p, `full` penalties, logit bias and log-probabilities as well.
-Level = Literal["greedy", "sampled", "filtered", "full"]
-LEVELS: tuple[Level, ...] = ("greedy", "sampled", "filtered", "full")
 
 # Which of them are compiled in advance.
 Warmup = Literal["greedy", "filtered", "all", "none"]
-
-
-def highest(levels: Iterable[Level]) -> Level:
-    """The lowest level that serves the requests of all of these."""
-    return LEVELS[max(map(LEVELS.index, levels))]
 
 
 @dataclasses.dataclass(frozen=True)

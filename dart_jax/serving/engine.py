@@ -1,7 +1,7 @@
 """The engine: one thread that serves the requests of one or several models.
 
-What it does for one model is a `Lane`, with slots and pages of its own. In every turn the engine
-runs the lane that has used the device least, among those with requests: so they share its time
+Each model has a `Runner`, with slots and pages of its own. In every turn the engine calls the one
+that has used the device least, among those with requests: so they share its time
 equally, whatever their steps cost.
 """
 
@@ -20,13 +20,15 @@ import jax
 
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.engine.request import OnUpdate, Request, Update
+from dart_jax.engine.runner import Runner
+from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.statistics import Statistics, add
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.lane import Lane
-from dart_jax.serving.request import OnUpdate, QueueFull, Request, Update
-from dart_jax.serving.scheduling.sequence import Sequence
-from dart_jax.serving.statistics import Statistics, add
+from dart_jax.serving.setup import compile_programs, runner_of, search_of
+from dart_jax.serving.interface import QueueFull
 
 _logger = logging.getLogger(__name__)
 
@@ -46,8 +48,8 @@ class EngineFailed(UserError):
 class Ticket:
     """A request that was accepted."""
 
-    def __init__(self, engine: Engine, lane: Lane, sequence: Sequence):
-        self._engine, self._lane, self._sequence = engine, lane, sequence
+    def __init__(self, engine: Engine, runner: Runner, sequence: Sequence):
+        self._engine, self._runner, self._sequence = engine, runner, sequence
 
     @property
     def begun(self) -> float | None:
@@ -57,7 +59,7 @@ class Ticket:
     @property
     def ahead(self) -> int | None:
         """How many requests wait before it; None once it has begun."""
-        return self._engine._ahead(self._lane, self._sequence)
+        return self._engine._ahead(self._runner, self._sequence)
 
     @property
     def compiling(self) -> bool:
@@ -67,7 +69,7 @@ class Ticket:
     def cancel(self) -> None:
         """Ends it within a step, without waiting. At most one more update, which is under way,
         follows. Callable from any thread, and more than once."""
-        self._engine._cancel(self._lane, self._sequence)
+        self._engine._cancel(self._runner, self._sequence)
 
 
 class Engine:
@@ -103,12 +105,16 @@ class Engine:
         if isinstance(models, DartModel):
             models = {"default": models}
         self.config = config
-        self._lanes = {
-            name: Lane(model, config, self._forget, len(models)) for name, model in models.items()
+        self._runners = {
+            name: runner_of(model, config, self._forget, len(models))
+            for name, model in models.items()
         }
-        first = next(iter(self._lanes.values()))
-        self.model, self.max_length = first.model, first.batch.shapes.max_length
-        self._warm_ups = deque((lane, lane.warm_up()) for lane in self._lanes.values())
+        self._models = dict(models)
+        self.model = next(iter(models.values()))
+        self.max_length = next(iter(self._runners.values())).batch.shapes.max_length
+        self._warm_ups = deque(
+            (runner, compile_programs(runner, config)) for runner in self._runners.values()
+        )
         if not warm_up_idle:
             while self._warm_ups:
                 _, parts = self._warm_ups.popleft()
@@ -117,8 +123,8 @@ class Engine:
         self._compiled, self._compiled_idle = CompileTime(), 0
         self._kept_until = 0  # programs compiled for requests when they were last dropped
         self._changed = threading.Condition()
-        self._inbox: deque[tuple[Lane, Sequence]] = deque()
-        self._cancelled: deque[tuple[Lane, Sequence]] = deque()
+        self._inbox: deque[tuple[Runner, Sequence]] = deque()
+        self._cancelled: deque[tuple[Runner, Sequence]] = deque()
         self._accepting = True
         self._closed = self._failed = False
         self._statistics = self._snapshot()
@@ -128,7 +134,7 @@ class Engine:
     @property
     def compiling(self) -> bool:
         """Whether a program is being compiled, which all requests wait for."""
-        return any(lane.batch.compiling for lane in self._lanes.values())
+        return any(runner.batch.compiling for runner in self._runners.values())
 
     @property
     def warm(self) -> bool:
@@ -137,7 +143,8 @@ class Engine:
 
     def search(self, method: str | None = None) -> SearchConfig:
         """The parameters of a method's tree search; raises UserError if there is no such method."""
-        return self._lane(method).batch.shapes.search
+        self._runner(method)
+        return search_of(self._models[method] if method else self.model, self.config)
 
     def submit(self, request: Request, on_update: OnUpdate) -> Ticket:
         """Accepts a request. Callable from any thread.
@@ -152,31 +159,31 @@ class Engine:
           EngineClosed: it accepts no more requests.
           UserError: the request does not fit the model, or there is no such method.
         """
-        lane = self._lane(request.method)
-        request.check_fits(self.max_length, lane.model.target.vocab_size)
+        runner = self._runner(request.method)
+        request.check_fits(self.max_length, runner.batch.vocab_size)
         sequence = Sequence(request, self.max_length, on_update)
         with self._changed:
             if self._failed:
                 raise EngineClosed("the engine has failed; it must be started again")
             if not self._accepting:
                 raise EngineClosed("the server is shutting down; try again later")
-            if len(lane.accepted) >= self.config.slots + self.config.queue:
+            if len(runner.accepted) >= self.config.slots + self.config.queue:
                 raise QueueFull(
                     f"{self.config.queue} requests are waiting; try again in a moment",
-                    lane.tallies.seconds_per_request(),
+                    runner.tallies.seconds_per_request(),
                 )
-            lane.accepted[sequence] = None
-            self._inbox.append((lane, sequence))
+            runner.accepted[sequence] = None
+            self._inbox.append((runner, sequence))
             self._changed.notify_all()
-        return Ticket(self, lane, sequence)
+        return Ticket(self, runner, sequence)
 
-    def _lane(self, method: str | None) -> Lane:
+    def _runner(self, method: str | None) -> Runner:
         if method is None:
-            return next(iter(self._lanes.values()))
-        if method not in self._lanes:
-            names = ", ".join(self._lanes)
+            return next(iter(self._runners.values()))
+        if method not in self._runners:
+            names = ", ".join(self._runners)
             raise UserError(f"there is no method {method!r}; choose one of {names}")
-        return self._lanes[method]
+        return self._runners[method]
 
     async def stream(self, request: Request) -> AsyncGenerator[Update, None]:
         """Serves a request for asyncio: yields its updates; closing the iterator cancels it.
@@ -224,22 +231,22 @@ class Engine:
 
     @property
     def _any_accepted(self) -> bool:
-        return any(lane.accepted for lane in self._lanes.values())
+        return any(runner.accepted for runner in self._runners.values())
 
-    def _ahead(self, lane: Lane, sequence: Sequence) -> int | None:
+    def _ahead(self, runner: Runner, sequence: Sequence) -> int | None:
         with self._changed:
-            if sequence.begun is not None or sequence not in lane.accepted:
+            if sequence.begun is not None or sequence not in runner.accepted:
                 return None
-            waiting = (each for each in lane.accepted if each.begun is None)
+            waiting = (each for each in runner.accepted if each.begun is None)
             return next(place for place, each in enumerate(waiting) if each is sequence)
 
-    def _cancel(self, lane: Lane, sequence: Sequence) -> None:
+    def _cancel(self, runner: Runner, sequence: Sequence) -> None:
         with self._changed:
             if sequence.cancelled:
                 return
             sequence.cancelled = True
-            lane.accepted.pop(sequence, None)  # at once: its place is free for the next request
-            self._cancelled.append((lane, sequence))
+            runner.accepted.pop(sequence, None)  # at once: its place is free for the next request
+            self._cancelled.append((runner, sequence))
             self._changed.notify_all()
 
     # What follows runs on the engine's thread.
@@ -248,9 +255,9 @@ class Engine:
         try:
             with measure_compilation() as self._compiled:
                 while self._take_news():
-                    busy = [lane for lane in self._lanes.values() if lane.busy]
+                    busy = [runner for runner in self._runners.values() if runner.busy]
                     if busy:
-                        min(busy, key=lambda lane: lane.seconds).turn(self._clock)
+                        min(busy, key=lambda runner: runner.seconds).turn(self._clock)
                     else:
                         self._warm_up()
                     self._drop_programs()
@@ -264,11 +271,11 @@ class Engine:
         return time.perf_counter() - self._compiled.seconds
 
     def _warm_up(self) -> None:
-        """Takes a part of a lane's warm-up; the next one will be of another lane."""
-        lane, parts = self._warm_ups.popleft()
+        """Takes a part of a runner's warm-up; the next one will be of another runner."""
+        runner, parts = self._warm_ups.popleft()
         before = self._compiled.programs
         if next(parts, None) is not None:
-            self._warm_ups.append((lane, parts))
+            self._warm_ups.append((runner, parts))
         self._compiled_idle += self._compiled.programs - before
 
     @property
@@ -283,13 +290,13 @@ class Engine:
         if compiled - self._kept_until > _MOST_COMPILED:
             self._kept_until = compiled
             jax.clear_caches()
-            for lane in self._lanes.values():
-                lane.batch.forget_programs()
+            for runner in self._runners.values():
+                runner.batch.forget_programs()
 
     def _take_news(self) -> bool:
         """Takes in new and cancelled requests, and waits until there is something to do; returns
         whether to go on."""
-        lanes = self._lanes.values()
+        runners = self._runners.values()
         while True:
             with self._changed:
                 while not (
@@ -297,38 +304,38 @@ class Engine:
                     or self._inbox
                     or self._cancelled
                     or self._warm_ups
-                    or any(lane.busy for lane in lanes)
+                    or any(runner.busy for runner in runners)
                 ):
                     self._changed.wait()
                 new, cancelled = list(self._inbox), list(self._cancelled)
                 self._inbox.clear()
                 self._cancelled.clear()
                 closed = self._closed
-            for lane, sequence in new:
-                self._add(lane, sequence)
-            for lane, sequence in cancelled:
-                lane.end(sequence)
+            for runner, sequence in new:
+                self._add(runner, sequence)
+            for runner, sequence in cancelled:
+                runner.end(sequence)
             if closed:
-                for lane in lanes:
-                    for sequence in lane.requests:
-                        lane.end(sequence)
+                for runner in runners:
+                    for sequence in runner.requests:
+                        runner.end(sequence)
                 return False
-            if self._warm_ups or any(lane.busy for lane in lanes):
+            if self._warm_ups or any(runner.busy for runner in runners):
                 return True
             self._statistics = self._snapshot()
 
-    def _add(self, lane: Lane, sequence: Sequence) -> None:
-        """Passes a request to its lane. One that was idle has as much claim to the device as the
+    def _add(self, runner: Runner, sequence: Sequence) -> None:
+        """Passes a request to its runner. One that was idle has as much claim to the device as the
         others: it neither makes up for its idleness nor waits for what it used before."""
-        if not lane.busy:
-            others = (other.seconds for other in self._lanes.values() if other.busy)
-            lane.seconds = min(others, default=lane.seconds)
-        lane.scheduler.waiting.append(sequence)
+        if not runner.busy:
+            others = (other.seconds for other in self._runners.values() if other.busy)
+            runner.seconds = min(others, default=runner.seconds)
+        runner.scheduler.waiting.append(sequence)
 
-    def _forget(self, lane: Lane, sequence: Sequence) -> None:
+    def _forget(self, runner: Runner, sequence: Sequence) -> None:
         """A request has ended."""
         with self._changed:
-            lane.accepted.pop(sequence, None)
+            runner.accepted.pop(sequence, None)
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
@@ -336,23 +343,23 @@ class Engine:
         with self._changed:
             self._failed = True
             self._inbox.clear()
-            lost = [(lane, each) for lane in self._lanes.values() for each in lane.accepted]
-        for lane, sequence in lost:
+            lost = [(runner, each) for runner in self._runners.values() for each in runner.accepted]
+        for runner, sequence in lost:
             failure = EngineFailed(f"the engine failed: {type(error).__name__}")
             failure.__cause__ = error
-            lane.give(sequence, failure)
+            runner.give(sequence, failure)
             sequence.ended = True
         with self._changed:
-            for lane in self._lanes.values():
-                lane.accepted.clear()
+            for runner in self._runners.values():
+                runner.accepted.clear()
             self._changed.notify_all()
         self._statistics = self._snapshot()
 
     def _snapshot(self) -> Statistics:
-        first, *others = self._lanes.values()
+        first, *others = self._runners.values()
         counts = first.statistics(
             accepted=len(self._inbox),
             compilations=self._compiled_for_requests,
             failed=self._failed,
         )
-        return functools.reduce(add, (lane.statistics(replicas=0) for lane in others), counts)
+        return functools.reduce(add, (runner.statistics(replicas=0) for runner in others), counts)

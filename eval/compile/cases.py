@@ -23,14 +23,7 @@ from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import STATE, DecodeConfig
 from dart_jax.decoding.step import step
-from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
-from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import round_params
-from dart_jax.models.pure import abstract_params
-from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
-from dart_jax.ngram.device_table import DeviceTable
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.programs import (
+from dart_jax.engine.programs import (
     POOLS,
     BurstProgram,
     burst,
@@ -38,7 +31,14 @@ from dart_jax.serving.programs import (
     empty_history,
     empty_pools,
 )
-from dart_jax.serving.rows import PAGES, VALUES, Rows
+from dart_jax.engine.rows import PAGES, VALUES, Rows
+from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.int8 import round_params
+from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
+from dart_jax.ngram.device_table import DeviceTable
+from dart_jax.serving.config import ServingConfig
 from eval.latency.shapes import as_loaded, drafter_of, target_of
 
 Method = Literal["plain", "dart", "eagle3"]

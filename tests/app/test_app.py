@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import SEED, Oracle, sequences
+from decoding import Options, Prompts, stream
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import make as make_tiny
@@ -26,9 +27,6 @@ from dart_jax.app.scores import scores
 from dart_jax.app.service import COMPILING, Replaced, Service
 from dart_jax.app.settings import Settings
 from dart_jax.app.tree_picture import Node, draw, label
-from dart_jax.decoding.loop import start as first_draft
-from dart_jax.decoding.loop import stream
-from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.host import HostSearch
@@ -352,7 +350,7 @@ def test_a_step_drawn_without_a_page(model):
 def test_the_devices_trees_can_be_watched(models):
     """EAGLE-3's never leave the device otherwise. Its accepted tokens lie on a path of them."""
     config = DecodeConfig(models.target, models.eagle, 8)
-    prompts = Prompts.pad([models.of_prompts("prompt")[0][:8]], 20, 55, models.target.vocab_size)
+    prompts = Prompts.pad([models.of_prompts("prompt")[0][:8]], 20, 55)
     for drafts in (False, True):
         steps = list(
             stream(config, models.eagle_params, None, prompts, Options(), with_drafts=drafts)

@@ -9,25 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import SEED, Oracle, sequences
-
 from dart_jax.decoding.adaptive.acceptance import AcceptanceRates
 from dart_jax.decoding.adaptive.costs import ENOUGH, StepCosts
 from dart_jax.decoding.adaptive.memory import TreeMemory
 from dart_jax.decoding.adaptive.policy import BURST, PAUSE, TRIAL, Burst, Policy, Tour
 from dart_jax.decoding.adaptive.switch import Switch, TreeSize
+from decoding import Options, start, step
+
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.loop import (
-    generate_in_bursts,
-    run_to_end,
-    start,
-    stream_in_bursts,
-)
-from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import adaptive_tree, default_tree
 from dart_jax.model import DartModel

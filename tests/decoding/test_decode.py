@@ -1,24 +1,24 @@
-"""Losslessness: DART emits the tokens of plain decoding, in either loop, for any trees."""
+"""Losslessness: DART emits the tokens of plain decoding, in bursts of any length, for any trees."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
+from decoding import Options, Prompts, begin, generate, generate_stepwise, stream
 
-from dart_jax.decoding.loop import generate_fused, generate_streaming, run, stream
-from dart_jax.decoding.prefill import prefill
-from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
+from dart_jax.engine.decoder import Decoder
+from dart_jax.engine.programs import burst, read_chunk
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel
 
 GREEDY, SAMPLED, NUCLEUS = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)
 PENALIZED = Sampling(0.7, min_p=0.05, repetition_penalty=1.3)
 CASES = [(GREEDY, 4), (GREEDY, 60), (SAMPLED, 8), (NUCLEUS, 4), (NUCLEUS, 60), (PENALIZED, 16)]
-LOOPS = [generate_streaming, generate_fused]
+BURSTS = [generate_stepwise, generate]
 
 
 @pytest.fixture(
@@ -58,7 +58,7 @@ def test_plain_decoding_fills_the_cache(prompts, plain):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NUCLEUS, PENALIZED])
 def test_plain_loops_agree(models, prompts, plain, sampling):
     config = DecodeConfig(models.target)
-    fused = generate_fused(config, models.params, None, prompts, Options(sampling, seed=SEED))
+    fused = generate(config, models.params, None, prompts, Options(sampling, seed=SEED))
     assert lists(fused.tokens) == lists(plain(sampling).tokens)
     np.testing.assert_array_equal(fused.steps, plain(sampling).steps)
 
@@ -73,7 +73,7 @@ def test_dart_is_plain_decoding(models, prompts, plain, truth, case, drafting):
         ngram = NgramModel.count(truth(sampling)) if drafting == "search with n-grams" else None
         pruner = HostSearch(config.host_buffer, config.nodes, ngram=ngram)
     options = Options(sampling, seed=SEED)
-    generation = generate_streaming(config, models.params, pruner, prompts, options)
+    generation = generate_stepwise(config, models.params, pruner, prompts, options)
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
     assert generation.tau.min() > (2 if drafting == "oracle" else 0.99)
 
@@ -83,7 +83,7 @@ def test_fused_dart_is_streaming_dart(models, prompts, plain, truth, case):
     config, sampling = case
     oracle, options = Oracle(config, truth(sampling)), Options(sampling, seed=SEED)
     fused, streaming = (
-        loop(config, models.params, oracle, prompts, options) for loop in reversed(LOOPS)
+        loop(config, models.params, oracle, prompts, options) for loop in reversed(BURSTS)
     )
     assert lists(fused.tokens) == lists(streaming.tokens) == lists(plain(sampling).tokens)
     assert lists(fused.drafted) == lists(streaming.drafted)
@@ -94,13 +94,13 @@ def test_fused_dart_is_streaming_dart(models, prompts, plain, truth, case):
 def test_fused_search(models, prompts, plain, truth, greedy):
     pruner = HostSearch(greedy.host_buffer, greedy.nodes, ngram=NgramModel.count(truth(GREEDY)))
     options = Options(seed=SEED)
-    generation = generate_fused(greedy, models.params, pruner, prompts, options)
+    generation = generate(greedy, models.params, pruner, prompts, options)
     assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
     assert 0 < generation.seconds["search"] < generation.seconds["device"]
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", BURSTS)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 59), (SAMPLED, 8), (PENALIZED, 20)])
 def test_eagle3_is_plain_decoding(models, prompts, plain, loop, sampling, nodes):
     config = DecodeConfig(models.target, models.eagle, nodes=nodes)
@@ -114,7 +114,7 @@ def test_plain_tokens_are_the_targets_own(plain):
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", BURSTS)
 def test_every_step_ends_on_a_token_of_the_target(models, prompts, truth, greedy, loop):
     """On a path with 3 true levels, 3 tokens are drafted and the 4th is the bonus token."""
     oracle = Oracle(greedy, truth(GREEDY), levels=3)
@@ -133,8 +133,8 @@ def test_option_values_do_not_recompile(models, prompts):
         Options(Sampling(0.5, 10, 0.9, 0.1, 1.1), stop=(1, 2), seed=1),
         Options(Sampling(1.5, 77, 0.4, 0.3, 0.9), stop=(5,), seed=2),
     ):
-        generate_fused(config, models.params, None, prompts, options)
-        compiled = run._cache_size(), prefill._cache_size()
+        generate(config, models.params, None, prompts, options)
+        compiled = burst._cache_size(), read_chunk._cache_size()
         if options.seed == 1:
             before = compiled
     assert compiled == before
@@ -144,26 +144,31 @@ def test_one_program_serves_all_searches(models, prompts, plain, truth, greedy):
     for seed in (1, 2):
         ngram = NgramModel.count(truth(GREEDY)[:seed])
         pruner = HostSearch(greedy.host_buffer, greedy.nodes, ngram=ngram)
-        generation = generate_fused(greedy, models.params, pruner, prompts)
+        generation = generate(greedy, models.params, pruner, prompts)
         assert lists(generation.tokens) == lists(plain(GREEDY).tokens)
         if seed == 1:
-            before = run._cache_size()
-    assert run._cache_size() == before
+            before = burst._cache_size()
+    assert burst._cache_size() == before
 
 
 def test_rows_can_be_ended(models, prompts, plain, truth, greedy):
     """A row that is ended emits nothing more; the others are unaffected."""
     oracle = Oracle(greedy, truth(GREEDY), levels=3)
-    steps = stream(greedy, models.params, oracle, prompts, Options(seed=SEED))
-    outputs = [next(steps), next(steps), steps.send(np.array([True, False, False, True])), *steps]
-    rows = [np.concatenate([step.tokens[row] for step in outputs]) for row in range(4)]
+    batch = begin(greedy, models.params, oracle, prompts, Options(seed=SEED), steps=1)
+    for _ in range(2):
+        batch.burst()
+    batch.end(0)
+    batch.end(3)
+    for _ in batch:
+        pass
     expected = lists(plain(GREEDY).tokens)
-    assert lists(rows) == [expected[0][:5], expected[1], expected[2], expected[3][:5]]
+    tokens = lists(batch.generation().tokens)
+    assert tokens == [expected[0][:5], expected[1], expected[2], expected[3][:5]]
 
 
 def test_seeds_give_different_samples(models, prompts, plain):
     config, options = DecodeConfig(models.target), Options(SAMPLED, seed=SEED + 1)
-    other = generate_streaming(config, models.params, None, prompts, options)
+    other = generate_stepwise(config, models.params, None, prompts, options)
     for ours, theirs in zip(plain(SAMPLED).tokens, other.tokens, strict=True):
         assert ours.tolist() != theirs.tolist()
 
@@ -178,9 +183,9 @@ def test_a_batch_is_its_prompts_alone(models, prompts, plain, truth, sampling, r
     options = Options(sampling, seed=SEED)
     for row in rows:
         prompt = prompts.tokens[row, : prompts.length[row]]
-        alone = Prompts.pad([prompt], 1000, MAX_LENGTH, models.target.vocab_size)
+        alone = Prompts.pad([prompt], 1000, MAX_LENGTH)
         oracle = Oracle(config, [truth(sampling)[row]])
-        [tokens] = generate_streaming(config, models.params, oracle, alone, options).tokens
+        [tokens] = generate_stepwise(config, models.params, oracle, alone, options).tokens
         assert tokens.tolist() == plain(sampling).tokens[row].tolist()
 
 
@@ -209,11 +214,11 @@ def cut(plain, ending):
 
 def test_stop_ids_end_plain_decoding(models, prompts, ending, cut):
     config = DecodeConfig(models.target)
-    assert lists(generate_streaming(config, models.params, None, prompts, ending).tokens) == cut
+    assert lists(generate_stepwise(config, models.params, None, prompts, ending).tokens) == cut
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", BURSTS)
 def test_stop_ids_end_dart(models, prompts, truth, eight, ending, cut, loop):
     oracle = Oracle(eight, truth(GREEDY), levels=8)
     generation = loop(eight, models.params, oracle, prompts, ending)
@@ -225,14 +230,14 @@ def test_stop_ids_end_dart(models, prompts, truth, eight, ending, cut, loop):
 
 def test_a_stop_id_cuts_an_accepted_path(models, prompts, truth, eight, ending, cut):
     oracle = Oracle(eight, truth(GREEDY), levels=8)
-    emitted = [step.tokens[0] for step in stream(eight, models.params, oracle, prompts, ending)]
-    sizes = [len(tokens) for tokens in emitted if len(tokens)]
+    steps = stream(eight, models.params, oracle, prompts, ending)
+    sizes = [len(step[0].tokens) for step in steps if 0 in step]
     assert sizes[:-1] == [1] + [9] * (len(sizes) - 2)
     assert 1 < sizes[-1] < 9
     assert sum(sizes) == len(cut[0]) < prompts.max_new_tokens[0]
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", BURSTS)
 def test_budgets_are_kept_to(models, prompts, plain, truth, greedy, loop):
     budget = np.array([1, 54, 2, 5], np.int32)
     prompts = dataclasses.replace(prompts, max_new_tokens=budget)
@@ -257,16 +262,10 @@ def test_budgets_are_kept_to(models, prompts, plain, truth, greedy, loop):
         ([[2**32 + 1]], 5, r"prompt tokens must be in 0\.\.11"),
     ],
 )
-def test_prompts_that_cannot_be_decoded(rows, max_new_tokens, message):
+def test_prompts_that_cannot_be_decoded(models, rows, max_new_tokens, message):
     rows = [np.array(row, np.int64) for row in rows]
+    target = dataclasses.replace(models.target, vocab_size=12)
+    decoder = Decoder(DecodeConfig(target), {}, None, 10, GREEDY, ())
     with pytest.raises(UserError, match=message) as error:
-        Prompts.pad(rows, max_new_tokens, max_length=10, vocab_size=12)
+        decoder.start(rows, max_new_tokens)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("longest", "padded"), [(1, 16), (16, 16), (17, 32), (35, 40)])
-def test_prompts_are_padded_to_a_power_of_two(longest, padded):
-    prompts = Prompts.pad([np.arange(longest), np.arange(1)], 7, max_length=40, vocab_size=99)
-    assert prompts.tokens.tolist() == [[*range(longest), *[0] * (padded - longest)], [0] * padded]
-    assert prompts.length.tolist() == [longest, 1]
-    assert prompts.max_new_tokens.tolist() == [min(7, 40 - longest), 7]

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import tiny_model
 from conftest import SEED, sequences
+from decoding import Options, generate, generate_stepwise, start, step
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.drafting.prompt_lookup import PromptLookup
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.loop import generate_fused, generate_streaming, start
-from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import step
 from dart_jax.decoding.tree import chain, unpack
 from dart_jax.errors import UserError
 from dart_jax.generation import default_loop, default_tree
@@ -33,7 +31,7 @@ from eval.methods.measure import accepted_lengths
 
 GREEDY, SAMPLED = Sampling(), Sampling(1.0)
 PENALIZED = Sampling(0.8, top_k=20, top_p=0.9, repetition_penalty=1.3)
-LOOPS = [generate_streaming, generate_fused]
+LOOPS = [generate_stepwise, generate]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def test_a_draft_model_whose_vocabulary_has_another_size(models, prompts, plain,
     drafter = {**params, "embed_tokens": table, "lm_head": {"kernel": head}}
     config = DecodeConfig(target, dataclasses.replace(target, vocab_size=size), nodes=4)
     both = {"target": params, "drafter": drafter}
-    generation = generate_fused(config, both, None, prompts, Options(sampling, seed=SEED))
+    generation = generate(config, both, None, prompts, Options(sampling, seed=SEED))
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
     assert any((tokens >= size).any() for tokens in generation.tokens) == (not beyond)
     if beyond:
@@ -143,11 +141,9 @@ def test_prompt_lookup_is_plain_decoding(models, prompts, plain, loop, sampling,
 def test_prompt_lookup_finds_what_is_repeated(models, prompts):
     """After a text that occurs a second time, the continuation of the first occurrence is
     accepted."""
-    first = generate_fused(
-        DecodeConfig(models.target), models.params, None, prompts, Options(seed=SEED)
-    )
+    first = generate(DecodeConfig(models.target), models.params, None, prompts, Options(seed=SEED))
     config = DecodeConfig(models.target, PromptLookupConfig(), nodes=4)
-    generation = generate_fused(config, models.params, None, prompts, Options(seed=SEED))
+    generation = generate(config, models.params, None, prompts, Options(seed=SEED))
     repeats = [_repeats(row) for row in sequences(prompts, first.tokens)]
     accepted = [int(drafted.sum()) for drafted in generation.drafted]
     assert any(repeats)
@@ -328,7 +324,7 @@ def test_imposed_acceptance(models, prompts, tau):
     """Whatever is drafted, and whatever the target would accept."""
     config = DecodeConfig(models.target, models.drafter, nodes=8, imposed_tau=tau)
     pruner = HostSearch(config.host_buffer, 8)
-    generation = generate_fused(config, models.params, pruner, prompts, Options(seed=SEED))
+    generation = generate(config, models.params, pruner, prompts, Options(seed=SEED))
     emitted = np.array([len(tokens) - 1 for tokens in generation.tokens])
     # A step more or less.
     assert (np.abs(generation.steps - emitted / tau) < 1).all()

@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding import Options, Prompts, generate, generate_stepwise, start, step
 
-from dart_jax.decoding.loop import generate_fused, generate_streaming, start
-from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import step
 from dart_jax.decoding.tree import ancestor_mask, unpack
 from dart_jax.models.pure import bind
 
@@ -33,7 +31,7 @@ def pruner(golden, config):
 
 @pytest.fixture(scope="module")
 def prompts(golden):
-    return Prompts.pad(golden.of_prompts("prompt"), 64, 128, golden.target.vocab_size)
+    return Prompts.pad(golden.of_prompts("prompt"), 64, 128)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +108,7 @@ def test_trees_of_every_step(golden, config, drafts, j):
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("generate", [generate_streaming, generate_fused])
+@pytest.mark.parametrize("generate", [generate_stepwise, generate])
 @pytest.mark.parametrize("name", ["ar_out", "dart_out"])
 def test_generated_tokens(golden, config, pruner, prompts, generate, name):
     outputs = zip(golden.of_prompts(name), prompts.length, strict=True)

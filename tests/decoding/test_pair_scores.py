@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 import tiny_model
 from conftest import RANK, SEED
+from decoding import Options, generate, generate_stepwise, start, step, stream
 from literal_search import paths, transcribe
 from tiny_configs import DART, copied, random_params
 
 from dart_jax.decoding.drafting import drafter_title
-from dart_jax.decoding.loop import generate_fused, generate_streaming, start, stream
-from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import step
 from dart_jax.model import DartModel
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.pure import bind, init_params
@@ -129,7 +127,7 @@ def test_the_tokens_are_those_of_plain_decoding(
     config = DecodeConfig(models.target, drafter, nodes=nodes)
     native = loop != "fused, through Python"
     pruner = HostSearch(config.host_buffer, nodes, ngram=models.ngram, eos=EOS, native=native)
-    generate = generate_streaming if loop == "host" else generate_fused
+    generate = generate_stepwise if loop == "host" else generate
     generation = generate(config, params, pruner, prompts, Options(sampling, seed=SEED))
     assert lists(generation.tokens) == lists(plain(sampling).tokens)
 

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dart_jax.decoding.prefill import ChunkShape, divide, empty_caches, prefill, read_chunk
+from decoding import Options, Prompts, generate, generate_stepwise, start
 from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, random_params
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.loop import generate_fused, generate_streaming, start
-from dart_jax.decoding.prefill import ChunkShape, divide, empty_caches, prefill, read_chunk
-from dart_jax.decoding.prompts import CHUNK, Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
@@ -77,7 +76,7 @@ def test_chunks_leave_the_state_of_a_whole_prompt(name, target, lengths):
     for chunk in (16, CHUNK):
         prompts = prompts_of(lengths, chunk)
         state, packed = start(config, params, prompts, Options())
-        tokens = generate_streaming(config, params, pruner, prompts).tokens
+        tokens = generate_stepwise(config, params, pruner, prompts).tokens
         made.append((state, packed, [row.tolist() for row in tokens]))
     (ours, packed, tokens), (theirs, expected, same) = made
     assert tokens == same
@@ -96,7 +95,7 @@ def follow(tokens, logits, length):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("loop", [generate_fused, generate_streaming])
+@pytest.mark.parametrize("loop", [generate, generate_stepwise])
 def test_chunks_with_all_that_reads_the_prompt(loop):
     """Penalty, processors and scores see the whole prompt, in either loop."""
     logits = LogitsConfig((follow,), logprobs=3)
@@ -116,7 +115,7 @@ def test_a_long_prompt():
     target = dataclasses.replace(TARGET, num_hidden_layers=2)
     config, params, _ = setting("plain", target)
     ours, theirs = (
-        generate_streaming(config, params, None, prompts_of([5000, 700], chunk, 5040)).tokens
+        generate_stepwise(config, params, None, prompts_of([5000, 700], chunk, 5040)).tokens
         for chunk in (256, 5000)
     )
     assert [row.tolist() for row in ours] == [row.tolist() for row in theirs]

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import tiny_model
 from conftest import SEED, sequences
+from decoding import Options, generate, generate_stepwise, start
 from jax import export
 
 from dart_jax.decoding.drafting import NgramConfig
-from dart_jax.decoding.loop import generate_fused, generate_streaming, run, start
-from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search import choice
 from dart_jax.decoding.search.choice import check_way, make_search, way_here
@@ -74,7 +73,7 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
             continue
         search = make(config, ngram, way)
         assert search.way == way
-        for generate in (generate_fused, generate_streaming):
+        for generate in (generate, generate_stepwise):
             made = generate(config, params, search, prompts, options)
             for row, expected in zip(made.tokens, plain(sampling).tokens, strict=True):
                 np.testing.assert_array_equal(row, expected)
@@ -257,6 +256,6 @@ def test_a_table_that_does_not_fit_is_cut_and_told(models, prompts, plain, ngram
     search = make_search(config.host_buffer, 8, **options, way="device", memory=3000)
     [record] = caplog.records
     assert "n-grams are on the device, those seen" in record.getMessage()
-    made = generate_fused(config, models.params, search, prompts, Options(seed=SEED))
+    made = generate(config, models.params, search, prompts, Options(seed=SEED))
     for row, expected in zip(made.tokens, plain(GREEDY).tokens, strict=True):
         np.testing.assert_array_equal(row, expected)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding import step
 from rich.console import Console
 
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import step
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.cpu.tiles import unpack

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dart_jax.decoding.loop import Generation
 from dart_jax.decoding.penalties import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
+from dart_jax.engine.decoder import Generation
 from eval.lossless.distribution import Samples, chi2_tail, chi_square
 from eval.lossless.divergence import ENDED, examine
 from eval.lossless.literal_sampling import (

@@ -17,7 +17,7 @@ import tiny_model
 from rich.console import Console
 
 from dart_jax.data.stdlib import HELD_OUT
-from dart_jax.decoding.loop import Generation
+from dart_jax.engine.decoder import Generation
 from dart_jax.errors import UserError
 from dart_jax.models.pure import init_params
 from dart_jax.models.target import untie

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED
+from decoding import Options, Prompts, generate, generate_stepwise
 
-from dart_jax.decoding.loop import generate_fused, generate_streaming
-from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
@@ -169,13 +168,13 @@ def test_accepted_rows_are_kept(layers, rows, kept, dtype):
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
 @pytest.mark.parametrize(
     ("sampling", "generate"),
-    [(Sampling(), generate_streaming), (Sampling(0.8, top_p=0.9), generate_fused)],
+    [(Sampling(), generate_stepwise), (Sampling(0.8, top_p=0.9), generate)],
     ids=["T0", "T0.8, fused"],
 )
 def test_a_gpus_way_emits_the_same_tokens(models, method, sampling, generate):
     """The kernel, joined projections and at least 8 rows, from the prefill to the end."""
     rows = [tokens[:n] for tokens, n in zip(models.of_prompts("prompt"), (8, 1), strict=False)]
-    prompts = Prompts.pad(rows, 12, MAX_LENGTH, models.target.vocab_size)
+    prompts = Prompts.pad(rows, 12, MAX_LENGTH)
     params = models.eagle_params if method == "eagle3" else models.params
     drafter = {"dart": models.drafter, "plain": None, "eagle3": models.eagle}[method]
     config = DecodeConfig(
@@ -183,7 +182,7 @@ def test_a_gpus_way_emits_the_same_tokens(models, method, sampling, generate):
     )
     pruner = HostSearch(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
     options = Options(sampling, seed=SEED)
-    expected = generate_streaming(config, params, pruner, prompts, options)
+    expected = generate_stepwise(config, params, pruner, prompts, options)
     fused = {
         name: fuse(copied(value)) if isinstance(value, dict) else value
         for name, value in params.items()

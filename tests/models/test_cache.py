@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
+from decoding import Options, Prompts, start, step
 
-from dart_jax.decoding.loop import start
-from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import step
 from dart_jax.models.cache import append, init_cache, length_mask
 
 OPTIONS = Options(seed=SEED)
@@ -67,7 +65,7 @@ def test_decoding_leaves_the_caches_of_a_prefill(models, prompts, plain):
         fresh, _ = start(
             config,
             models.params,
-            Prompts.pad(read, 1, MAX_LENGTH, models.target.vocab_size),
+            Prompts.pad(read, 1, MAX_LENGTH),
             OPTIONS,
         )
         assert state.length.tolist() == [len(tokens) for tokens in read]

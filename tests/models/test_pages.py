@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import SEED
+from decoding import Options, start, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax import _core
-from dart_jax.decoding.loop import start
-from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.step import step
 from dart_jax.models.attention import native
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.compaction import append as append_by

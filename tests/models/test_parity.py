@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.decoding.decoder import Decoder
 from dart_jax.decoding.penalties import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
+from dart_jax.engine.decoder import Decoder
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target

@@ -12,10 +12,10 @@ from documents import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 from stub_engine import StubEngine
 
+from dart_jax.engine.statistics import Statistics
 from dart_jax.programs.command_line import parse
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.metrics import Metrics
-from dart_jax.serving.statistics import Statistics
 
 PLACE = ROOT / "docs/serving"
 DASHBOARD = json.loads((PLACE / "grafana.json").read_text())

@@ -10,6 +10,8 @@ import pytest
 from stub_engine import StubEngine
 from tokenizers_made import byte_fallback, byte_level
 
+from dart_jax.engine.request import Logprobs, Update
+from dart_jax.engine.statistics import Statistics
 from dart_jax.errors import UserError
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
@@ -19,8 +21,6 @@ from dart_jax.serve.logprobs import Score, TokenTexts, chat_form, completion_for
 from dart_jax.serve.process import address_of, open_socket
 from dart_jax.serve.service import Limits, Service
 from dart_jax.serve.texts import Piece, Text
-from dart_jax.serving.request import Logprobs, Update
-from dart_jax.serving.statistics import Statistics
 from dart_jax.text.tokenizer import Tokenizer
 
 

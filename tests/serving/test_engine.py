@@ -11,11 +11,12 @@ from engine_requests import Answer, ask, closed_loop, tokens_of
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO, DartModel
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine, EngineClosed
-from dart_jax.serving.request import QueueFull, Request
+from dart_jax.serving.interface import QueueFull
 
 TEXT = (DEMO.parent / "errors.py").read_text() + (DEMO.parent / "files.py").read_text()
 SMALL = {"slots": 4, "page": 16, "max_length": 320, "warmup": "none", "tree_nodes": 4}

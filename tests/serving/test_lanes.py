@@ -9,12 +9,13 @@ import pytest
 from engine_requests import Answer, ask, closed_loop, tokens_of
 
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
-from dart_jax.serving.request import QueueFull, Request
+from dart_jax.serving.interface import QueueFull
 
 TEXT = (DEMO.parent / "errors.py").read_text()
 SMALL = {"slots": 2, "page": 16, "max_length": 256, "warmup": "none"}
@@ -305,7 +306,7 @@ def test_warming_up_in_idle_moments(models, expected, monkeypatch):
     def fewer_sizes(drafter, rows, fixed):
         return (0,) if drafter is None else (0, 4 // rows, 8)
 
-    monkeypatch.setattr("dart_jax.serving.shapes._sizes", fewer_sizes)
+    monkeypatch.setattr("dart_jax.engine.shapes._sizes", fewer_sizes)
     config = ServingConfig(slots=2, page=64, max_length=128, warmup="filtered", chunk=32)
     engine = Engine(models, config, warm_up_idle=True)
     ready = threading.Event()

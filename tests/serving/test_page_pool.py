@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_jax.serving.scheduling.pages import NO_TOKENS, PagePool, page_key
+from dart_jax.engine.scheduling.pages import NO_TOKENS, PagePool, page_key
 
 PAGE = 4
 

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_model
+from dart_jax.decoding.prefill import ChunkShape
 from engine_requests import ask
 
-from dart_jax.decoding.prefill import ChunkShape
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.batch import Batch
+from dart_jax.engine.programs import burst, read_chunk
+from dart_jax.engine.request import Request
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
-from dart_jax.serving.batch import Batch
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
-from dart_jax.serving.programs import burst, read_chunk
-from dart_jax.serving.request import Request
 
 CONFIG = ServingConfig(slots=2, page=16, max_length=128, warmup="none", tree_nodes=4)
 PLAIN = Execution()

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_jax.serving.request import Request
-from dart_jax.serving.scheduling.pages import PagePool
-from dart_jax.serving.scheduling.scheduler import Scheduler
-from dart_jax.serving.scheduling.sequence import Sequence
+from dart_jax.engine.request import Request
+from dart_jax.engine.scheduling.pages import PagePool
+from dart_jax.engine.scheduling.scheduler import Scheduler
+from dart_jax.engine.scheduling.sequence import Sequence
 
 PAGE, LONGEST = 4, 40
 

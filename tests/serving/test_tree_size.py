@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dart_jax.serving.step_costs import StepCosts
-from dart_jax.serving.tree_size import TreeSizes
+from dart_jax.engine.costs import StepCosts
+from dart_jax.engine.tree_size import TreeSizes
 
 SIZES = {1: (0, 2, 4, 8), 16: (0, 1, 2)}
 FLAT = {0: 1.0, 2: 1.01, 4: 1.02, 8: 1.03}

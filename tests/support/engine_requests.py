@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 
+from dart_jax.engine.request import Request
 from dart_jax.serving.engine import Engine
-from dart_jax.serving.request import Request
 
 PATIENCE = 120  # seconds
 

@@ -18,21 +18,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tiny_model
+from dart_jax.decoding.decoder import Loop
+from decoding import start, step
 from engine_requests import ask
 from tiny_model import SHAPES
 
 from dart_jax import DartModel
-from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.loop import start
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.step import step
+from dart_jax.engine.request import Request
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.platform.execution import WeightsDtype
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
-from dart_jax.serving.request import Request
 from train.objective.drafter_shape import DrafterShape
 
 QWEN3 = dataclasses.replace(

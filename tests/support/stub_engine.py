@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 from tokenizers_made import byte_level
 
+from dart_jax.engine.request import Update
+from dart_jax.engine.statistics import Statistics
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import EngineClosed
-from dart_jax.serving.request import Update
-from dart_jax.serving.statistics import Statistics
 from dart_jax.text.tokenizer import Tokenizer
 
 

@@ -88,6 +88,7 @@ class PromptLookup(DraftingMethod):
 
 
 def _write(text: jax.Array, tokens: jax.Array, at: jax.Array) -> jax.Array:
-    """Writes tokens [B, P] into `text` [B, S] from place `at` [B] on."""
-    write = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-    return write(text, tokens, at)
+    """Writes tokens [B, P] into `text` [B, S] from place `at` [B] on, as far as it goes."""
+    place = at[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
+    return text.at[rows, place].set(tokens, mode="drop")

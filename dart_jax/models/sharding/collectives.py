@@ -49,9 +49,14 @@ def once(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
     return total(jax.lax.cond(jax.lax.axis_index(MODEL) == 0, function, none, *args))
 
 
+def over_groups(x: jax.Array) -> jax.Array:
+    """The sum over all groups of devices."""
+    return jax.lax.psum(x, DATA)
+
+
 def in_any_group(x: jax.Array) -> jax.Array:
     """Whether a bool scalar is true in any group."""
-    return jax.lax.psum(x.astype(jnp.int32), DATA) > 0
+    return over_groups(x.astype(jnp.int32)) > 0
 
 
 def rows_before(count: int) -> jax.Array:

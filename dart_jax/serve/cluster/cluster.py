@@ -19,6 +19,8 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dart_jax.engine.request import OnUpdate, Request
+from dart_jax.engine.statistics import Statistics, add
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.programs.model_choice import ModelChoice
@@ -27,8 +29,7 @@ from dart_jax.serve.cluster.replica import Replica
 from dart_jax.serve.errors import unavailable
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import EngineClosed
-from dart_jax.serving.request import OnUpdate, QueueFull, Request
-from dart_jax.serving.statistics import Statistics, add
+from dart_jax.serving.interface import QueueFull
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_eos, read_target_config

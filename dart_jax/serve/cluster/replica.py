@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
+from dart_jax.engine.request import Request, Update
+from dart_jax.engine.statistics import Statistics
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
-from dart_jax.serving.request import Request, Update
-from dart_jax.serving.statistics import Statistics
 
 
 class Replica:

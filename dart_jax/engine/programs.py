@@ -15,61 +15,58 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from dart_jax.decoding.logits import LogitsConfig, TokenScores
-from dart_jax.decoding.loop.emission import write
-from dart_jax.decoding.prefill import Caches, ChunkShape, caches_without_rows, read_rows
+from dart_jax.decoding.drafting import PromptRows
+from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.reading import Caches, ChunkShape, caches_without_rows, read_rows
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import (
-    accept_and_compact,
-    draft,
-    draft_input,
-    exact_products,
-    noise_of_draft,
-    pack,
-    verify,
-)
-from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
+from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
+from dart_jax.engine.levels import Level
+from dart_jax.engine.request import MOST_LOGPROBS
+from dart_jax.engine.rows import Row, Rows, sampling_of, unpack
+from dart_jax.models.cache import KVCache, PagedCache, capacity_of, parts
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.collectives import once
-from dart_jax.models.sharding.mesh import MODEL
-from dart_jax.models.sharding.program import ALL, OnDevices, program
-from dart_jax.serving.config import Level
-from dart_jax.serving.request import MOST_LOGPROBS
-from dart_jax.serving.rows import Row, Rows, sampling_of, unpack
+from dart_jax.models.pure import bind
+from dart_jax.models.sharding.collectives import once, over_groups
+from dart_jax.models.sharding.mesh import DATA, MODEL
+from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, OnDevices, program
 
 
 class Pools(NamedTuple):
-    """The pages of all requests.
+    """The pages of all requests; every group of devices has pages of its own.
 
     Attributes:
       target: the target's keys and values, [P, K, page, h] per layer.
-      draft: the drafter's; None if it has none, and for programs that do not run it.
+      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]; None if the drafting
+        method keeps nothing, and for programs that do not draft.
     """
 
     target: KVCache
-    draft: KVCache | None
+    draft: Any
 
 
-# Their specs (see `dart_jax.models.sharding.program`): pages are split by heads.
-_PAGES = P(None, MODEL)
-_SPECS: Any = _PAGES, OnDevices(ALL, _PAGES)
+# Their specs (see `dart_jax.models.sharding.program`): pages are split by groups and heads.
+_PAGES = P(DATA, MODEL)
+_DRAFT_PAGES = OnDevices(P(DATA), _PAGES)
+_SPECS: Any = _PAGES, _DRAFT_PAGES
 POOLS = Pools(*_SPECS)
 
 
 class History(NamedTuple):
-    """What penalties and bias depend on, per slot.
+    """What penalties, bias and processors depend on, per slot.
 
     Attributes:
       seen: bool [slots, V], tokens of prompt and text.
       counts: int32 [slots, V], occurrences in the text.
       bias: float32 [slots, V].
+      tokens: int32 [slots, S], prompt and text, then -1; None without logits processors.
     """
 
     seen: jax.Array
     counts: jax.Array
     bias: jax.Array
+    tokens: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +77,13 @@ class BurstProgram:
       config: the models, and trees of N nodes; without a drafter for plain decoding.
       level: how it samples.
       steps: the most steps of a burst, K.
+      follows: whether the drafter reads what plain decoding has written, at the end of a burst.
     """
 
     config: DecodeConfig
     level: Level
     steps: int
+    follows: bool = False
 
     @property
     def target(self) -> TargetConfig:
@@ -104,9 +103,12 @@ class BurstProgram:
 
 def config_of(config: DecodeConfig, nodes: int, level: Level) -> DecodeConfig:
     """The config for trees of `nodes` nodes, 0 for plain decoding, and a level."""
-    logits = LogitsConfig(logprobs=MOST_LOGPROBS if level == "full" else None)
-    config = dataclasses.replace(config if nodes else config.plain, logits=logits)
-    return dataclasses.replace(config, nodes=nodes)
+    logits = config.logits
+    if level != "full":
+        logits = dataclasses.replace(logits, logprobs=None)
+    elif logits.logprobs is None:
+        logits = dataclasses.replace(logits, logprobs=MOST_LOGPROBS)
+    return dataclasses.replace(config, nodes=nodes, logits=logits)
 
 
 class BurstResult(NamedTuple):
@@ -135,30 +137,28 @@ class BurstResult(NamedTuple):
 
 @program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
 def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
-    """Pools of `pages` pages of `page` rows."""
+    """Pools of `pages` pages of `page` rows for every group of devices."""
     caches = caches_without_rows(config.reading, params, pages, page)
-    return _pools(caches.target, caches.draft)
+    return Pools(caches.target, caches.draft)
 
 
-def empty_history(slots: int, vocab_size: int) -> History:
-    """The history of free slots."""
+def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
+    """The history of free slots, with tokens up to a length if it is given."""
     shape = (slots, vocab_size)
+    tokens = None if length is None else jnp.full((slots, length), -1, jnp.int32)
     return History(
-        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), tokens
     )
 
 
 @partial(jax.jit, donate_argnames=("history",))
-def begin_history(
-    history: History, slot: jax.Array, seen: jax.Array, counts: jax.Array, bias: jax.Array
-) -> History:
-    """Sets a slot's history, each [V]."""
-    new = seen, counts, bias
-    return History(*(old.at[slot].set(x) for old, x in zip(history, new, strict=True)))
+def begin_history(history: History, slot: jax.Array, new: History) -> History:
+    """Sets a slot's history, each without the axis of slots."""
+    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, new)
 
 
 @program(
-    inputs={"pools": POOLS, "tokens": ALL, "start": ALL, "pages": ALL},
+    inputs={"pools": POOLS, "tokens": ROWS, "start": ROWS, "pages": ROWS},
     outputs=POOLS,
     static=("config", "shape"),
     donated=("pools",),
@@ -174,19 +174,19 @@ def read_chunk(
     *,
     shape: ChunkShape,
 ) -> Pools:
-    """Reads tokens of one prompt.
+    """Reads tokens of n prompts.
 
     Args:
       config: static; `DecodeConfig.reading`.
       params: see `DecodeParams`.
       pools: donated.
-      tokens: int32 [1, shape.rows + 1]: the tokens, and the one after the last. What is written of
-        rows beyond the prompt's end is overwritten later, or has no page.
-      start: int32 [1], the first one's position.
-      pages: int32 [1, m], the request's.
+      tokens: int32 [n, shape.rows + 1]: the tokens, and the one after the last. What is written of
+        rows beyond a prompt's end is overwritten later, or has no page.
+      start: int32 [n], the first ones' positions.
+      pages: int32 [n, m], the requests'.
       shape: static.
     """
-    caches = Caches(PagedCache(pools.target, pages), _paged(pools.draft, pages))
+    caches = Caches(PagedCache(pools.target, pages), _draft_state(pools.draft, pages))
     capacity = capacity_of(caches.target)
     with jax.named_scope("prefill"):
         read = read_rows(
@@ -199,20 +199,20 @@ def read_chunk(
             min(shape.filled, capacity),
             capacity,
         )
-    return _pools(read.target, read.draft)
+    return _pools(pools, read.target, read.draft, pages)
 
 
 @program(
     inputs={
         "pools": POOLS,
-        "history": ALL,
-        "rows": ALL,
-        "trees": ALL,
+        "history": DEVICE_ROWS,
+        "rows": ROWS,
+        "trees": ROWS,
         "search": ALL,
         "limit": ALL,
-        "until_one_ends": ALL,
+        "least": ALL,
     },
-    outputs=(POOLS, ALL, ALL),
+    outputs=(POOLS, DEVICE_ROWS, ROWS),
     static=("made_for",),
     donated=("pools", "history"),
     config="made_for",
@@ -227,7 +227,7 @@ def burst(
     trees: jax.Array | None,
     search: TreeSearch | None,
     limit: jax.Array,
-    until_one_ends: jax.Array,
+    least: jax.Array,
 ) -> tuple[Pools, History | None, BurstResult]:
     """Takes steps of n requests until all have ended, or at a limit: each verifies a tree of every
     request that goes on, drafts, and searches the next trees.
@@ -242,30 +242,30 @@ def burst(
         yet. None for plain decoding.
       search: builds the next trees from the candidates; None if the drafting method needs none.
       limit: int32 scalar, the most steps; at most `made_for.steps`.
-      until_one_ends: bool scalar, end also when a request does.
+      least: int32 scalar, at least 1: end when fewer requests than that go on.
     """
     config = made_for.config
     searched = None if search is None else search.in_program
     if searched is not None and config.execution.shards > 1:
         searched = partial(once, searched)
-    state, row = _begin(made_for.level, pools, history, rows)
+    state, row = _begin(made_for, pools, history, rows)
     state = dataclasses.replace(state, noise=noise_of_draft(config, state))
-    began, no_scores = state.active, state.scores
+    no_scores = state.scores
 
     def take_step(state: DecodeState, trees: jax.Array | None) -> _Step:
-        verified = verify(config, params, state, trees)
-        state, path = accept_and_compact(config, state, trees, verified)
-        emitted = _Emitted(path.next_tokens, path.ranks, state.scores)
-        state, candidates = draft(config, state, draft_input(config, params, state, path))
-        packed = pack(config.host_buffer, state, path, candidates)
+        state, path, packed = decode_step(config, params, state, trees)
+        features = path.features if made_for.follows else None
+        emitted = _Emitted(path.next_tokens, path.ranks, state.scores, features)
         trees = state.trees if searched is None else searched(packed)
         state = dataclasses.replace(state, trees=None, scores=no_scores)
         return _Step(state, trees, packed, emitted, path.count)
 
     def goes_on(carry: _Carry) -> jax.Array:
         state, _, _, _, _, turn = carry
-        ended = until_one_ends & jnp.any(began & ~state.active)
-        return jnp.any(state.active) & (turn < limit) & ~ended
+        active = jnp.sum(state.active.astype(jnp.int32))
+        if config.execution.groups > 1:
+            active = over_groups(active)  # all take the same number of steps
+        return (active >= least) & (turn < limit)
 
     def body(carry: _Carry) -> _Carry:
         before, trees, _, emitted, counts, turn = carry
@@ -275,7 +275,7 @@ def burst(
             nodes = jnp.where(before.active, jnp.count_nonzero(trees[:, 2], axis=1), 0)
         after = take_step(before, trees)
         emitted = jax.tree.map(
-            lambda all_, new: write(all_, new, counts[:, 0]), emitted, after.emitted
+            lambda all_, new: _write(all_, new, counts[:, 0]), emitted, after.emitted
         )
         new = after.count, before.active, nodes > 0, nodes
         counts = counts + jnp.stack([x.astype(jnp.int32) for x in new], axis=1)
@@ -292,18 +292,27 @@ def burst(
         jnp.int32(0),
     )
     state, trees, packed, emitted, counts, _ = jax.lax.while_loop(goes_on, body, carry)
+    draft_state = state.draft_state
+    if made_for.follows:
+        draft_state = _follow(config, params, draft_state, row, emitted)
     if history is not None:
-        pairs = zip((history.seen, history.counts), (state.seen, state.counts), strict=True)
-        written = (old.at[row.slot].set(new, mode="drop") for old, new in pairs)
-        history = History(*written, history.bias)
-    result = BurstResult(*emitted, counts, state.active, trees, packed)
-    return _pools(state.target_cache, state.draft_state), history, result
+        new = History(state.seen, state.counts, None, state.tokens)  # pyright: ignore[reportArgumentType]
+        history = History(
+            *(
+                old if x is None else old.at[row.slot].set(x, mode="drop")
+                for old, x in zip(history, new, strict=True)
+            )
+        )
+    result = BurstResult(*emitted[:3], counts, state.active, trees, packed)
+    pools = _pools(pools, state.target_cache, draft_state, row.pages)
+    return pools, history, result
 
 
 class _Emitted(NamedTuple):
     tokens: jax.Array
     ranks: jax.Array
     scores: TokenScores | None
+    features: jax.Array | None
 
 
 class _Step(NamedTuple):
@@ -318,6 +327,33 @@ class _Step(NamedTuple):
 _Carry = tuple[DecodeState, jax.Array | None, jax.Array, _Emitted, jax.Array, jax.Array]
 
 
+def _follow(
+    config: DecodeConfig, params: DecodeParams, draft_state: Any, row: Row, emitted: _Emitted
+) -> Any:
+    """Lets the drafter read what plain decoding has written; returns its state. Rows beyond that
+    are overwritten later, or have no page."""
+    drafting = config.reading.drafting
+    assert drafting is not None
+    assert emitted.features is not None
+    capacity = (
+        draft_state.shape[1] if isinstance(draft_state, jax.Array) else capacity_of(draft_state)
+    )
+    place = jnp.arange(emitted.tokens.shape[1], dtype=jnp.int32)[None]
+    rows = PromptRows(
+        bind(config.target, params["target"], config.execution),
+        params,
+        jnp.concatenate([row.context[:, -1:], emitted.tokens[:, :-1]], axis=1),
+        emitted.tokens,
+        emitted.features,
+        row.length[:, None] + place,
+        row.length,
+        capacity,
+        capacity,
+    )
+    with jax.named_scope("draft"):
+        return drafting.read(draft_state, rows)
+
+
 def _cut(trees: jax.Array, nodes: jax.Array) -> jax.Array:
     """Leaves out nodes beyond the first ones, int32 [n], which are a tree: nodes are sorted from
     the best on, and after their parents."""
@@ -325,36 +361,54 @@ def _cut(trees: jax.Array, nodes: jax.Array) -> jax.Array:
     return jnp.where(place <= nodes[:, None, None], trees, 0)
 
 
+@jax.vmap
+def _write(collected: jax.Array, path: jax.Array, at: jax.Array) -> jax.Array:
+    """Writes each row's path [P, ...] into what was collected [S, ...], from place `at` on."""
+    start = (at, *(0,) * (collected.ndim - 1))
+    return jax.lax.dynamic_update_slice(collected, path, start)
+
+
 def _begin(
-    level: Level, pools: Pools, history: History | None, rows: Rows
+    made_for: BurstProgram, pools: Pools, history: History | None, rows: Rows
 ) -> tuple[DecodeState, Row]:
     """The state before the first step, and the rows' numbers."""
-    row = unpack(rows.numbers)
-    of_slots = {}
+    row, of_slots = unpack(rows), {}
     if history is not None:
         of_slots = {
-            name: array.at[row.slot].get(mode="fill", fill_value=0)
+            name: None if array is None else array.at[row.slot].get(mode="fill", fill_value=0)
             for name, array in history._asdict().items()
         }
     state = DecodeState(
         target_cache=PagedCache(pools.target, row.pages),
-        draft_state=_paged(pools.draft, row.pages),
+        draft_state=_draft_state(pools.draft, row.pages),
         length=row.length,
         context=row.context,
         remaining=row.remaining,
         stop=row.stop,
         keys=row.keys,
-        sampling=sampling_of(level, rows.values),
-        scores=TokenScores() if level == "full" else None,
+        sampling=sampling_of(made_for.level, rows.values),
+        scores=TokenScores() if made_for.config.logits.reported else None,
         **of_slots,
     )
     return state, row
 
 
-def _pools(target: Cache, draft: Cache | None) -> Pools:
-    """The pools of caches."""
-    return Pools(parts(target)[0], None if draft is None else parts(draft)[0])
+def _pools(pools: Pools, target: PagedCache, draft: Any, pages: jax.Array) -> Pools:
+    """The pools with what was written."""
+    return Pools(parts(target)[0], _draft_pool(pools.draft, draft, pages))
 
 
-def _paged(pool: KVCache | None, pages: jax.Array) -> PagedCache | None:
+def _draft_state(pool: Any, pages: jax.Array) -> Any:
+    """The state of the drafting method of texts with pages, int32 [n, m]."""
+    if isinstance(pool, jax.Array):
+        tokens = pool.at[jnp.where(pages < 0, len(pool), pages)].get(mode="fill", fill_value=0)
+        return tokens.reshape(len(pages), -1)
     return None if pool is None else PagedCache(pool, pages)
+
+
+def _draft_pool(pool: Any, state: Any, pages: jax.Array) -> Any:
+    """The pool with a new state."""
+    if isinstance(pool, jax.Array):
+        tokens = state.reshape(*pages.shape, -1)
+        return pool.at[jnp.where(pages < 0, len(pool), pages)].set(tokens, mode="drop")
+    return None if state is None else parts(state)[0]

@@ -16,24 +16,28 @@ from jax.typing import ArrayLike
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.noise import row_keys
 from dart_jax.decoding.sampling import SamplingValues
-from dart_jax.serving.config import Level
-from dart_jax.serving.request import MOST_STOP_IDS, Request
+from dart_jax.engine.levels import Level
+from dart_jax.engine.request import Request
 
 
 class Rows(NamedTuple):
-    """The n requests of a step.
+    """The n requests of a burst.
 
     Attributes:
-      numbers: int32 [n, w], see `Row`.
+      numbers: int32 [n, 10], see `Row`.
       values: float32 [n, 7], see `sampling_of`.
+      stop: int32 [n, s], ids that end a text; -1 is padding.
+      pages: int32 [n, m], of the requests, in order; -1 where there is none.
     """
 
     numbers: ArrayLike
     values: ArrayLike
+    stop: ArrayLike
+    pages: ArrayLike
 
 
 class Row(NamedTuple):
-    """The parts of `Rows.numbers`.
+    """The requests' numbers by name.
 
     Attributes:
       slot: int32 [n]; beyond the last slot for a row without a request.
@@ -42,8 +46,8 @@ class Row(NamedTuple):
       nodes: int32 [n], of the draft trees, at most.
       keys: uint32 [n, 2].
       context: int32 [n, 4].
-      stop: int32 [n, 16].
-      pages: int32 [n, m], of the request; -1 where there is none.
+      stop: int32 [n, s].
+      pages: int32 [n, m].
     """
 
     slot: jax.Array
@@ -56,26 +60,25 @@ class Row(NamedTuple):
     pages: jax.Array
 
 
-# Where the parts begin.
+# Where the parts of `Rows.numbers` begin, and the number of columns.
 SLOT, LENGTH, REMAINING, NODES, KEYS, AT_CONTEXT = 0, 1, 2, 3, 4, 6
-_STOP = AT_CONTEXT + CONTEXT
-PAGES = _STOP + MOST_STOP_IDS
+NUMBERS = AT_CONTEXT + CONTEXT
 
 VALUES = 7  # columns of `Rows.values`
 
 
-def unpack(packed: ArrayLike) -> Row:
+def unpack(rows: Rows) -> Row:
     """Splits the numbers of rows."""
-    numbers = jnp.asarray(packed)
+    numbers = jnp.asarray(rows.numbers)
     return Row(
         numbers[:, SLOT],
         numbers[:, LENGTH],
         numbers[:, REMAINING],
         numbers[:, NODES],
         jax.lax.bitcast_convert_type(numbers[:, KEYS:AT_CONTEXT], jnp.uint32),
-        numbers[:, AT_CONTEXT:_STOP],
-        numbers[:, _STOP:PAGES],
-        numbers[:, PAGES:],
+        numbers[:, AT_CONTEXT:],
+        jnp.asarray(rows.stop),
+        jnp.asarray(rows.pages),
     )
 
 
@@ -132,36 +135,44 @@ class RowTable:
     """The rows of all slots, and one after them without a request.
 
     Attributes:
-      numbers: int32 [slots + 1, w], see `Row`.
-      values: float32 [slots + 1, 7].
+      numbers, values, stop, pages: see `Rows`; for slots + 1 rows.
     """
 
-    def __init__(self, slots: int, pages: int):
-        """Creates free slots, whose requests may have up to `pages` pages."""
-        self.numbers = np.full((slots + 1, PAGES + pages), -1, np.int32)
+    def __init__(self, slots: int, pages: int, stop_ids: int, group: int):
+        """Creates free slots.
+
+        Args:
+          slots: how many.
+          pages: of each request, at most.
+          stop_ids: likewise.
+          group: slots of each group of devices, which count their own.
+        """
+        self._group = group
+        self.numbers = np.zeros((slots + 1, NUMBERS), np.int32)
         self.values = np.zeros((slots + 1, VALUES), np.float32)
-        self._clear(slots)
+        self.stop = np.full((slots + 1, stop_ids), -1, np.int32)
+        self.pages = np.full((slots + 1, pages), -1, np.int32)
+        self.clear(slots)
 
     def begin(self, slot: int, request: Request, vocab_size: int) -> None:
         """Writes what stays the same while a request runs."""
-        self._clear(slot)
+        self.clear(slot)
         row = self.numbers[slot]
-        row[SLOT] = slot
+        row[SLOT] = slot % self._group
         if request.sampling.temperature:
             row[KEYS:AT_CONTEXT] = keys_of(request)
-        row[_STOP : _STOP + len(request.stop_ids)] = request.stop_ids
+        self.stop[slot, : len(request.stop_ids)] = request.stop_ids
         self.values[slot] = values_of(request, vocab_size)
 
-    def _clear(self, slot: int) -> None:
+    def clear(self, slot: int) -> None:
         """Leaves a slot without a request."""
-        row = self.numbers[slot]
-        row[:] = -1
-        row[SLOT] = len(self.numbers) - 1
-        row[LENGTH:_STOP] = 0
+        self.numbers[slot] = 0
+        self.numbers[slot, SLOT] = self._group
         self.values[slot] = (0, 0, np.inf, 0, 1, 0, 0)
+        self.stop[slot] = self.pages[slot] = -1
 
-    def rows(self, slots: Sequence[int], count: int, pages: int) -> Rows:
-        """The rows of some slots, and of no request beyond them, `count` in all, with the first
-        `pages` columns of their tables."""
-        at = [*slots, *[len(self.numbers) - 1] * (count - len(slots))]
-        return Rows(self.numbers[at, : PAGES + pages], self.values[at])
+    def rows(self, slots: Sequence[int | None], pages: int) -> Rows:
+        """The rows of some slots, with the first `pages` columns of their tables; None for no
+        request."""
+        at = [len(self.numbers) - 1 if slot is None else slot for slot in slots]
+        return Rows(self.numbers[at], self.values[at], self.stop[at], self.pages[at, :pages])

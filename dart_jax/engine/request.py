@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import MAX_NODES
-from dart_jax.models.config import TargetConfig
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.statistics import Statistics
-from dart_jax.text.tokenizer import Tokenizer
 
 # Why a text ended: a stop id, or its budget or the target's last position.
 Finish = Literal["stop", "length"]
@@ -79,10 +75,6 @@ class Request:
             value = getattr(self, name)
             if not -2 <= value <= 2:
                 raise UserError(f"{name} must be between -2 and 2, got {value}")
-        if len(self.stop_ids) > MOST_STOP_IDS:
-            raise UserError(f"there can be at most {MOST_STOP_IDS} stop ids")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
-            raise UserError(f"logprobs must be in 0..{MOST_LOGPROBS}, got {self.logprobs}")
         if self.tree_nodes is not None and not 0 <= self.tree_nodes <= MAX_NODES:
             raise UserError(f"tree_nodes must be in 0..{MAX_NODES}, got {self.tree_nodes}")
         for token, bias in self.logit_bias.items():
@@ -90,12 +82,16 @@ class Request:
                 raise UserError(f"logit_bias of {token} must be between -100 and 100, got {bias}")
 
     def check_fits(self, max_length: int, vocab_size: int) -> None:
-        """Raises UserError if the request does not fit a model.
+        """Raises UserError if the request does not fit a server's model.
 
         Args:
           max_length: maximum length of a prompt and its new tokens together.
           vocab_size: the target's.
         """
+        if len(self.stop_ids) > MOST_STOP_IDS:
+            raise UserError(f"there can be at most {MOST_STOP_IDS} stop ids")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise UserError(f"logprobs must be in 0..{MOST_LOGPROBS}, got {self.logprobs}")
         if len(self.tokens) >= max_length:
             raise UserError(
                 f"the prompt has {len(self.tokens)} tokens, which leaves no room in a context of "
@@ -146,103 +142,30 @@ class Draft(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a step adds to a text.
+    """What a burst adds to a text.
 
     Attributes:
       tokens: the new ids; the last one may be a stop id.
-      drafted: which of them were drafted, not drawn by the target's own step.
+      ranks: the places in their trees of the nodes that drafted them; 0 for tokens that the target
+        drew in its own step.
       finish: why the text ended; None if more follows. The last update has it.
       logprobs: of the tokens, if they were asked for.
-      seconds: time so far of the reads and steps that it took part in, compilation excluded.
+      seconds: time so far of the reads and bursts that it took part in, compilation excluded.
       draft: what was verified, if that was asked for; None if nothing was drafted.
     """
 
     tokens: tuple[int, ...]
-    drafted: tuple[bool, ...]
+    ranks: tuple[int, ...]
     finish: Finish | None = None
     logprobs: Logprobs | None = None
     seconds: float = 0.0
     draft: Draft | None = None
 
-
-class QueueFull(UserError):
-    """No request can be accepted now.
-
-    Attributes:
-      retry_after: seconds after which there may be room.
-    """
-
-    def __init__(self, message: str, retry_after: float):
-        super().__init__(message)
-        self.retry_after = retry_after
+    @property
+    def drafted(self) -> tuple[bool, ...]:
+        """Which of the tokens were drafted."""
+        return tuple(rank > 0 for rank in self.ranks)
 
 
 # Receives each update of a request, or an exception if the request fails.
 OnUpdate = Callable[[Update | BaseException], None]
-
-
-class AnyTicket(Protocol):
-    """A request that was accepted."""
-
-    @property
-    def begun(self) -> float | None:
-        """When it got a slot, as `Ticket` has it."""
-        ...
-
-    def cancel(self) -> None:
-        """See `Ticket`."""
-        ...
-
-
-class ServedModel(Protocol):
-    """What must be known of a model to ask for its texts; a `DartModel` has it."""
-
-    @property
-    def target(self) -> TargetConfig:
-        """The target's shapes."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The target's."""
-        ...
-
-    @property
-    def eos(self) -> tuple[int, ...]:
-        """All end-of-sequence ids."""
-        ...
-
-
-class AnyEngine(Protocol):
-    """What serves requests: an `Engine`, or several of them on other machines."""
-
-    @property
-    def model(self) -> ServedModel:
-        """What is served."""
-        ...
-
-    @property
-    def config(self) -> ServingConfig:
-        """How many requests it takes, among others."""
-        ...
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a prompt and its new tokens together."""
-        ...
-
-    def submit(self, request: Request, on_update: OnUpdate) -> AnyTicket:
-        """See `Engine`."""
-        ...
-
-    def statistics(self) -> Statistics:
-        """See `Engine`."""
-        ...
-
-    def drain(self, seconds: float) -> bool:
-        """See `Engine`."""
-        ...
-
-    def close(self) -> None:
-        """See `Engine`."""
-        ...

@@ -1,0 +1,404 @@
+"""The device's side of the engine: models, pools and programs, called with sequences."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as SequenceOf
+from itertools import repeat
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.reading import ChunkShape
+from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.engine.levels import Level
+from dart_jax.engine.programs import (
+    BurstProgram,
+    BurstResult,
+    History,
+    Pools,
+    begin_history,
+    burst,
+    config_of,
+    empty_history,
+    empty_pools,
+    read_chunk,
+)
+from dart_jax.engine.request import Draft
+from dart_jax.engine.rows import (
+    AT_CONTEXT,
+    LENGTH,
+    NODES,
+    REMAINING,
+    Rows,
+    RowTable,
+)
+from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.shapes import Shapes
+
+
+class Emitted(NamedTuple):
+    """What a burst gave one sequence.
+
+    Attributes:
+      tokens: int32 [n].
+      ranks: int32 [n], the places in their trees of the nodes that drafted them; 0 for the target's
+        own.
+      steps: how many it took part in.
+      trees: how many were verified.
+      nodes: of these trees, all together.
+      ended: whether no more tokens follow.
+      scores: what is reported about the tokens, without the axis of rows; None if nothing is.
+      draft: what was verified, if that was asked for and anything was drafted.
+    """
+
+    tokens: np.ndarray
+    ranks: np.ndarray
+    steps: int
+    trees: int
+    nodes: int
+    ended: bool
+    scores: TokenScores | None
+    draft: Draft | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Models:
+    """What decodes.
+
+    Attributes:
+      config: static; for the largest trees.
+      params: see `DecodeParams`.
+      search: for these trees; None if the drafting method needs none.
+    """
+
+    config: DecodeConfig
+    params: DecodeParams
+    search: TreeSearch | None
+
+
+class _Drafts(NamedTuple):
+    """Drafts of the last burst, by row.
+
+    Attributes:
+      trees: int32 [n, 3, N + 1].
+      packed: int32 [n, width], the candidates they were built from.
+      host_buffer: the layout of `packed`.
+    """
+
+    trees: np.ndarray
+    packed: np.ndarray
+    host_buffer: HostBuffer
+
+
+class Batch:
+    """The models, and the keys and values of all requests.
+
+    Attributes:
+      shapes: what programs are compiled for.
+      page_count: pages of the pools.
+      vocab_size: V.
+      compiling: whether a program runs for the first time, and is compiled before. Other threads
+        may read it.
+    """
+
+    def __init__(self, models: Models, shapes: Shapes, pages: int):
+        """Allocates pools of so many pages for each group of devices."""
+        self.shapes, self.page_count = shapes, pages
+        self.vocab_size = models.config.target.vocab_size
+        self.compiling = False
+        self._compiled: set[Hashable] = set()
+        self._config, self._params, self._search = models.config, models.params, models.search
+        self._programs: dict[tuple[int, Level, bool], BurstProgram] = {}
+        self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
+        self._pools = pools_of(models, pages, shapes)
+        self._history: History | None = None
+        group = shapes.slots // shapes.groups
+        self._table = RowTable(shapes.slots, shapes.pages_each, shapes.stop_ids, group)
+        self._drafts: _Drafts | None = None
+
+    @property
+    def reads_drafts(self) -> bool:
+        """Whether the drafter must read what is written."""
+        return self._pools.draft is not None
+
+    def begin(self, sequence: Sequence) -> None:
+        """Prepares the slot of a sequence that will be read."""
+        slot = sequence.slot
+        assert slot is not None
+        self._table.begin(slot, sequence.request, self.vocab_size)
+        if sequence.level == "full":
+            self._begin_history(slot, sequence)
+
+    def _begin_history(self, slot: int, sequence: Sequence) -> None:
+        vocab, tokens = self.vocab_size, None
+        seen, bias = np.zeros(vocab, bool), np.zeros(vocab, np.float32)
+        seen[sequence.tokens] = True
+        for token, value in sequence.request.logit_bias.items():
+            bias[token] = value
+        counts = np.bincount(sequence.text, minlength=vocab).astype(np.int32)
+        if self._config.logits.processors:
+            tokens = np.full(self.shapes.pages_each * self.shapes.page, -1, np.int32)
+            tokens[: sequence.count] = sequence.tokens
+        new = History(seen, counts, bias, tokens)  # pyright: ignore[reportArgumentType]
+        history = self._empty_history() if self._history is None else self._history
+        self._history = begin_history(history, jnp.int32(slot), new)
+
+    def _empty_history(self) -> History:
+        rows = self.shapes.pages_each * self.shapes.page
+        length = rows if self._config.logits.processors else None
+        return empty_history(self.shapes.slots, self.vocab_size, length)
+
+    def read(
+        self, sequences: SequenceOf[Sequence], places: SequenceOf[int], rows: int, length: int
+    ) -> None:
+        """Reads the next tokens of sequences, all with or all without the drafter.
+
+        Args:
+          sequences: to be read.
+          places: their rows among those of all groups.
+          rows: of each group, for which the program is compiled.
+          length: tokens of each that are read, at most.
+        """
+        tokens = np.zeros((rows * self.shapes.groups, length + 1), np.int32)
+        start = np.zeros(len(tokens), np.int32)
+        pages = np.full((len(tokens), self.shapes.pages_each), -1, np.int32)
+        for place, sequence in zip(places, sequences, strict=True):
+            start[place] = sequence.next_read
+            new = sequence.tokens[start[place] : start[place] + length + 1]
+            tokens[place, : len(new)] = new
+            pages[place, : len(sequence.pages)] = sequence.pages
+        self.read_tokens(tokens, start, pages, drafts=sequences[0].drafts)
+        for sequence in sequences:
+            sequence.reads(length)
+
+    def read_tokens(
+        self, tokens: np.ndarray, start: np.ndarray, pages: np.ndarray, *, drafts: bool
+    ) -> None:
+        """Reads tokens; see `read_chunk`. `drafts`: whether the drafter reads them, too."""
+        shape = ChunkShape(tokens.shape[1] - 1, self.shapes.filled(int(start.max())))
+        drafts = drafts and self.reads_drafts
+        with self._compiles("read", drafts, shape, len(tokens)):
+            pools = read_chunk(
+                (self._config if drafts else self._config.plain).reading,
+                self._params,
+                self._pools_for(drafts),
+                tokens,
+                start,
+                pages,
+                shape=shape,
+            )
+        self._keep(pools)
+
+    @contextlib.contextmanager
+    def _compiles(self, *program: Hashable) -> Iterator[None]:
+        """Around a call of a program: tells others if it is the first one."""
+        self.compiling = program not in self._compiled
+        try:
+            yield
+        finally:
+            self.compiling = False
+            self._compiled.add(program)
+
+    def _pools_for(self, drafts: bool) -> Pools:
+        """What a program needs of the pools."""
+        return self._pools if drafts else self._pools._replace(draft=None)
+
+    def _keep(self, pools: Pools) -> None:
+        """Keeps what a program has written."""
+        self._pools = (
+            pools if pools.draft is not None else self._pools._replace(target=pools.target)
+        )
+
+    @property
+    def search_seconds(self) -> float:
+        """Time of all searches on the host so far."""
+        return sum(search.seconds for search in self._searches.values())
+
+    def wait(self) -> None:
+        """Waits until all is computed."""
+        jax.block_until_ready(self._pools)
+
+    def compile(self, program: BurstProgram, rows: int, width: int) -> None:
+        """Compiles a program of bursts: runs it without a request."""
+        count = rows * self.shapes.groups
+        nodes = program.config.nodes
+        trees = np.zeros((count, 3, nodes + 1), np.int32) if nodes else None
+        if program.level == "full" and self._history is None:
+            self._history = self._empty_history()
+        with self._compiles(program, rows, width):
+            self._run(program, self._table.rows([None] * count, width), trees, 1, 1)
+
+    def forget_programs(self) -> None:
+        """What was compiled is gone."""
+        self._compiled.clear()
+
+    def program(self, nodes: int, level: Level, *, follows: bool = False) -> BurstProgram:
+        """The program of bursts with trees of so many nodes; 0 for plain decoding, which the
+        drafter may follow."""
+        kind = nodes, level, follows and self.reads_drafts
+        if kind not in self._programs:
+            config = config_of(self._config, nodes, level)
+            self._programs[kind] = BurstProgram(config, level, self.shapes.steps, kind[2])
+        return self._programs[kind]
+
+    def burst(
+        self,
+        sequences: SequenceOf[Sequence],
+        places: SequenceOf[int],
+        rows: int,
+        program: BurstProgram,
+        limit: int = 1,
+        *,
+        least: int = 1,
+        nodes: SequenceOf[int] | None = None,
+    ) -> list[Emitted]:
+        """Takes steps of sequences that have been read, until all have ended.
+
+        Args:
+          sequences: those that take part.
+          places: their rows among those of all groups.
+          rows: of each group, for which the program is compiled.
+          program: verifies and drafts.
+          limit: the most steps, at most `program.steps`; the sequences have pages for them.
+          least: end also when fewer sequences than that go on.
+          nodes: of each sequence's trees, at most; None for as many as the program's.
+        """
+        table, config, shapes = self._table, program.config, self.shapes
+        slots: list[int | None] = [None] * (rows * shapes.groups)
+        for sequence, place, most in zip(
+            sequences, places, nodes or repeat(config.nodes), strict=False
+        ):
+            self._update(sequence, most if sequence.has_drafts or not self.reads_drafts else 0)
+            slots[place] = sequence.slot
+        width = shapes.width(max((len(s.pages) for s in sequences), default=0))
+        trees = self._trees(sequences, places, len(slots), config.nodes)
+        drafts = self._drafts_of(sequences, places, trees)
+        with self._compiles(program, rows, width):
+            result = self._run(program, table.rows(slots, width), trees, limit, least)
+        self._drafts = None
+        if result.trees is not None:
+            self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
+        return [
+            self._emitted(sequence, place, program, result, drafts.get(place))
+            for sequence, place in zip(sequences, places, strict=True)
+        ]
+
+    def _emitted(
+        self,
+        sequence: Sequence,
+        place: int,
+        program: BurstProgram,
+        result: BurstResult,
+        draft: Draft | None,
+    ) -> Emitted:
+        """Adds a sequence's new tokens to it, and returns them."""
+        count, steps, verified, nodes = result.counts[place].tolist()
+        goes_on, drafting = bool(result.active[place]), program.config.nodes > 0
+        tokens = result.tokens[place, :count]
+        reads = not self.reads_drafts or drafting or program.follows
+        sequence.append(tokens, drafted=reads)
+        drafted = drafting and goes_on and (sequence.has_drafts or not self.reads_drafts)
+        sequence.draft = place if drafted else None
+        scores = result.scores
+        if scores is not None:
+            scores = jax.tree.map(lambda x: x[place, :count], scores)
+        ranks = result.ranks[place, :count]
+        return Emitted(tokens, ranks, steps, verified, nodes, not goes_on, scores, draft)
+
+    def _update(self, sequence: Sequence, nodes: int) -> None:
+        """Writes what has changed since a sequence's last burst."""
+        slot = sequence.slot
+        row = self._table.numbers[slot]
+        row[LENGTH], row[REMAINING], row[NODES] = sequence.read, sequence.remaining, nodes
+        newest = sequence.tokens[-CONTEXT:]
+        row[AT_CONTEXT:] = -1
+        row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
+        self._table.pages[slot, : len(sequence.pages)] = sequence.pages
+
+    def _trees(
+        self, sequences: SequenceOf[Sequence], places: SequenceOf[int], rows: int, nodes: int
+    ) -> np.ndarray | None:
+        """The trees to verify first, int32 [rows, 3, N + 1]; None for plain decoding."""
+        if not nodes:
+            return None
+        trees = np.zeros((rows, 3, nodes + 1), np.int32)
+        for sequence, place in zip(sequences, places, strict=True):
+            trees[place, 0, 0] = sequence.tokens[-1]
+            if sequence.draft is not None and self._drafts is not None:
+                # Nodes are sorted from the best on, and after their parents: the first are a tree.
+                tree = self._drafts.trees[sequence.draft, :, : nodes + 1]
+                trees[place, :, : tree.shape[1]] = tree
+        return trees
+
+    def _drafts_of(
+        self, sequences: SequenceOf[Sequence], places: SequenceOf[int], trees: np.ndarray | None
+    ) -> dict[int, Draft]:
+        """What is verified of the sequences that report it, by their place. Copies: views would
+        keep all rows alive."""
+        drafts, last = {}, self._drafts
+        for i, sequence in zip(places, sequences, strict=True):
+            if not sequence.request.drafts or sequence.draft is None or last is None:
+                continue
+            if trees is None or not trees[i, 2].any():
+                continue
+            size = min(
+                int(np.count_nonzero(trees[i, 2])), self._table.numbers[sequence.slot][NODES]
+            )
+            packed = last.packed[sequence.draft : sequence.draft + 1]
+            parts = *last.host_buffer.candidates_of(packed), last.host_buffer.pairs_of(packed)
+            drafts[i] = Draft(trees[i, :, : size + 1].copy(), *(part[0].copy() for part in parts))
+        return drafts
+
+    def _search_of(self, config: DecodeConfig) -> TreeSearch | None:
+        """The search for a config's trees."""
+        if self._search is None or not config.searches:
+            return None
+        key = config.host_buffer, config.nodes
+        if key not in self._searches:
+            same = key == (self._search.host_buffer, self._search.nodes)
+            self._searches[key] = self._search if same else self._search.resized(*key)
+        return self._searches[key]
+
+    def _run(
+        self,
+        program: BurstProgram,
+        rows: Rows,
+        trees: np.ndarray | None,
+        limit: int,
+        least: int,
+    ) -> BurstResult:
+        """Runs a burst; returns its result on the host."""
+        history = self._history if program.level == "full" else None
+        drafts = program.config.nodes > 0 or program.follows
+        pools, search = self._pools_for(drafts), self._search_of(program.config)
+        pools, history, result = burst(
+            program,
+            self._params,
+            pools,
+            history,
+            rows,
+            trees,
+            search,
+            np.int32(limit),
+            np.int32(least),
+        )
+        self._keep(pools)
+        if history is not None:
+            self._history = history
+        result = jax.device_get(result)
+        if search is not None:
+            search.check()
+        return result
+
+
+def pools_of(models: Models, pages: int, shapes: Shapes) -> Pools:
+    """Empty pools of so many pages for each group of devices."""
+    return empty_pools(models.config, models.params, pages=pages, page=shapes.page)

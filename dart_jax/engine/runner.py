@@ -1,0 +1,371 @@
+"""Runs the requests of one model: reads their prompts, and takes bursts of steps.
+
+In every turn at most a chunk of the next prompts is read, and then a burst of steps taken of all
+requests that have been read. A request that arrives during a burst is therefore read right after
+it, and a long prompt does not hold up the others for more than a chunk at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dart_jax.engine.batch import Batch, Emitted, Models
+from dart_jax.engine.levels import Level, highest
+from dart_jax.engine.request import Logprobs, Update
+from dart_jax.engine.scheduling.pages import PagePool
+from dart_jax.engine.scheduling.scheduler import Scheduler
+from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.shapes import Shapes
+from dart_jax.engine.statistics import Statistics, Tallies
+from dart_jax.engine.tree_size import PAUSES, TreeSizes
+from dart_jax.errors import UserError
+from dart_jax.models.sharding.mesh import first_of
+
+_logger = logging.getLogger(__name__)
+
+# Tokens that are read in the time in which one is written, about.
+_READ_FASTER = 4
+
+
+class _Turn(NamedTuple):
+    """A burst to take.
+
+    Attributes:
+      rows: of each group of devices.
+      level: how it samples.
+      chosen: nodes of the trees of requests that do not ask for a number.
+      size: nodes that the program verifies.
+      steps: at most.
+      follows: whether the drafter reads what plain decoding writes.
+    """
+
+    rows: int
+    level: Level
+    chosen: int
+    size: int
+    steps: int
+    follows: bool
+
+
+class Runner:
+    """Runs one model's requests, with slots and pages of their own. Not for several threads.
+
+    Attributes:
+      batch: the device's side.
+      scheduler: the requests that have not ended.
+      sizes: chooses the sizes of trees.
+      tallies: counts.
+      accepted: requests of an engine, those that were not cancelled and those that its thread has
+        not seen yet, the oldest first. The engine's lock guards it.
+      seconds: time that its turns took, by which lanes share the device (see `Engine`).
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        shapes: Shapes,
+        sizes: TreeSizes,
+        on_end: Callable[[Runner, Sequence], None] = lambda lane, sequence: None,
+        *,
+        pages: int | None = None,
+        reuse: bool = True,
+    ):
+        """Allocates what the requests need.
+
+        Args:
+          models: what decodes.
+          shapes: what programs are compiled for.
+          sizes: chooses the sizes of trees.
+          on_end: is told which requests have ended.
+          pages: of each group of devices; None for as many as the longest texts in all slots need.
+          reuse: keep the pages of past texts for requests that begin alike.
+        """
+        slots = shapes.slots // shapes.groups
+        pages = pages or slots * shapes.pages_each
+        self.batch = Batch(models, shapes, pages)
+        pools = [PagePool(pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
+        self.scheduler = Scheduler(slots, pools, shapes.pages_each * shapes.page)
+        self.sizes = sizes
+        self.tallies = Tallies()
+        self.accepted: dict[Sequence, None] = {}
+        self.seconds = 0.0
+        self._on_end, self._mesh = on_end, models.config.execution.mesh
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do."""
+        scheduler = self.scheduler
+        return bool(scheduler.running or scheduler.reading or scheduler.waiting)
+
+    @property
+    def requests(self) -> list[Sequence]:
+        """All that have not ended."""
+        return [*self.scheduler.active, *self.scheduler.waiting]
+
+    def turn(self, clock: Callable[[], float], limit: int | None = None) -> None:
+        """Reads and takes some steps.
+
+        Args:
+          clock: gives seconds, and stands still while programs are compiled.
+          limit: of the steps; None for as many as programs take.
+        """
+        began = clock()
+        read = self.read()
+        for sequence in self.scheduler.reading:
+            sequence.seconds += clock() - began
+        self.burst(clock, limit, timed=not read)  # otherwise a step also waits for what was read
+        self.read_for_drafts()
+        self.seconds += clock() - began
+
+    def read(self) -> bool:
+        """Reads prompts, as many tokens as a chunk has; returns whether there were any."""
+        scheduler, shapes = self.scheduler, self.batch.shapes
+        left = most = shapes.chunks[-1]
+        while left > 0 and (scheduler.reading or self._begin_next()):
+            first = scheduler.reading[0]
+            length = shapes.chunk_for(first.unread)
+            together = self._like(first, length)
+            if first.unread:
+                most_rows = max(map(len, self._by_group(together)))
+                rows = 1 if most_rows == 1 else shapes.prompts_for(length)
+                self.batch.read(together, self._places(together, rows), rows, length)
+                left -= rows * length
+            for sequence in together:
+                scheduler.know_pages(sequence)
+                if not sequence.unread:
+                    scheduler.end_reading(sequence)
+        return left < most
+
+    def _like(self, first: Sequence, length: int) -> list[Sequence]:
+        """The sequences to read beside the first: as many tokens of each, at most, and all with or
+        all without the drafter."""
+        scheduler, shapes = self.scheduler, self.batch.shapes
+        most = shapes.prompts_for(length)
+        while len(scheduler.reading) < most * shapes.groups and self._begin_next():
+            pass
+        counts, together = [0] * shapes.groups, []
+        for sequence in scheduler.reading:
+            group = scheduler.group(sequence)
+            alike = sequence.drafts == first.drafts and shapes.chunk_for(sequence.unread) <= length
+            if sequence is first or (alike and counts[group] < most):
+                counts[group] += 1
+                together.append(sequence)
+        return together
+
+    def _by_group(self, sequences: SequenceOf[Sequence]) -> list[list[Sequence]]:
+        groups: list[list[Sequence]] = [[] for _ in self.scheduler.pools]
+        for sequence in sequences:
+            groups[self.scheduler.group(sequence)].append(sequence)
+        return groups
+
+    def _places(self, sequences: SequenceOf[Sequence], rows: int) -> list[int]:
+        """The rows of sequences in a program with so many for each group."""
+        places = {
+            sequence: group * rows + n
+            for group, each in enumerate(self._by_group(sequences))
+            for n, sequence in enumerate(each)
+        }
+        return [places[sequence] for sequence in sequences]
+
+    def _begin_next(self) -> bool:
+        """Begins to read the next waiting request; False if there is none, or no room for it."""
+        scheduler = self.scheduler
+        if not scheduler.waiting:
+            return False
+        sequence = scheduler.begin_next(self._wants_drafts(scheduler.waiting[0]))
+        if sequence is None:
+            return False
+        self.batch.begin(sequence)
+        if sequence.begun is None:
+            sequence.begun = time.monotonic()
+            self.tallies.begin(sequence.prompt_length)
+        return True
+
+    def _wants_drafts(self, sequence: Sequence) -> bool:
+        """Whether a request is to be drafted for."""
+        shapes, nodes = self.batch.shapes, sequence.request.tree_nodes
+        if nodes is not None:
+            return nodes > 0 and shapes.most_nodes > 0
+        running = max(map(len, self._by_group(self.scheduler.running))) + 1
+        rows = shapes.rows_for(min(running, shapes.rows[-1]))
+        return self.sizes.drafts(rows, sequence.level)
+
+    def burst(
+        self, clock: Callable[[], float], limit: int | None = None, *, timed: bool = True
+    ) -> list[tuple[Sequence, Emitted]]:
+        """Takes some steps of the running requests.
+
+        Args:
+          clock: see `turn`.
+          limit: see `turn`.
+          timed: whether the time tells what a step costs.
+
+        Returns:
+          What the requests got.
+        """
+        scheduler = self.scheduler
+        if not scheduler.running:
+            return []
+        turn = self._plan(limit)
+        program = self.batch.program(turn.size, turn.level, follows=turn.follows)
+        path = program.config.max_depth + 1
+        scheduler.make_room(turn.steps * path + path)
+        running = list(scheduler.running)
+        if not running:
+            return []
+        own = [sequence.request.tree_nodes for sequence in running]
+        waits = scheduler.waiting or scheduler.reading
+        began, began_by_wall = clock(), time.perf_counter()
+        emitted = self.batch.burst(
+            running,
+            self._places(running, turn.rows),
+            turn.rows,
+            program,
+            turn.steps,
+            least=len(running) if waits else self.batch.shapes.fewer_rows(turn.rows) + 1,
+            nodes=None
+            if all(nodes is None for nodes in own)
+            else [turn.chosen if nodes is None else nodes for nodes in own],
+        )
+        seconds = clock() - began
+        # A program that was compiled is slower at first.
+        timed = timed and time.perf_counter() - began_by_wall < seconds + 1e-4
+        pairs = list(zip(running, emitted, strict=True))
+        self._learn(turn, pairs, seconds if timed and turn.size == turn.chosen else None)
+        steps = max(each.steps for each in emitted)
+        self.tallies.burst(turn.size, steps, [(e.ranks, e.trees, e.nodes) for e in emitted])
+        for sequence, each in pairs:
+            sequence.seconds += seconds
+            self._take(sequence, each)
+        return pairs
+
+    def _plan(self, limit: int | None) -> _Turn:
+        """Decides the next burst: one step where a request reports what is verified, and no more
+        than there are pages for."""
+        scheduler, shapes = self.scheduler, self.batch.shapes
+        running = scheduler.running
+        rows = shapes.rows_for(max(map(len, self._by_group(running))))
+        level = highest(sequence.level for sequence in running)
+        steps = min(limit or shapes.steps, shapes.steps)
+        free = [sequence for sequence in running if sequence.request.tree_nodes is None]
+        asked = [sequence.request.tree_nodes or 0 for sequence in running if sequence not in free]
+        chosen, follows = 0, False
+        if free:
+            state = self.sizes.choose(rows, level)
+            steps = max(min(steps, state.left), 1)
+            reads = self.batch.reads_drafts
+            drafted = not reads or any(sequence.has_drafts for sequence in free)
+            chosen = state.size if drafted else 0
+            follows = drafted and not chosen and state.left <= PAUSES[0]
+        size = max(chosen, shapes.nodes_for(max(asked, default=0)) if shapes.most_nodes else 0)
+        path = self.batch.program(size, level).config.max_depth + 1
+        if any(sequence.request.drafts for sequence in running):
+            steps = 1
+        while steps > 1 and not scheduler.has_room(steps * path + path):
+            steps //= 2
+        return _Turn(rows, level, chosen, size, steps, follows and not size)
+
+    def _learn(
+        self, turn: _Turn, pairs: SequenceOf[tuple[Sequence, Emitted]], seconds: float | None
+    ) -> None:
+        """Learns from the trees whose size was chosen."""
+        seconds = first_of(self._mesh, seconds)  # the processes that decode together choose alike
+        own = [each for sequence, each in pairs if sequence.request.tree_nodes is None]
+        if own:
+            ranks = np.concatenate([each.ranks for each in own])
+            steps = max(each.steps for _, each in pairs)
+            texts = sum(each.steps for each in own)
+            self.sizes.learn(turn.rows, turn.level, turn.chosen, ranks, texts, steps, seconds)
+
+    def _take(self, sequence: Sequence, each: Emitted) -> None:
+        """Passes on what a burst gave a request."""
+        if each.tokens[-1] < 0:
+            self.give(sequence, _not_numbers(sequence))
+            self.end(sequence)
+            return
+        self.scheduler.know_pages(sequence)
+        finish = None
+        if each.ended:
+            stopped = int(each.tokens[-1]) in sequence.request.stop_ids
+            finish = "stop" if stopped else "length"
+        update = Update(
+            tuple(each.tokens.tolist()),
+            tuple(each.ranks.tolist()),
+            finish,
+            _logprobs(sequence, each),
+            sequence.seconds,
+            each.draft,
+        )
+        if not self.give(sequence, update) or finish is not None:
+            self.end(sequence)
+
+    def read_for_drafts(self) -> None:
+        """Where drafting pays again, lets the oldest text that goes on without it be read by the
+        drafter, if enough of it is still to come."""
+        scheduler = self.scheduler
+        if scheduler.reading or scheduler.waiting or not self.batch.reads_drafts:
+            return
+        for sequence in scheduler.running:
+            if not sequence.has_drafts and self._wants_drafts(sequence):
+                missing = sequence.read - sequence.drafted
+                if _READ_FASTER * sequence.remaining > missing:
+                    scheduler.read_for_drafts(sequence)
+                    return
+
+    def give(self, sequence: Sequence, update: Update | BaseException) -> bool:
+        """Calls back, unless nobody listens any more; returns whether anybody does."""
+        if sequence.cancelled:
+            return False
+        try:
+            sequence.on_update(update)
+        except Exception:
+            _logger.exception("a listener failed")
+            sequence.cancelled = True
+        return not sequence.cancelled
+
+    def end(self, sequence: Sequence) -> None:
+        """Removes a request; nothing happens if it has ended already."""
+        if sequence.ended:
+            return
+        sequence.ended = True
+        self.scheduler.end(sequence)
+        self.tallies.end()
+        self._on_end(self, sequence)
+
+    def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
+        """A snapshot, with what the engine counts: requests that no lane has yet, and others."""
+        scheduler = self.scheduler
+        return self.tallies.statistics(
+            running=len(scheduler.active),
+            waiting=len(scheduler.waiting) + accepted,
+            slots=self.batch.shapes.slots,
+            pages=sum(pool.size for pool in scheduler.pools),
+            pages_used=sum(pool.used for pool in scheduler.pools),
+            prefix_queries=scheduler.queries,
+            prefix_hits=scheduler.hits,
+            preemptions=scheduler.preemptions,
+            **others,
+        )
+
+
+def _logprobs(sequence: Sequence, each: Emitted) -> Logprobs | None:
+    most, scores = sequence.request.logprobs, each.scores
+    if most is None or scores is None or scores.logprobs is None:
+        return None
+    assert scores.top_ids is not None
+    assert scores.top_logprobs is not None
+    own, ids, top = map(np.asarray, (scores.logprobs, scores.top_ids, scores.top_logprobs))
+    return Logprobs(own, ids[:, :most], top[:, :most])
+
+
+def _not_numbers(sequence: Sequence) -> UserError:
+    return UserError(
+        f"the target's logits are NaN at new token {len(sequence.text)} of a text; its weights, or "
+        "a logits processor, give numbers that are too large or not numbers"
+    )

@@ -1,0 +1,105 @@
+"""Shapes that programs are compiled for: few numbers of rows, tree sizes, chunks and table
+widths."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+# Sizes of programs for trees of a size that a request asks for: few, since each is compiled.
+_ASKED_SIZES = (0, 4, 8, 16, 32, 64, 128, 256, 512)
+
+# A table and a chunk have at most this many times the places that are needed.
+STEP = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """Shapes of one runner's programs.
+
+    Attributes:
+      slots: requests that are decoded together, at most, by all groups of devices.
+      groups: groups of devices, which have as many slots each.
+      max_length: of a prompt and its new tokens together.
+      page: rows of a page.
+      pages_each: pages of the longest text, and of the rows that a step writes beyond it.
+      rows: numbers of rows of a group's steps, ascending.
+      sizes: tree sizes by number of rows, ascending from 0.
+      fixed: whether steps have trees of the largest size only.
+      chunks: numbers of tokens of a prompt that are read at a time, ascending.
+      together: whether several prompts are read at a time, as many tokens as in the longest chunk.
+      steps: steps of a burst, at most.
+      stop_ids: ids that end a text, at most.
+      bounded: whether attention reads all pages of a table, so that tables should be narrow; the
+        kernels read the pages that are used.
+    """
+
+    slots: int
+    groups: int
+    max_length: int
+    page: int
+    pages_each: int
+    rows: tuple[int, ...]
+    sizes: dict[int, tuple[int, ...]]
+    fixed: bool
+    chunks: tuple[int, ...]
+    together: bool
+    steps: int
+    stop_ids: int
+    bounded: bool
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes of the largest tree."""
+        return max(each[-1] for each in self.sizes.values())
+
+    def rows_for(self, sequences: int) -> int:
+        """Rows of a step of so many sequences of a group."""
+        return next(n for n in self.rows if n >= sequences)
+
+    def fewer_rows(self, rows: int) -> int:
+        """The next smaller number of rows; 0 if there is none."""
+        return max((n for n in self.rows if n < rows), default=0)
+
+    def nodes_for(self, asked: int) -> int:
+        """Nodes of the program that verifies trees of a size that a request asks for."""
+        return next(size for size in _ASKED_SIZES if size >= asked)
+
+    def chunk_for(self, tokens: int) -> int:
+        """Tokens read at a time, where so many must be."""
+        return next((n for n in self.chunks if n >= tokens), self.chunks[-1])
+
+    def prompts_for(self, chunk: int) -> int:
+        """Prompts of a group of which chunks of a length are read together, at most."""
+        most = min(self.chunks[-1] // chunk, self.slots // self.groups)
+        return max(most, 1) if self.together else 1
+
+    def width(self, pages: int) -> int:
+        """Columns of the tables of a step, of which no sequence uses more than so many."""
+        return next(n for n in self.widths if n >= pages)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of columns of tables, ascending."""
+        return up_to(self.pages_each) if self.bounded else (self.pages_each,)
+
+    def filled(self, start: int) -> int:
+        """Rows in which those before a chunk are found, see `ChunkShape`."""
+        pages = -(-start // self.page)
+        return self.page * (self.width(pages) if pages else 0 if self.bounded else self.pages_each)
+
+    @property
+    def reads(self) -> Iterator[tuple[int, int]]:
+        """Chunks and their starts, such that all programs that read one prompt are run once."""
+        starts = (0, *(n * self.page for n in self.widths)) if self.bounded else (0,)
+        for rows in self.chunks:
+            for start in starts:
+                yield rows, start
+
+
+def up_to(most: int, step: int = STEP) -> tuple[int, ...]:
+    """1 and its multiples by powers of `step`, up to `most`, which is the last."""
+    numbers = [1]
+    while numbers[-1] < most:
+        numbers.append(min(numbers[-1] * step, most))
+    return tuple(numbers)

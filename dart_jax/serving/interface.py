@@ -1,0 +1,91 @@
+"""The interface of what serves requests: an engine here, or several on other machines."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dart_jax.engine.request import OnUpdate, Request
+from dart_jax.engine.statistics import Statistics
+from dart_jax.errors import UserError
+from dart_jax.models.config import TargetConfig
+from dart_jax.serving.config import ServingConfig
+from dart_jax.text.tokenizer import Tokenizer
+
+
+class QueueFull(UserError):
+    """No request can be accepted now.
+
+    Attributes:
+      retry_after: seconds after which there may be room.
+    """
+
+    def __init__(self, message: str, retry_after: float):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class AnyTicket(Protocol):
+    """A request that was accepted."""
+
+    @property
+    def begun(self) -> float | None:
+        """When it got a slot, as `Ticket` has it."""
+        ...
+
+    def cancel(self) -> None:
+        """See `Ticket`."""
+        ...
+
+
+class ServedModel(Protocol):
+    """What must be known of a model to ask for its texts; a `DartModel` has it."""
+
+    @property
+    def target(self) -> TargetConfig:
+        """The target's shapes."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        ...
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """All end-of-sequence ids."""
+        ...
+
+
+class AnyEngine(Protocol):
+    """What serves requests: an `Engine`, or several of them on other machines."""
+
+    @property
+    def model(self) -> ServedModel:
+        """What is served."""
+        ...
+
+    @property
+    def config(self) -> ServingConfig:
+        """How many requests it takes, among others."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a prompt and its new tokens together."""
+        ...
+
+    def submit(self, request: Request, on_update: OnUpdate) -> AnyTicket:
+        """See `Engine`."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """See `Engine`."""
+        ...
+
+    def drain(self, seconds: float) -> bool:
+        """See `Engine`."""
+        ...
+
+    def close(self) -> None:
+        """See `Engine`."""
+        ...

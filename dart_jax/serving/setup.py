@@ -1,0 +1,167 @@
+"""A server's runner of a model: its shapes, its memory, and the programs that are compiled first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+
+from dart_jax.decoding.drafting import AnyDrafter
+from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.tree import MAX_NODES
+from dart_jax.engine.batch import Models, pools_of
+from dart_jax.engine.request import MOST_STOP_IDS
+from dart_jax.engine.runner import Runner
+from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.shapes import STEP, Shapes, up_to
+from dart_jax.engine.tree_size import TreeSizes
+from dart_jax.errors import UserError
+from dart_jax.generation.defaults import default_search, default_tree
+from dart_jax.memory import parse_memory
+from dart_jax.model import DartModel
+from dart_jax.serving.config import ServingConfig
+
+# Tokens of the longest texts, unless it is set.
+_MAX_LENGTH = 8192
+
+# Bytes of the pools, at most, unless it is set.
+_MOST_MEMORY = 8 * 10**9
+
+# Rows of all sequences that a step verifies, about: more cannot pay. An accelerator waits for its
+# weights up to some hundred rows.
+_MOST_ROWS = {"cpu": 80}
+_MOST_ROWS_ELSEWHERE = 400
+
+# Steps of a burst: on an accelerator a call from the host takes as long as half a step.
+_STEPS = {"cpu": 1, "other": 4}
+
+
+def runner_of(
+    model: DartModel,
+    config: ServingConfig,
+    on_end: Callable[[Runner, Sequence], None],
+    share: int = 1,
+) -> Runner:
+    """Returns a runner that serves a model; `share`: among how many the memory is divided.
+
+    Raises:
+      UserError: the options do not fit the model.
+    """
+    shapes = shapes_of(model, config)
+    decoder = model.decoder(
+        nodes=shapes.most_nodes, max_length=shapes.max_length, search=search_of(model, config)
+    )
+    models = decoder.models
+    sizes = TreeSizes(
+        shapes.sizes,
+        fixed=shapes.fixed,
+        first=default_tree(model.drafter)[0],
+        files=decoder.memory.files,
+        program=(models.config, jax.tree.structure(models.search), "server"),
+    )
+    pages = _count_pages(models, config, shapes, share)
+    return Runner(models, shapes, sizes, on_end, pages=pages, reuse=config.prefix_cache)
+
+
+def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
+    """Returns the shapes for a model; raises UserError if the options do not fit it."""
+    most = model.target.max_length
+    length = config.max_length or min(most, _MAX_LENGTH)
+    if length > most:
+        raise UserError(f"--max-length {length} is beyond the target's {most} positions; lower it")
+    if config.tree_nodes and model.drafter is None:
+        raise UserError("--tree-nodes needs a drafter; pass one, or leave it out")
+    if (config.tree_nodes or 0) > MAX_NODES:
+        raise UserError(f"--tree-nodes must be at most {MAX_NODES}, got {config.tree_nodes}")
+    on_cpu, groups = jax.default_backend() == "cpu", model.execution.groups
+    slots = -(-config.slots // groups)
+    # On CPUs every row costs time, so a step has at most twice the rows of its sequences.
+    rows = up_to(slots, STEP // 2 if on_cpu else STEP)
+    chunk = min(config.chunk or (128 if on_cpu else 512), length)
+    return Shapes(
+        slots=slots * groups,
+        groups=groups,
+        max_length=length,
+        page=config.page,
+        pages_each=-(-length // config.page),
+        rows=rows,
+        sizes={n: _sizes(model.drafter, n, config.tree_nodes) for n in rows},
+        fixed=config.tree_nodes is not None,
+        chunks=tuple(sorted({max(chunk // STEP**n, 1) for n in range(3)})),
+        together=not on_cpu,
+        steps=config.burst or (_STEPS["cpu"] if on_cpu else _STEPS["other"]),
+        stop_ids=MOST_STOP_IDS,
+        bounded=model.execution.attention == "dense",
+    )
+
+
+def search_of(model: DartModel, config: ServingConfig) -> SearchConfig:
+    """Returns the parameters of the tree search: those tuned for the default tree, unless trees are
+    larger."""
+    nodes, search = default_tree(model.drafter)
+    largest = _sizes(model.drafter, 1, config.tree_nodes)[-1]
+    return default_search(model.drafter) if largest > nodes else search
+
+
+def _sizes(drafter: AnyDrafter | None, rows: int, fixed: int | None) -> tuple[int, ...]:
+    """Returns tree sizes for steps of so many rows; `fixed` if it is not None."""
+    if drafter is None or fixed == 0:
+        return (0,)
+    if fixed is not None:
+        return (0, fixed)
+    budget = _MOST_ROWS.get(jax.default_backend(), _MOST_ROWS_ELSEWHERE)
+    largest, _ = default_tree(drafter)
+    most = min(largest, max(budget // rows - 1, 1))
+    sizes = [most]
+    while len(sizes) < 3 and sizes[-1] > 1:
+        sizes.append(max(sizes[-1] // 2, 1))
+    return (0, *reversed(sizes))
+
+
+def _count_pages(models: Models, config: ServingConfig, shapes: Shapes, share: int) -> int:
+    """Returns how many pages of each group of devices the memory holds."""
+    pools = jax.eval_shape(lambda: pools_of(models, 1, shapes))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pools)) // shapes.groups
+    wanted = shapes.slots // shapes.groups * shapes.pages_each
+    if config.kv_memory is None:
+        return max(min(wanted, _MOST_MEMORY // share // size), shapes.pages_each)
+    count = parse_memory(config.kv_memory) // share // size
+    if count < shapes.pages_each:
+        least = share * shapes.pages_each * size / 1e6
+        raise UserError(
+            f"--kv-memory {config.kv_memory} is too little for one request of "
+            f"{shapes.max_length} tokens, which takes {least:,.0f} MB; raise it or lower "
+            "--max-length"
+        )
+    return count
+
+
+def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
+    """Runs the programs that requests may run, in parts, the most important ones first.
+
+    No request may run during a part; between two of them they may.
+
+    Yields:
+      After every part, what has been done.
+    """
+    batch, shapes = runner.batch, runner.batch.shapes
+    todo = sum(map(len, shapes.sizes.values())) * len(shapes.widths) * len(config.levels)
+    done = 0
+    if not todo:
+        return
+    for drafts in {False, shapes.most_nodes > 0}:
+        for length, start in shapes.reads:
+            pages = np.full((shapes.groups, shapes.pages_each), -1, np.int32)
+            tokens = np.zeros((shapes.groups, length + 1), np.int32)
+            batch.read_tokens(tokens, np.full(shapes.groups, start, np.int32), pages, drafts=drafts)
+            yield "compiled a program that reads prompts"
+    for level in config.levels:
+        for rows in shapes.rows:
+            for width in shapes.widths:
+                for size in shapes.sizes[rows]:
+                    batch.compile(batch.program(size, level), rows, width)
+                    done += 1
+                    yield f"compiled {done} of {todo} programs"
+                if len(shapes.sizes[rows]) > 1 and not shapes.fixed:
+                    batch.compile(batch.program(0, level, follows=True), rows, width)

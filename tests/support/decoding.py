@@ -1,0 +1,156 @@
+"""Decoding by the configs of tests: whole generations through the engine, and single steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.decoding.noise import row_keys
+from dart_jax.decoding.penalties import mark_seen
+from dart_jax.decoding.reading import read_rows
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
+from dart_jax.engine.decoder import BatchDecoding, Decoder, Generation
+from dart_jax.engine.request import Request
+from dart_jax.engine.runner import Runner
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prompts:
+    """A batch: int32 [B, T], padded on the right, and int32 [B]."""
+
+    tokens: np.ndarray
+    length: np.ndarray
+    max_new_tokens: np.ndarray
+    max_length: int
+    chunk: int = 512
+
+    @classmethod
+    def pad(cls, prompts, max_new_tokens, max_length, chunk=512):
+        length = np.array([len(prompt) for prompt in prompts], np.int32)
+        tokens = np.zeros((len(prompts), length.max()), np.int32)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        budget = np.minimum(max_new_tokens, max_length - length).astype(np.int32)
+        return cls(tokens, length, budget, max_length, chunk)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    sampling: Sampling = Sampling()
+    stop: tuple[int, ...] = ()
+    seed: int = 0
+
+
+def begin(
+    config: DecodeConfig,
+    params: DecodeParams,
+    search: TreeSearch | None,
+    prompts: Prompts,
+    options: Options = Options(),
+    *,
+    drafts: bool = False,
+    **fields,
+) -> BatchDecoding:
+    """A batch whose rows have budgets of their own; `fields`: of the decoder."""
+    given = prompts.max_length, options.sampling, options.stop
+    decoder = Decoder(config, params, search, *given, chunk=prompts.chunk, **fields)
+    shapes = decoder._shapes(len(prompts.length))
+    requests = [
+        Request(
+            tokens[:length],
+            int(budget),
+            options.sampling,
+            seed=options.seed,
+            choice=row,
+            stop_ids=options.stop,
+            logprobs=config.logits.logprobs,
+            drafts=drafts,
+        )
+        for row, (tokens, length, budget) in enumerate(
+            zip(prompts.tokens, prompts.length, prompts.max_new_tokens, strict=True)
+        )
+    ]
+    runner = Runner(decoder.models, shapes, decoder._policy(shapes))
+    return BatchDecoding(runner, requests, prompts.max_length)
+
+
+def generate(config, params, search, prompts, options=Options(), **fields) -> Generation:
+    """In bursts of many steps."""
+    batch = begin(config, params, search, prompts, options, **fields)
+    for _ in batch:
+        pass
+    return batch.generation()
+
+
+def generate_stepwise(config, params, search, prompts, options=Options()) -> Generation:
+    """In bursts of one step."""
+    return generate(config, params, search, prompts, options, steps=1)
+
+
+def stream(config, params, search, prompts, options=Options(), *, drafts=False):
+    """Yields each step's new tokens by row."""
+    batch = begin(config, params, search, prompts, options, drafts=drafts, steps=1)
+    while batch.busy:
+        yield {new.row: new for new in batch.burst()}
+
+
+@partial(jax.jit, static_argnums=0)
+def step(config: DecodeConfig, params: DecodeParams, state: DecodeState, trees=None):
+    """A step of a cache in one piece: the new state and the host buffer."""
+    trees = state.trees if trees is None else trees
+    result = decode_step(config, params, state, trees)
+    return result.state, result.packed
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+@exact_products
+def _first(config, params, tokens, length, capacity, budget, stop, seed, sampling):
+    before, after = tokens[:, :-1], tokens[:, 1:]
+    zero = jnp.zeros_like(length)
+    caches = read_rows(config.reading, params, None, before, after, zero, 0, capacity)
+    place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    index = length[:, None] + jnp.arange(-4, 0, dtype=jnp.int32)[None]
+    context = jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1)
+    seen = None
+    if sampling.repetition_penalty is not None:
+        known = jnp.where(place < length[:, None], tokens, -1)
+        seen = mark_seen(jnp.zeros((len(length), config.target.vocab_size), bool), known)
+    state = DecodeState(
+        target_cache=caches.target,
+        draft_state=caches.draft,
+        length=length - 1,
+        context=jnp.where(index < 0, -1, context),
+        remaining=budget,
+        stop=stop,
+        keys=row_keys(seed, jnp.arange(len(length), dtype=jnp.int32)),
+        sampling=sampling,
+        seen=seen,
+    )
+    state = dataclasses.replace(state, noise=noise_of_draft(config, state))
+    nodes = config.nodes if config.drafting is not None else 0
+    trees = jnp.zeros((len(length), 3, nodes + 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
+    result = decode_step(config, params, state, trees if nodes else None)
+    return result.state, result.packed
+
+
+def start(config, params, prompts, options=Options()):
+    """Reads prompts and takes the first step: the state and the host buffer."""
+    tokens = np.pad(prompts.tokens, ((0, 0), (0, 1)))
+    return _first(
+        config,
+        params,
+        tokens,
+        prompts.length,
+        config.capacity(prompts.max_length),
+        prompts.max_new_tokens,
+        jnp.asarray(options.stop or (-1,), jnp.int32),
+        jnp.uint32(options.seed),
+        options.sampling.values(),
+    )
