@@ -129,6 +129,11 @@ class Batch:
         """Whether the drafter must read what is written."""
         return self._pools.draft is not None
 
+    @property
+    def whole_logits(self) -> bool:
+        """Whether every request needs the highest level, for processors or scores."""
+        return self._config.logits.whole
+
     def begin(self, sequence: Sequence) -> None:
         """Prepares the slot of a sequence that will be read."""
         slot = sequence.slot

@@ -92,7 +92,7 @@ class CostFiles:
             self._written[path] = {**before, **costs}
             try:
                 write_atomically(path, (json.dumps(self._written[path]) + "\n").encode())
-            except UserError as error:
+            except (OSError, UserError) as error:
                 _logger.warning("the costs of draft trees are not kept: %s", error)
 
     def _path(self, program: Hashable) -> Path:

@@ -301,6 +301,9 @@ class BatchDecoding:
         """Queues the requests; see `Decoder.start`."""
         self._runner, self._error = runner, None
         self._texts = [Text(request, max_length, self._note) for request in requests]
+        if runner.batch.whole_logits:
+            for text in self._texts:
+                text.level = "full"
         self._rows = {text: row for row, text in enumerate(self._texts)}
         self._parts: list[list[NewTokens]] = [[] for _ in requests]
         self._taken = np.zeros(len(requests), int)

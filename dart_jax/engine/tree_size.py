@@ -171,7 +171,7 @@ class TreeSizes:
     def tour(self, rows: int) -> None:
         """Visits all sizes before anything else, so that programs are compiled and costs known."""
         sizes = self.sizes[rows]
-        if not self._fixed and len(sizes) > 2:
+        if not self._fixed and len(sizes) > 1:
             self._tour = [size for size in (*sizes[1:], *reversed(sizes[1:])) for size in (0, size)]
 
     def choose(self, rows: int, level: Level) -> State:

@@ -27,8 +27,8 @@ from dart_jax.engine.statistics import Statistics, add
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.setup import compile_programs, runner_of, search_of
 from dart_jax.serving.interface import QueueFull
+from dart_jax.serving.setup import compile_programs, runner_of, search_of
 
 _logger = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ def narrow(model):
     service = Service(Methods(model), most=MOST, longest=64, together=1, waiting=1, warmup="none")
     service.gate = threading.Event()
     for name in service.methods:
-        batch = service.engine._lane(name).batch
+        batch = service.engine._runner(name).batch
 
         def held(*args, burst=batch.burst, **options):
             assert service.gate.wait(60)
@@ -542,7 +542,7 @@ def test_a_new_request_replaces_the_running_one(narrow):
 def test_who_waits_for_a_program_is_told(model):
     """And can stop meanwhile."""
     service = Service(Methods(model), most=MOST, longest=64, together=1, warmup="none")
-    batch, gate = service.engine._lane(DART).batch, threading.Event()
+    batch, gate = service.engine._runner(DART).batch, threading.Event()
     run = batch._run
 
     def slow(*args):
@@ -591,7 +591,7 @@ def test_failures_are_reported(model):
     def fail(*_, **__):
         raise MemoryError
 
-    service.engine._lane(PLAIN).batch.burst = fail
+    service.engine._runner(PLAIN).batch.burst = fail
     with pytest.raises(UserError, match="the engine failed: MemoryError; the app must be started"):
         asyncio.run(answered(service, "v", "def f(", method=PLAIN))
     with pytest.raises(UserError, match="the engine has failed; it must be started again"):

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding import Prompts, start
 from documents import ROOT
 
 from dart_jax import DartModel
-from dart_jax.decoding.prefill import prefill
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import verify
 from dart_jax.generation.defaults import length_bucket
@@ -32,20 +31,11 @@ def of(model, length=200, **options):
     return memory(model.target, model.drafter, options)
 
 
-def prefilled(model, length):
-    """The shapes of the state after a prefill of this model."""
+def begun(model, length):
+    """The shapes of the state after the first step of this model."""
     config = DecodeConfig(model.target, model.drafter, NODES)
-    numbers = jax.ShapeDtypeStruct((BATCH,), jnp.int32)
-    return config, jax.eval_shape(
-        partial(prefill, config, capacity=config.capacity(length_bucket(length))),
-        model.params,
-        jax.ShapeDtypeStruct((BATCH, 16), jnp.int32),
-        numbers,
-        numbers,
-        jax.ShapeDtypeStruct((8,), jnp.int32),
-        jax.ShapeDtypeStruct((), jnp.uint32),
-        Sampling().values(),
-    )
+    prompts = Prompts.pad(BATCH * [np.ones(4, int)], 9, length_bucket(length))
+    return config, jax.eval_shape(lambda: start(config, model.params, prompts))
 
 
 @pytest.mark.long(keep=1)
@@ -57,7 +47,7 @@ def test_weights_and_caches_are_those_of_a_loaded_model(demo_drafters, name):
     for part in ("target", "drafter"):
         leaves = jax.tree.leaves(model.params[part])
         assert getattr(need, part) == 4 * sum(leaf.size for leaf in leaves)
-    _, (state, _) = prefilled(model, 200)
+    _, (state, _) = begun(model, 200)
     assert need.caches == held((state.target_cache, state.draft_state))
     assert of(model, 200) == of(model, 256) != of(model, 257)  # caches come in few lengths
     alone = of(model, batch_size=1)
@@ -78,7 +68,7 @@ def test_weights_in_8_bits(demo_drafters, name):
 
 def test_a_verification_returns_what_is_counted():
     model = DartModel.demo()
-    config, (state, _) = prefilled(model, 200)
+    config, (state, _) = begun(model, 200)
     trees = jax.ShapeDtypeStruct((BATCH, 3, NODES + 1), jnp.int32)
     verified = jax.eval_shape(partial(verify, config), model.params, state, trees)
     assert of(model).verification == held(verified)

@@ -170,7 +170,8 @@ def _read(stream):
 def test_stops_are_strings_and_ids(model):
     config = GenerationConfig(stop=("def", 7))
     assert split_stops(model.tokenizer, config.stop, 4096) == (["def"], (7,))
-    assert model.stream(TEXT, config)._decoder.stop == (*model.eos, 7)
+    (text,) = model.stream(TEXT, config)._batch._texts
+    assert text.request.stop_ids == (*model.eos, 7)
 
 
 def test_stop_strings_in_a_batch(model):

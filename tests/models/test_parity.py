@@ -148,7 +148,6 @@ def test_drafting_emits_what_transformers_generates(theirs, ours, tokens):
         LENGTH + 20,
         Sampling(),
         (),
-        "fused",
     )
     with torch.no_grad():
         expected = theirs.generate(

@@ -118,7 +118,7 @@ def test_trees_of_all_sizes(model, expected):
     """Sizes that change from step to step, as drafting pays more or less, change no text."""
     engine = Engine(model, ServingConfig(**SMALL | {"tree_nodes": None}))
     rng = np.random.default_rng(0)
-    lane = engine._lane(None)
+    lane = engine._runner(None)
     choose = lane.sizes.choose
     lane.sizes.choose = lambda rows, level: int(rng.choice([choose(rows, level), 0, 1, 2, 8]))
     shapes = lane.batch.shapes
@@ -134,7 +134,7 @@ def test_a_text_goes_on_without_the_drafter_and_with_it_again(model):
     """As at a load at which drafting does not pay: it is read anew when drafting pays again."""
     engine = Engine(model, ServingConfig(**SMALL))
     steps = iter([4] * 6 + [0] * 6)
-    engine._lane(None).sizes.choose = lambda rows, level: next(steps, 4)
+    engine._runner(None).sizes.choose = lambda rows, level: next(steps, 4)
     tokens = tokens_of(model, case(2)[0])
     options = {"max_new_tokens": 100, "temperature": 1.0, "seed": 4, "eos_token_id": ()}
     wanted = model.generate(tokens.tolist(), tree_nodes=0, **options).tokens.tolist()
@@ -381,7 +381,7 @@ def test_a_failure_of_the_device_ends_all(model):
     def fail(*_, **options):
         raise MemoryError("out of memory")
 
-    engine._lane(None).batch.burst = fail
+    engine._runner(None).batch.burst = fail
     answers = [Answer(), Answer()]
     for answer in answers:
         engine.submit(Request(np.zeros(1, np.int32), 5), answer)

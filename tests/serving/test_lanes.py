@@ -101,7 +101,7 @@ def pace(engine, costs):
         return slower
 
     for method in costs:
-        batch = engine._lane(method).batch
+        batch = engine._runner(method).batch
         batch.burst = slow(method, batch.burst)
     engine._clock = lambda: now[0]
 
@@ -115,10 +115,10 @@ def test_methods_share_the_time_of_the_device(models):
     pace(engine, costs)
     turns = []
     for method in costs:
-        lane = engine._lane(method)
+        lane = engine._runner(method)
 
         def watched(clock, lane=lane, turn=lane.turn):
-            lanes = engine._lanes.items()
+            lanes = engine._runners.items()
             turns.append({name: each.seconds for name, each in lanes if each.busy})
             turn(clock)
 
@@ -135,7 +135,7 @@ def test_methods_share_the_time_of_the_device(models):
     together = [list(busy.values()) for busy in turns if len(busy) > 1]
     assert any(len(busy) == 3 for busy in together)
     assert max(max(busy) - min(busy) for busy in together) <= max(costs.values())
-    assert engine._lane("dart").seconds > engine._lane("plain").seconds > 0
+    assert engine._runner("dart").seconds > engine._runner("plain").seconds > 0
 
 
 def test_a_race(models):
@@ -193,7 +193,7 @@ def test_every_request_has_trees_of_the_size_that_it_asks_for(models, engine, ex
         if nodes == 0:
             assert not any(answer.drafted)
     # In a few sizes only.
-    batch = engine._lane(method).batch
+    batch = engine._runner(method).batch
     programs = {program.config.nodes for program in batch._programs.values()}
     assert programs <= {*itertools.chain(*batch.shapes.sizes.values()), 4, 8, 32}
 
@@ -207,7 +207,7 @@ def test_sizes_out_of_range(models, nodes):
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("method", ["dart", "eagle3", "plain"])
 def test_updates_report_what_was_verified(models, engine, method):
-    batch, seen = engine._lane(method).batch, []
+    batch, seen = engine._runner(method).batch, []
     run = batch._run
 
     def watched(program, rows, trees, *how):
@@ -278,7 +278,7 @@ def test_the_place_in_the_queue(models):
 def test_who_waits_for_a_compilation_is_told(models):
     engine = Engine(models, ServingConfig(**SMALL))
     tickets, told = [], []
-    for lane in engine._lanes.values():
+    for lane in engine._runners.values():
         run = lane.batch._run
 
         def watched(*args, run=run):
@@ -325,7 +325,7 @@ def test_warming_up_in_idle_moments(models, expected, monkeypatch):
         answers = closed_loop(engine, requests, clients)
         assert [answer.tokens for answer in answers] == [expected(n) for n, _ in pairs]
     assert engine.statistics().compilations == compiled
-    for lane in map(engine._lane, ("dart", "eagle3")):
+    for lane in map(engine._runner, ("dart", "eagle3")):
         for rows, level in itertools.product((1, 2), ("greedy", "sampled", "filtered")):
             assert tuple(sorted(lane.sizes._costs.of(rows, level))) == lane.sizes.sizes[rows]
     engine.close()
@@ -337,7 +337,7 @@ def test_programs_are_dropped_when_there_are_too_many(models, expected, monkeypa
     monkeypatch.setattr("dart_jax.serving.engine._MOST_COMPILED", 3)
     jax.clear_caches()  # those of other tests
     engine = Engine(models, ServingConfig(**SMALL))
-    batch, counts = engine._lane("dart").batch, []
+    batch, counts = engine._runner("dart").batch, []
     forget = batch.forget_programs
 
     def watched():

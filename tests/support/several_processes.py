@@ -24,7 +24,6 @@ import tiny_model
 from sharded_decoding import QWEN3
 
 from dart_jax import DartModel
-from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.programs.processes import DistributedConfig, initialize
@@ -34,7 +33,8 @@ TARGET = dataclasses.replace(QWEN3, tie_word_embeddings=False)
 MESHES = ("data=2,model=4", "model=8")
 PROMPTS = [np.arange(3, 20), np.arange(7, 50)]
 Load = Callable[[], DartModel]
-LOOPS: tuple[Loop, ...] = ("fused", "host")
+# Bursts of many steps, or of one.
+LOOPS = ("fused", "host")
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0)}
 
 
@@ -59,7 +59,7 @@ def models(directory: Path, **options: Any) -> dict[str, tuple[Load, tuple[int, 
 
 
 # Of each mesh, what is run unless all is: loops and ways to sample, of some methods.
-FEW: dict[str, dict[str, list[tuple[Loop, str]]]] = {
+FEW: dict[str, dict[str, list[tuple[str, str]]]] = {
     "data=2,model=4": {
         "dart": [("fused", "greedy"), ("host", "sampled")],
         "n-gram only, changing sizes": [("fused", "greedy")],
@@ -89,8 +89,9 @@ def texts(directory: Path, mesh: str | None, few: bool) -> Iterator[tuple[str, l
             assert model is not None
             nodes = 0 if model.drafter is None else 8
             decoder = model.decoder(
-                nodes=nodes, max_length=80, sizes=sizes, sampling=SAMPLINGS[how], loop=loop
+                nodes=nodes, max_length=80, sizes=sizes, sampling=SAMPLINGS[how]
             )
+            decoder = dataclasses.replace(decoder, steps=1 if loop == "host" else 64)
             made = decoder(PROMPTS, 12, seed=3)
             yield f"{method} {loop} {how}", [row.tolist() for row in made.tokens]
 

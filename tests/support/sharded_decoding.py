@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tiny_model
-from dart_jax.decoding.decoder import Loop
-from decoding import start, step
 from engine_requests import ask
 from tiny_model import SHAPES
 
@@ -27,6 +25,7 @@ from dart_jax import DartModel
 from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.programs import burst
 from dart_jax.engine.request import Request
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.platform.execution import WeightsDtype
@@ -68,7 +67,8 @@ SAMPLINGS = {
     "sampled": Sampling(temperature=1.0),
     "filtered": Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1),
 }
-LOOPS: dict[str, Loop] = {"fused": "fused", "host": "host", "changing sizes": "fused"}
+# Steps of a burst.
+LOOPS = {"fused": 64, "host": 1, "changing sizes": 64}
 METHODS = ("plain", "dart", "eagle3", "ngram", "draft model", "prompt lookup")
 
 
@@ -103,9 +103,8 @@ def texts(model: DartModel, loop: str, sampling: Sampling) -> list[list[int]]:
     """New tokens of all prompts."""
     nodes = 0 if model.drafter is None else 8
     sizes = (0, 4, 8) if loop == "changing sizes" else ()
-    decoder = model.decoder(
-        nodes=nodes, max_length=80, sizes=sizes, sampling=sampling, loop=LOOPS[loop]
-    )
+    decoder = model.decoder(nodes=nodes, max_length=80, sizes=sizes, sampling=sampling)
+    decoder = dataclasses.replace(decoder, steps=LOOPS[loop])
     return [row.tolist() for row in decoder(PROMPTS, 24, seed=3).tokens]
 
 
@@ -152,11 +151,13 @@ def reported(model: DartModel) -> list[Any]:
 def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     """The collectives of a step, and the shapes of their results."""
     nodes = 0 if model.drafter is None else 8
-    decoder = model.decoder(max_length=64, nodes=nodes)
-    prompts = decoder.pad(PROMPTS, 8)
-    state, _ = start(decoder.config, decoder.params, prompts, decoder.options(0))
-    trees = np.zeros((len(PROMPTS), 3, nodes + 1), np.int32) if decoder.config.searches else None
-    text = step.lower(decoder.config, decoder.params, state, trees).compile().as_text()
+    batch = model.decoder(max_length=64, nodes=nodes).start(PROMPTS, 8)._runner.batch
+    program = batch.program(nodes, "greedy")
+    rows = batch._table.rows(len(PROMPTS) * [None], 1)
+    trees = np.zeros((len(PROMPTS), 3, nodes + 1), np.int32) if nodes else None
+    pools, search = batch._pools_for(nodes > 0), batch._search_of(program.config)
+    arrays = batch._params, pools, None, rows, trees, search, np.int32(1), np.int32(1)
+    text = burst.lower(program, *arrays).compile().as_text()
     found: dict[str, list[list[int]]] = collections.defaultdict(list)
     for shapes, kind in re.findall(r"= (.+?) (all-[a-z]+|collective-\w+)(?:-start)?\(", text):
         for shape in re.findall(r"\[([\d,]*)\]", shapes):

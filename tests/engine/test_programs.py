@@ -7,26 +7,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_model
-from dart_jax.decoding.prefill import ChunkShape
 from engine_requests import ask
 
+from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.batch import Batch
 from dart_jax.engine.programs import burst, read_chunk
 from dart_jax.engine.request import Request
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
+from dart_jax.serving.setup import runner_of
 
 CONFIG = ServingConfig(slots=2, page=16, max_length=128, warmup="none", tree_nodes=4)
 PLAIN = Execution()
-END = np.int32(4), np.bool_(False)  # of a burst
+END = np.int32(4), np.int32(1)  # of a burst
 KERNELS = {
     "plain JAX": PLAIN,
     "triton": Execution("interpret", least_rows=8, fused=True),
     "mosaic": Execution("interpret-mosaic"),
 }
+
+
+def ended(runner, sequence):
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +65,8 @@ def lowered(batch, level, platform):
     """The texts of the programs of a step and of a prompt's chunk."""
     program = batch.program(4, level)
     trees = np.zeros((2, 3, 5), np.int32)
-    rows = batch._table.rows([], 2, batch.shapes.pages_each)
-    history = batch._history if level == "full" else None
+    rows = batch._table.rows([None, None], batch.shapes.pages_each)
+    history = batch._empty_history() if level == "full" else None
     params, pools, search = batch._params, batch._pools, batch._search
     table = jnp.full((1, batch.shapes.pages_each), -1, jnp.int32)
     tokens, start = jnp.zeros((1, 33), jnp.int32), jnp.zeros((1,), jnp.int32)
@@ -86,7 +90,7 @@ def lowered(batch, level, platform):
 @pytest.mark.parametrize("level", ["greedy", "full"])
 def test_programs_are_lowered_for_accelerators(tiny, level, platform, monkeypatch):
     """Without a device of that kind; nothing in them calls the host."""
-    batch = Batch(load(tiny, PLAIN, monkeypatch, search="device"), CONFIG)
+    batch = runner_of(load(tiny, PLAIN, monkeypatch, search="device"), CONFIG, ended).batch
     for text in lowered(batch, level, platform):
         assert "callback" not in text
         assert "@dart_" not in text
@@ -96,12 +100,12 @@ def test_programs_are_lowered_for_accelerators(tiny, level, platform, monkeypatc
 @pytest.mark.parametrize("level", ["greedy", "full"])
 def test_pools_are_updated_in_place(level):
     """No program copies a pool: the compiled programs hold no copy of that size."""
-    batch = Batch(DartModel.demo(), CONFIG)
+    batch = runner_of(DartModel.demo(), CONFIG, ended).batch
     pool = batch._pools.target[0][0]
     program = batch.program(4, level)
     trees = np.zeros((2, 3, 5), np.int32)
-    rows = batch._table.rows([], 2, batch.shapes.pages_each)
-    history = batch._history if level == "full" else None
+    rows = batch._table.rows([None, None], batch.shapes.pages_each)
+    history = batch._empty_history() if level == "full" else None
     arguments = batch._params, batch._pools, history, rows, trees, batch._search, *END
     compiled = burst.lower(program, *arguments).compile()
     shape = f"f32[{','.join(map(str, pool.shape))}]"

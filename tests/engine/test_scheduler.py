@@ -13,7 +13,7 @@ PAGE, LONGEST = 4, 40
 
 
 def made(slots=3, pages=30):
-    return Scheduler(slots, PagePool(pages, PAGE), LONGEST)
+    return Scheduler(slots, [PagePool(pages, PAGE)], LONGEST)
 
 
 def sequence(prompt, new, tag=0):
@@ -24,9 +24,9 @@ def sequence(prompt, new, tag=0):
 def read_next(scheduler):
     begun = scheduler.begin_next()
     if begun is not None:
-        begun.read = begun.count - 1
+        begun.reads(begun.unread)
         scheduler.know_pages(begun)
-        scheduler.end_reading()
+        scheduler.end_reading(begun)
     return begun
 
 
@@ -48,7 +48,7 @@ def test_the_youngest_gives_way_and_is_the_next():
     assert [read_next(scheduler), read_next(scheduler)] == [old, young]
     assert read_next(scheduler) is None  # no page would be left for the others
     for s in (old, young):
-        s.append(np.zeros(10, np.int32))
+        s.append(np.zeros(10, np.int32), drafted=False)
     scheduler.make_room(9)
     assert scheduler.running == [old]
     assert list(scheduler.waiting) == [young, waits]
@@ -67,7 +67,7 @@ def test_one_that_waits_or_is_read_can_end():
     scheduler.end(first)
     assert scheduler.active == []
     assert not scheduler.waiting
-    assert scheduler.pool.used == 0
+    assert scheduler.pools[0].used == 0
 
 
 def test_texts_that_begin_alike_share_pages():
@@ -105,14 +105,33 @@ def test_all_end(requests, pages, slots, random):
         assert scheduler.running[0] is min(scheduler.running, key=sequences.index)
         for one in list(scheduler.running):
             assert len(one.pages) * PAGE >= min(one.read + 5, LONGEST)
-            one.append(np.zeros(min(random.randint(1, 5), one.remaining), np.int32))
+            new = np.zeros(min(random.randint(1, 5), one.remaining), np.int32)
+            one.append(new, drafted=False)
             if one.remaining == 0 or random.random() < 0.02:
                 scheduler.end(one)
             else:
                 scheduler.know_pages(one)
         held = {page for one in scheduler.running for page in one.pages}
-        assert scheduler.pool.used == len(held)
+        assert scheduler.pools[0].used == len(held)
     assert not scheduler.waiting
     assert scheduler.active == []
     assert begun == sequences
-    assert scheduler.pool.used == 0
+    assert scheduler.pools[0].used == 0
+
+
+def test_groups_of_devices_have_slots_and_pages_of_their_own():
+    scheduler = Scheduler(2, [PagePool(8, PAGE), PagePool(8, PAGE)], LONGEST)
+    sequences = [sequence(9, 20, tag) for tag in range(5)]
+    scheduler.waiting.extend(sequences)
+    for _ in range(4):
+        assert read_next(scheduler) is not None
+    assert read_next(scheduler) is None
+    assert [scheduler.group(one) for one in scheduler.running] == [0, 1, 0, 1]
+    assert [pool.used for pool in scheduler.pools] == [6, 6]
+    scheduler.end(sequences[1])
+    assert scheduler.group(read_next(scheduler)) == 1
+    for one in scheduler.running:
+        one.append(np.zeros(12, np.int32), drafted=False)
+    scheduler.make_room(5)  # the youngest of each group gives way
+    assert scheduler.running == [sequences[0], sequences[3]]
+    assert [*scheduler.waiting] == [sequences[4], sequences[2]]

@@ -1,0 +1,384 @@
+"""Trees are as large as pays, by what steps cost and what is accepted."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SEED
+from decoding import Options, begin, generate
+
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.logits import LogitsConfig
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.host import HostSearch
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.engine.acceptance import AcceptanceRates
+from dart_jax.engine.costs import CostFiles, StepCosts
+from dart_jax.engine.decoder import TreeMemory
+from dart_jax.engine.tree_size import BURST, PAUSES, TRIAL, State, TreeSizes, on_lines
+from dart_jax.errors import UserError
+from dart_jax.generation.defaults import adaptive_tree, default_tree
+from dart_jax.model import DartModel
+from dart_jax.ngram import NgramModel
+
+GREEDY = Sampling()
+PENALIZED = Sampling(0.8, top_k=20, top_p=0.9, repetition_penalty=1.3)
+SIZES = (0, 2, 4, 8)
+
+
+# Whatever is chosen, the output is the target's.
+
+
+class Scripted(TreeSizes):
+    """Takes bursts of random sizes and lengths."""
+
+    def __init__(self, sizes, seed):
+        super().__init__(sizes)
+        self._rng, self._state = np.random.default_rng(seed), State(0, 0, 0)
+        self.chosen = []
+
+    def choose(self, rows, level):
+        if self._state.left <= 0:
+            size = int(self._rng.choice(self.sizes[rows]))
+            rest = size == 0 and self._rng.random() < 0.2  # the drafter does not follow
+            self._state = State(size, PAUSES[1] if rest else int(self._rng.integers(1, 6)), size)
+            self.chosen.append((size, rest))
+        return self._state
+
+    def drafts(self, rows, level):
+        return True
+
+    def learn(self, rows, level, size, ranks, texts, steps, seconds):
+        self._state = self._state._replace(left=self._state.left - steps)
+        if self._state.left > 10 and self._rng.random() < 0.2:  # drafts are tried again
+            self._state = self._state._replace(left=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedMemory(TreeMemory):
+    seed: int = 0
+
+    def policy(self, program, kind, shapes, first):
+        return Scripted(shapes.sizes, self.seed)
+
+
+def lists(tokens):
+    return [row.tolist() for row in tokens]
+
+
+@pytest.fixture(scope="module")
+def methods(models, scored, plain):
+    """Method -> its drafter, parameters and n-grams."""
+    target = {"target": models.params["target"], "drafter": models.params["target"]}
+    ngram = NgramModel.count(plain(GREEDY).tokens)
+    return {
+        "dart": (models.drafter, models.params, ngram),
+        "dart with pair scores": (*scored, ngram),
+        "eagle3": (models.eagle, models.eagle_params, None),
+        "draft model": (models.target, target, None),
+        "prompt lookup": (PromptLookupConfig(), models.params, None),
+        "n-gram": (NgramConfig(), models.params, ngram),
+    }
+
+
+def setting(models, methods, name):
+    drafter, params, ngram = methods[name]
+    config = DecodeConfig(models.target, drafter, nodes=SIZES[-1])
+    search = None
+    if config.searches:
+        search = HostSearch(config.host_buffer, config.nodes, ngram=ngram)
+    return config, params, search
+
+
+@pytest.mark.long(keep=3)
+@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED])
+@pytest.mark.parametrize(
+    "name", ["dart", "dart with pair scores", "eagle3", "draft model", "prompt lookup", "n-gram"]
+)
+def test_whatever_is_chosen_the_tokens_are_plain_decodings(
+    models, prompts, plain, methods, sampling, name
+):
+    setting_ = setting(models, methods, name)
+    for seed in (1, 2):
+        options = Options(sampling, seed=SEED)
+        memory = ScriptedMemory(seed=seed)
+        generation = generate(*setting_, prompts, options, sizes=SIZES, memory=memory)
+        assert lists(generation.tokens) == lists(plain(sampling).tokens)
+        if name == "draft model" and sampling == GREEDY:  # the target drafts for itself
+            assert generation.tau.min() > 1
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dart"])
+def test_the_drafter_follows_plain_decoding(models, prompts, methods, name):
+    """After plain steps its drafts are those of a text in which it took part all along."""
+    config, params, search = setting(models, methods, name)
+    trees = []
+    for plain_steps in (0, 6):
+        batch = begin(
+            config, params, search, prompts, Options(seed=SEED), sizes=SIZES, drafts=True,
+            memory=Always(plain_steps),
+        )  # fmt: skip
+        drafts = {}
+        for new in batch:
+            for each in new:
+                if each.draft is not None:
+                    place = sum(len(part.tokens) for part in batch._parts[each.row][:-1])
+                    drafts[each.row, place] = each.draft.tree[0].tolist()
+        trees.append(drafts)
+    common = trees[0].keys() & trees[1].keys()
+    assert len(common) > 8
+    assert all(trees[0][key] == trees[1][key] for key in common)
+
+
+@dataclasses.dataclass(frozen=True)
+class Always(TreeMemory):
+    """Drafts with the largest trees, after so many plain steps."""
+
+    plain_steps: int = 0
+
+    def __init__(self, plain_steps):
+        super().__init__()
+        object.__setattr__(self, "plain_steps", plain_steps)
+
+    def policy(self, program, kind, shapes, first):
+        sizes, left = TreeSizes(shapes.sizes), [self.plain_steps]
+
+        def choose(rows, level):
+            return State(SIZES[-1] if left[0] <= 0 else 0, left[0] if left[0] > 0 else 99, 8)
+
+        def learn(rows, level, size, ranks, texts, steps, seconds):
+            left[0] -= steps
+
+        sizes.choose, sizes.learn = choose, learn
+        sizes.drafts = lambda rows, level: True
+        return sizes
+
+
+@pytest.mark.long
+def test_reported_scores_are_plain_decodings(models, prompts):
+    logits = LogitsConfig(logprobs=3)
+    plain = DecodeConfig(models.target, logits=logits)
+    dart = DecodeConfig(models.target, models.drafter, nodes=8, logits=logits)
+    search, options = HostSearch(dart.host_buffer, 8), Options(PENALIZED, seed=SEED)
+    expected = generate(plain, models.params, None, prompts, options)
+    memory = ScriptedMemory(seed=3)
+    made = generate(dart, models.params, search, prompts, options, sizes=SIZES, memory=memory)
+    for one, other in zip(made.scores, expected.scores, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+        np.testing.assert_allclose(one.top_logprobs, other.top_logprobs, atol=1e-4)
+
+
+# Knowledge.
+
+
+def test_what_is_accepted_often_becomes_likely():
+    rates = AcceptanceRates.none(4)
+    for _ in range(20):  # of 4 trees, the first node of all and the third of one
+        rates.learn(np.array([1, 1, 0, 1, 1, 3, 0]), trees=4, steps=1, nodes=3)
+    tokens = rates.expected()
+    assert tokens[0] == 1
+    np.testing.assert_allclose(np.diff(tokens)[:3], [1, 0, 0.25], atol=0.05)
+    # Nothing is known of the fourth, but that few nodes are accepted.
+    assert 0 < np.diff(tokens)[3] < 0.3
+
+
+def test_before_the_first_step_much_is_expected():
+    tokens = AcceptanceRates.none(4).expected()
+    np.testing.assert_allclose(tokens, [1, 2, 2.5, 2.5 + 1 / 3, 2.75 + 1 / 3])
+
+
+def test_old_evidence_fades():
+    rates = AcceptanceRates.none(2)
+    rates.learn(np.ones(1000, int), trees=1000, steps=1000, nodes=2)
+    rates.learn(np.zeros(0, int), trees=200, steps=200, nodes=2)
+    assert np.diff(rates.expected())[0] < 0.1
+
+
+def test_costs_are_compared_in_the_same_moment():
+    """A machine that is busy for a while slows down all sizes alike."""
+    costs = StepCosts()
+    for size, busy in [(8, 1), (0, 1), (8, 1), (8, 5), (0, 5), (8, 5), (0, 5), (8, 2)]:
+        costs.learn(size, busy * {0: 1.0, 8: 2.0}[size])
+    assert costs.known[8] / costs.known[0] == pytest.approx(2)
+
+
+def test_one_disturbed_burst_changes_little():
+    costs = StepCosts({0: 1.0, 8: 2.0})
+    for n in range(12):
+        costs.learn(8, 2.0)
+        costs.learn(0, 9.0 if n == 3 else 1.0)
+    assert costs.known[8] / costs.known[0] == pytest.approx(2, rel=0.01)
+
+
+def test_unknown_costs_are_on_a_line_through_known_ones():
+    costs = on_lines({0: 1.0, 4: 2.0, 8: 4.0}, (0, 2, 4, 6, 8, 16))
+    assert costs == {0: 1.0, 2: 1.5, 4: 2.0, 6: 3.0, 8: 4.0, 16: 8.0}
+
+
+# Choices.
+
+GOOD = [0.8, 0.6, 0.5, 0.4, 0.1, 0.05, 0.05, 0.05]
+BAD = [0.2, 0.1, 0.05, 0.05, 0.01, 0.01, 0.01, 0.01]
+COSTS = {0: 1, 2: 1.5, 4: 1.7, 8: 2.4}
+
+
+def policy(costs=None, tmp_path=None):
+    files = None
+    if costs:
+        files = CostFiles(Path(tmp_path))
+        files.keep(("p", 1, "greedy"), costs)
+    return TreeSizes({1: SIZES}, first=8, files=files, program="p")
+
+
+def decoded(sizes, rates, costs=COSTS, tokens=80_000, noise=0.0, rows=1, limit=64):
+    """Lets a policy decode on a machine with these costs, where the r-th node of a tree is accepted
+    in a share rates[r - 1] of the steps; returns what it ran: (size, tokens, seconds)."""
+    ran, done, rng = [], 0, np.random.default_rng(0)
+    while done < tokens:
+        state = sizes.choose(rows, "greedy")
+        steps = min(state.left, limit)
+        counts = rng.binomial(steps, rates[: state.size])
+        ranks = np.arange(1, state.size + 1).repeat(counts)
+        seconds = steps * costs[state.size] * np.exp(noise * rng.normal())
+        sizes.learn(rows, "greedy", state.size, ranks, steps, steps, seconds)
+        new = steps + len(ranks)
+        ran.append((state.size, new, steps * costs[state.size]))
+        done += new
+    return ran
+
+
+def rate(ran):
+    _, tokens, seconds = np.array(ran).sum(axis=0)
+    return tokens / seconds
+
+
+@pytest.mark.parametrize("noise", [0, 0.1])
+@pytest.mark.parametrize("limit", [1, 64])
+def test_the_size_that_pays_best_is_found(noise, limit):
+    """Within 5 % of the best fixed size, in bursts of many steps or of one."""
+    best = max((1 + sum(GOOD[:size])) / cost for size, cost in COSTS.items())
+    ran = decoded(policy(), GOOD, noise=noise, limit=limit)
+    assert rate(ran) > 0.95 * best
+    assert {size for size, *_ in ran[-len(ran) // 2 :]} == {0, 2, 4, 8}  # all are tried
+
+
+def test_a_cost_that_was_disturbed_is_measured_again(tmp_path):
+    sizes = policy(COSTS | {4: 3 * COSTS[4]}, tmp_path)
+    ran = decoded(sizes, GOOD)
+    assert 4 not in {size for size, *_ in ran[:20]}
+    assert [size for size, *_ in ran[-100:]].count(4) > 85
+
+
+def test_where_drafts_do_not_pay_little_is_lost():
+    ran = decoded(policy(), BAD)
+    assert rate(ran) > 0.98
+    assert 0 < sum(size > 0 for size, *_ in ran[-1500:]) <= 16  # it is tried again
+
+
+def test_what_begins_to_pay_is_found_again():
+    sizes = policy()
+    decoded(sizes, BAD, tokens=8_000)
+    ran = decoded(sizes, GOOD, tokens=40_000)
+    assert [size for size, *_ in ran[-100:]].count(4) > 85
+
+
+def test_numbers_of_rows_and_levels_are_judged_apart():
+    sizes = TreeSizes({1: SIZES, 16: (0, 1, 2)})
+    decoded(sizes, GOOD, tokens=20_000)
+    decoded(sizes, BAD, {0: 1, 1: 2, 2: 3}, rows=16, tokens=20_000)
+    assert sizes.choose(1, "greedy").size == 4
+    assert not sizes.drafts(16, "greedy")
+    assert sizes.drafts(16, "sampled")  # nothing is known of it
+
+
+def test_a_short_text_runs_one_size():
+    sizes = policy()
+    assert {size for size, *_ in decoded(sizes, GOOD, tokens=100)} == {8}
+
+
+def test_bursts_are_short_where_costs_are_unknown(tmp_path):
+    assert policy().choose(1, "greedy").left == TRIAL
+    assert policy(COSTS, tmp_path).choose(1, "greedy").left == BURST
+
+
+def test_times_with_compilation_teach_nothing():
+    sizes = policy()
+    for _ in range(20):
+        state = sizes.choose(1, "greedy")
+        nothing = np.zeros(0, int)
+        sizes.learn(1, "greedy", state.size, nothing, state.left, state.left, None)
+    assert sizes._kinds[1, "greedy"].costs.known == {}
+
+
+@pytest.mark.parametrize("nodes", [0, 5])
+def test_a_fixed_size(nodes):
+    sizes = TreeSizes({1: (0, nodes) if nodes else (0,)}, fixed=True)
+    assert {size for size, *_ in decoded(sizes, 8 * [0], {0: 1, 5: 9}, tokens=999)} == {nodes}
+    assert sizes.drafts(1, "greedy") == (nodes > 0)
+
+
+def test_a_tour_visits_every_size():
+    sizes = policy()
+    sizes.tour(1)
+    ran = []
+    while sizes.touring:
+        ran += decoded(sizes, GOOD, tokens=1)
+    assert {size for size, *_ in ran} == set(SIZES)
+    decoded(sizes, GOOD, tokens=200)
+    known = sizes._kinds[1, "greedy"].costs.known
+    assert {size: known[size] / known[0] for size in SIZES} == pytest.approx(COSTS)
+
+
+@pytest.mark.long
+def test_what_is_prepared_knows_all_costs():
+    decoder = DartModel.demo().decoder(nodes=2, max_length=128, sizes=(0, 2))
+    prompt = np.arange(1, 9)
+    decoder.prepare([prompt], 60)
+    (sizes,) = decoder.memory._policies.values()
+    assert set(sizes._kinds[1, "greedy"].costs.known) == {0, 2}
+    assert sum(decoder([prompt], 60).seconds[stage] for stage in ("compile",)) == 0
+
+
+def test_costs_are_kept_between_processes(tmp_path):
+    decoded(policy(COSTS, tmp_path), GOOD)
+    known = CostFiles(tmp_path).read(("p", 1, "greedy"))
+    assert {size: known[size] / known[0] for size in known} == pytest.approx(COSTS, rel=0.2)
+    assert CostFiles(tmp_path).read(("p", 2, "greedy")) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', '{"0": -1}', '{"0": NaN}', "null"])
+def test_damaged_costs_are_learned_again(tmp_path, text):
+    files = CostFiles(tmp_path)
+    files.keep("p", {0: 1.0})
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    assert CostFiles(tmp_path).read("p") == {}
+    files = CostFiles(tmp_path)
+    files.read("p")
+    files.keep("p", {0: 2.0})
+    assert json.loads(path.read_text()) == {"0": 2.0}
+
+
+def test_where_nothing_can_be_written_costs_are_learned_anew(tmp_path, caplog):
+    directory = tmp_path / "file"
+    directory.write_text("")
+    CostFiles(directory).keep("p", {0: 1.0})
+    assert "the costs of draft trees are not kept" in caplog.text
+
+
+@pytest.mark.parametrize("sizes", [(1, 8), (0, 4), (0, 8, 4), (0, 4, 4, 8), (0,)])
+def test_sizes_out_of_order(sizes):
+    with pytest.raises(UserError, match="sizes must ascend from 0 and include 8 nodes"):
+        DartModel.demo().decoder(nodes=8, max_length=128, sizes=sizes)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_sizes_to_choose_from(models, batch):
+    for drafter in (models.drafter, models.eagle, models.target, PromptLookupConfig()):
+        sizes, _ = adaptive_tree(drafter, batch)
+        nodes, _ = default_tree(drafter, batch)
+        assert sizes[0] == 0
+        assert nodes in sizes[1:]
+        assert [*sizes] == sorted(set(sizes))
