@@ -22,7 +22,7 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import user_cache
 from dart_jax.weights.layouts import EMBEDDING, HEAD, text_tensor
-from dart_jax.weights.quantized.methods import quantization_method
+from dart_jax.weights.quantized import read_quantization
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.tensor_files import ADAPTER as CONFIG
 from dart_jax.weights.tensor_files import TensorFiles, read_json, weight_files
@@ -126,7 +126,7 @@ def with_base(
         base = resolve(place, revision if isinstance(revision, str) else None)
         files = _entries(base)
         if "config.json" in files:
-            quantization_method(read_json(base / "config.json"))
+            read_quantization(read_json(base / "config.json"))
     except UserError as error:
         raise UserError(
             f"{directory} is a LoRA adapter of the base {name!r}, by base_model_name_or_path in "

@@ -14,8 +14,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
-from dart_jax.weights.quantized.layers import Method
-from dart_jax.weights.quantized.methods import dequantized, quantization_method
+from dart_jax.weights.quantized import Quantization, dequantized, read_quantization
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
 
@@ -27,7 +26,7 @@ _OWN_PARTS = re.compile(r"(model\.(?!mtp\.)|lm_head\.)")
 _AT_ONCE = 1 << 22  # numbers compared at a time
 
 
-def target_config(directory: Path) -> tuple[TargetConfig, Method | None]:
+def target_config(directory: Path) -> tuple[TargetConfig, Quantization | None]:
     """Reads a target's config, and how its files are quantised.
 
     Raises:
@@ -36,7 +35,7 @@ def target_config(directory: Path) -> tuple[TargetConfig, Method | None]:
     json = read_json(directory / "config.json")
     if is_drafter(json):
         raise UserError(f"{directory} is a drafter; pass it as the drafter of its target")
-    return TargetConfig.from_json(json), quantization_method(json)
+    return TargetConfig.from_json(json), read_quantization(json)
 
 
 def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
