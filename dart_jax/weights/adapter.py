@@ -35,7 +35,7 @@ _WEIGHTS = {"adapter_model.safetensors": open_safetensors, "adapter_model.bin": 
 # tensors say the same.
 _READ = (
     "alpha_pattern base_model_name_or_path init_lora_weights lora_alpha peft_type revision "
-    "use_dora use_rslora"
+    "use_rslora"
 )
 _UNUSED = (
     "auto_mapping base_model_class bias corda_config ensure_weight_tying eva_config "
@@ -207,45 +207,32 @@ def _weights(directory: Path) -> Path:
     raise UserError(f"{directory} has an {CONFIG} and none of {', '.join(_WEIGHTS)}; add it")
 
 
-# Ends of the names of an update's tensors.
-_PARTS = re.compile(
-    r"(.*)\.(?:(lora_[AB]|lora_magnitude_vector)\.weight|(lora_embedding_[AB]|lora_magnitude_vector))"
-)
-
-
 def _split(name: str) -> tuple[str, str]:
     """Returns the module and the part of an update; of other tensors, the name and ""."""
-    match = _PARTS.fullmatch(name)
-    return (match[1], match[2] or match[3]) if match else (name, "")
+    module, _, part = name.partition(".lora_")
+    return (module, part.removesuffix(".weight")) if part else (name, "")
 
 
 def _updated(
     path: Path, name: str, weight: Tensor, parts: Mapping[str, Tensor], config: LoraConfig
 ) -> Tensor:
-    """The tensor that an update makes of a weight."""
-    if "lora_embedding_A" in parts:
-        down, up, turned = parts.get("lora_embedding_A"), parts.get("lora_embedding_B"), True
-    else:
-        down, up, turned = parts.get("lora_A"), parts.get("lora_B"), False
+    """The tensor that an update makes of a weight, by its parts A [rank, in] and B [out, rank]."""
+    down, up = parts.get("A"), parts.get("B")
+    if more := parts.keys() - {"A", "B"}:
+        raise UserError(f"{path} has lora_{min(more)} of {name}, which is not supported; {_CURE}")
     if down is None or up is None or len(weight.shape) != 2:
         raise UserError(f"{path} lacks a part of the update of {name}; the file is incomplete")
-    size = weight.shape[::-1] if turned else weight.shape
-    if (down.shape, up.shape) != ((rank := down.shape[0], size[1]), (size[0], rank)):
+    (out, size), rank = weight.shape, down.shape[0]
+    if (down.shape, up.shape) != ((rank, size), (out, rank)):
         raise UserError(
             f"{path} updates {name} of shape {weight.shape} by {down.shape} and {up.shape}; pass "
             "the adapter's own base"
         )
     scale = config.scale(name.removesuffix(".weight"), rank)
-    magnitude = parts.get("lora_magnitude_vector")
 
     def read() -> np.ndarray:
-        product = up.read().astype(np.float32) @ down.read().astype(np.float32)
-        total = weight.read().astype(np.float32)
-        total += scale * (product.T if turned else product)
-        if magnitude is not None:  # DoRA: the length of each output's row is given
-            lengths = np.linalg.norm(total, axis=0 if turned else 1, keepdims=True)
-            total *= magnitude.read().astype(np.float32).reshape(lengths.shape) / lengths
-        return total
+        update = up.read().astype(np.float32) @ down.read().astype(np.float32)
+        return weight.read().astype(np.float32) + scale * update
 
     return Tensor(weight.shape, np.dtype(np.float32), read)
 

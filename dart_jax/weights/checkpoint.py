@@ -268,8 +268,6 @@ def _save(
     extra: dict[str, np.ndarray],
     max_shard_size: int,
 ) -> None:
-    if max_shard_size < 1:
-        raise UserError(f"max_shard_size is {max_shard_size} bytes; it must be at least 1")
     tensors = stored_tensors(config, params)
     tensors |= {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in extra.items()}
     float_dtype = jax.tree.leaves(params)[0].dtype.name

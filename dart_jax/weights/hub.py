@@ -6,14 +6,12 @@ import contextlib
 import errno
 import fnmatch
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.named import models
-from dart_jax.progress import INTERVAL, say
 from dart_jax.weights.gguf import file as gguf
 from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
@@ -42,7 +40,6 @@ DRAFTER = ("config.json", "tokenizer.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 # wanted, and in the authors' own layout.
 _DUPLICATES = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
 _NGRAM_FILES = (".dng", ".trie")
-_LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left"  # of a log
 
 
 def resolve(
@@ -120,13 +117,12 @@ def _downloaded(
                 token=token,
                 allow_patterns=list(patterns),
                 ignore_patterns=_DUPLICATES,
-                tqdm_class=_progress(),
             )
         return Path(found)
 
     def download_model(file: str) -> Path:
         with _one_line(f"file {name}", repository, revision):
-            options: Any = {"revision": revision, "token": token, "tqdm_class": _progress()}
+            options: Any = {"revision": revision, "token": token}
             found = [
                 huggingface_hub.hf_hub_download(repository, part, **options)
                 for part in gguf.parts(file)
@@ -199,9 +195,7 @@ def resolve_file(
         file = os.fspath(name)[len(repository) + 1 :]
         if not file:
             file = _only(repository, _files(repository, revision, token))
-        found = huggingface_hub.hf_hub_download(
-            repository, file, revision=revision, token=token, tqdm_class=_progress()
-        )
+        found = huggingface_hub.hf_hub_download(repository, file, revision=revision, token=token)
     return Path(found)
 
 
@@ -222,30 +216,11 @@ def resolve_data(name: str) -> list[Path]:
     patterns = [inside, f"{inside}/*"] if inside else ["*"]
     with _one_line(f"data set {name}", repository, None, page=f"datasets/{repository}"):
         found = huggingface_hub.snapshot_download(
-            repository, repo_type="dataset", allow_patterns=patterns, tqdm_class=_progress()
+            repository, repo_type="dataset", allow_patterns=patterns
         )
     paths = [path for path in sorted(Path(found).rglob("*")) if path.is_file()]
     names = [path.relative_to(found).as_posix() for path in paths]
     return [path for path, name in zip(paths, names, strict=True) if _fits(name, patterns)]
-
-
-def _progress() -> Any:
-    """The hub's progress bars: as they are on a terminal, a line now and then in a log."""
-    if sys.stderr.isatty():
-        return None
-    from huggingface_hub.utils import tqdm
-
-    class Lines(tqdm):
-        def __init__(self, *args: Any, **options: Any):
-            seldom = dict.fromkeys(("mininterval", "maxinterval", "delay"), INTERVAL)
-            lines = {"bar_format": _LINE, "leave": False, "disable": False}
-            super().__init__(*args, **options | seldom | lines)
-
-        def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            if msg is None:  # otherwise it is removed
-                say(str(self))
-
-    return Lines
 
 
 def _fits(name: str, patterns: list[str]) -> bool:

@@ -45,27 +45,18 @@ def files():
     return training_files()
 
 
-def test_nothing_held_out_is_trained_on(files):
+def test_what_is_trained_on(files):
+    """Nothing that is held out, nor a copy of it; no tests, tables and installed packages."""
+    assert files == sorted(files)
     assert len(files) == len(set(files)) > 300
-    assert not HELD_OUT_FILES.intersection(files)
-    names = {path.relative_to(stdlib()).parts[0].removesuffix(".py") for path in files}
-    assert not names.intersection(*[set(modules) for modules in HELD_OUT.values()])
-
-
-def test_no_copy_of_a_held_out_file_is_trained_on(files):
     assert not {read(path) for path in HELD_OUT_FILES}.intersection(map(read, files))
-
-
-def test_tests_tables_and_installed_packages_are_left_out(files):
     below = [path.relative_to(stdlib()) for path in files]
+    names = {path.parts[0].removesuffix(".py") for path in below}
+    assert not names.intersection(*[set(modules) for modules in HELD_OUT.values()])
     folders = {part for path in below for part in path.parts[:-1]}
     assert not folders & {"test", "tests", "site-packages", "encodings", "pydoc_data", "idlelib"}
     assert not [path for path in below if path.name.startswith(("test_", "_sysconfigdata"))]
     assert {"argparse.py", "_pydecimal.py"} <= {str(path) for path in below}
-
-
-def test_training_files_are_sorted(files):
-    assert files == sorted(files)
 
 
 SOURCE = '''\
@@ -128,10 +119,6 @@ def test_function_prompts():
 def test_only_line_ends_separate_lines(separator):
     source = f'# one{separator}# two\n\n\ndef f():\n    """Doc."""\n    return 1\n'
     assert function_prompts(source) == ['def f():\n    """Doc."""']
-
-
-def test_prompts_of_a_module_without_functions():
-    assert function_prompts("x = 1\n") == []
 
 
 def test_groups_give_their_modules_in_turn(byte_tokenizer):

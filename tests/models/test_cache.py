@@ -1,7 +1,6 @@
 """Appending to KV caches; decoding leaves the same cache contents as a prefill."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED, Oracle, sequences
@@ -11,7 +10,7 @@ from dart_jax.decoding.prompts import Options, Prompts
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
-from dart_jax.models.cache import append, init_cache, length_mask
+from dart_jax.models.cache import append
 
 OPTIONS = Options(seed=SEED)
 
@@ -34,19 +33,6 @@ def test_append_writes_the_chosen_rows_after_each_sequence(seed):
         for old, new in zip(jax.tree.leaves(cache), jax.tree.leaves(rows), strict=True):
             old[b, :, length[b] : length[b] + 4] = new[b][:, index[b]]
     jax.tree.map(np.testing.assert_array_equal, written, cache)
-
-
-def test_rows_of_a_sequence_are_visible():
-    mask = length_mask(4, jnp.array([0, 3, 4], jnp.int32))
-    assert mask.tolist() == [[[False] * 4], [[True] * 3 + [False]], [[True] * 4]]
-
-
-def test_an_empty_cache_is_all_zeros():
-    cache = init_cache(3, 2, 4, 5, 6, np.float16)
-    assert len(cache) == 3
-    for leaf in jax.tree.leaves(cache):
-        assert (leaf.shape, leaf.dtype) == ((2, 4, 5, 6), np.float16)
-        assert not leaf.any()
 
 
 def test_capacity_has_room_for_a_path_after_the_last_token(models):

@@ -17,15 +17,12 @@ from dart_jax.decoding.loop import start
 from dart_jax.decoding.prompts import Options
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import step
-from dart_jax.models.attention import native
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.compaction import append as append_by
 from dart_jax.models.attention.segments import Scoring
 from dart_jax.models.cache import (
     PagedCache,
-    append,
     capacity_of,
-    extend,
     first_rows,
     init_cache,
     keep_rows,
@@ -86,11 +83,6 @@ def test_attention_to_pages(kernel, shape, size):
 def test_attention_to_any_pages(kernel, rows, capacity, size, window, seed):
     head_dim = 64 if kernel == "interpret-mosaic" else 16
     compare(kernel, AttentionShape(2, 2, 1, rows, capacity, head_dim, window), size, seed)
-
-
-def test_a_chunk_of_a_prompt_is_read_by_the_core():
-    new, paged, _ = paged_arrays(*SHAPES[4], 0)
-    assert native.fits(new.q, paged)
 
 
 def in_pages(cache, size, seed, spare=2):
@@ -162,20 +154,6 @@ def test_rows_are_kept_in_pages(way, kept, size, seed):
         lambda new, old: np.testing.assert_array_equal(new[others], old[others]),
         got.layers,
         paged.layers,
-    )
-
-
-def test_all_rows_are_kept_in_pages():
-    rng = np.random.default_rng(0)
-    cache, rows = random_layers(rng, 2, 2, 48, 16), random_layers(rng, 2, 2, 20, 16)
-    length = jnp.asarray([3, 28], jnp.int32)
-    expected = extend(cache, rows, length)
-    paged = in_pages(cache, 16, 0)
-    for got in (extend(paged, rows, length), keep_rows(paged, rows, length, 48)):
-        jax.tree.map(np.testing.assert_array_equal, rows_of(got), expected)
-    index = jnp.tile(jnp.arange(20, dtype=jnp.int32), (2, 1))
-    jax.tree.map(
-        np.testing.assert_array_equal, rows_of(append(paged, rows, index, length)), expected
     )
 
 

@@ -215,13 +215,6 @@ def test_files_of_one_model(tmp_path):
         resolved(first)
 
 
-def test_several_files(tmp_path):
-    for name in ("a.gguf", "b.gguf", "mmproj-a.gguf"):
-        (tmp_path / name).touch()
-    with pytest.raises(UserError, match=r"several GGUF files; name one: .*a\.gguf, .*b\.gguf$"):
-        resolved(tmp_path)
-
-
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 def test_types_of_weights(kind, tmp_path):
     """Matrices are what the package makes of them, whole and in parts."""
@@ -364,13 +357,6 @@ def test_an_unknown_rule_of_splitting(tmp_path):
 )
 def test_refused_by_name(tmp_path, options, match):
     refused(tmp_path, match, **options)
-
-
-def test_a_factor_alone_is_linear(tmp_path):
-    save(tmp_path / "hf", LLAMA)
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra={"llama.rope.scaling.factor": 4.0})
-    config, _ = open_target(resolved(path))
-    assert config.rope == Rope(1e4, "linear", (("factor", 4.0),))
 
 
 def test_a_field_that_is_not_known(tmp_path):
