@@ -26,7 +26,7 @@ Bad = Callable[[UserError], None]
 
 
 def in_lines(head: bytes) -> bool:
-    """Whether a file that should hold a value per line does so, from its first bytes.
+    """Returns whether a file that should hold a value per line does so, from its first bytes.
 
     Otherwise it holds one array of all values, or values that are spread over lines.
     """
@@ -158,7 +158,7 @@ class _Text:
                 raise EOFError
 
     def is_unicode(self, length: int) -> bool:
-        """Whether the next `length` characters were UTF-8."""
+        """Returns whether the next `length` characters were UTF-8."""
         try:
             self.text[self.at : self.at + length].encode()
         except UnicodeEncodeError:

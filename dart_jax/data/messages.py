@@ -79,7 +79,7 @@ def read_messages(turns: Any, name: str) -> Messages:
 
 
 def is_messages(value: Any) -> bool:
-    """Whether a value is a list whose elements say who speaks."""
+    """Returns whether a value is a list whose elements say who speaks."""
     return isinstance(value, list) and all(
         isinstance(each, dict) and ("role" in each or "from" in each) for each in value
     )

@@ -88,7 +88,7 @@ class Skipped:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file holds plain text rather than records."""
+    """Returns whether a file holds plain text rather than records."""
     return ending(path) not in _STRUCTURED
 
 
@@ -148,7 +148,7 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
     Raises:
       UserError: something does not exist, or nothing is found.
     """
-    found: dict[str, Path] = {}
+    files_by_path: dict[str, Path] = {}
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if pattern.startswith(HUB):
@@ -172,10 +172,10 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
             real = Path(os.path.realpath(file))
             # The hub's cache links to files whose own names have no suffix.
             alike = ending(real) == ending(file)
-            found[str(real)] = real if alike else Path(os.path.abspath(file))
-    if not found:
+            files_by_path[str(real)] = real if alike else Path(os.path.abspath(file))
+    if not files_by_path:
         raise UserError("no data; pass files, directories or globs with --data")
-    return tuple(sorted(found.values()))
+    return tuple(sorted(files_by_path.values()))
 
 
 def without(files: Iterable[Path], ours: Iterable[Path]) -> tuple[Path, ...]:

@@ -52,7 +52,7 @@ class Level(NamedTuple):
 
 
 class Continuations(NamedTuple):
-    """What followed one context."""
+    """The tokens that followed one context."""
 
     context: tuple[int, ...]
     count: int  # of the context
@@ -170,7 +170,7 @@ class NgramModel:
 
     @property
     def exact(self) -> bool:
-        """Whether no n-gram was dropped and all counts are exact."""
+        """True if no n-gram was dropped and all counts are exact."""
         return not self.header["precision"] and not any(self.header["dropped"])
 
     @property
@@ -230,8 +230,8 @@ class NgramModel:
         """
         tokens = _token_array(context)
         return [
-            Continuations(tuple(tokens[-n:].tolist()), *found)
-            for n, found in enumerate(self.core.continuations(tokens), start=1)
+            Continuations(tuple(tokens[-n:].tolist()), *counts)
+            for n, counts in enumerate(self.core.continuations(tokens), start=1)
         ]
 
     def lossy(
@@ -263,7 +263,7 @@ class NgramModel:
 
 
 def is_ngram_file(path: Path) -> bool:
-    """Whether a file begins with the magic bytes of n-gram files."""
+    """Returns whether a file begins with the magic bytes of n-gram files."""
     with path.open("rb") as file:
         return file.read(len(_core.MAGIC)) == _core.MAGIC
 

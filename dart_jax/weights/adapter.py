@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.files import user_cache
+from dart_jax.files import make_once, user_cache
 from dart_jax.weights.layouts import EMBEDDING, HEAD, text_tensor
 from dart_jax.weights.quantized import read_quantization
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
@@ -107,7 +107,7 @@ def with_base(
     """
 
     def belongs(name: str) -> bool:
-        """Whether an entry is a tokenizer's: a file, or the folder of the pattern."""
+        """Returns whether an entry is a tokenizer's: a file, or the folder of the pattern."""
         return any(fnmatch.fnmatch(name, pattern.partition("/")[0]) for pattern in tokenizer)
 
     own = _entries(directory)
@@ -142,17 +142,13 @@ def with_base(
     files |= {name: path for name, path in own.items() if name in (CONFIG, *_WEIGHTS)}
     links = {name: str(path.resolve()) for name, path in files.items()}
     digest = hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:24]
-    joined = user_cache() / "adapters" / digest
-    try:
-        joined.mkdir(parents=True, exist_ok=True)
+
+    def link(joined: Path) -> None:
+        joined.mkdir()
         for file, path in links.items():
-            if not (joined / file).is_symlink():
-                os.symlink(path, joined / file)
-    except FileExistsError:
-        pass  # another process was faster
-    except OSError as error:
-        raise UserError(f"cannot write {joined}: {error.strerror}; {_CURE}") from None
-    return joined
+            os.symlink(path, joined / file)
+
+    return make_once(user_cache() / "adapters" / digest, link)
 
 
 def _entries(directory: Path) -> dict[str, Path]:

@@ -118,11 +118,11 @@ def _load(
                 loaded[path] = jax.block_until_ready(round_one(path, value) if rounded else value)
                 del values, value
     counts = place.over_processes(np.array(list(damaged.values()), np.int32)).tolist()
-    found = zip(damaged, counts, strict=True)
-    if found := [f"{name} ({count:,} of them)" for name, count in found if count]:
+    numbers = zip(damaged, counts, strict=True)
+    if faults := [f"{name} ({count:,} of them)" for name, count in numbers if count]:
         raise UserError(
             f"{files.path} has weights that are NaN or infinite in {dtype.name}, in "
-            f"{_listed(found)}; pass a checkpoint without them"
+            f"{_listed(faults)}; pass a checkpoint without them"
         )
     return jax.tree.unflatten(jax.tree.structure(abstract), [loaded[path] for path in shapes])
 

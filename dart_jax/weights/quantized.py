@@ -32,7 +32,7 @@ _UNUSED = re.compile(r".*\.(activation_scale|((in|out)put|[kqv])_(scale|zero_poi
 
 
 class Quantization(NamedTuple):
-    """How a checkpoint's files are quantised.
+    """The method by which a checkpoint's files are quantised.
 
     Attributes:
       block: outputs and inputs that share a scale; None where no weights are scaled by blocks.

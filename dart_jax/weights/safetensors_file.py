@@ -48,7 +48,7 @@ class Tensor(NamedTuple):
     read: Callable[[], np.ndarray]
     read_part: Callable[[Region], np.ndarray] | None = None
 
-    def turned(self) -> Tensor:
+    def transposed(self) -> Tensor:
         """The tensor with its last two axes swapped."""
         part = self.read_part
 

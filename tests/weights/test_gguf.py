@@ -24,7 +24,7 @@ from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.generation_file import load_eos
 from dart_jax.weights.gguf.file import Stored
-from dart_jax.weights.gguf.tensors import Source, opened
+from dart_jax.weights.gguf.tensors import Source, open_source
 from dart_jax.weights.gguf.tokenizer import _SPLITS
 from dart_jax.weights.target_files import open_target
 
@@ -467,7 +467,7 @@ def test_every_type_is_dequantised_as_by_transformers(torch, tmp_path):
         (tmp_path / "rows").write_bytes(rows.tobytes())
         source = Source(Stored(0, 0, kind.name, (64, block)), (64, block))
         try:
-            ours = opened((tmp_path / "rows",), source).read().astype(np.float32)
+            ours = open_source((tmp_path / "rows",), source).read().astype(np.float32)
         except UserError:
             continue
         theirs = dequant.dequantize(torch.from_numpy(rows), kind.value).numpy().reshape(64, block)
