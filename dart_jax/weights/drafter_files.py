@@ -1,5 +1,4 @@
-"""Parts of drafters' files beside the layer's weights, the draft vocabulary and perhaps an embedding;
-and checks that a drafter fits its target."""
+"""The draft vocabulary and the embedding in a drafter's files; checks that it fits its target."""
 
 from __future__ import annotations
 
@@ -197,7 +196,7 @@ def _marked(ids: np.ndarray, flags: np.ndarray) -> bool:
 
 
 def _same_rows(stored: Tensor, embedding: jax.Array) -> bool:
-    """Returns whether a drafter's embedding is the target's, as far as both go: one may be padded."""
+    """Returns whether an embedding is the target's, as far as both go: one may be padded."""
     if stored.shape[1:] != embedding.shape[1:] or stored.dtype.name not in STORED_DTYPES:
         return False
     if abs(stored.shape[0] - embedding.shape[0]) > _PADDING:

@@ -157,7 +157,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _is_whole(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Returns whether the files of a model are all that the patterns ask for, without a GGUF file: its
+    """Returns whether a model's files are all that the patterns ask for, without a GGUF file: its
     weights or an adapter, or else a tokenizer, or else whatever they match."""
     if _WEIGHTS[0] in patterns:
         weights = {name for name in names if name.endswith((".safetensors", ".bin"))}

@@ -219,6 +219,6 @@ def _add_ends(
 
 def _refusal(path: Path, why: str) -> UserError:
     return UserError(
-        f"{path} {why}, of which no tokenizer can be tokenizer; put the model's tokenizer.json, and "
+        f"{path} {why}, of which no tokenizer can be made; put the model's tokenizer.json, and "
         "tokenizer_config.json for chats, into the same directory"
     )
