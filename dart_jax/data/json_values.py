@@ -82,7 +82,7 @@ def elements(stream: TextIO, path: Path, bad: Bad) -> Iterator[tuple[int, Any]]:
         where = f"{path}:{text.line}"
         try:
             value, length = text.decode()
-        except EOFError:
+        except _UnfinishedError:
             bad(UserError(f"{where}: broken JSON: the file ends inside of this record"))
             return
         except (ValueError, RecursionError) as error:
@@ -100,6 +100,10 @@ def elements(stream: TextIO, path: Path, bad: Bad) -> Iterator[tuple[int, Any]]:
         text.move(length)
     if array:
         bad(UserError(f"{path}:{text.line}: broken JSON: the array does not end"))
+
+
+class _UnfinishedError(Exception):
+    """The text ends inside of a value."""
 
 
 class _Text:
@@ -139,7 +143,7 @@ class _Text:
         """Returns the value that begins here, and its length.
 
         Raises:
-          EOFError: the text ends inside of it.
+          _UnfinishedError: the text ends inside of it.
           ValueError: it is broken or too long.
           RecursionError: it is nested too deeply.
         """
@@ -155,7 +159,7 @@ class _Text:
             if len(self.text) - self.at >= LONGEST:
                 raise ValueError(_TOO_LONG)
             if not self._more():
-                raise EOFError
+                raise _UnfinishedError
 
     def is_unicode(self, length: int) -> bool:
         """Returns whether the next `length` characters were UTF-8."""

@@ -130,12 +130,28 @@ def records(
             except duckdb.Error as error:
                 bad(_damaged(path, error))
             return
-        with path.open("rb") as raw:
-            whole = _UntilDamage(decompressed(raw, path))
-            for line, value in _values(io.BufferedReader(whole, _CHUNK), path, whole.unless(bad)):
-                yield Record(f"{path}:{line}", value, raw.tell())
-            if whole.damage is not None:
-                bad(_damaged(path, whole.damage))
+        with (
+            path.open("rb") as raw,
+            decompressed(raw, path) as stream,
+            io.BufferedReader(cast(Any, stream), _CHUNK) as buffer,
+        ):
+            text = io.TextIOWrapper(buffer, "utf-8-sig", errors="surrogateescape", newline="")
+            try:
+                head = buffer.peek(_CHUNK)
+                if head.startswith(_UTF_16):
+                    raise UserError(
+                        f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 {path}"
+                    )
+                if ending(path) in _JSON_LINES and json_values.in_lines(head):
+                    values = json_values.lines(cast(BinaryIO, buffer), path, bad)
+                else:
+                    values = json_values.elements(text, path, bad)
+                for line, value in values:
+                    yield Record(f"{path}:{line}", value, raw.tell())
+            except _DAMAGES as error:
+                if getattr(error, "errno", None) is not None:
+                    raise  # the disk's
+                bad(_damaged(path, error))
 
 
 def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
@@ -221,35 +237,6 @@ def _is_data(path: Path) -> bool:
     return ending(path) in _IN_DIRECTORIES
 
 
-class _UntilDamage(io.RawIOBase):
-    """A compressed stream up to where it is cut off or damaged.
-
-    Attributes:
-      damage: why it ends there; None at a proper end.
-    """
-
-    def __init__(self, stream: BinaryIO):
-        self._stream = stream
-        self.damage: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        try:
-            data = cast(Any, self._stream).read1(len(buffer)) if self.damage is None else b""
-        except _DAMAGES as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's
-            self.damage, data = error, b""
-        buffer[: len(data)] = data
-        return len(data)
-
-    def unless(self, bad: Callable[[UserError], None]) -> Callable[[UserError], None]:
-        """Returns a handler of errors before the damage, which is reported by itself."""
-        return lambda error: None if self.damage else bad(error)
-
-
 _DAMAGES = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -302,16 +289,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_none(each) for name, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list) else value
-
-
-def _values(
-    stream: io.BufferedReader, path: Path, bad: Callable[[UserError], None]
-) -> Iterator[tuple[int, Any]]:
-    """Yields the line number and value of every record of a JSON file."""
-    head = stream.peek(_CHUNK)
-    if head.startswith(_UTF_16):
-        raise UserError(f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 {path}")
-    if ending(path) in _JSON_LINES and json_values.in_lines(head):
-        return json_values.lines(cast(BinaryIO, stream), path, bad)
-    text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-    return json_values.elements(text, path, bad)
