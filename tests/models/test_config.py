@@ -48,13 +48,6 @@ def test_written_json_is_read_back(kind):
     assert hash(KINDS[kind].from_json(written)) == hash(config)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rope_theta_is_found_where_transformers_5_nests_it(kind):
-    nested = {"rope_type": "default", "rope_theta": 5e6}
-    assert read(kind, rope_theta=1.0, rope_parameters=nested).rope == Rope(5e6)
-    assert read(kind, rope_scaling={"type": "default"}).rope == Rope(1e6)
-
-
 def test_drafter_defaults():
     json = golden_json("drafter")
     del json["draft_vocab_size"], json["rope_theta"]

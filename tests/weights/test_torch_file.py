@@ -71,14 +71,6 @@ def test_views_of_shared_storage(path):
     assert_same(open_torch(path), tensors)
 
 
-def test_the_state_of_a_module(path):
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    torch.save(module.state_dict(), path)
-    assert_same(open_torch(path), {k: v.detach() for k, v in module.state_dict().items()})
-    torch.save(collections.OrderedDict(module.named_parameters()), path)
-    assert_same(open_torch(path), {k: v.detach() for k, v in module.named_parameters()})
-
-
 def test_files_without_a_dictionary_of_tensors(path):
     for content in ([torch.ones(2)], {"a": 3}, {"a": {"b": torch.ones(2)}}, torch.ones(2)):
         torch.save(content, path)
