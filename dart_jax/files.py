@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import filelock
 import platformdirs
 
 from dart_jax.errors import UserError
@@ -40,6 +39,8 @@ def make_once(path: Path, make: Callable[[Path], None]) -> Path:
     """
     if path.exists():
         return path
+    import filelock  # which imports asyncio
+
     work = path.with_name(f".{path.name}.work")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

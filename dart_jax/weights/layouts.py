@@ -118,14 +118,17 @@ class Entry(NamedTuple):
             yield piece, tuple(region)
 
 
-def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
-    """Returns the entries of a file of this model, without pair scores, by tensor name.
+def layout(
+    config: AnyConfig, stored: Collection[str] = (), *, pairs: bool = False
+) -> dict[str, Entry]:
+    """Returns the entries of a file of this model, by tensor name.
 
     Args:
       config: the model's config.
       stored: names in the file to read, which determine whether its experts are fused.
+      pairs: of the file of a drafter's pair scores, which the reference does not read.
     """
-    name = _drafter_name
+    name = _name if pairs else _drafter_name
     if isinstance(config, TargetConfig):
         rules = _PHI3 if config.architecture.fused else {}
         if config.moe is not None:
@@ -133,18 +136,12 @@ def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
             if any(name.endswith(".mlp.experts.gate_up_proj") for name in stored):
                 rules = _FUSED_EXPERTS
         name = lambda path: _target_name(path, rules)  # noqa: E731
-    return _entries(name, own_params(abstract_params(config)))
+    return _entries(name, part(abstract_params(config), pairs=pairs))
 
 
-def pair_layout(config: DrafterConfig) -> dict[str, Entry]:
-    """Returns the entries of the file of a drafter's pair scores, by tensor name; paths are those
-    within the pair scores."""
-    return _entries(_name, abstract_params(config)["pairs"])
-
-
-def own_params(params: Params) -> Params:
-    """Returns a model's parameters without its pair scores."""
-    return {name: value for name, value in params.items() if name != "pairs"}
+def part(params: Params, *, pairs: bool) -> Params:
+    """Returns a model's parameters without its pair scores, or these alone."""
+    return params["pairs"] if pairs else {n: value for n, value in params.items() if n != "pairs"}
 
 
 def _entries(name_of: Callable[[ParamPath], str], params: Params) -> dict[str, Entry]:
