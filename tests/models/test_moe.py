@@ -78,23 +78,6 @@ def test_blocks_have_every_copy_once_and_one_expert_each(data):
     assert blocks.places.max() < blocks.used[0] * size
 
 
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(("rows", "width", "hidden"), [(3, 64, 128), (70, 100, 72)])
-def test_the_kernels_against_plain_jax(dtype, rows, width, hidden):
-    moe = MoEConfig(8, 3, hidden, norm_topk_prob=True, shared_intermediate_size=16)
-    module = MoE(width, moe, dtype=dtype, rngs=nnx.Rngs(2))
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, rows, width)), dtype)
-    expected = module(x)
-    module.kernel = "interpret"
-    tolerance = 1e-6 if dtype == jnp.float32 else 2e-2 * float(jnp.abs(expected).max())
-    actual = module(x)
-    assert actual.dtype == dtype
-    np.testing.assert_allclose(
-        np.asarray(actual, np.float32), np.asarray(expected, np.float32), rtol=1e-5, atol=tolerance
-    )
-
-
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_routing(normed, dtype):

@@ -1,4 +1,4 @@
-"""Caches in pages hold, and attention to them gives, what caches in one piece do."""
+"""Caches in one piece and in pages: both hold the same rows, and attention to them is the same."""
 
 import dataclasses
 import re
@@ -22,6 +22,7 @@ from dart_jax.models.attention.compaction import append as append_by
 from dart_jax.models.attention.segments import Scoring
 from dart_jax.models.cache import (
     PagedCache,
+    append,
     capacity_of,
     first_rows,
     init_cache,
@@ -83,6 +84,33 @@ def test_attention_to_pages(kernel, shape, size):
 def test_attention_to_any_pages(kernel, rows, capacity, size, window, seed):
     head_dim = 64 if kernel == "interpret-mosaic" else 16
     compare(kernel, AttentionShape(2, 2, 1, rows, capacity, head_dim, window), size, seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_append_writes_the_chosen_rows_after_each_sequence(seed):
+    rng = np.random.default_rng(seed)
+
+    def layers(length):
+        return tuple(
+            tuple(rng.normal(size=(3, 2, length, 4)).astype(np.float32) for _ in range(2))
+            for _ in range(2)
+        )
+
+    cache, rows = layers(10), layers(5)
+    index = rng.integers(0, 5, (3, 4)).astype(np.int32)
+    length = rng.integers(0, 7, 3).astype(np.int32)  # 6 + 4 rows fill it
+    written = jax.jit(append)(cache, rows, index, length)
+    for b in range(3):
+        for old, new in zip(jax.tree.leaves(cache), jax.tree.leaves(rows), strict=True):
+            old[b, :, length[b] : length[b] + 4] = new[b][:, index[b]]
+    jax.tree.map(np.testing.assert_array_equal, written, cache)
+
+
+def test_capacity_has_room_for_a_path_after_the_last_token(models):
+    plain = DecodeConfig(models.target)
+    dart = DecodeConfig(models.target, models.drafter, nodes=60)
+    assert [plain.capacity(n) for n in (1, 63, 64)] == [64, 64, 128]
+    assert [dart.capacity(n) for n in (1, 55, 56)] == [64, 64, 128]
 
 
 def in_pages(cache, size, seed, spare=2):

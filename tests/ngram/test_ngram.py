@@ -329,16 +329,6 @@ def test_builder_rejects_inconsistent_counts(directory):
     assert not (directory / "none").exists()
 
 
-def test_builder_writes_once(directory):
-    builder = NgramBuilder(WindowLayout(2, 6))
-    builder.write(directory / "once")
-    with pytest.raises(UserError, match="it was finished before"):
-        builder.write(directory / "twice")
-    with pytest.raises(ValueError, match="nothing can be added any more"):
-        builder.add(builder.layout.pack(np.array([[1, 2]])), np.array([1]))
-    assert not (directory / "twice").exists()
-
-
 # Lossy files
 
 

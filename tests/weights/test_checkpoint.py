@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
-import dart_jax
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
@@ -321,16 +319,6 @@ def test_eagles_reader_finds_the_embedding_of_an_exported_drafter(tmp_path, draf
     np.testing.assert_array_equal(embedding, own)
     assert width == 8
     assert read_drafter_config(tmp_path / "wide") == wide
-
-
-def test_eagles_reader_finds_the_embedding_of_the_demos_drafter():
-    demo = Path(dart_jax.__file__).parent / "demo"
-    embedding, width = eagle_reader(demo / "drafter", demo / "target")
-    config = read_drafter_config(demo / "drafter")
-    assert embedding is not None
-    assert (*embedding.shape, width) == (config.vocab_size, config.hidden_size, embedding.shape[1])
-    fields = json.loads((demo / "drafter" / "config.json").read_text())
-    assert fields == config.to_json() | {"torch_dtype": "bfloat16"}
 
 
 def test_an_embedding_that_does_not_fit_its_drafter(tmp_path):

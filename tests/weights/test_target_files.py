@@ -286,26 +286,6 @@ def test_an_adapters_tokenizer_comes_first(tmp_path, links):
     assert hub.resolve(tmp_path / "adapter", patterns=hub.TARGET) == joined
 
 
-def test_tied_tensors_have_two_names(tmp_path):
-    expected = our_logits(target(tmp_path / "plain", TIED))
-    for situation in (head_equal_to_a_tied_embedding, tied_under_the_name_of_the_head):
-        situation(tmp_path / situation.__name__)
-        np.testing.assert_array_equal(our_logits(tmp_path / situation.__name__), expected)
-
-
-def test_a_head_that_is_not_the_embedding_is_used(tmp_path):
-    head_beside_a_tied_embedding(tmp_path)
-    with pytest.warns(InputWarning):
-        config, params = load_target(tmp_path)
-    assert not config.tie_word_embeddings
-    np.testing.assert_array_equal(params["lm_head"]["kernel"], noise(61, 16).T)
-
-
-def test_the_index_decides_between_shards(tmp_path):
-    another_tensor_in_an_earlier_shard(tmp_path)
-    np.testing.assert_array_equal(our_logits(tmp_path), our_logits(target(tmp_path / "whole")))
-
-
 def test_a_missing_head_may_be_the_embedding(tmp_path):
     target(tmp_path, TIED)
     expected = our_logits(tmp_path)
