@@ -6,11 +6,13 @@ than one value is in memory, and no more than `LONGEST` characters of it.
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 from dart_jax.errors import UserError
 
@@ -40,7 +42,7 @@ def in_lines(head: bytes) -> bool:
     return bool(rest.strip())
 
 
-def lines(stream: BinaryIO, path: Path, bad: Bad) -> Iterator[tuple[int, Any]]:
+def lines(stream: io.BufferedReader, path: Path, bad: Bad) -> Iterator[tuple[int, Any]]:
     """Yields the line number and value of every line that is neither blank nor null."""
     number = 0
     while line := stream.readline(LONGEST):
@@ -61,11 +63,11 @@ def lines(stream: BinaryIO, path: Path, bad: Bad) -> Iterator[tuple[int, Any]]:
             yield number, value
 
 
-def elements(stream: TextIO, path: Path, bad: Bad) -> Iterator[tuple[int, Any]]:
+def elements(stream: io.BufferedReader, path: Path, bad: Bad) -> Iterator[tuple[int, Any]]:
     """Yields the line number and value of every element of an array, or of a sequence of values.
 
     Args:
-      stream: the text; bytes that are not UTF-8 are escaped as surrogates.
+      stream: UTF-8 text; what comes before a damage is read.
       path: its file.
       bad: called with the error of a value that is not UTF-8, and of one that is cut off.
 
@@ -115,9 +117,11 @@ class _Text:
       line: the line of this place.
     """
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: io.BufferedReader):
         self.text, self.at, self.line = "", 0, 1
         self._stream = stream
+        # Bytes that are not UTF-8 become surrogates.
+        self._characters = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
         self._decode = json.JSONDecoder().raw_decode
 
     def line_of(self, position: int) -> int:
@@ -171,7 +175,9 @@ class _Text:
 
     def _more(self) -> bool:
         """Reads on, and forgets what is before `at`; whether there was more."""
-        size = len(self.text) - self.at
-        new = self._stream.read(min(max(_CHUNK, size), LONGEST - size))
-        self.text, self.at = self.text[self.at :] + new, 0
+        rest, new, data = self.text[self.at :], "", b"more"
+        while data and len(new) <= len(rest):  # twice as much, as its decoding begins anew
+            data = self._stream.read1(_CHUNK)
+            new += self._characters.decode(data, final=not data)
+        self.text, self.at = rest + new, 0
         return bool(new)

@@ -130,23 +130,9 @@ def records(
             except duckdb.Error as error:
                 bad(_damaged(path, error))
             return
-        with (
-            path.open("rb") as raw,
-            decompressed(raw, path) as stream,
-            io.BufferedReader(cast(Any, stream), _CHUNK) as buffer,
-        ):
-            text = io.TextIOWrapper(buffer, "utf-8-sig", errors="surrogateescape", newline="")
+        with path.open("rb") as raw, decompressed(raw, path) as stream:
             try:
-                head = buffer.peek(_CHUNK)
-                if head.startswith(_UTF_16):
-                    raise UserError(
-                        f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 {path}"
-                    )
-                if ending(path) in _JSON_LINES and json_values.in_lines(head):
-                    values = json_values.lines(cast(BinaryIO, buffer), path, bad)
-                else:
-                    values = json_values.elements(text, path, bad)
-                for line, value in values:
+                for line, value in _values(io.BufferedReader(_Reads(stream), _CHUNK), path, bad):
                     yield Record(f"{path}:{line}", value, raw.tell())
             except _DAMAGES as error:
                 if getattr(error, "errno", None) is not None:
@@ -289,3 +275,30 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_none(each) for name, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list) else value
+
+
+class _Reads(io.RawIOBase):
+    """A stream whose reads return what is there, before damage behind it is found."""
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = cast(io.BufferedReader, stream)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._stream.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _values(
+    stream: io.BufferedReader, path: Path, bad: Callable[[UserError], None]
+) -> Iterator[tuple[int, Any]]:
+    """Yields the line number and value of every record of a JSON file."""
+    head = stream.peek(_CHUNK)
+    if head.startswith(_UTF_16):
+        raise UserError(f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 {path}")
+    if ending(path) in _JSON_LINES and json_values.in_lines(head):
+        return json_values.lines(stream, path, bad)
+    return json_values.elements(stream, path, bad)
