@@ -1,11 +1,15 @@
-"""The demo's text: what is held out, and the prompts cut from it."""
+"""The demo's text: what is held out, the prompts cut from it, and sources of packages."""
 
+import importlib.util
 import textwrap
+from pathlib import Path
 
 import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from dart_jax.data import packages
+from dart_jax.data.packages import PACKAGES, package_files
 from dart_jax.data.stdlib import (
     HELD_OUT,
     function_prompts,
@@ -14,6 +18,7 @@ from dart_jax.data.stdlib import (
     stdlib,
     training_files,
 )
+from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
@@ -161,3 +166,30 @@ def test_warm_up_prompts_are_not_of_the_benchmark(byte_tokenizer):
     assert {p.group for p in warm_up} == {"warm-up"}
     reported = "\n".join(read(path) for path in HELD_OUT_FILES)
     assert not [p.text for p in warm_up if p.text in reported]
+
+
+def roots():
+    """Name -> directory of each package."""
+    specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
+    return {name: Path(spec.submodule_search_locations[0]) for name, spec in specs.items()}
+
+
+def test_files_are_sources_of_every_package_in_order():
+    files, places = package_files(), roots()
+    assert files == package_files()
+    assert len(files) == len(set(files))
+    owners = []
+    for path in files:
+        [(name, root)] = [each for each in places.items() if path.is_relative_to(each[1])]
+        owners.append(name)
+        assert path.suffix == ".py"
+        assert not {"test", "tests", "testing"}.intersection(path.relative_to(root).parts)
+        assert not path.name.startswith("test_")
+        assert not path.is_relative_to(places["transformers"] / "models")
+    assert list(dict.fromkeys(owners)) == list(PACKAGES)
+
+
+def test_a_package_that_is_missing(monkeypatch):
+    monkeypatch.setattr(packages, "PACKAGES", ("no_such_package",))
+    with pytest.raises(UserError, match="needs the package no_such_package"):
+        package_files()
