@@ -109,6 +109,7 @@ def test_what_kernels_leave_to_plain_jax(shape, kernel):
     np.testing.assert_array_equal(attend([new], filled, kernel=kernel), attend([new], filled))
 
 
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize("offset", [None, 1.0, "no norm"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(5, 1, 64), (2, 2, 128)])
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_attention_to_any_pages(kernel, rows, capacity, size, window, seed):
     compare(kernel, AttentionShape(2, 2, 1, rows, capacity, head_dim, window), size, seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_append_writes_the_chosen_rows_after_each_sequence(seed):
     rng = np.random.default_rng(seed)
 

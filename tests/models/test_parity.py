@@ -160,6 +160,7 @@ def test_drafting_emits_what_transformers_generates(theirs, ours, tokens):
     np.testing.assert_array_equal(generation.steps, 4)
 
 
+@pytest.mark.long(keep=12)
 @pytest.mark.parametrize(
     ("dtype", "shard"), [("float32", 10**9), ("bfloat16", 20_000)], ids=["float32", "shards"]
 )

@@ -142,6 +142,7 @@ def test_kernels_stay_narrow(tmp_path, stored):
     assert_same_bits(*both)
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700])
 @pytest.mark.parametrize(
@@ -331,9 +332,7 @@ def test_an_embedding_that_does_not_fit_its_drafter(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float3", "int8", np.int32, "float64", "float16", None, 3, object]
-)
+@pytest.mark.parametrize("dtype", ["float3", np.int32, "float16", None])
 @pytest.mark.parametrize("load", [load_target, load_drafter])
 def test_unusable_dtypes(load, dtype, target):
     assert "weights can be float32 or bfloat16" in report(lambda d: load(d, dtype), target)
@@ -470,6 +469,7 @@ def test_a_drafter_that_does_not_fit_its_target(drafter, changes, message):
         check_fit(TARGET, dataclasses.replace(drafter, **changes))
 
 
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("stored", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])

@@ -38,6 +38,7 @@ class InParts(Placement):
         return jax.device_put(whole)
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("config", TARGETS.values(), ids=list(TARGETS))
 def test_parts_are_the_whole(tmp_path, config, monkeypatch):
     # Without this, parts that are all of a parameter are cut out of the whole tensor.

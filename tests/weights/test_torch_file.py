@@ -49,6 +49,7 @@ def assert_same(ours, theirs):
         assert np.ascontiguousarray(read).tobytes() == bits.tobytes()
 
 
+@pytest.mark.long(keep=12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4), (2, 0, 3), (2, 3, 4)], ids=str)
 def test_every_dtype_and_shape(path, dtype, shape):
