@@ -25,6 +25,42 @@ def user_cache() -> Path:
     return platformdirs.user_cache_path("dart_jax", appauthor=False)
 
 
+def make_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """Returns a file or a directory of the user's cache, which is made the first time.
+
+    Processes that need the same one wait for the one that makes it.
+
+    Args:
+      path: where it is, or appears as a whole.
+      make: writes it to the path that it is given, beside which it may leave other files.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    if path.exists():
+        return path
+    import filelock  # which imports asyncio
+
+    work = path.with_name(f".{path.name}.work")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+            if not path.exists():
+                shutil.rmtree(work, ignore_errors=True)  # left by a process that was killed
+                work.mkdir()
+                try:
+                    make(work / path.name)
+                    (work / path.name).replace(path)
+                finally:
+                    shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; free some space, or set "
+            "XDG_CACHE_HOME to a directory that can be written"
+        ) from None
+    return path
+
+
 def check_writable(path: Path, *, directory: bool = False) -> None:
     """Tries, before any work, to write where a result will be written.
 
@@ -55,7 +91,7 @@ def check_writable(path: Path, *, directory: bool = False) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether the path is something like /dev/null, which must not be replaced by a file."""
+    """Returns whether a path is something like /dev/null, which no file must replace."""
     return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
 
 
@@ -132,8 +168,8 @@ def _number(error: BaseException) -> int | None:
     """The system's error number; tensorstore reports it only in the message."""
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(match[1]) if match else None
 
 
 def _mount(path: Path) -> Path:

@@ -232,8 +232,8 @@ def test_an_ngram_model_and_a_tokenizer_that_adds_tokens(tiny, tmp_path):
         DartModel.from_pretrained(renamed, ngram=path)
     command = str(error.value).partition("python -m dart_jax.ngram ")[2]
     copy = str(tmp_path / "copy.dng")
-    command = command.replace("COPY.dng", copy).replace("DIRECTORY", str(renamed))
-    ngram_main(command.split())
+    words = {"COPY.dng": copy, "NEW": str(renamed), "OLD": str(tiny.target)}
+    ngram_main([words.get(word, word) for word in command.split()])
     assert DartModel.from_pretrained(renamed, ngram=copy).ngram is not None
 
 

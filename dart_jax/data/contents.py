@@ -24,8 +24,8 @@ A record is read as the first of these forms that matches its fields:
     history                                 [["question", "answer"], ..] before the last question
 
 A field that would change the content and is not read is refused by name. Other fields are not used,
-as in other programs: those that describe the record or repeat what was read without a word, the
-others with a warning (see `fields`).
+as in other programs; those that belong to no form and do not only describe the record are named in
+a warning (see `fields`).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def read_contents(
             bad(type(error)(f"{record.where}: {error}"))
         else:
             if field is None and isinstance(record.value, dict):
-                say_unused(record.where, unused_fields(record.value, _texts(content)))
+                say_unused(record.where, unused_fields(record.value))
             yield content, record
 
 
@@ -173,7 +173,7 @@ def parse(value: Any, field: str | None = None) -> Content:
     if not form:
         if "text" in value:
             return Text("")
-        raise NoFormError(describe_unknown(value, record))
+        raise NoFormError(describe_unknown(value))
     refuse_unread(record, form)
     if form == ("tokens",):
         return _tokens(record)
@@ -289,14 +289,3 @@ def _text(record: dict[str, Any], field: str) -> str:
     if not isinstance(record[field], str):
         raise UserError(f"`{field}` must be a string, not {kind(record[field])}")
     return cleaned(record[field])
-
-
-def _texts(content: Content) -> list[str]:
-    match content:
-        case Chat(messages):
-            return [message["content"].strip() for message in messages]
-        case Completion(prompt, completion):
-            return [prompt.strip(), completion.strip()]
-        case Text(text):
-            return [text]
-    return []

@@ -119,61 +119,29 @@ def refuse_unsupported(record: dict[str, Any]) -> None:
             raise UserError(f"`{name}` is not supported; {cure}")
 
 
-def unused_fields(value: dict[str, Any], texts: list[str]) -> list[str]:
-    """Returns the fields of a record that say more than what was read of it.
-
-    Args:
-      value: the record.
-      texts: what was read, without the blanks around each text.
-    """
-    record = {name: each for name, each in value.items() if each not in (None, "", [], {})}
-    form = form_of(record)
-    read = {*form, *METADATA, "weight"}
-    if form == ("tokens",):
-        read.add("prompt_length")
-    elif form != ("text",):
-        read |= {*SYSTEM, "tools", *_PREFERENCES}
-    if len(form) == 2:
-        read |= {"history", *(MORE if form[0] == "instruction" else ())}
+def unused_fields(record: dict[str, Any]) -> list[str]:
+    """Returns the fields of a record that say something and belong to no form."""
     return [
         name
-        for name, each in record.items()
-        if name not in read and not _repeats(each, texts, record, form)
+        for name, value in record.items()
+        if value not in (None, "", [], {}) and name not in FIELDS and name not in METADATA
     ]
 
 
-def describe_unknown(value: dict[str, Any], record: dict[str, Any]) -> str:
+def describe_unknown(record: dict[str, Any]) -> str:
     """Describes why a record has no form."""
     if record.keys() & set(_PREFERENCES):
         return (
-            "`chosen` and `rejected` are a preference; rename `chosen` to "
-            f"`{_learned_as(record)}`, and leave `rejected` out"
+            "`chosen` and `rejected` are a preference; rename `chosen`, to `messages` where it is "
+            "a chat and to `completion` behind a `prompt`, and leave `rejected` out"
         )
-    for name, each in record.items():
-        if each and is_messages(each):
+    for name, value in record.items():
+        if value and is_messages(value):
             return f"`{name}` holds messages; write the whole chat, with all answers, as `messages`"
-        if isinstance(each, list) and each and all(isinstance(one, dict) for one in each):
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
             return f"the records seem to be inside of `{name}`; write that list alone into a file"
-    fields = ", ".join(map(str, list(value)[:8])) or "none"
+    fields = ", ".join(map(str, list(record)[:8])) or "none"
     return (
         "not a chat, a prompt with completion, or a text of a supported form; it has the fields "
         f"{fields}; use `messages` or `text`"
     )
-
-
-def _learned_as(record: dict[str, Any]) -> str:
-    """The field that `chosen` would be in a record of what is to be learned."""
-    chosen = record.get("chosen")
-    turns = chosen if isinstance(chosen, list) and is_messages(chosen) else []
-    if any(turn.get("role", turn.get("from")) in ("user", "human") for turn in turns):
-        return "messages"
-    answers = (answer for question, answer in PAIRS if question in record)
-    return next(answers, "text" if isinstance(chosen, str) else "messages")
-
-
-def _repeats(value: Any, texts: list[str], record: dict[str, Any], form: tuple[str, ...]) -> bool:
-    """Whether a field repeats what was read."""
-    if isinstance(value, str):
-        # Token ids come with their text; a text may be the chat as a template renders it.
-        return any(value.strip() in text for text in texts) or all(text in value for text in texts)
-    return bool(form) and value == record[form[0]]

@@ -18,26 +18,17 @@ from typing import Any, NamedTuple
 from dart_jax.data.records import kind
 from dart_jax.errors import UserError
 
-ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "bot": "assistant",
-    "ai": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "developer": "developer",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
-    "function_call": "assistant",
-    "tool_call": "assistant",
+_SPEAKERS = {
+    "user": ("human", "user"),
+    "assistant": (
+        *("gpt", "chatgpt", "bing", "bard", "bot", "ai", "assistant", "model"),
+        *("function_call", "tool_call"),
+    ),
+    "system": ("system",),
+    "developer": ("developer",),
+    "tool": ("tool", "function", "observation", "tool_response"),
 }
+ROLES = {name: role for role, names in _SPEAKERS.items() for name in names}
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _CALLS = ("function_call", "tool_call")  # roles whose text is a tool call, or several, as JSON
 _SPEECH = ("content", "value", "text")
@@ -88,7 +79,7 @@ def read_messages(turns: Any, name: str) -> Messages:
 
 
 def is_messages(value: Any) -> bool:
-    """Whether a value is a list whose elements say who speaks."""
+    """Returns whether a value is a list whose elements say who speaks."""
     return isinstance(value, list) and all(
         isinstance(each, dict) and ("role" in each or "from" in each) for each in value
     )

@@ -88,7 +88,7 @@ class Skipped:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file holds plain text rather than records."""
+    """Returns whether a file holds plain text rather than records."""
     return ending(path) not in _STRUCTURED
 
 
@@ -130,12 +130,14 @@ def records(
             except duckdb.Error as error:
                 bad(_damaged(path, error))
             return
-        with path.open("rb") as raw:
-            whole = _UntilDamage(decompressed(raw, path))
-            for line, value in _values(io.BufferedReader(whole, _CHUNK), path, whole.unless(bad)):
-                yield Record(f"{path}:{line}", value, raw.tell())
-            if whole.damage is not None:
-                bad(_damaged(path, whole.damage))
+        with path.open("rb") as raw, decompressed(raw, path) as stream:
+            try:
+                for line, value in _values(io.BufferedReader(_Reads(stream), _CHUNK), path, bad):
+                    yield Record(f"{path}:{line}", value, raw.tell())
+            except _DAMAGES as error:
+                if getattr(error, "errno", None) is not None:
+                    raise  # the disk's
+                bad(_damaged(path, error))
 
 
 def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
@@ -148,7 +150,7 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
     Raises:
       UserError: something does not exist, or nothing is found.
     """
-    found: dict[str, Path] = {}
+    files_by_path: dict[str, Path] = {}
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if pattern.startswith(HUB):
@@ -172,10 +174,10 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
             real = Path(os.path.realpath(file))
             # The hub's cache links to files whose own names have no suffix.
             alike = ending(real) == ending(file)
-            found[str(real)] = real if alike else Path(os.path.abspath(file))
-    if not found:
+            files_by_path[str(real)] = real if alike else Path(os.path.abspath(file))
+    if not files_by_path:
         raise UserError("no data; pass files, directories or globs with --data")
-    return tuple(sorted(found.values()))
+    return tuple(sorted(files_by_path.values()))
 
 
 def without(files: Iterable[Path], ours: Iterable[Path]) -> tuple[Path, ...]:
@@ -219,35 +221,6 @@ def _in_work(file: Path, directory: Path) -> bool:
 
 def _is_data(path: Path) -> bool:
     return ending(path) in _IN_DIRECTORIES
-
-
-class _UntilDamage(io.RawIOBase):
-    """A compressed stream up to where it is cut off or damaged.
-
-    Attributes:
-      damage: why it ends there; None at a proper end.
-    """
-
-    def __init__(self, stream: BinaryIO):
-        self._stream = stream
-        self.damage: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        try:
-            data = cast(Any, self._stream).read1(len(buffer)) if self.damage is None else b""
-        except _DAMAGES as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's
-            self.damage, data = error, b""
-        buffer[: len(data)] = data
-        return len(data)
-
-    def unless(self, bad: Callable[[UserError], None]) -> Callable[[UserError], None]:
-        """Returns a handler of errors before the damage, which is reported by itself."""
-        return lambda error: None if self.damage else bad(error)
 
 
 _DAMAGES = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -304,6 +277,21 @@ def _without_none(value: Any) -> Any:
     return [_without_none(each) for each in value] if isinstance(value, list) else value
 
 
+class _Reads(io.RawIOBase):
+    """A stream whose reads return what is there, before damage behind it is found."""
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = cast(io.BufferedReader, stream)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._stream.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 def _values(
     stream: io.BufferedReader, path: Path, bad: Callable[[UserError], None]
 ) -> Iterator[tuple[int, Any]]:
@@ -312,6 +300,5 @@ def _values(
     if head.startswith(_UTF_16):
         raise UserError(f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 {path}")
     if ending(path) in _JSON_LINES and json_values.in_lines(head):
-        return json_values.lines(cast(BinaryIO, stream), path, bad)
-    text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-    return json_values.elements(text, path, bad)
+        return json_values.lines(stream, path, bad)
+    return json_values.elements(stream, path, bad)

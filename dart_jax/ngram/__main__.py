@@ -103,13 +103,13 @@ def query(config: QueryConfig, console: Console) -> None:
         return
     tokens = seen[0].token  # whatever followed a longer context followed the shortest as well
     shares = model.probabilities(context, tokens)
-    title = "after " + ", ".join(f"{text(*found.context)} ({found.count:,}x)" for found in seen)
+    title = "after " + ", ".join(f"{text(*each.context)} ({each.count:,}x)" for each in seen)
     table = Table("token", "id", "probability", box=box.SIMPLE)
-    for found in seen:
-        table.add_column(f"after {text(*found.context)}", justify="right")
+    for each in seen:
+        table.add_column(f"after {text(*each.context)}", justify="right")
     for place in np.argsort(-shares, kind="stable")[: config.top]:
         token = int(tokens[place])
-        counts = [_count(found.token, found.counts, token) for found in seen]
+        counts = [_count(each.token, each.counts, token) for each in seen]
         table.add_row(text(token), str(token), f"{shares[place]:.4f}", *counts)
     console.print(title, table, sep="\n", markup=False)
     if len(tokens) > config.top:
@@ -118,8 +118,8 @@ def query(config: QueryConfig, console: Console) -> None:
 
 def _count(tokens: np.ndarray, counts: np.ndarray, token: int) -> str:
     place = np.searchsorted(tokens, token)
-    found = place < len(tokens) and tokens[place] == token
-    return f"{counts[place]:,}" if found else "-"
+    is_there = place < len(tokens) and tokens[place] == token
+    return f"{counts[place]:,}" if is_there else "-"
 
 
 def open_tokenizer(path: Path) -> tokenizers.Tokenizer:

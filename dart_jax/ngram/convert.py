@@ -4,6 +4,8 @@ other tokenizers in them."""
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import struct
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -15,11 +17,14 @@ from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable
 from dart_jax.memory import parse_memory
+from dart_jax.ngram.builder import writing
 from dart_jax.ngram.model import NgramModel, is_ngram_file
 from dart_jax.ngram.reference import convert_reference
-from dart_jax.ngram.stamp import stamp
-from dart_jax.text.fingerprint import tokenizer_fingerprint, vocabulary_size
+from dart_jax.text.fingerprint import extends, tokenizer_fingerprint, vocabulary_size
 from dart_jax.text.tokenizer import Tokenizer
+
+# Where the header of a file has them: see docs/ngram-format.md.
+_FINGERPRINT, _CHECKSUM = 168, 264
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +41,8 @@ class ConvertConfig:
     """Directory with the tokenizer.json that a trie was counted with, or that a copy of an n-gram
     file is for; the file then records its fingerprint. Without it, a trie needs --vocab-size."""
     counted_with: Path | None = None
-    """Directory with the tokenizer.json that the n-gram file was counted with, to check that all
-    ids that occur mean the same to --tokenizer."""
+    """Directory with the tokenizer.json that the n-gram file was counted with; all ids that occur
+    must mean the same to --tokenizer."""
     vocab_size: int | None = None
     """Number of tokens of that tokenizer."""
     min_counts: tuple[int, ...] = ()
@@ -61,9 +66,8 @@ def convert(config: ConvertConfig, console: Console) -> None:
         raise UserError(f"no file {config.source}")
     check_writable(config.out)
     before = config.source.stat().st_size
-    told = ""
     if is_ngram_file(config.source):
-        told = _convert_ngram_file(config)
+        _convert_ngram_file(config)
     elif config.counted_with is not None:
         raise UserError("--counted-with is for n-gram files; for a trie, give that as --tokenizer")
     else:
@@ -93,26 +97,59 @@ def convert(config: ConvertConfig, console: Console) -> None:
         f"{config.out}: {sum(sizes):,} n-grams, {after:,} bytes "
         f"({after / max(1, sum(sizes)):.2f} per n-gram); {config.source} has {before:,} bytes"
     )
-    if told:
-        console.print(told, markup=False, highlight=False)
 
 
-def _convert_ngram_file(config: ConvertConfig) -> str:
-    """Makes an n-gram file smaller, or records another tokenizer in it, or both; returns what is
-    told about the tokenizer, if anything."""
+def _convert_ngram_file(config: ConvertConfig) -> None:
+    """Makes an n-gram file smaller, or records another tokenizer in it, or both."""
     smaller = bool(config.min_counts) or config.precision is not None
-    if config.tokenizer is None and (config.counted_with is not None or not smaller):
+    if (config.tokenizer is None) != (config.counted_with is None):
+        raise UserError(
+            "give both --tokenizer and --counted-with to record another tokenizer in a copy"
+        )
+    if config.tokenizer is None and not smaller:
         raise UserError(
             f"{config.source} is an n-gram file already; give --min-counts or --precision to make "
-            "a smaller one, or --tokenizer to record another tokenizer in a copy"
+            "a smaller one, or --tokenizer and --counted-with to record another tokenizer in a copy"
         )
     with tempfile.TemporaryDirectory(dir=config.out.parent) as work:
-        source, told = config.source, ""
-        if config.tokenizer is not None:
-            made = Path(work) / "whole" if smaller else config.out
-            told = stamp(source, made, config.tokenizer, config.counted_with)
-            source = made
+        source = config.source
+        if config.tokenizer is not None and config.counted_with is not None:
+            copy = Path(work) / "copy" if smaller else config.out
+            stamp(source, copy, config.tokenizer, config.counted_with)
+            source = copy
         if smaller:
             model = NgramModel.load(source)
             model.lossy(config.out, min_counts=config.min_counts, precision=config.precision)
-    return told
+
+
+def stamp(source: Path, out: Path, tokenizer: Path, counted_with: Path) -> None:
+    """Copies an n-gram file with the fingerprint of another tokenizer.
+
+    Args:
+      source: the file.
+      out: the copy; not the file itself.
+      tokenizer: directory of the other tokenizer.
+      counted_with: directory of the one that the file was counted with.
+
+    Raises:
+      UserError: an id that occurs is another token, or none, to the other tokenizer; or the file
+        was not counted with `counted_with`.
+    """
+    model, other, own = NgramModel.load(source), *map(Tokenizer.load, (tokenizer, counted_with))
+    if not extends(own, model.fingerprint):
+        raise UserError(f"{source} was not counted with the tokenizer of {counted_with}; give that")
+    ours, theirs = ({id: name for name, id in each.get_vocab().items()} for each in (own, other))
+    for id in model.unigrams.nonzero()[0].tolist():
+        if ours.get(id) != theirs.get(id):
+            raise UserError(
+                f"the token id {id} occurs in {source}, as {ours.get(id)!r}, but is "
+                f"{theirs.get(id)!r} in {tokenizer}; count one with that tokenizer"
+            )
+    with writing(out) as part:
+        shutil.copyfile(source, part)
+        with part.open("r+b") as file:
+            header = bytearray(file.read(_CHECKSUM))
+            fingerprint = tokenizer_fingerprint(other)
+            header[_FINGERPRINT : _FINGERPRINT + len(fingerprint)] = fingerprint
+            file.seek(0)
+            file.write(bytes(header) + struct.pack("<Q", _core.xxh64(bytes(header))))

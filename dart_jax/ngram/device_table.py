@@ -53,7 +53,7 @@ class DeviceTable(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TableSize:
-    """How much of a model a table holds.
+    """The share of a model that a table holds.
 
     Attributes:
       ngrams: n-grams of two or more tokens in the table.
@@ -86,9 +86,9 @@ def device_table(model: NgramModel, limit: int | None = None) -> tuple[DeviceTab
     most = total
     if limit is not None:
         most = min(total, int(limit / (table_bytes(10**6) / 10**6)))
-    kept = _most_frequent(levels, most)
-    table = _table(levels, kept, model.vocab_size)
-    counts = [level.count[keep] for level, keep in zip(levels[1:], kept, strict=True)]
+    masks = _most_frequent(levels, most)
+    table = _table(levels, masks, model.vocab_size)
+    counts = [level.count[keep] for level, keep in zip(levels[1:], masks, strict=True)]
     least = min((int(count.min()) for count in counts if len(count)), default=0)
     return table, TableSize(sum(map(len, counts)), total, table.nbytes, least)
 
@@ -99,7 +99,7 @@ def _parents(levels: tuple[Level, ...], n: int) -> NDArray[np.int64]:
 
 
 def _most_frequent(levels: tuple[Level, ...], most: int) -> list[NDArray[np.bool_]]:
-    """Which n-grams of 2, 3, .. tokens are among the most frequent, of equal ones the shortest.
+    """Marks the most frequent n-grams of 2, 3, .. tokens, of equally frequent ones the shortest.
 
     An n-gram is never more frequent than its parts, so these are in the table too.
     """
@@ -111,35 +111,35 @@ def _most_frequent(levels: tuple[Level, ...], most: int) -> list[NDArray[np.bool
     every = np.concatenate(counts)
     cut = np.partition(every, len(every) - most)[len(every) - most]
     room = most - int((every > cut).sum())
-    kept = []
+    masks = []
     for n, count in enumerate(counts, start=2):
         keep, equal = count > cut, np.flatnonzero(count == cut)[:room]
         keep[equal] = True
         room -= len(equal)
-        if kept:
-            keep &= kept[-1][_parents(levels, n)]
-        kept.append(keep)
-    return kept
+        if masks:
+            keep &= masks[-1][_parents(levels, n)]
+        masks.append(keep)
+    return masks
 
 
 def _table(
-    levels: tuple[Level, ...], kept: list[NDArray[np.bool_]], vocab_size: int
+    levels: tuple[Level, ...], masks: list[NDArray[np.bool_]], vocab_size: int
 ) -> DeviceTable:
-    """Makes a table of the n-grams that are kept, length by length."""
+    """Makes a table of the n-grams that are masks, length by length."""
     sections, seeds, prints, entries = [], [], [], []
     # What identifies each n-gram of one level.
     context_of = np.array(levels[0].token)
     buckets = places = 0
-    for n, (level, keep) in enumerate(zip(levels[1:], kept, strict=True), start=2):
+    for n, (level, keep) in enumerate(zip(levels[1:], masks, strict=True), start=2):
         parent = _parents(levels, n)[keep]
         above = levels[n - 2].count[parent]
         context, token, count = context_of[parent], level.token[keep], level.count[keep]
-        size, seed, place, found = _core.perfect_hash(context, token)
+        size, seed, place, hash_part = _core.perfect_hash(context, token)
         part = np.full((size, 3), -1, np.int32)
         part[place, 0], part[place, 1] = context, token
         part[place, 2] = _log_q(count, above).view(np.int32)
         print_ = np.zeros(size, np.uint8)
-        print_[place] = found
+        print_[place] = hash_part
         context_of = np.full(len(level.token), -1, np.int32)
         context_of[keep] = place + places
         sections.append((buckets, len(seed), places, size))

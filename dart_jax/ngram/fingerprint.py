@@ -31,5 +31,5 @@ def check_tokenizer(
         raise UserError(
             f"the n-gram model {name} was counted with another tokenizer; count one with this "
             "tokenizer, or, if all ids in it mean the same here, record this tokenizer in a copy: "
-            f"python -m dart_jax.ngram convert {name} COPY.dng --tokenizer DIRECTORY"
+            f"python -m dart_jax.ngram convert {name} COPY.dng --tokenizer NEW --counted-with OLD"
         )

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,26 @@ from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.ngram.builder import NgramBuilder, check_lossy, writing
 from dart_jax.ngram.windows import WindowLayout
+
+
+class Header(TypedDict):
+    """Facts about a file (see docs/ngram-format.md); lists are by the length of n-grams.
+
+    `precision` is the number of significant bits of a count, 0 for exact ones; `dropped` is the
+    number of n-grams that were counted less than `min_count`.
+    """
+
+    version: int
+    order: int
+    precision: int
+    vocab_size: int
+    tokens: int
+    ngrams: list[int]
+    dropped: list[int]
+    min_count: list[int]
+    fingerprint: bytes
+    list_bytes: int
+    unigram_bytes: int
 
 
 class Level(NamedTuple):
@@ -32,7 +52,7 @@ class Level(NamedTuple):
 
 
 class Continuations(NamedTuple):
-    """What followed one context."""
+    """The tokens that followed one context."""
 
     context: tuple[int, ...]
     count: int  # of the context
@@ -57,7 +77,7 @@ class NgramModel:
         """
         self.file = file
         self.core = _core.NgramModel(file, checksums=checksums)
-        self.header: dict = self.core.header()
+        self.header = cast(Header, self.core.header())
 
     @classmethod
     def count(
@@ -150,7 +170,7 @@ class NgramModel:
 
     @property
     def exact(self) -> bool:
-        """Whether no n-gram was dropped and all counts are exact."""
+        """True if no n-gram was dropped and all counts are exact."""
         return not self.header["precision"] and not any(self.header["dropped"])
 
     @property
@@ -210,8 +230,8 @@ class NgramModel:
         """
         tokens = _token_array(context)
         return [
-            Continuations(tuple(tokens[-n:].tolist()), *found)
-            for n, found in enumerate(self.core.continuations(tokens), start=1)
+            Continuations(tuple(tokens[-n:].tolist()), *counts)
+            for n, counts in enumerate(self.core.continuations(tokens), start=1)
         ]
 
     def lossy(
@@ -243,7 +263,7 @@ class NgramModel:
 
 
 def is_ngram_file(path: Path) -> bool:
-    """Whether a file begins with the magic bytes of n-gram files."""
+    """Returns whether a file begins with the magic bytes of n-gram files."""
     with path.open("rb") as file:
         return file.read(len(_core.MAGIC)) == _core.MAGIC
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.files import user_cache
+from dart_jax.files import make_once, user_cache
 from dart_jax.weights.layouts import EMBEDDING, HEAD, text_tensor
-from dart_jax.weights.quantized.methods import quantization_method
+from dart_jax.weights.quantized import read_quantization
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.tensor_files import ADAPTER as CONFIG
 from dart_jax.weights.tensor_files import TensorFiles, read_json, weight_files
@@ -35,7 +35,7 @@ _WEIGHTS = {"adapter_model.safetensors": open_safetensors, "adapter_model.bin": 
 # tensors say the same.
 _READ = (
     "alpha_pattern base_model_name_or_path init_lora_weights lora_alpha peft_type revision "
-    "use_dora use_rslora"
+    "use_rslora"
 )
 _UNUSED = (
     "auto_mapping base_model_class bias corda_config ensure_weight_tying eva_config "
@@ -107,7 +107,7 @@ def with_base(
     """
 
     def belongs(name: str) -> bool:
-        """Whether an entry is a tokenizer's: a file, or the folder of the pattern."""
+        """Returns whether an entry is a tokenizer's: a file, or the folder of the pattern."""
         return any(fnmatch.fnmatch(name, pattern.partition("/")[0]) for pattern in tokenizer)
 
     own = _entries(directory)
@@ -126,7 +126,7 @@ def with_base(
         base = resolve(place, revision if isinstance(revision, str) else None)
         files = _entries(base)
         if "config.json" in files:
-            quantization_method(read_json(base / "config.json"))
+            read_quantization(read_json(base / "config.json"))
     except UserError as error:
         raise UserError(
             f"{directory} is a LoRA adapter of the base {name!r}, by base_model_name_or_path in "
@@ -142,17 +142,13 @@ def with_base(
     files |= {name: path for name, path in own.items() if name in (CONFIG, *_WEIGHTS)}
     links = {name: str(path.resolve()) for name, path in files.items()}
     digest = hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:24]
-    joined = user_cache() / "adapters" / digest
-    try:
-        joined.mkdir(parents=True, exist_ok=True)
+
+    def link(joined: Path) -> None:
+        joined.mkdir()
         for file, path in links.items():
-            if not (joined / file).is_symlink():
-                os.symlink(path, joined / file)
-    except FileExistsError:
-        pass  # another process was faster
-    except OSError as error:
-        raise UserError(f"cannot write {joined}: {error.strerror}; {_CURE}") from None
-    return joined
+            os.symlink(path, joined / file)
+
+    return make_once(user_cache() / "adapters" / digest, link)
 
 
 def _entries(directory: Path) -> dict[str, Path]:
@@ -207,45 +203,32 @@ def _weights(directory: Path) -> Path:
     raise UserError(f"{directory} has an {CONFIG} and none of {', '.join(_WEIGHTS)}; add it")
 
 
-# Ends of the names of an update's tensors.
-_PARTS = re.compile(
-    r"(.*)\.(?:(lora_[AB]|lora_magnitude_vector)\.weight|(lora_embedding_[AB]|lora_magnitude_vector))"
-)
-
-
 def _split(name: str) -> tuple[str, str]:
     """Returns the module and the part of an update; of other tensors, the name and ""."""
-    match = _PARTS.fullmatch(name)
-    return (match[1], match[2] or match[3]) if match else (name, "")
+    module, _, part = name.partition(".lora_")
+    return (module, part.removesuffix(".weight")) if part else (name, "")
 
 
 def _updated(
     path: Path, name: str, weight: Tensor, parts: Mapping[str, Tensor], config: LoraConfig
 ) -> Tensor:
-    """The tensor that an update makes of a weight."""
-    if "lora_embedding_A" in parts:
-        down, up, turned = parts.get("lora_embedding_A"), parts.get("lora_embedding_B"), True
-    else:
-        down, up, turned = parts.get("lora_A"), parts.get("lora_B"), False
+    """The tensor that an update makes of a weight, by its parts A [rank, in] and B [out, rank]."""
+    down, up = parts.get("A"), parts.get("B")
+    if more := parts.keys() - {"A", "B"}:
+        raise UserError(f"{path} has lora_{min(more)} of {name}, which is not supported; {_CURE}")
     if down is None or up is None or len(weight.shape) != 2:
         raise UserError(f"{path} lacks a part of the update of {name}; the file is incomplete")
-    size = weight.shape[::-1] if turned else weight.shape
-    if (down.shape, up.shape) != ((rank := down.shape[0], size[1]), (size[0], rank)):
+    (out, size), rank = weight.shape, down.shape[0]
+    if (down.shape, up.shape) != ((rank, size), (out, rank)):
         raise UserError(
             f"{path} updates {name} of shape {weight.shape} by {down.shape} and {up.shape}; pass "
             "the adapter's own base"
         )
     scale = config.scale(name.removesuffix(".weight"), rank)
-    magnitude = parts.get("lora_magnitude_vector")
 
     def read() -> np.ndarray:
-        product = up.read().astype(np.float32) @ down.read().astype(np.float32)
-        total = weight.read().astype(np.float32)
-        total += scale * (product.T if turned else product)
-        if magnitude is not None:  # DoRA: the length of each output's row is given
-            lengths = np.linalg.norm(total, axis=0 if turned else 1, keepdims=True)
-            total *= magnitude.read().astype(np.float32).reshape(lengths.shape) / lengths
-        return total
+        update = up.read().astype(np.float32) @ down.read().astype(np.float32)
+        return weight.read().astype(np.float32) + scale * update
 
     return Tensor(weight.shape, np.dtype(np.float32), read)
 

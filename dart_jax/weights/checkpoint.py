@@ -31,12 +31,7 @@ from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.drafter_files import authors_names, draft_vocabulary, with_stored_parts
 from dart_jax.weights.generation_file import load_eos as load_eos
 from dart_jax.weights.layouts import AnyConfig
-from dart_jax.weights.parameters import (
-    load_pairs,
-    load_params,
-    stored_pairs,
-    stored_tensors,
-)
+from dart_jax.weights.parameters import load_params, stored_tensors
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.target_files import open_target, target_config
 from dart_jax.weights.tensor_files import (
@@ -197,7 +192,8 @@ def load_drafter(
     place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
     params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
     if isinstance(config, DrafterConfig) and config.pair_rank:
-        pairs = load_pairs(open_pair_scores(directory), config, dtype, narrow=narrow)
+        files = open_pair_scores(directory)
+        pairs = load_params(files, config, dtype, narrow=narrow, pairs=True)
         params["pairs"] = pairs if mesh is None else everywhere(mesh, pairs)
     return config if mesh is None else with_kv_heads(config, mesh), params, ids
 
@@ -268,8 +264,6 @@ def _save(
     extra: dict[str, np.ndarray],
     max_shard_size: int,
 ) -> None:
-    if max_shard_size < 1:
-        raise UserError(f"max_shard_size is {max_shard_size} bytes; it must be at least 1")
     tensors = stored_tensors(config, params)
     tensors |= {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in extra.items()}
     float_dtype = jax.tree.leaves(params)[0].dtype.name
@@ -278,7 +272,7 @@ def _save(
     write_atomically(directory / "config.json", text.encode())
     pairs = {}
     if isinstance(config, DrafterConfig) and config.pair_rank:
-        pairs = stored_pairs(config, params)
+        pairs = stored_tensors(config, params, pairs=True)
     write_pair_scores(directory, pairs)
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)

@@ -1,5 +1,4 @@
-"""What the files of drafters hold beside the layer's weights: the draft vocabulary, and perhaps an
-embedding; and whether a drafter fits its target."""
+"""The draft vocabulary and the embedding in a drafter's files; checks that it fits its target."""
 
 from __future__ import annotations
 
@@ -172,11 +171,13 @@ def _stored_ids(files: TensorFiles, config: DraftLayerConfig) -> np.ndarray:
             f"{files.path}: d2t has shape {stored.shape} and dtype {stored.dtype}, not [{size}] "
             "integers"
         )
-    given = stored.read().astype(np.int64)
+    numbers = stored.read().astype(np.int64)
     flags = None if draftable is None else draftable.read().reshape(-1) != 0
     # d2t is what is to be added to a draft id. Some files hold the sum instead, which shows where
     # t2d, a flag for each of the target's tokens, marks only those, or where nothing else is valid.
-    readings = [ids for ids in (np.arange(size) + given, given) if _valid(ids, config.vocab_size)]
+    readings = [
+        ids for ids in (np.arange(size) + numbers, numbers) if _valid(ids, config.vocab_size)
+    ]
     if not readings:
         raise UserError(f"{files.path}: d2t does not map to distinct ids below {config.vocab_size}")
     marked = [ids for ids in readings if flags is None or _marked(ids, flags)]
@@ -195,7 +196,7 @@ def _marked(ids: np.ndarray, flags: np.ndarray) -> bool:
 
 
 def _same_rows(stored: Tensor, embedding: jax.Array) -> bool:
-    """Whether a drafter's embedding is the target's, as far as both go: one may be padded."""
+    """Returns whether an embedding is the target's, as far as both go: one may be padded."""
     if stored.shape[1:] != embedding.shape[1:] or stored.dtype.name not in STORED_DTYPES:
         return False
     if abs(stored.shape[0] - embedding.shape[0]) > _PADDING:

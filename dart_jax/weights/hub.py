@@ -6,14 +6,12 @@ import contextlib
 import errno
 import fnmatch
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.named import models
-from dart_jax.progress import INTERVAL, say
 from dart_jax.weights.gguf import file as gguf
 from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
@@ -42,7 +40,6 @@ DRAFTER = ("config.json", "tokenizer.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 # wanted, and in the authors' own layout.
 _DUPLICATES = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
 _NGRAM_FILES = (".dng", ".trie")
-_LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left"  # of a log
 
 
 def resolve(
@@ -114,24 +111,23 @@ def _downloaded(
 
     def download(patterns: Sequence[str]) -> Path:
         with _one_line(f"directory {name}", repository, revision):
-            found = huggingface_hub.snapshot_download(
+            folder = huggingface_hub.snapshot_download(
                 repository,
                 revision=revision,
                 token=token,
                 allow_patterns=list(patterns),
                 ignore_patterns=_DUPLICATES,
-                tqdm_class=_progress(),
             )
-        return Path(found)
+        return Path(folder)
 
     def download_model(file: str) -> Path:
         with _one_line(f"file {name}", repository, revision):
-            options: Any = {"revision": revision, "token": token, "tqdm_class": _progress()}
-            found = [
+            options: Any = {"revision": revision, "token": token}
+            paths = [
                 huggingface_hub.hf_hub_download(repository, part, **options)
                 for part in gguf.parts(file)
             ]
-        return Path(found[0])
+        return Path(paths[0])
 
     if named:
         return download_model(os.fspath(name)[len(repository) + 1 :])
@@ -161,7 +157,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _is_whole(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Whether the files of a model are all that the patterns ask for, without a GGUF file: its
+    """Returns whether a model's files are all that the patterns ask for, without a GGUF file: its
     weights or an adapter, or else a tokenizer, or else whatever they match."""
     if _WEIGHTS[0] in patterns:
         weights = {name for name in names if name.endswith((".safetensors", ".bin"))}
@@ -199,10 +195,8 @@ def resolve_file(
         file = os.fspath(name)[len(repository) + 1 :]
         if not file:
             file = _only(repository, _files(repository, revision, token))
-        found = huggingface_hub.hf_hub_download(
-            repository, file, revision=revision, token=token, tqdm_class=_progress()
-        )
-    return Path(found)
+        path = huggingface_hub.hf_hub_download(repository, file, revision=revision, token=token)
+    return Path(path)
 
 
 def resolve_data(name: str) -> list[Path]:
@@ -221,31 +215,12 @@ def resolve_data(name: str) -> list[Path]:
     inside = name[len(repository) + 1 :].strip("/")
     patterns = [inside, f"{inside}/*"] if inside else ["*"]
     with _one_line(f"data set {name}", repository, None, page=f"datasets/{repository}"):
-        found = huggingface_hub.snapshot_download(
-            repository, repo_type="dataset", allow_patterns=patterns, tqdm_class=_progress()
+        folder = huggingface_hub.snapshot_download(
+            repository, repo_type="dataset", allow_patterns=patterns
         )
-    paths = [path for path in sorted(Path(found).rglob("*")) if path.is_file()]
-    names = [path.relative_to(found).as_posix() for path in paths]
+    paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+    names = [path.relative_to(folder).as_posix() for path in paths]
     return [path for path, name in zip(paths, names, strict=True) if _fits(name, patterns)]
-
-
-def _progress() -> Any:
-    """The hub's progress bars: as they are on a terminal, a line now and then in a log."""
-    if sys.stderr.isatty():
-        return None
-    from huggingface_hub.utils import tqdm
-
-    class Lines(tqdm):
-        def __init__(self, *args: Any, **options: Any):
-            seldom = dict.fromkeys(("mininterval", "maxinterval", "delay"), INTERVAL)
-            lines = {"bar_format": _LINE, "leave": False, "disable": False}
-            super().__init__(*args, **options | seldom | lines)
-
-        def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            if msg is None:  # otherwise it is removed
-                say(str(self))
-
-    return Lines
 
 
 def _fits(name: str, patterns: list[str]) -> bool:
@@ -300,8 +275,8 @@ def _files(repository: str, revision: str | None, token: str | bool | None) -> l
 
     try:
         # Unlike `list_repo_files`, this does not retry for half a minute.
-        found = huggingface_hub.HfApi().model_info(repository, revision=revision, token=token)
-        return [file.rfilename for file in found.siblings or ()]
+        info = huggingface_hub.HfApi().model_info(repository, revision=revision, token=token)
+        return [file.rfilename for file in info.siblings or ()]
     except HfHubHTTPError:
         raise
     except Exception as error:  # each HTTP library has its own exception for a missing network

@@ -17,7 +17,6 @@ import ml_dtypes
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.platform.int8 import Kernel, round_one
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
@@ -28,8 +27,7 @@ from dart_jax.weights.layouts import (
     Piece,
     layout,
     leaves,
-    own_params,
-    pair_layout,
+    part,
 )
 from dart_jax.weights.safetensors_file import Region, Tensor
 from dart_jax.weights.tensor_files import TensorFiles
@@ -47,8 +45,9 @@ def load_params(
     narrow: bool = False,
     rounded: bool = False,
     place: Placement = DEFAULT,
+    pairs: bool = False,
 ) -> Params:
-    """Loads the files' tensors onto the device; leaves out pair scores.
+    """Loads the files' tensors onto the device.
 
     Args:
       files: the tensors; each must belong to the model.
@@ -57,34 +56,14 @@ def load_params(
       narrow: whether kernels of linear layers that are stored in bfloat16 stay so.
       rounded: whether matrices are rounded to 8 bits, each as soon as it is there.
       place: puts each parameter onto the devices, by parts; in every process alike.
+      pairs: whether the files hold the pair scores of a drafter, and nothing else.
 
     Raises:
       UserError: tensors are missing, unexpected or misshapen, or hold NaN or infinite weights; one
         message names them.
     """
-    entries = layout(config, files.tensors)
-    abstract = own_params(abstract_params(config))
-    return _load(files, entries, abstract, dtype, narrow, rounded, place)
-
-
-def load_pairs(
-    files: TensorFiles, config: DrafterConfig, dtype: np.dtype, *, narrow: bool = False
-) -> Params:
-    """Loads the pair scores of a drafter from their own file; otherwise as `load_params`."""
-    abstract = abstract_params(config)["pairs"]
-    return _load(files, pair_layout(config), abstract, dtype, narrow)
-
-
-def _load(
-    files: TensorFiles,
-    entries: dict[str, Entry],
-    abstract: Params,
-    dtype: np.dtype,
-    narrow: bool,
-    rounded: bool = False,
-    place: Placement = DEFAULT,
-) -> Params:
-    """Loads the parameters that `abstract` describes."""
+    entries = layout(config, files.tensors, pairs=pairs)
+    abstract = part(abstract_params(config), pairs=pairs)
     _check(files, entries)
     shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
     dtypes = dict.fromkeys(shapes, dtype)
@@ -102,14 +81,15 @@ def _load(
             path = piece.path
             if path not in buffers:
                 buffers[path] = [
-                    (part, _aligned(_size(part.region), dtypes[path]))
-                    for part in place.parts(path, shapes[path])
+                    (share, _aligned(_size(share.region), dtypes[path]))
+                    for share in place.parts(path, shapes[path])
                 ]
             if read is None:
                 held = sum(buffer.size for _, buffer in buffers[path])
                 read = _reader(tensor, whole=held == math.prod(shapes[path]))
-            for part, buffer in buffers[path]:
-                damaged[name] += part.counted * _fill_part(buffer, part.region, piece, region, read)
+            for share, buffer in buffers[path]:
+                count = _fill_part(buffer, share.region, piece, region, read)
+                damaged[name] += share.counted * count
             left[path] -= 1
             if not left[path]:
                 # Block: pending copies would accumulate in host memory.
@@ -118,28 +98,21 @@ def _load(
                 loaded[path] = jax.block_until_ready(round_one(path, value) if rounded else value)
                 del values, value
     counts = place.over_processes(np.array(list(damaged.values()), np.int32)).tolist()
-    found = zip(damaged, counts, strict=True)
-    if found := [f"{name} ({count:,} of them)" for name, count in found if count]:
+    numbers = zip(damaged, counts, strict=True)
+    if faults := [f"{name} ({count:,} of them)" for name, count in numbers if count]:
         raise UserError(
             f"{files.path} has weights that are NaN or infinite in {dtype.name}, in "
-            f"{_listed(found)}; pass a checkpoint without them"
+            f"{_listed(faults)}; pass a checkpoint without them"
         )
     return jax.tree.unflatten(jax.tree.structure(abstract), [loaded[path] for path in shapes])
 
 
-def stored_tensors(config: AnyConfig, params: Params) -> dict[str, Tensor]:
-    """Returns the tensors to write for these parameters, by name; leaves out pair scores."""
-    return _all_stored(params, layout(config))
-
-
-def stored_pairs(config: DrafterConfig, params: Params) -> dict[str, Tensor]:
-    """Returns the tensors to write for the pair scores of a drafter with these parameters."""
-    return _all_stored(params["pairs"], pair_layout(config))
-
-
-def _all_stored(params: Params, entries: dict[str, Entry]) -> dict[str, Tensor]:
-    by_path = dict(leaves(params))
-    return {name: _stored(by_path, entry) for name, entry in entries.items()}
+def stored_tensors(config: AnyConfig, params: Params, *, pairs: bool = False) -> dict[str, Tensor]:
+    """Returns the tensors to write for these parameters, by name; those of a drafter's pair scores
+    belong into a file of their own."""
+    by_path = dict(leaves(part(params, pairs=pairs)))
+    entries = layout(config, pairs=pairs).items()
+    return {name: _stored(by_path, entry) for name, entry in entries}
 
 
 def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) -> set[ParamPath]:
@@ -261,13 +234,13 @@ def _not_finite(filled: np.ndarray) -> int:
 def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
     """The tensor to write for an entry."""
 
-    def part(piece: Piece) -> np.ndarray:
+    def array(piece: Piece) -> np.ndarray:
         parameter = params[piece.path]
         # Only one expert at a time goes to the host.
         value = np.asarray(parameter if piece.expert is None else parameter[piece.expert])
         return value.swapaxes(-1, -2) if piece.transposed else value
 
     def read() -> np.ndarray:
-        return entry.join([part(piece) for piece in entry.pieces])
+        return entry.join([array(piece) for piece in entry.pieces])
 
     return Tensor(entry.shape, params[entry.pieces[0].path].dtype, read)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -29,14 +28,8 @@ DTYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 
-# The library writes them from NumPy arrays, and cannot read them into any.
-_UNKNOWN_TO_NUMPY = ("F8_E4M3",)
-
 # A part of an array: for each axis, from where to where; slices without steps.
 Region = tuple[slice, ...]
-
-# Bytes read at once where a part is not adjacent in the file.
-_BLOCK = 1 << 23
 
 
 class Tensor(NamedTuple):
@@ -55,7 +48,7 @@ class Tensor(NamedTuple):
     read: Callable[[], np.ndarray]
     read_part: Callable[[Region], np.ndarray] | None = None
 
-    def turned(self) -> Tensor:
+    def transposed(self) -> Tensor:
         """The tensor with its last two axes swapped."""
         part = self.read_part
 
@@ -94,11 +87,11 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
         shape = tuple(header.get_shape())
 
         def read() -> np.ndarray:
+            if dtype == "F8_E4M3":  # which the library cannot read into NumPy's arrays
+                return read_part((slice(None),) * len(shape))
             try:
-                if dtype in _UNKNOWN_TO_NUMPY:
-                    return _read(path, starts()[name], DTYPES[dtype], shape)
                 return file.get_tensor(name)
-            except (OSError, ValueError, SafetensorError) as error:
+            except (OSError, SafetensorError) as error:
                 raise damaged(path, error) from None
 
         def read_part(region: Region) -> np.ndarray:
@@ -124,60 +117,14 @@ def _starts(path: Path) -> dict[str, int]:
     }
 
 
-def _read(path: Path, start: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads a tensor of a dtype of one byte; raises ValueError if the file is too short."""
-    return np.fromfile(path, np.uint8, math.prod(shape), offset=start).view(dtype).reshape(shape)
-
-
 def _read_part(
     path: Path, start: int, dtype: np.dtype, shape: tuple[int, ...], region: Region
 ) -> np.ndarray:
-    """Reads a region of a tensor that begins at `start`; raises ValueError if the file ends early.
-
-    What is adjacent in the file is read at once. Short pieces of rows are taken from blocks of
-    whole rows: the disk reads no less.
-    """
-    bounds = [part.indices(size)[:2] for part, size in zip(region, shape, strict=True)]
-    part = np.empty([end - begin for begin, end in bounds], dtype)
-    # The last axis that is not whole.
-    cut = [pair != (0, size) for pair, size in zip(bounds, shape, strict=True)]
-    axis = max((n for n, is_cut in enumerate(cut) if is_cut), default=0)
-    rest = math.prod(shape[axis + 1 :])
-    begin, end = bounds[axis] if shape else (0, 1)
-    if not part.size:
-        return part
-    with path.open("rb", buffering=0) as file:
-
-        def run(first: int, count: int) -> np.ndarray:
-            """So many numbers from one on."""
-            numbers = np.empty(count * dtype.itemsize, np.uint8)
-            file.seek(start + first * dtype.itemsize)
-            left = numbers.data
-            while left:
-                if not (read := file.readinto(left)):
-                    raise ValueError("it is too short")
-                left = left[read:]
-            return numbers.view(dtype)
-
-        if axis == 0:
-            return run(begin * rest, (end - begin) * rest).reshape(part.shape)
-        first, last = bounds[axis - 1]
-        width = shape[axis] * rest
-        at_once = max(1, _BLOCK // (width * dtype.itemsize))
-        for outer in np.ndindex(*part.shape[: axis - 1]):
-            row = 0
-            for i, (from_, _), size in zip(outer, bounds, shape, strict=False):
-                row = row * size + from_ + i
-            row *= shape[axis - 1]
-            for top in range(first, last, at_once):
-                rows = min(at_once, last - top)
-                to = part[outer][top - first : top - first + rows]
-                if rows == 1:  # long ones
-                    to[0] = run((row + top) * width + begin * rest, to.size).reshape(to.shape[1:])
-                else:
-                    block = run((row + top) * width, rows * width)
-                    to[...] = block.reshape(rows, *shape[axis:])[:, begin:end]
-    return part
+    """Copies a region of a tensor that begins at `start`, from a mapping that lasts no longer;
+    raises ValueError if the file is too short."""
+    if 0 in shape:
+        return np.empty(shape, dtype)[region]
+    return np.array(np.memmap(path, dtype, "r", start, shape)[region])
 
 
 def damaged(path: Path, why: object) -> UserError:

@@ -14,8 +14,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
-from dart_jax.weights.quantized.layers import Method
-from dart_jax.weights.quantized.methods import dequantized, quantization_method
+from dart_jax.weights.quantized import Quantization, dequantized, read_quantization
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
 
@@ -27,7 +26,7 @@ _OWN_PARTS = re.compile(r"(model\.(?!mtp\.)|lm_head\.)")
 _AT_ONCE = 1 << 22  # numbers compared at a time
 
 
-def target_config(directory: Path) -> tuple[TargetConfig, Method | None]:
+def target_config(directory: Path) -> tuple[TargetConfig, Quantization | None]:
     """Reads a target's config, and how its files are quantised.
 
     Raises:
@@ -36,7 +35,7 @@ def target_config(directory: Path) -> tuple[TargetConfig, Method | None]:
     json = read_json(directory / "config.json")
     if is_drafter(json):
         raise UserError(f"{directory} is a drafter; pass it as the drafter of its target")
-    return TargetConfig.from_json(json), quantization_method(json)
+    return TargetConfig.from_json(json), read_quantization(json)
 
 
 def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
@@ -79,9 +78,9 @@ def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
     if tensors.keys() != files.tensors.keys() and config.moe is not None:
         for name, entry in layout(config, tensors).items():
             tensor = tensors.get(name)
-            turned = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
-            if tensor is not None and tensor.shape == turned != entry.shape:
-                tensors[name] = tensor.turned()
+            transposed = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
+            if tensor is not None and tensor.shape == transposed != entry.shape:
+                tensors[name] = tensor.transposed()
     return files._replace(tensors=tensors, lost=lost)
 
 
@@ -109,7 +108,7 @@ def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two matrices hold the same numbers; reads both."""
+    """Returns whether two matrices hold the same numbers; reads both."""
     if a is b or a.shape != b.shape:
         return a is b
     if a.read_part is None or b.read_part is None:
@@ -132,9 +131,9 @@ def _same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
 def _drop_unused(files: TensorFiles, config: TargetConfig) -> None:
     """Removes tensors that the model's own programs do not use either; those that they would use
     but the config does not name stay, to be refused."""
-    tensors, known = files.tensors, layout(config, files.tensors)
+    tensors, entries = files.tensors, layout(config, files.tensors)
     unused = []
-    for name in [name for name in tensors if name not in known]:
+    for name in [name for name in tensors if name not in entries]:
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         beyond = layer is not None and int(layer[1]) >= config.num_hidden_layers
         if beyond or not _OWN_PARTS.match(name):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import filelock
 import jax
 
 from dart_jax.errors import UserError
-from dart_jax.files import user_cache
+from dart_jax.files import make_once, user_cache
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel, is_ngram_file
 from dart_jax.ngram.reference import convert_reference
@@ -73,33 +72,20 @@ def converted_trie(path: Path, tokenizer: Vocabulary) -> Path:
     stat = path.stat()
     identity = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode() + fingerprint
     name = hashlib.sha256(identity).hexdigest()[:24]
-    directory = user_cache() / "ngram"
-    out, work = directory / f"{name}.dng", directory / f"{name}.work"
-    if out.is_file():
-        return out
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(directory / f"{name}.lock"):
-            if out.is_file():
-                return out
-            shutil.rmtree(work, ignore_errors=True)  # left by a process that was killed
-            print(f"converting {path.name} once, into {out}", file=sys.stderr)
-            try:
-                convert_reference(
-                    path,
-                    work / "whole",
-                    vocab_size=vocabulary_size(tokenizer),
-                    fingerprint=fingerprint,
-                )
-                os.replace(work / "whole", out)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-    except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"cannot convert {path} in {directory}: {error}; free some space, or convert it to "
-            "another disk with `python -m dart_jax.ngram convert`"
-        ) from error
-    return out
+    out = user_cache() / "ngram" / f"{name}.dng"
+
+    def write(part: Path) -> None:
+        print(f"converting {path.name} once, into {out}", file=sys.stderr)
+        size = vocabulary_size(tokenizer)
+        try:
+            convert_reference(path, part, vocab_size=size, fingerprint=fingerprint)
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"cannot convert {path} in {out.parent}: {error}; free some space, or convert it "
+                "to another disk with `python -m dart_jax.ngram convert`"
+            ) from error
+
+    return make_once(out, write)
 
 
 def load_ngram(

@@ -125,14 +125,8 @@ CHAT = {"messages": [USER, ANSWER]}
             {"prompt": "a", "completion": "b", "tools": TOOLS},
             "`tools` beside `prompt` needs a chat",
         ),
-        (
-            {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "rename `chosen` to `completion`, and",
-        ),
-        ({"prompt": [USER], "chosen": [ANSWER]}, "rename `chosen` to `completion`, and leave"),
-        ({"prompt": "a", "chosen": [USER, ANSWER]}, "rename `chosen` to `messages`, and leave"),
-        ({"question": "a", "chosen": "b"}, "rename `chosen` to `answer`, and leave"),
-        ({"chosen": "H: a A: b", "rejected": "H: a A: c"}, "rename `chosen` to `text`, and leave"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "rename `chosen`, to `messages` where"),
+        ({"chosen": "H: a A: b", "rejected": "H: a A: c"}, "a preference; rename `chosen`, to"),
         (
             {"conversations": SHAREGPT, "chosen": SHAREGPT[1], "rejected": SHAREGPT[1]},
             "`chosen` beside `conversations` is a preference; put the answer",
@@ -169,16 +163,14 @@ def write(path, *records):
 
 
 def test_what_is_not_used_is_named_once(tmp_path):
-    known = {"id": 1, "source": "x", "score": 0.5, "model": "m", "prompt": "a", "chosen": None}
-    path = write(tmp_path / "a.jsonl", CHAT | known, CHAT | {"text": "<u>a</u><a>b</a>"})
-    assert len(list(read_contents(path))) == 2
-    others = {"label": 0, "rubric": {"a": 1}, "text": "else", "empty": [], "none": None}
-    path = write(tmp_path / "b.jsonl", CHAT, CHAT | others, CHAT | others)
+    described = {"id": 1, "source": "x", "score": 0.5, "prompt": "a", "chosen": None}
+    others = {"label": 0, "rubric": {"a": 1}, "novel": "else", "empty": [], "none": None}
+    path = write(tmp_path / "a.jsonl", CHAT | described, CHAT | others, CHAT | others)
     warned = set()
     with pytest.warns(InputWarning) as caught:
         contents = [*read_contents(path, warned=warned), *read_contents(path, warned=warned)]
     assert len(contents) == 6
-    assert [str(one.message) for one in caught] == [f"{path}:2: not used: label, rubric, text"]
+    assert [str(one.message) for one in caught] == [f"{path}:2: not used: rubric, novel"]
 
 
 def test_parquet_and_lines_hold_the_same(tmp_path):

@@ -1,11 +1,15 @@
-"""The demo's text: what is held out, and the prompts cut from it."""
+"""The demo's text: what is held out, the prompts cut from it, and sources of packages."""
 
+import importlib.util
 import textwrap
+from pathlib import Path
 
 import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from dart_jax.data import packages
+from dart_jax.data.packages import PACKAGES, package_files
 from dart_jax.data.stdlib import (
     HELD_OUT,
     function_prompts,
@@ -14,6 +18,7 @@ from dart_jax.data.stdlib import (
     stdlib,
     training_files,
 )
+from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
@@ -45,27 +50,18 @@ def files():
     return training_files()
 
 
-def test_nothing_held_out_is_trained_on(files):
+def test_what_is_trained_on(files):
+    """Nothing that is held out, nor a copy of it; no tests, tables and installed packages."""
+    assert files == sorted(files)
     assert len(files) == len(set(files)) > 300
-    assert not HELD_OUT_FILES.intersection(files)
-    names = {path.relative_to(stdlib()).parts[0].removesuffix(".py") for path in files}
-    assert not names.intersection(*[set(modules) for modules in HELD_OUT.values()])
-
-
-def test_no_copy_of_a_held_out_file_is_trained_on(files):
     assert not {read(path) for path in HELD_OUT_FILES}.intersection(map(read, files))
-
-
-def test_tests_tables_and_installed_packages_are_left_out(files):
     below = [path.relative_to(stdlib()) for path in files]
+    names = {path.parts[0].removesuffix(".py") for path in below}
+    assert not names.intersection(*[set(modules) for modules in HELD_OUT.values()])
     folders = {part for path in below for part in path.parts[:-1]}
     assert not folders & {"test", "tests", "site-packages", "encodings", "pydoc_data", "idlelib"}
     assert not [path for path in below if path.name.startswith(("test_", "_sysconfigdata"))]
     assert {"argparse.py", "_pydecimal.py"} <= {str(path) for path in below}
-
-
-def test_training_files_are_sorted(files):
-    assert files == sorted(files)
 
 
 SOURCE = '''\
@@ -130,10 +126,6 @@ def test_only_line_ends_separate_lines(separator):
     assert function_prompts(source) == ['def f():\n    """Doc."""']
 
 
-def test_prompts_of_a_module_without_functions():
-    assert function_prompts("x = 1\n") == []
-
-
 def test_groups_give_their_modules_in_turn(byte_tokenizer):
     by_group = {group: [] for group in HELD_OUT}
     for prompt in demo_prompts(byte_tokenizer, 3, 10**9):
@@ -174,3 +166,30 @@ def test_warm_up_prompts_are_not_of_the_benchmark(byte_tokenizer):
     assert {p.group for p in warm_up} == {"warm-up"}
     reported = "\n".join(read(path) for path in HELD_OUT_FILES)
     assert not [p.text for p in warm_up if p.text in reported]
+
+
+def roots():
+    """Name -> directory of each package."""
+    specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
+    return {name: Path(spec.submodule_search_locations[0]) for name, spec in specs.items()}
+
+
+def test_files_are_sources_of_every_package_in_order():
+    files, places = package_files(), roots()
+    assert files == package_files()
+    assert len(files) == len(set(files))
+    owners = []
+    for path in files:
+        [(name, root)] = [each for each in places.items() if path.is_relative_to(each[1])]
+        owners.append(name)
+        assert path.suffix == ".py"
+        assert not {"test", "tests", "testing"}.intersection(path.relative_to(root).parts)
+        assert not path.name.startswith("test_")
+        assert not path.is_relative_to(places["transformers"] / "models")
+    assert list(dict.fromkeys(owners)) == list(PACKAGES)
+
+
+def test_a_package_that_is_missing(monkeypatch):
+    monkeypatch.setattr(packages, "PACKAGES", ("no_such_package",))
+    with pytest.raises(UserError, match="needs the package no_such_package"):
+        package_files()

@@ -66,14 +66,14 @@ EIGHT = ([0, 1, 2, 3], [4, 5, 6, 7])
 def models(tmp_path_factory):
     """Models, and what one device decodes with them."""
     directory = tmp_path_factory.mktemp("models")
-    subprocess.run([*PROGRAM, str(directory), "few"], check=True)
+    subprocess.run([*PROGRAM, str(directory)], check=True)
     return directory
 
 
 @pytest.mark.long
 def test_two_processes_decode_as_one_device(models):
     """They are connected by loopback; each has four devices, and reads the weights of these."""
-    program = [*PROGRAM, str(models), "few", free_address()]
+    program = [*PROGRAM, str(models), free_address()]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags}
     both = [subprocess.Popen([*program, number], env=environment) for number in "01"]

@@ -1,4 +1,4 @@
-"""The attention kernels in their interpreters against plain JAX."""
+"""The attention kernels, in their interpreters or in the C++ core, against plain JAX."""
 
 import dataclasses
 
@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from conftest import MAX_LENGTH, SEED
 from decoding import Options, Prompts, generate, generate_stepwise
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dart_jax import _core
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
+from dart_jax.models.attention import native
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.compaction import append as append_by
 from dart_jax.models.attention.dense import attend_dense
@@ -19,6 +23,7 @@ from dart_jax.models.attention.flash import _Grid
 from dart_jax.models.attention.heads import HeadNorm, rotated_heads
 from dart_jax.models.attention.segments import Scoring, Segment, split_heads
 from dart_jax.models.cache import append
+from dart_jax.models.cpu.foreign import available
 from dart_jax.models.layers import RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.fusion import fuse
@@ -26,56 +31,119 @@ from dart_jax.models.rope import Rope, rotate
 from tests.support.attention_inputs import AttentionShape, attention_arrays
 from tests.support.tiny_configs import copied
 
-GPU = Execution("interpret", least_rows=8, fused=True, experts="interpret")
-
+WAYS = {
+    "gpu": Execution("interpret", least_rows=8, fused=True, experts="interpret"),
+    "cpu": Execution.of_cpu(),
+}
 SHAPES = [
-    AttentionShape(1, 8, 2, 5, 640, 64),  # several splits
-    # Seven heads to a key head, splits in a window.
-    AttentionShape(1, 14, 2, 1, 1300, 32, window=700),
+    AttentionShape(1, 8, 2, 5, 640),  # several splits; two blocks of keys, the second not full
+    AttentionShape(1, 14, 2, 1, 1300, window=700),
     AttentionShape(2, 4, 1, 9, 300, 128, cap=20.0),
-    AttentionShape(2, 4, 4, 3, 200, 16, window=50),
-    AttentionShape(3, 8, 2, 61, 70, 64, dtype="bfloat16"),  # several blocks of queries
-    AttentionShape(1, 4, 2, 130, 64, 16),  # new keys of several blocks
-    AttentionShape(1, 2, 1, 20, 100, 256),  # smaller blocks
+    AttentionShape(2, 4, 4, 3, 200, 64, window=50),
+    AttentionShape(3, 8, 2, 61, 70, dtype="bfloat16"),
+    AttentionShape(1, 4, 2, 130, 64),  # two blocks of queries
+    AttentionShape(1, 2, 1, 20, 100, 256),
 ]
+NATIVE = pytest.param(
+    "native",
+    marks=pytest.mark.skipif(
+        not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
+    ),
+)
+KERNELS = pytest.mark.parametrize("kernel", ["interpret", "interpret-mosaic", NATIVE])
 
 
-@pytest.mark.long(keep=2)
+def compare(shape, seed, kernel, length=None):
+    """Rows beyond a sequence are NaN for the kernel: it never reads them."""
+    new, filled, undefined = attention_arrays(shape, seed, length)
+    scoring = Scoring(None, shape.cap)
+    expected = attend([new], filled, scoring)
+    got = attend([new], undefined, scoring, kernel)
+    assert got.dtype == expected.dtype
+    tolerance = 2e-6 if shape.dtype == "float32" else 0.02
+    got, expected = (np.asarray(x, np.float32) for x in (got, expected))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.long(keep=4)
+@KERNELS
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_kernel_computes_what_plain_jax_does(shape):
-    scoring = Scoring(cap=shape.cap)
-    for seed in range(2):
-        new, prefix, _ = attention_arrays(shape, seed)
-        expected = attend([new], prefix, scoring)
-        got = attend([new], prefix, scoring, "interpret")
-        assert got.dtype == expected.dtype
-        tolerance = 2e-6 if shape.dtype == "float32" else 2e-2
-        got, expected = (np.asarray(x, np.float32) for x in (got, expected))
-        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+def test_a_kernel_against_plain_jax(shape, kernel):
+    if kernel == "native":
+        shape = dataclasses.replace(shape, dtype="float32", rows=min(shape.rows, 128))
+    compare(shape, 0, kernel)
 
 
+@pytest.mark.long(keep=4)
+@KERNELS
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 511, 512, 513, 640])
+def test_lengths_at_the_edges_of_blocks(length, kernel):
+    compare(AttentionShape(2, 4, 2, 5, 640), 1, kernel, length)
+
+
+@pytest.mark.long(ci=1)
+@KERNELS
+@settings(max_examples=6, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 90), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_any_sizes(kernel, rows, capacity, window, seed):
+    compare(AttentionShape(1, 2, 1, rows, capacity, window=window), seed, kernel)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel"),
+    [
+        *((AttentionShape(1, 2, 1, 3, 20, size), "interpret") for size in (8, 80, 512)),
+        (AttentionShape(1, 2, 1, 3, 20, 40), "interpret-mosaic"),
+        pytest.param(AttentionShape(1, 2, 1, 3, 20, 40), *NATIVE.values, marks=NATIVE.marks),
+        pytest.param(AttentionShape(1, 2, 1, 200, 300), *NATIVE.values, marks=NATIVE.marks),
+        pytest.param(
+            AttentionShape(1, 2, 1, 2, 9, dtype="bfloat16"), *NATIVE.values, marks=NATIVE.marks
+        ),
+    ],
+    ids=str,
+)
+def test_what_kernels_leave_to_plain_jax(shape, kernel):
+    new, filled, _ = attention_arrays(shape, 0)
+    assert kernel != "native" or not native.fits(new.q, filled)
+    np.testing.assert_array_equal(attend([new], filled, kernel=kernel), attend([new], filled))
+
+
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize("offset", [None, 1.0, "no norm"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_heads_by_the_kernel_are_those_of_the_layers(offset, dtype):
-    """19 rows of 3 query heads for 1 key head; the norms before RoPE as the layers compute them."""
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(5, 1, 64), (2, 2, 128)])
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [
+        ("interpret", "float32"),
+        ("interpret", "bfloat16"),
+        pytest.param("native", "float32", marks=NATIVE.marks),
+    ],
+)
+def test_heads_by_a_kernel_are_those_of_the_layers(
+    kernel, dtype, heads, kv_heads, head_dim, offset
+):
+    """The norms before RoPE as the layers compute them."""
     rng = np.random.default_rng(3)
-    b, t, heads, kv_heads, h = 2, 19, 3, 1, 32
-    qkv = jnp.asarray(rng.normal(size=(b, t, (heads + 2 * kv_heads) * h)), dtype)
-    positions = jnp.asarray(rng.integers(0, 500, (b, t)), jnp.int32)
+    width = (heads + 2 * kv_heads) * head_dim
+    qkv = jnp.asarray(rng.normal(size=(2, 19, width)), dtype)
+    positions = jnp.asarray(rng.integers(0, 4000, (2, 19)), jnp.int32)
     rope = Rope(1e4)
-    q, k, v = jnp.split(qkv, [heads * h, (heads + kv_heads) * h], axis=-1)
+    q, k, v = jnp.split(qkv, [heads * head_dim, (heads + kv_heads) * head_dim], axis=-1)
     q, k, v = split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
     norm = None
     if offset != "no norm":
-        scales = jnp.asarray(rng.normal(1, 0.3, (2, h)), dtype)
-        norms = [RMSNorm(h, 1e-6, dtype=dtype, offset=offset) for _ in scales]
+        scales = jnp.asarray(rng.normal(1, 0.3, (2, head_dim)), dtype)
+        norms = [RMSNorm(head_dim, 1e-6, dtype=dtype, offset=offset) for _ in scales]
         for each, scale in zip(norms, scales, strict=True):
             each.scale[...] = scale
         q, k = norms[0](q), norms[1](k)
         norm = HeadNorm(*scales, 1e-6, offset)
     expected = rotate(q, positions, rope), rotate(k, positions, rope), v
-    rotation = rope.rotation(positions, h)
-    got = rotated_heads(qkv, *rotation, heads, kv_heads, norm, interpret=True)
+    rotation = rope.rotation(positions, head_dim)
+    if kernel == "native":
+        got = native.rotated_heads_native(qkv, *rotation, heads, kv_heads, norm)
+    else:
+        got = rotated_heads(qkv, *rotation, heads, kv_heads, norm, interpret=True)
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.dtype == theirs.dtype
         ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
@@ -103,17 +171,6 @@ def test_blocks_fit_into_shared_memory(head_dim, itemsize):
     assert (grid.rows + 4 * grid.keys) * size <= 99 * 1024
 
 
-def test_rows_beyond_a_sequence_are_never_read():
-    """Whatever they hold: the kernel's result does not even become NaN."""
-    new, prefix, _ = attention_arrays(SHAPES[2], 0)
-    beyond = ~prefix._replace(first=None).mask[:, :, :, None]
-    spoiled = prefix._replace(
-        k=jnp.where(beyond, jnp.nan, prefix.k), v=jnp.where(beyond, jnp.nan, prefix.v)
-    )
-    clean = attend([new], prefix, kernel="interpret")
-    np.testing.assert_array_equal(attend([new], spoiled, kernel="interpret"), clean)
-
-
 def test_several_segments_are_joined():
     """EAGLE-3's rows see the newest real rows, the drafted rows and the cache."""
     new, prefix, _ = attention_arrays(SHAPES[0], 0)
@@ -122,13 +179,6 @@ def test_several_segments_are_joined():
     expected = attend([one_row, new], prefix)
     got = attend([one_row, new], prefix, kernel="interpret")
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("head_dim", [8, 80, 512])
-def test_other_head_sizes_are_left_to_plain_jax(head_dim):
-    new, prefix, _ = attention_arrays(dataclasses.replace(SHAPES[0], head_dim=head_dim), 0)
-    got = attend([new], prefix, kernel="interpret")
-    np.testing.assert_array_equal(got, attend([new], prefix))
 
 
 def test_a_prefix_is_a_masked_segment():
@@ -158,21 +208,21 @@ def test_accepted_rows_are_kept(layers, rows, kept, dtype):
     index = jnp.asarray(rng.integers(0, rows, (2, kept)), jnp.int32)
     length = jnp.asarray([3, 20 - kept], jnp.int32)
     expected = append(cache, new, index, length)
-    got = append_by(cache, new, index, length, "interpret")
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
-    other = append_by(cache, new, index, length, "dense")
-    jax.tree.map(np.testing.assert_array_equal, other, expected)
+    for kernel in ("interpret", "dense"):
+        got = append_by(cache, new, index, length, kernel)
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
-@pytest.mark.long(ci=1)
+@pytest.mark.long(ci=2)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
 @pytest.mark.parametrize(
     ("sampling", "generate"),
     [(Sampling(), generate_stepwise), (Sampling(0.8, top_p=0.9), generate)],
     ids=["T0", "T0.8, fused"],
 )
-def test_a_gpus_way_emits_the_same_tokens(models, method, sampling, generate):
-    """The kernel, joined projections and at least 8 rows, from the prefill to the end."""
+def test_another_platforms_way_emits_the_same_tokens(models, way, method, sampling, generate):
+    """Its kernels, joined projections and numbers of rows, from the prefill to the end."""
     rows = [tokens[:n] for tokens, n in zip(models.of_prompts("prompt"), (8, 1), strict=False)]
     prompts = Prompts.pad(rows, 12, MAX_LENGTH)
     params = models.eagle_params if method == "eagle3" else models.params
@@ -183,12 +233,13 @@ def test_a_gpus_way_emits_the_same_tokens(models, method, sampling, generate):
     pruner = HostSearch(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
     options = Options(sampling, seed=SEED)
     expected = generate_stepwise(config, params, pruner, prompts, options)
-    fused = {
-        name: fuse(copied(value)) if isinstance(value, dict) else value
+    prepare = fuse if way == "gpu" else WAYS[way].prepare
+    prepared = {
+        name: prepare(copied(value)) if isinstance(value, dict) else value
         for name, value in params.items()
     }
-    on_gpu = dataclasses.replace(config, execution=GPU)
-    got = generate(on_gpu, fused, pruner, prompts, options)
+    other = dataclasses.replace(config, execution=WAYS[way])
+    got = generate(other, prepared, pruner, prompts, options)
     for ours, theirs in zip(got.tokens, expected.tokens, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(got.steps, expected.steps)

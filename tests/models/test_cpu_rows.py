@@ -73,11 +73,3 @@ def test_a_cache_of_another_shape_is_refused():
     old, new = (((jnp.zeros((1, 2, 5, h)),) * 2,) for h in (8, 4))
     with pytest.raises(jax.errors.JaxRuntimeError, match="different shapes"):
         append_rows(old, new, jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
-
-
-def test_a_table_of_other_sequences_is_refused():
-    layers = ((jnp.zeros((3, 2, 5, 8)),) * 2,)
-    paged = cache.PagedCache(layers, jnp.zeros((2, 1), jnp.int32))
-    rows = ((jnp.zeros((1, 2, 5, 8)),) * 2,)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="different numbers"):
-        append_rows(paged, rows, jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))

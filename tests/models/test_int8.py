@@ -16,7 +16,6 @@ from dart_jax.models.experts.kernel import routed
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.experts.plain import grouped, loop_over_experts
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.fusion import fuse
 from dart_jax.models.platform.int8 import (
     Int8,
     round_params,
@@ -80,20 +79,6 @@ def test_a_product_against_numpy(dtype):
     jax.tree.map(np.testing.assert_array_equal, again, kernel)
 
 
-def test_weights_are_near_what_they_were():
-    w = with_zeros((3, 50, 8))
-    kernel = rounded(jnp.asarray(w))
-    assert (kernel.shape, kernel.ndim, kernel.size) == (w.shape, 3, w.size)
-    assert (np.abs(weights_of(kernel) - w) <= 0.5001 * kernel.scale[:, None]).all()
-
-
-def test_a_weight_that_is_no_number_is_seen():
-    w = with_zeros((5, 4))
-    w[2, 1] = np.inf
-    y = sums(jnp.ones((1, 5)), rounded(jnp.asarray(w)))
-    assert np.isfinite(y[0]).tolist() == [True, False, True, True]
-
-
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("config", [TARGET, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("fused", [False, True])
@@ -125,12 +110,6 @@ def test_what_stays():
         assert layer["mlp"][name]["kernel"] is before["mlp"][name]["kernel"]
     again = round_params(copied(found))
     jax.tree.map(np.testing.assert_array_equal, again, found)
-
-
-def test_joined_before_or_after():
-    params = random_params(TARGET, 0)
-    one, other = round_params(fuse(copied(params))), fuse(round_params(copied(params)))
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.long(keep=1)

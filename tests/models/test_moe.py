@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.experts.kernel import block_size, divide, routed
+from dart_jax.models.experts.kernel import divide, routed
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.experts.plain import grouped, loop_over_experts
 
@@ -78,27 +78,6 @@ def test_blocks_have_every_copy_once_and_one_expert_each(data):
     assert blocks.places.max() < blocks.used[0] * size
 
 
-def test_blocks_grow_with_the_rows_of_an_expert():
-    assert [block_size(copies, 8) for copies in (1, 128, 129, 512, 10**6)] == [16, 16, 32, 64, 64]
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(("rows", "width", "hidden"), [(3, 64, 128), (70, 100, 72)])
-def test_the_kernels_against_plain_jax(dtype, rows, width, hidden):
-    moe = MoEConfig(8, 3, hidden, norm_topk_prob=True, shared_intermediate_size=16)
-    module = MoE(width, moe, dtype=dtype, rngs=nnx.Rngs(2))
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, rows, width)), dtype)
-    expected = module(x)
-    module.kernel = "interpret"
-    tolerance = 1e-6 if dtype == jnp.float32 else 2e-2 * float(jnp.abs(expected).max())
-    actual = module(x)
-    assert actual.dtype == dtype
-    np.testing.assert_allclose(
-        np.asarray(actual, np.float32), np.asarray(expected, np.float32), rtol=1e-5, atol=tolerance
-    )
-
-
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_routing(normed, dtype):
@@ -112,12 +91,3 @@ def test_routing(normed, dtype):
     if normed:
         chosen = chosen / chosen.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(weights, chosen.astype(dtype), rtol=1e-6)
-
-
-def test_rows_keep_their_shape_and_do_not_depend_on_one_another():
-    module = MoE(D, MoEConfig(4, 2, F, norm_topk_prob=True), dtype=jnp.float32, rngs=nnx.Rngs(1))
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, D)), jnp.float32)
-    out = module(x)
-    assert out.shape == x.shape
-    for b, t in np.ndindex(2, 3):
-        np.testing.assert_allclose(module(x[b, t][None])[0], out[b, t], rtol=1e-5, atol=1e-7)

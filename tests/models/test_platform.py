@@ -6,41 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import MAX_LENGTH, SEED
-from decoding import Options, Prompts, generate_stepwise
 from tiny_configs import TARGET, copied, random_params
 
-from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.host import HostSearch
-from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.fusion import fuse, is_fused, pack
-from dart_jax.models.pure import abstract_params, bind
-
-
-def test_joined_projections_compute_the_same():
-    params = random_params(TARGET, 0)
-    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
-    at = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32)[None], (2, 6))
-    mask = jnp.tril(jnp.ones((1, 6, 6), bool))
-
-    @jax.jit
-    def run(params):
-        return bind(TARGET, params)(tokens, at, mask).hidden
-
-    expected = run(params)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert not is_fused(params)
-    fused = fuse(params)
-    assert is_fused(fused)
-    assert "q_proj" not in params["layers"][0]["self_attn"]  # memory was given back
-    assert jax.tree.map(jnp.shape, fused) == jax.tree.map(
-        lambda x: x.shape, abstract_params(TARGET, fused=True)
-    )
-    assert sum(leaf.size for leaf in jax.tree.leaves(fused)) == size
-    np.testing.assert_allclose(run(fused), expected, rtol=0, atol=1e-5)
+from dart_jax.models.platform.fusion import fuse, pack
+from dart_jax.models.pure import bind
 
 
 def test_packed_weights_compute_the_same():
@@ -68,31 +40,6 @@ def test_packed_weights_compute_the_same():
     consumed = copied(params)
     pack(consumed, "stored")
     assert not consumed  # memory is given back layer by layer
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["T0", "T0.8"])
-def test_a_cpus_way_emits_the_same_tokens(models, method, sampling):
-    rows = [tokens[:n] for tokens, n in zip(models.of_prompts("prompt"), (8, 1), strict=False)]
-    prompts = Prompts.pad(rows, 12, MAX_LENGTH)
-    params = models.eagle_params if method == "eagle3" else models.params
-    drafter = {"dart": models.drafter, "plain": None, "eagle3": models.eagle}[method]
-    config = DecodeConfig(
-        models.target, drafter, 0 if drafter is None else 8, execution=Execution()
-    )
-    pruner = HostSearch(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
-    options = Options(sampling, seed=SEED)
-    expected = generate_stepwise(config, params, pruner, prompts, options)
-    own = dataclasses.replace(config, execution=Execution.of_cpu())
-    prepared = {
-        name: own.execution.prepare(copied(value)) if isinstance(value, dict) else value
-        for name, value in params.items()
-    }
-    got = generate_stepwise(own, prepared, pruner, prompts, options)
-    for ours, theirs in zip(got.tokens, expected.tokens, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(got.steps, expected.steps)
 
 
 def test_what_a_platform_chooses():

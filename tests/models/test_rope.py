@@ -2,14 +2,13 @@
 
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax.errors import UserError
-from dart_jax.models.rope import Rope, rotate
+from dart_jax.models.rope import Rope
 
 
 def factors(low, high):
@@ -108,14 +107,6 @@ def test_longrope_of_part_of_a_head_is_that_of_transformers(heads, seed, options
     assert Rope.from_json(json.loads(json.dumps(written)), partial=True) == rope
 
 
-def test_dimensions_outside_of_the_share_are_not_rotated():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 5, 12)), jnp.float32)
-    at = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (2, 5))
-    part = rotate(x, at, Rope(1e4, share=2 / 3))
-    np.testing.assert_array_equal(part[..., 8:], x[..., 8:])
-    np.testing.assert_array_equal(part[..., :8], rotate(x[..., :8], at, Rope(1e4)))
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -177,18 +168,3 @@ def test_the_top_level_original_length_takes_precedence():
     assert Rope.from_json(given | {"original_max_position_embeddings": 16}).longest(16) == 32
     del scaling["original_max_position_embeddings"]
     assert Rope.from_json(given).longest(64) == 256
-
-
-@pytest.mark.parametrize("rope", [Rope(1e4), Rope(1e4, "linear", (("factor", 2.0),))])
-def test_a_rotation_keeps_lengths_and_depends_only_on_distances(rope):
-    q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 5, 16)).astype(np.float32)
-    at = jnp.arange(5, dtype=jnp.int32)[None]
-    scores = [
-        np.asarray(rotate(jnp.asarray(q), at + shift, rope))[0, 0]
-        @ np.asarray(rotate(jnp.asarray(k), at + shift, rope))[0, 0].T
-        for shift in (0, 7)
-    ]
-    np.testing.assert_allclose(*scores, rtol=0, atol=1e-4)
-    turned = np.asarray(rotate(jnp.asarray(q), at, rope))
-    np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(q, axis=-1), 1e-5)
-    np.testing.assert_array_equal(turned[:, :, 0], q[:, :, 0])

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from tiny_configs import TARGET, VOCABULARY, random_params
 
-from dart_jax.models.cache import init_cache
 from dart_jax.models.pure import bind
 from dart_jax.models.rope import Rope
 from train.data.batch import causal, positions
 
 WINDOW = 5
-# One windowed layer: a row's output depends on exactly the rows of its window.
-ONE = dataclasses.replace(TARGET, num_hidden_layers=1, sliding_window=WINDOW)
 GEMMA = dataclasses.replace(
     TARGET,
     model_type="gemma3_text",
@@ -31,28 +28,6 @@ GEMMA = dataclasses.replace(
 @functools.partial(jax.jit, static_argnums=0)
 def forward(config, params, tokens, at, mask, cache=None, length=None):
     return bind(config, params)(tokens, at, mask, cache, length)
-
-
-def test_a_row_sees_its_window_of_the_cache_and_of_the_new_rows():
-    """A tree of two branches after seven cached tokens, each of which is changed in turn."""
-    params = random_params(ONE, 0)
-    rng = np.random.default_rng(1)
-    tokens = jnp.asarray(rng.integers(0, VOCABULARY, (1, 4)), jnp.int32)
-    depth = np.array([[0, 1, 2, 1]], np.int32)  # nodes 1 and 2 are one branch, node 3 the other
-    mask = jnp.asarray([[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]], bool)
-    length = jnp.array([7], jnp.int32)
-    at = jnp.asarray(7 + depth)
-    cache = jax.tree.map(
-        lambda rows: jnp.asarray(rng.normal(size=rows.shape), jnp.float32),
-        init_cache(1, 1, 1, 16, ONE.head_dim, jnp.float32),
-    )
-    before = forward(ONE, params, tokens, at, mask, cache, length).hidden
-    for row in range(16):
-        changed = jax.tree.map(lambda rows, row=row: rows.at[:, :, row].add(1.0), cache)
-        after = forward(ONE, params, tokens, at, mask, changed, length).hidden
-        differs = np.abs(np.asarray(after - before)).max(axis=-1)[0] > 0
-        expected = (row < 7) & (row > 7 + depth[0] - WINDOW)
-        np.testing.assert_array_equal(differs, expected)
 
 
 def test_packed_documents_are_computed_as_if_alone():

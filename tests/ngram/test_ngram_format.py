@@ -259,22 +259,10 @@ def test_every_truncation_is_reported(small):
             load_bytes(small[:size], checksums=False)
 
 
-@pytest.mark.parametrize("more", [1, 8, 300])
-def test_trailing_bytes_are_reported(small, more):
-    with pytest.raises(UserError, match="bytes follow after its end"):
-        load_bytes(small + bytes(more))
-
-
 def flip(data, bit):
     damaged = bytearray(data)
     damaged[bit // 8] ^= 1 << bit % 8
     return bytes(damaged)
-
-
-def test_every_flipped_bit_is_reported(small):
-    for bit in range(8 * len(small)):
-        with pytest.raises(UserError, match=r"cannot read n-gram model .*damaged\.dng: "):
-            load_bytes(flip(small, bit))
 
 
 @settings(max_examples=300)
@@ -290,13 +278,6 @@ def test_a_damaged_header_is_reported_without_checksums(small):
             load_bytes(flip(small, bit), checksums=False)
 
 
-def test_another_version_is_reported(small):
-    data = bytearray(small)
-    data[8] = 2
-    with pytest.raises(UserError, match="it has format version 2, this program reads version 1"):
-        load_bytes(data)
-
-
 def with_checksums(data):
     """The same bytes with checksums that fit what they say."""
     data = bytearray(data)
@@ -308,14 +289,10 @@ def with_checksums(data):
     return bytes(data)
 
 
-def test_checksums_of_a_good_file_stay_as_they_are(small, large):
-    assert with_checksums(small) == small
-    assert with_checksums(large) == large
-
-
 @pytest.mark.parametrize(
     ("offset", "layout", "value", "message"),
     [
+        (8, "<I", 2, "it has format version 2, this program reads version 1"),
         (12, "<I", 280, "its header is damaged"),
         (16, "<I", 0, "its order is not 1 to 5"),
         (16, "<I", 6, "its order is not 1 to 5"),
@@ -371,15 +348,6 @@ def use(data, seed=0):
         _, parent, depth = trees.swapaxes(0, 1)
         above = np.take_along_axis(depth, parent, axis=-1)
         assert (depth[:, 1:] == above[:, 1:] + 1)[depth[:, 1:] > 0].all()
-
-
-def test_a_good_file_can_be_used(large):
-    assert use(large)
-
-
-def test_flipped_bits_with_valid_checksums_are_safe(small):
-    for bit in range(8 * len(small)):
-        use(with_checksums(flip(small, bit)), seed=bit)
 
 
 @settings(max_examples=300)

@@ -1,4 +1,4 @@
-"""Quantised checkpoints, packed as the descriptions of their formats say, and what they stand for.
+"""Quantised checkpoints, written as the descriptions of their formats say, and what they stand for.
 
 Each function returns the stored tensors of a layer by the last part of their names, and the float32
 weight [out, in] that they stand for.
@@ -12,20 +12,6 @@ import numpy as np
 from dart_jax.weights.checkpoint import save_target
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.tensor_files import write_tensors
-
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-
-
-def words(numbers, bits, axis, order=None):
-    """Unsigned integers as 32-bit words along an axis, padded with zeros."""
-    count = 32 // bits
-    rows = np.moveaxis(np.asarray(numbers, np.uint64), axis, 1)
-    rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % count)]).reshape(len(rows), -1, count)
-    packed = sum(
-        rows[:, :, number] << np.uint64(bits * place)
-        for place, number in enumerate(order or range(count))
-    )
-    return np.ascontiguousarray(np.moveaxis(packed.astype(np.uint32).view(np.int32), 1, axis))
 
 
 def spread(numbers, shape, block):
@@ -64,61 +50,6 @@ def int8(weight, block, zeros=False):
     if zeros:
         stored["weight_zero_point"] = shifts.astype(np.int8)
     return stored, (values - shift).astype(np.float32) * factors
-
-
-def integers(weight, bits, group, zeros=True, reordered=False):
-    """Unsigned integers [out, in], zeros and scales [out, groups], each input's group, and what
-    they stand for. All codes and zeros occur."""
-    rng, (out, size) = np.random.default_rng(2), weight.shape
-    index = np.arange(size) // (size if group == -1 else group)
-    if reordered:
-        rng.shuffle(index)
-    scales = rng.uniform(0.5, 1, (out, index.max() + 1)) * 4 * weight.std() / 2**bits
-    scales = scales.astype(np.float16)
-    middle = np.full(scales.shape, 2 ** (bits - 1))
-    shifts = rng.integers(0, 2**bits, scales.shape) if zeros else middle
-    values = np.rint(weight / scales[:, index]) + shifts[:, index]
-    values = np.clip(values, 0, 2**bits - 1).astype(int)
-    floats = (values - shifts[:, index]).astype(np.float32) * scales[:, index].astype(np.float32)
-    return values, shifts, scales, index.astype(np.int32), floats
-
-
-def awq(weight, group):
-    """AutoAWQ's, for its GEMM."""
-    values, shifts, scales, _, floats = integers(weight, 4, group)
-    stored = {
-        "qweight": words(values.T, 4, 1, AWQ_ORDER),
-        "qzeros": words(shifts.T, 4, 1, AWQ_ORDER),
-        "scales": scales.T,
-    }
-    return stored, floats
-
-
-def gptq(weight, bits, group, less_one=True, reordered=False, index=True):
-    """AutoGPTQ's, whose first version stores zeros less 1; its older files have biases of 0."""
-    values, shifts, scales, groups, floats = integers(weight, bits, group, reordered=reordered)
-    stored = {
-        "qweight": words(values.T, bits, 0),
-        "qzeros": words((shifts.T - less_one) % 2**bits, bits, 1),
-        "scales": scales.T,
-        "bias": np.zeros(len(weight), np.float16),
-    }
-    return stored | ({"g_idx": groups} if index else {}), floats
-
-
-def packed(weight, bits, group, zeros=False, reordered=False):
-    """compressed-tensors' pack-quantized."""
-    values, shifts, scales, groups, floats = integers(weight, bits, group, zeros, reordered)
-    stored = {
-        "weight_packed": words(values, bits, 1),
-        "weight_scale": scales,
-        "weight_shape": np.array(weight.shape),
-    }
-    if zeros:
-        stored["weight_zero_point"] = words(shifts, bits, 0)
-    if reordered:
-        stored["weight_g_idx"] = groups
-    return stored, floats
 
 
 def is_projection(name):

@@ -1,7 +1,7 @@
 """Decoding on eight devices of two processes; a program, since JAX connects them at startup.
 
-    several_processes.py DIRECTORY few|all                        writes models and expected tokens
-    several_processes.py DIRECTORY few|all COORDINATOR PROCESS    decodes as one of two processes
+    several_processes.py DIRECTORY                        writes models and expected tokens
+    several_processes.py DIRECTORY COORDINATOR PROCESS    decodes as one of two processes
 
 Every process writes a JSON report: for each way of decoding, whether the tokens are those of one
 device; and which parts of a matrix its devices hold.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -33,8 +32,6 @@ TARGET = dataclasses.replace(QWEN3, tie_word_embeddings=False)
 MESHES = ("data=2,model=4", "model=8")
 PROMPTS = [np.arange(3, 20), np.arange(7, 50)]
 Load = Callable[[], DartModel]
-# Bursts of many steps, or of one.
-LOOPS = ("fused", "host")
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0)}
 
 
@@ -54,12 +51,11 @@ def models(directory: Path, **options: Any) -> dict[str, tuple[Load, tuple[int, 
         "n-gram only": (alone, ()),
         "n-gram only, changing sizes": (alone, (0, 4, 8)),
         "dart, device": (functools.partial(dart, search="device"), ()),
-        "dart, callback": (functools.partial(dart, search="callback"), ()),
     }
 
 
-# Of each mesh, what is run unless all is: loops and ways to sample, of some methods.
-FEW: dict[str, dict[str, list[tuple[str, str]]]] = {
+# The loops and ways to sample that are run on each mesh, by method.
+CASES: dict[str, dict[str, list[tuple[str, str]]]] = {
     "data=2,model=4": {
         "dart": [("fused", "greedy"), ("host", "sampled")],
         "n-gram only, changing sizes": [("fused", "greedy")],
@@ -76,14 +72,11 @@ FEW: dict[str, dict[str, list[tuple[str, str]]]] = {
 }
 
 
-def texts(directory: Path, mesh: str | None, few: bool) -> Iterator[tuple[str, list[list[int]]]]:
+def texts(directory: Path, mesh: str | None) -> Iterator[tuple[str, list[list[int]]]]:
     """New tokens of all prompts, for each way of decoding."""
     for method, (load, sizes) in models(directory, mesh=mesh).items():
-        wanted = [case for each in FEW.values() for case in each.get(method, [])]
-        if mesh is not None:
-            wanted = FEW[mesh].get(method, [])
-        if not few:
-            wanted = list(itertools.product(LOOPS, SAMPLINGS))
+        meshes = CASES.values() if mesh is None else [CASES[mesh]]
+        wanted = [case for each in meshes for case in each.get(method, [])]
         model = load() if wanted else None
         for loop, how in wanted:
             assert model is not None
@@ -96,7 +89,7 @@ def texts(directory: Path, mesh: str | None, few: bool) -> Iterator[tuple[str, l
             yield f"{method} {loop} {how}", [row.tolist() for row in made.tokens]
 
 
-def prepare(directory: Path, few: bool) -> None:
+def prepare(directory: Path) -> None:
     """Writes the models, and what one device decodes."""
     tokenizer = tiny_model.train_tokenizer(
         map(tiny_model.read, tiny_model._FILES), TARGET.vocab_size
@@ -109,16 +102,16 @@ def prepare(directory: Path, few: bool) -> None:
         tiny_model.write_drafter(directory / method, shape.config(TARGET))
     tokens = tiny_model.tokenize(tokenizer, tiny_model._FILES)
     tiny_model.NgramModel.count(tokens).save(directory / "ngram.dng")
-    (directory / "expected.json").write_text(json.dumps(dict(texts(directory, None, few))))
+    (directory / "expected.json").write_text(json.dumps(dict(texts(directory, None))))
 
 
-def decode(directory: Path, few: bool) -> None:
+def decode(directory: Path) -> None:
     """Compares what the devices of all processes decode."""
     assert (jax.device_count(), jax.local_device_count()) == (8, 4)
     expected = json.loads((directory / "expected.json").read_text())
     report: dict[str, Any] = {"same": {}, "parts": {}}
     for mesh in MESHES:
-        for case, rows in texts(directory, mesh, few):
+        for case, rows in texts(directory, mesh):
             report["same"][f"{mesh} {case}"] = rows == expected[case]
             print(mesh, case, rows == expected[case], file=sys.stderr, flush=True)
         params = DartModel.from_pretrained(directory / "target", mesh=mesh).params["target"]
@@ -129,9 +122,9 @@ def decode(directory: Path, few: bool) -> None:
 
 
 if __name__ == "__main__":
-    directory, few = Path(sys.argv[1]), sys.argv[2] == "few"
-    if sys.argv[3:]:
-        initialize(DistributedConfig(False, sys.argv[3], 2, int(sys.argv[4])))
-        decode(directory, few)
+    directory = Path(sys.argv[1])
+    if sys.argv[2:]:
+        initialize(DistributedConfig(False, sys.argv[2], 2, int(sys.argv[3])))
+        decode(directory)
     else:
-        prepare(directory, few)
+        prepare(directory)

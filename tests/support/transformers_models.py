@@ -70,7 +70,6 @@ MODELS = {
             "final_logit_softcapping": 20.0,
         },
     ),
-    "Qwen3, tied": ("Qwen3", {"tie_word_embeddings": True}),
     "Phi-3, longrope": (
         "Phi3",
         {"rope_parameters": LONGROPE, "head_dim": 8, "original_max_position_embeddings": 48},
@@ -85,8 +84,6 @@ MODELS = {
             "tie_word_embeddings": True,
         },
     ),
-    "Qwen2": ("Qwen2", {}),
-    "Llama, biases": ("Llama", BIASES),
     "Qwen3, odd sizes": (
         "Qwen3",
         {
@@ -97,6 +94,7 @@ MODELS = {
             "intermediate_size": 36,
             "num_hidden_layers": 8,
             "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
         },
     ),
     "Qwen3, biases and windows": (
@@ -117,14 +115,13 @@ MODELS = {
             "tie_word_embeddings": True,
         },
     ),
-    "Llama, llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8}),
+    "Llama, llama3": ("Llama", {**BIASES, "rope_parameters": LLAMA3, "head_dim": 8}),
     "Llama, linear": ("Llama", {"rope_parameters": LINEAR, "tie_word_embeddings": True}),
     "Llama, yarn": ("Llama", {"rope_parameters": YARN, "num_key_value_heads": 1}),
     "Mistral": ("Mistral", {"sliding_window": 8}),
     "Ministral": ("Ministral", {"sliding_window": 3, "layer_types": TYPES[:7]}),
     "Phi-3": ("Phi3", {"head_dim": 8, "sliding_window": 10}),
     "Gemma": ("Gemma", {"hidden_act": "gelu", "num_key_value_heads": 1}),
-    "Gemma 3, no cap": ("Gemma3", {"attention_bias": True, "sliding_window": 50}),
     "Granite": ("Granite", {**GRANITE, "mlp_bias": True}),
     "SmolLM3": ("SmolLM3", {}),
     "Seed-OSS": ("SeedOss", {"attention_out_bias": True}),
@@ -139,10 +136,9 @@ MODELS = {
             },
         },
     ),
-    "Qwen3-MoE": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}),
     "Qwen3-MoE, some dense": (
         "Qwen3Moe",
-        {**EXPERTS, "mlp_only_layers": [0, 3], "attention_bias": True},
+        {**EXPERTS, "mlp_only_layers": [0, 3], "attention_bias": True, "norm_topk_prob": True},
     ),
     "Qwen2-MoE": (
         "Qwen2Moe",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
-import dart_jax
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
@@ -144,6 +142,7 @@ def test_kernels_stay_narrow(tmp_path, stored):
     assert_same_bits(*both)
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700])
 @pytest.mark.parametrize(
@@ -250,26 +249,6 @@ def test_golden_files_are_written_again_bit_for_bit(tmp_path, name, kind, load, 
     assert written["architectures"] == golden["architectures"]
 
 
-def test_loaded_params_are_what_the_modules_expect(golden):
-    for config, params in (
-        (golden.target, golden.params["target"]),
-        (golden.drafter, golden.params["drafter"]),
-    ):
-        expected = abstract_params(config)
-        shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
-        assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), expected)
-
-
-def test_a_tied_file_may_hold_its_head(tmp_path):
-    config = dataclasses.replace(TARGET, tie_word_embeddings=True)
-    params = random_params(config)
-    save_target(tmp_path, config, params)
-    change_tensors(
-        tmp_path, lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
-    )
-    assert_same_bits(load_target(tmp_path)[1], params)
-
-
 def test_a_drafter_without_a_draft_vocabulary(tmp_path):
     config = dataclasses.replace(DRAFTER, draft_vocab_size=30)
     save_drafter(tmp_path, config, random_params(config), np.arange(30, dtype=np.int32))
@@ -301,14 +280,6 @@ def test_the_embedding_of_an_eagle3_file(tmp_path, stored):
         assert_same_bits(loaded, params | {"embed_tokens": own})
     change_tensors(tmp_path, lambda t: t | {"embed_tokens.weight": np.zeros((30, 8), np.int32)})
     report(lambda d: load_drafter(d, embedding=jnp.asarray(table)), tmp_path)
-
-
-def test_an_embedding_in_bfloat16_is_compared_as_it_is_loaded(tmp_path):
-    save_drafter(tmp_path, EAGLE3, random_params(EAGLE3), IDS)
-    table = np.random.default_rng(5).normal(0, 1e-6, (30, 8)).astype(ml_dtypes.bfloat16)
-    # Published in half precision, where small numbers lose bits.
-    change_tensors(tmp_path, lambda t: t | {"embed_tokens.weight": table.astype(np.float16)})
-    load_drafter(tmp_path, jnp.bfloat16, embedding=jnp.asarray(table))
 
 
 def eagle_reader(drafter, target):
@@ -351,16 +322,6 @@ def test_eagles_reader_finds_the_embedding_of_an_exported_drafter(tmp_path, draf
     assert read_drafter_config(tmp_path / "wide") == wide
 
 
-def test_eagles_reader_finds_the_embedding_of_the_demos_drafter():
-    demo = Path(dart_jax.__file__).parent / "demo"
-    embedding, width = eagle_reader(demo / "drafter", demo / "target")
-    config = read_drafter_config(demo / "drafter")
-    assert embedding is not None
-    assert (*embedding.shape, width) == (config.vocab_size, config.hidden_size, embedding.shape[1])
-    fields = json.loads((demo / "drafter" / "config.json").read_text())
-    assert fields == config.to_json() | {"torch_dtype": "bfloat16"}
-
-
 def test_an_embedding_that_does_not_fit_its_drafter(tmp_path):
     wide = dataclasses.replace(EAGLE3, hidden_size=16)
     params = random_params(wide)
@@ -371,9 +332,7 @@ def test_an_embedding_that_does_not_fit_its_drafter(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float3", "int8", np.int32, "float64", "float16", None, 3, object]
-)
+@pytest.mark.parametrize("dtype", ["float3", np.int32, "float16", None])
 @pytest.mark.parametrize("load", [load_target, load_drafter])
 def test_unusable_dtypes(load, dtype, target):
     assert "weights can be float32 or bfloat16" in report(lambda d: load(d, dtype), target)
@@ -421,11 +380,6 @@ def report(load, directory):
 def test_missing_files_are_named(tmp_path, load):
     assert f"no directory {tmp_path / 'none'}" in report(load, tmp_path / "none")
     assert report(load, tmp_path) == f"no file {tmp_path / 'config.json'}"
-
-
-def test_missing_weights_are_named(target):
-    (target / "model.safetensors").unlink()
-    assert f"no weights in {target}; it needs model.safetensors" in report(load_target, target)
 
 
 def test_truncated_weights_are_reported(target):
@@ -515,13 +469,7 @@ def test_a_drafter_that_does_not_fit_its_target(drafter, changes, message):
         check_fit(TARGET, dataclasses.replace(drafter, **changes))
 
 
-def test_weights_of_other_dtypes_are_converted(target):
-    originals = load_target(target)[1]
-    change_tensors(target, lambda t: {k: v.astype(ml_dtypes.bfloat16) for k, v in t.items()})
-    expected = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), originals)
-    assert_same_bits(load_target(target)[1], expected)
-
-
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("stored", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
@@ -557,23 +505,6 @@ def test_the_largest_finite_weights_are_loaded_and_larger_ones_named(target):
     assert "infinite in bfloat16, in model.norm.weight (2 of them)" in message
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
-def test_the_expert_with_weights_that_are_not_finite_is_named(tmp_path, kind):
-    config = TARGETS[kind]
-    save_target(tmp_path, config, random_params(config))
-    name = {
-        "qwen3_moe": "model.layers.2.mlp.experts.1.down_proj.weight",
-        "mixtral": "model.layers.2.block_sparse_moe.experts.1.w2.weight",
-    }[kind]
-
-    def damage(tensors):
-        tensors[name][0, 1] = np.nan
-        return tensors
-
-    change_tensors(tmp_path, damage)
-    assert f"in {name} (1 of them); pass" in report(load_target, tmp_path)
-
-
 def test_non_float_weights_are_named(target):
     change_tensors(
         target,
@@ -584,12 +515,6 @@ def test_non_float_weights_are_named(target):
     message = report(load_target, target)
     assert "model.norm.weight has dtype int8" in message
     assert "lm_head.weight has dtype bool" in message
-
-
-def test_buffers_of_old_llama_files_are_skipped(target):
-    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
-    change_tensors(target, lambda tensors: tensors | extra)
-    assert_same_bits(load_target(target)[1], random_params(TARGET))
 
 
 @pytest.fixture
@@ -651,8 +576,3 @@ def test_the_index_appears_last(tmp_path, monkeypatch):
     written.clear()
     save_target(tmp_path, TARGET, random_params(TARGET), eos=(1,))
     assert written == ["generation_config.json", "config.json", "model.safetensors"]
-
-
-def test_a_shard_size_of_zero_is_refused(tmp_path):
-    with pytest.raises(UserError, match="max_shard_size is 0 bytes"):
-        save_target(tmp_path, TARGET, random_params(TARGET), max_shard_size=0)

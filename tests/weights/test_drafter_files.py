@@ -127,20 +127,6 @@ def test_the_file_tells_the_number_of_layers(tmp_path, drafter):
     assert_same_bits(params, random_params(drafter))
 
 
-def test_an_eagle3_drafter_of_two_layers(eagle3):
-    rename(eagle3, lambda name: name.replace("midlayer.", "layers.0."))
-    change_tensors(eagle3, lambda t: t | {"layers.1.input_layernorm.weight": np.ones(8)})
-    assert "has more than one layer (layers.1.input_layernorm.weight), wh" in report(
-        load_drafter, eagle3
-    )
-
-
-def test_buffers_are_no_weights(eagle3):
-    names = ("rotary_emb.inv_freq", "midlayer.self_attn.rotary_emb.inv_freq")
-    change_tensors(eagle3, lambda t: t | {name: np.ones(2) for name in names})
-    assert_same_bits(load_drafter(eagle3)[1], random_params(EAGLE3))
-
-
 def test_weights_of_norms_that_the_config_does_not_name(eagle3):
     for name, shape in (("fc_norm.0.weight", 8), ("input_norm.weight", 24)):
         change_tensors(eagle3, lambda t, n=name, s=shape: t | {n: np.ones(s, np.float32)})
@@ -237,3 +223,17 @@ def test_a_file_that_is_no_language_model(tmp_path):
     check_draft_model(tmp_path, ["model.embed_tokens.weight"])
     with pytest.raises(UserError, match=r"EAGLE-1 or EAGLE-2 \(fc\.weight\)"):
         check_draft_model(tmp_path, ["embed_tokens.weight", "fc.weight"])
+
+
+def test_an_eagle3_drafter_of_two_layers(eagle3):
+    rename(eagle3, lambda name: name.replace("midlayer.", "layers.0."))
+    change_tensors(eagle3, lambda t: t | {"layers.1.input_layernorm.weight": np.ones(8)})
+    assert "has more than one layer (layers.1.input_layernorm.weight), wh" in report(
+        load_drafter, eagle3
+    )
+
+
+def test_buffers_are_no_weights(eagle3):
+    names = ("rotary_emb.inv_freq", "midlayer.self_attn.rotary_emb.inv_freq")
+    change_tensors(eagle3, lambda t: t | {name: np.ones(2) for name in names})
+    assert_same_bits(load_drafter(eagle3)[1], random_params(EAGLE3))

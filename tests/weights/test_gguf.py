@@ -24,7 +24,7 @@ from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.generation_file import load_eos
 from dart_jax.weights.gguf.file import Stored
-from dart_jax.weights.gguf.tensors import Source, opened
+from dart_jax.weights.gguf.tensors import Source, open_source
 from dart_jax.weights.gguf.tokenizer import _SPLITS
 from dart_jax.weights.target_files import open_target
 
@@ -215,13 +215,6 @@ def test_files_of_one_model(tmp_path):
         resolved(first)
 
 
-def test_several_files(tmp_path):
-    for name in ("a.gguf", "b.gguf", "mmproj-a.gguf"):
-        (tmp_path / name).touch()
-    with pytest.raises(UserError, match=r"several GGUF files; name one: .*a\.gguf, .*b\.gguf$"):
-        resolved(tmp_path)
-
-
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 def test_types_of_weights(kind, tmp_path):
     """Matrices are what the package makes of them, whole and in parts."""
@@ -366,13 +359,6 @@ def test_refused_by_name(tmp_path, options, match):
     refused(tmp_path, match, **options)
 
 
-def test_a_factor_alone_is_linear(tmp_path):
-    save(tmp_path / "hf", LLAMA)
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra={"llama.rope.scaling.factor": 4.0})
-    config, _ = open_target(resolved(path))
-    assert config.rope == Rope(1e4, "linear", (("factor", 4.0),))
-
-
 def test_a_field_that_is_not_known(tmp_path):
     """Every reader is told, not only the first."""
     save(tmp_path / "hf", LLAMA)
@@ -481,7 +467,7 @@ def test_every_type_is_dequantised_as_by_transformers(torch, tmp_path):
         (tmp_path / "rows").write_bytes(rows.tobytes())
         source = Source(Stored(0, 0, kind.name, (64, block)), (64, block))
         try:
-            ours = opened((tmp_path / "rows",), source).read().astype(np.float32)
+            ours = open_source((tmp_path / "rows",), source).read().astype(np.float32)
         except UserError:
             continue
         theirs = dequant.dequantize(torch.from_numpy(rows), kind.value).numpy().reshape(64, block)

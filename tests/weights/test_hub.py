@@ -144,12 +144,6 @@ def test_invalid_repository_names_are_not_requested(name):
             hub.resolve_file(name)
 
 
-def test_no_name():
-    for function in (lambda: hub.resolve("", patterns=()), lambda: hub.resolve_file("")):
-        with pytest.raises(UserError, match="name of a model is empty"):
-            function()
-
-
 def test_a_path_is_never_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no directory owner/name; pass one that exists"):
@@ -200,7 +194,7 @@ def test_a_gguf_file_is_downloaded_alone(server, ask, tmp_path):
     """One of several by its name, with all that it was split into; the only one without a name."""
     tiny = tiny_gguf(tmp_path, "model-Q8_0", shards=12)
     files = {path.name: path.read_bytes() for path in tiny.parent.iterdir()}
-    other = {"README.md": b"", "model-Q4_K_M.gguf": b"GGUF"}
+    other = {"README.md": b"", "model-Q4_K_M.gguf": b"GGUF", "mmproj-model.gguf": b"GGUF"}
     server.repositories["some/model-GGUF"] = files | other
     message = ask("resolve", "some/model-GGUF", patterns="TARGET")
     assert "some/model-GGUF holds several GGUF files; name one: some/model-GGUF/model-Q4" in message
@@ -210,7 +204,7 @@ def test_a_gguf_file_is_downloaded_alone(server, ask, tmp_path):
     assert sorted(server.fetched) == sorted(files)
     message = ask("resolve", "some/model-GGUF/model-Q2.gguf", patterns="TARGET")
     assert "some/model-GGUF has no such file" in message
-    server.repositories["some/one-GGUF"] = files
+    server.repositories["some/one-GGUF"] = files | {"mmproj-model.gguf": b"GGUF"}
     assert "config.json" in os.listdir(ask("resolve", "some/one-GGUF", patterns="TARGET"))
 
 
@@ -313,20 +307,3 @@ def test_a_full_disk(server, ask):
     assert "is full; free some space, or set HF_HOME to a directory of another disk" in found
     server.repositories["some/ngram"] = {"a.trie": bytes(200_000)}
     assert "is full; free some space" in ask("resolve_file", "some/ngram", limit=100_000)
-
-
-def test_a_valid_token_is_passed_on(server, ask):
-    server.repositories["some/model"] = TARGET
-    assert ask("resolve", "some/model", patterns="TARGET", token="hf_valid").startswith("/")
-
-
-def test_a_log_tells_how_far_a_long_download_is(monkeypatch, capsys):
-    for interval, expected in (
-        (0.0, r"(\d\d:\d\d:\d\d model: \d+ of 9, .*, .* left\n)+"),
-        (60.0, ""),
-    ):
-        monkeypatch.setattr(hub, "INTERVAL", interval)
-        with hub._progress()(desc="model", total=9) as bar:
-            for _ in range(9):
-                bar.update()
-        assert re.fullmatch(expected, capsys.readouterr().err)

@@ -2,24 +2,22 @@
 
 import dataclasses
 import json
-import shutil
+import os
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import tiny_model
-from quantized_files import awq, fp8, gptq, int8, packed, write
+from quantized_files import fp8, int8, write
 from safetensors.numpy import save_file
 from tiny_configs import TARGET, random_params
 
 from dart_jax.errors import UserError
-from dart_jax.model import DartModel
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import load_target, read_target_config, save_target
-from dart_jax.weights.quantized.methods import dequantized, quantization_method
+from dart_jax.weights.quantized import Quantization, dequantized
 from dart_jax.weights.tensor_files import open_tensors
 
 TARGETS = {
@@ -30,21 +28,19 @@ TARGETS = {
     ),
 }
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm", "zero_point": True}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": False}
+BLOCKS = {"weight_block_size": [20, 12]}
 
 
-def scheme(form, strategy, bits=8, **weights):
+def scheme(form, strategy, **weights):
     """An entry of `config_groups`."""
     kind = "float" if form == "float-quantized" else "int"
-    weights = {"num_bits": bits, "type": kind, "strategy": strategy, **weights}
+    weights = {"num_bits": 8, "type": kind, "strategy": strategy, **weights}
     return {"format": form, "targets": ["Linear"], "weights": weights, "input_activations": None}
 
 
 def compressed(*schemes, **fields):
     groups = {f"group_{i}": entry for i, entry in enumerate(schemes)}
-    form = schemes[0]["format"] if schemes else None
-    method = {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"]}
+    method = {"quant_method": "compressed-tensors", "format": None, "ignore": ["lm_head"]}
     return {**method, "config_groups": groups, **fields}
 
 
@@ -53,73 +49,34 @@ def every(function, *args, **kwargs):
     return lambda name, weight: function(weight, *args, **kwargs)
 
 
-def by_outputs(name, weight):
-    return int8(weight, (1, weight.shape[1]), zeros=True)
-
-
-def by_layer(name, weight):
-    """Two schemes."""
-    return packed(weight, 8, -1) if "down_proj" in name else packed(weight, 4, 16)
-
-
 def with_scales_of_activations(name, weight):
     stored, floats = fp8(weight, name="weight_scale")
     return stored | {"input_scale": np.float32(3)}, floats
 
 
-BFLOAT16 = ml_dtypes.bfloat16
-BY_LAYER = compressed(
-    scheme("pack-quantized", "group", 4, group_size=16),
-    scheme("pack-quantized", "channel") | {"targets": ["re:.*down_proj$"]},
-)
-# Blocks, groups and words at whose ends layers do not end are among them.
+def by_layer(name, weight):
+    """Two schemes."""
+    if "down_proj" in name:
+        return int8(weight, (1, weight.shape[1]), zeros=True)
+    return fp8(weight, (20, 12), "weight_scale")
+
+
+BLOCKS_OF_FLOATS = scheme("float-quantized", "block", block_structure=[20, 12])
+# Blocks at whose ends layers do not end are among them.
 CASES = {
-    "fp8": (FP8 | {"weight_block_size": [20, 12]}, every(fp8, (20, 12))),
-    "fp8, bfloat16": (FP8 | {"weight_block_size": [20, 12]}, every(fp8, (20, 12), dtype=BFLOAT16)),
+    "fp8": (FP8 | BLOCKS, every(fp8, (20, 12))),
+    "fp8, bfloat16": (FP8 | BLOCKS, every(fp8, (20, 12), dtype=ml_dtypes.bfloat16)),
     "fp8, large blocks": (FP8 | {"weight_block_size": [128, 128]}, every(fp8, (128, 128))),
-    "fp8, whole": (FP8 | {"weight_block_size": None}, every(fp8)),
     "fp8, static": (FP8 | {"activation_scheme": "static"}, with_scales_of_activations),
-    "floats, whole": (
-        compressed(scheme("float-quantized", "tensor")),
-        every(fp8, name="weight_scale"),
+    "integers by groups": (
+        compressed(scheme("int-quantized", "group", group_size=16)),
+        every(int8, (1, 16), zeros=True),
     ),
-    "floats by outputs": (
-        compressed(scheme("float-quantized", "channel")),
-        lambda name, weight: fp8(weight, (1, weight.shape[1]), "weight_scale", BFLOAT16),
-    ),
-    "floats by blocks": (
-        compressed(scheme("float-quantized", "block", block_structure=[20, 12])),
-        every(fp8, (20, 12), "weight_scale"),
-    ),
-    "integers by outputs": (compressed(scheme("int-quantized", "channel")), by_outputs),
     "integers, whole": (
         compressed(scheme("naive-quantized", None)),
         lambda name, weight: int8(weight, weight.shape),
     ),
-    "packed": (
-        compressed(scheme("pack-quantized", "group", 4, group_size=16)),
-        every(packed, 4, 16),
-    ),
-    "packed, zeros": (
-        compressed(scheme("pack-quantized", "group", 4, group_size=16)),
-        every(packed, 4, 16, zeros=True),
-    ),
-    "packed, reordered": (
-        compressed(scheme("pack-quantized", "group", 4, group_size=16, actorder="group")),
-        every(packed, 4, 16, zeros=True, reordered=True),
-    ),
-    "packed, 8 bits": (compressed(scheme("pack-quantized", "channel")), every(packed, 8, -1)),
-    "packed, two schemes": (BY_LAYER, by_layer),
-    "awq": (AWQ, every(awq, 16)),
-    "awq, whole": (AWQ | {"group_size": -1, "version": "GEMM"}, every(awq, -1)),
-    "gptq": (GPTQ, every(gptq, 4, 16)),
-    "gptq, version 2": (
-        GPTQ | {"checkpoint_format": "gptq_v2"},
-        every(gptq, 4, 16, less_one=False, index=False),
-    ),
-    "gptq, reordered": (GPTQ | {"desc_act": True}, every(gptq, 4, 16, reordered=True)),
-    "gptq, 8 bits": (GPTQ | {"bits": 8, "group_size": -1}, every(gptq, 8, -1)),
-    "gptq, 2 bits": (GPTQ | {"bits": 2}, every(gptq, 2, 16)),
+    "two schemes": (compressed(BLOCKS_OF_FLOATS, scheme("int-quantized", "channel")), by_layer),
 }
 
 
@@ -127,24 +84,22 @@ def assert_same(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def made(directory, case, config=TARGET, **options):
+def write_case(directory, case, config=TARGET, **options):
     quantization, quantize = CASES[case]
     write(directory, (config, random_params(config, 3)), quantization, quantize, **options)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_that_the_files_stand_for(tmp_path, case):
-    made(tmp_path, case)
+    write_case(tmp_path, case)
     config, params = load_target(tmp_path)
     assert config == TARGET
     assert_same(params, load_target(tmp_path / "plain")[1])
 
 
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("case", ["fp8", "packed, zeros", "awq", "gptq"])
 @pytest.mark.parametrize("kind", ["fused", "experts"])
-def test_fused_layers_and_experts(tmp_path, case, kind):
-    made(tmp_path, case, TARGETS[kind], max_shard_size=2000)
+def test_fused_layers_and_experts(tmp_path, kind):
+    write_case(tmp_path, "fp8", TARGETS[kind], max_shard_size=2000)
     assert len(list(tmp_path.glob("model-*"))) > 10
     config, params = load_target(tmp_path, jnp.bfloat16)
     assert config == TARGETS[kind]
@@ -156,9 +111,10 @@ def test_fused_layers_and_experts(tmp_path, case, kind):
 
 
 def test_experts_in_one_tensor(tmp_path):
-    """Each is a matrix with its own blocks."""
+    """Each is a matrix with its own blocks, of which 16 rows are the gate's or the other's."""
     config = TARGETS["experts"]
-    made(tmp_path, "fp8", config)
+    block = {"weight_block_size": [16, 12]}
+    write(tmp_path, (config, random_params(config, 3)), FP8 | block, every(fp8, (16, 12)))
     path = tmp_path / "model.safetensors"
     stored = {n: t.read() for n, t in open_tensors(tmp_path).tensors.items()}
     for layer in range(config.num_hidden_layers):
@@ -168,40 +124,22 @@ def test_experts_in_one_tensor(tmp_path):
                 np.stack([stored.pop(f"{start}{e}.{name}_proj.{end}") for e in range(3)])
                 for name in ("gate", "up", "down")
             )
-            # 16 outputs each: a block of 16 rows is the gate's or the other's.
             stored[f"{start}gate_up_proj{to}"] = np.concatenate([gate, up], axis=1)
             stored[f"{start}down_proj{to}"] = down
     save_file(stored, path)
-    json_config = json.loads((tmp_path / "config.json").read_text())
-    json_config["quantization_config"]["weight_block_size"] = [16, 12]
-    for name in [name for name in stored if name.endswith("_scale_inv")]:
-        values = stored[name.removesuffix("_scale_inv")]
-        shape = (*values.shape[:-2], -(-values.shape[-2] // 16), -(-values.shape[-1] // 12))
-        stored[name] = np.random.default_rng(0).uniform(0.01, 0.02, shape).astype(np.float32)
-    save_file(stored, path)
-    (tmp_path / "config.json").write_text(json.dumps(json_config))
-    experts = load_target(tmp_path)[1]["layers"][2]["mlp"]["experts"]
-    name = "model.layers.2.mlp.experts.gate_up_proj"
-    factors = stored[f"{name}_scale_inv"].repeat(16, 1).repeat(12, 2)[:, :, :32]
-    expected = stored[name].astype(np.float32) * factors
-    np.testing.assert_array_equal(experts["gate_proj"], expected[:, :16].swapaxes(1, 2))
-    np.testing.assert_array_equal(experts["up_proj"], expected[:, 16:].swapaxes(1, 2))
+    assert_same(load_target(tmp_path)[1], load_target(tmp_path / "plain")[1])
 
 
-@pytest.mark.parametrize("case", ["fp8", "integers by outputs", "packed, reordered", "awq", "gptq"])
-def test_tensors_are_read_when_they_are_needed(tmp_path, case):
-    made(tmp_path, case)
+def test_tensors_are_read_when_they_are_needed(tmp_path):
+    write_case(tmp_path, "integers by groups")
     files, read = open_tensors(tmp_path), []
 
     def watched(name, tensor):
         return tensor._replace(read=lambda: read.append(name) or tensor.read())
 
     tensors = {name: watched(name, tensor) for name, tensor in files.tensors.items()}
-    method = quantization_method({"quantization_config": CASES[case][0]})
-    assert method is not None
-    ours = dequantized(files._replace(tensors=tensors), method).tensors
-    assert {name.rsplit(".", 1)[1] for name in read} <= {"weight_shape"}
-    read.clear()
+    ours = dequantized(files._replace(tensors=tensors), Quantization()).tensors
+    assert not read
     ours["model.layers.3.mlp.up_proj.weight"].read()
     assert read
     assert all(name.startswith("model.layers.3.mlp.up_proj.") for name in read)
@@ -211,22 +149,17 @@ def test_layers_that_are_not_quantised_are_read_as_they_are(tmp_path):
     def some(name, weight):
         return fp8(weight, (20, 12)) if ".3." in name else ({"weight": weight}, weight)
 
-    target = (TARGET, random_params(TARGET, 3))
-    fields = {
-        "weight_block_size": [20, 12],
-        "modules_to_not_convert": ["model.layers.0", "lm_head"],
-    }
-    write(tmp_path, target, FP8 | fields, some)
+    write(tmp_path, (TARGET, random_params(TARGET, 3)), FP8 | BLOCKS, some)
     assert_same(load_target(tmp_path)[1], load_target(tmp_path / "plain")[1])
 
 
 def test_the_text_part_of_a_vision_language_model(tmp_path):
-    made(tmp_path, "packed, two schemes")
+    write_case(tmp_path, "two schemes")
     stored = {n: t.read() for n, t in open_tensors(tmp_path).tensors.items()}
     start = "model.language_model."
     renamed = {f"{start}{name.removeprefix('model.')}": part for name, part in stored.items()}
     # Of the other part, nothing is checked.
-    renamed["model.visual.blocks.0.proj.weight_packed"] = np.ones(3, np.int32)
+    renamed["model.visual.blocks.0.proj.weight"] = np.ones(3, np.int8)
     save_file(renamed, tmp_path / "model.safetensors")
     text = json.loads((tmp_path / "config.json").read_text())
     outer = {"model_type": "qwen3_vl", "quantization_config": text.pop("quantization_config")}
@@ -247,83 +180,54 @@ UP = "model.layers.1.mlp.up_proj"
 @pytest.mark.parametrize(
     ("case", "part", "change", "message"),
     [
-        ("fp8", "weight_scale_inv", None, f"missing {UP}.weight_scale_inv$"),
-        ("fp8", "weight_scale_inv", lambda a: a[1:], rf"{UP}.*inv has shape \(2, 3\).*\(3, 3\)$"),
-        ("fp8", "weight_scale_inv", lambda a: a.astype(int), "has dtype int64, not float32 or "),
-        ("fp8", "weight", lambda a: a.astype(np.float32), "has dtype float32, not float8_e4m3fn$"),
+        ("fp8", "weight_scale_inv", None, f"{UP}.weight has no scales$"),
+        ("fp8", "weight_scale_inv", lambda a: a[1:], rf"{UP}.*inv has shape \(2, 3\), .* fit its"),
+        ("fp8", "weight_scale_inv", lambda a: a.astype(int), "has dtype int64, not one of float32"),
+        ("fp8", "weight", lambda a: a.astype(np.float32), f"unexpected {UP}.weight_scale_inv$"),
         ("fp8", "weight", lambda a: a[0], "weight has shape .* is no matrix$"),
-        ("integers by outputs", "weight_scale", None, f"missing {UP}.weight_scale$"),
-        ("integers by outputs", "weight_zero_point", lambda a: a[:5], "zero_point has shape"),
-        ("packed, zeros", "weight_packed", None, f"missing {UP}.weight_packed$"),
-        ("packed, zeros", "weight_zero_point", lambda a: a[:5], "zero_point has shape"),
-        ("packed, zeros", "weight_shape", lambda a: a + 1, r"shape is \[49, 33\], which does not"),
-        ("packed, reordered", "weight_g_idx", lambda a: a + 1, "g_idx names groups 1 to 2"),
-        ("packed, reordered", "weight_g_idx", lambda a: a[1:], r"g_idx has shape \(31,\)"),
-        ("awq", "qzeros", None, f"missing {UP}.qzeros$"),
-        ("awq", "scales", lambda a: a[:1], r"scales has shape \(1, 48\).*\(2, 48\)$"),
-        ("awq", "qweight", lambda a: a[:-1], "qweight has 31 inputs, in groups of 16"),
-        ("gptq", "scales", None, f"missing {UP}.scales$"),
-        ("gptq", "g_idx", lambda a: a * 2, "g_idx names groups 0 to 2, .* of 2$"),
-        ("gptq, reordered", "g_idx", None, f"missing {UP}.g_idx$"),
-        ("gptq", "bias", np.ones_like, f"unexpected {UP}.bias$"),
+        ("integers by groups", "weight_zero_point", lambda a: a[:5], "zero_point has shape"),
     ],
 )
 def test_damaged_layers_are_named(tmp_path, case, part, change, message):
-    made(tmp_path, case)
-    path = tmp_path / "model.safetensors"
+    write_case(tmp_path, case)
     tensors = {name: tensor.read() for name, tensor in open_tensors(tmp_path).tensors.items()}
     tensor = tensors.pop(f"{UP}.{part}")
     if change is not None:
         tensors[f"{UP}.{part}"] = np.ascontiguousarray(change(tensor))
-    save_file(tensors, path)
+    save_file(tensors, tmp_path / "model.safetensors")
     refused(tmp_path, message)
 
 
 def test_a_missing_shard_is_reported_once(tmp_path):
-    made(tmp_path, "fp8", max_shard_size=2000)
+    write_case(tmp_path, "fp8", max_shard_size=2000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     (tmp_path / index[f"{UP}.weight_scale_inv"]).unlink()
     refused(tmp_path, r"does not fit its config: missing file model-\d+-of-\d+.safetensors$")
 
 
+INT8 = scheme("int-quantized", "channel")
+
+
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
+        *((({"quant_method": name}), repr(name)) for name in ("awq", "gptq", "mxfp4")),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
-        ({"quant_method": "mxfp4"}, "'mxfp4'"),
         ({"bits": 4}, "None"),
         ("fp8", "None"),
-        (FP8 | {"fmt": "e5m2"}, "'e5m2'"),
         (FP8 | {"weight_block_size": [128]}, r"weight_block_size=\[128\]"),
         (FP8 | {"weight_block_size": 0}, "weight_block_size=0"),
-        (AWQ | {"bits": 8}, "'awq' and bits=8"),
-        (AWQ | {"version": "gemv"}, "'awq' and version='gemv'"),
-        (AWQ | {"group_size": 0}, "group_size=0"),
-        (GPTQ | {"bits": 3}, "'gptq' and bits=3"),
-        (GPTQ | {"checkpoint_format": "marlin"}, "'gptq' and checkpoint_format='marlin'"),
-        (GPTQ | {"is_marlin_format": True}, "is_marlin_format"),
-        (GPTQ | {"dynamic": {"-:.*gate": {}, "+:.*up": {"bits": 8}}}, r"rule '\+:\.\*up'"),
         (compressed(), "no config_groups"),
-        (compressed(scheme("nvfp4-pack-quantized", "tensor_group", 4)), "'nvfp4-pack-quantized'"),
-        (compressed(scheme("marlin-24", "group", 4)), "'marlin-24'"),
-        (compressed(scheme("pack-quantized", "group", 3, group_size=16)), "num_bits=3"),
-        (compressed(scheme("pack-quantized", "group", 4)), "group_size=None"),
+        (compressed(scheme("pack-quantized", "group")), "'pack-quantized'"),
+        (compressed(scheme("nvfp4-pack-quantized", "tensor_group")), "'nvfp4-pack-quantized'"),
         (compressed(scheme("int-quantized", "token")), "strategy='token'"),
         (compressed(scheme("float-quantized", "block")), "block_structure=None"),
-        (compressed(scheme("int-quantized", "channel") | {"targets": ["re:("]}), r"'re:\('"),
         (
-            compressed(
-                scheme("int-quantized", "channel"),
-                sparsity_config={"format": "sparse-24-bitmask"},
-            ),
-            "sparsity_config='sparse-24-bitmask'",
+            compressed(BLOCKS_OF_FLOATS, scheme("int-quantized", "block", block_structure="4x4")),
+            "several block sizes",
         ),
-        (
-            compressed(
-                scheme("int-quantized", "channel"), transform_config={"config_groups": {"a": {}}}
-            ),
-            "a transform_config",
-        ),
+        (compressed(INT8, sparsity_config={"format": "sparse-24"}), "sparsity_config='sparse-24'"),
+        (compressed(INT8, transform_config={"config_groups": {"a": {}}}), "a transform_config"),
         (FP8 | {"quant_method": "compressed-tensors", "config_groups": [1]}, "damaged fields"),
     ],
 )
@@ -337,30 +241,70 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, quantization, messag
         read_target_config(tmp_path)
 
 
-def test_layers_of_no_scheme(tmp_path):
-    made(tmp_path, "packed, two schemes")
-    json_config = json.loads((tmp_path / "config.json").read_text())
-    groups = json_config["quantization_config"]["config_groups"]
-    groups["group_0"]["targets"] = ["re:.*gate_proj$"]
-    (tmp_path / "config.json").write_text(json.dumps(json_config))
-    refused(tmp_path, "no entry of config_groups is for model.layers.0.self_attn.q_proj")
+# The judge: compressed-tensors itself.
+
+THEIRS = {
+    "floats, whole": ("float-quantized", {"type": "float", "strategy": "tensor"}),
+    "floats by outputs": ("float-quantized", {"type": "float", "strategy": "channel"}),
+    "floats by blocks": (
+        "float-quantized",
+        {"type": "float", "strategy": "block", "block_structure": [16, 16]},
+    ),
+    "integers with zeros": ("int-quantized", {"strategy": "channel", "symmetric": False}),
+    "integers by groups": ("int-quantized", {"strategy": "group", "group_size": 16}),
+    "integers, whole": ("naive-quantized", {"strategy": "tensor"}),
+}
 
 
-@pytest.mark.long
-def test_drafting_emits_what_plain_decoding_does(tmp_path, tmp_path_factory):
-    tiny = tiny_model.make(tmp_path_factory.getbasetemp())
-    target = load_target(tiny.target)
-    write(tmp_path, target, FP8 | {"weight_block_size": [40, 30]}, every(fp8, (40, 30)))
-    shutil.copy(tiny.target / "tokenizer.json", tmp_path)
-    shutil.copy(tiny.target / "generation_config.json", tmp_path)
-    model = DartModel.from_pretrained(tmp_path, tiny.drafter, tiny.ngram)
-    plain, drafted = (model.decoder(nodes=nodes, max_length=60) for nodes in (0, 8))
-    expected = plain(tiny.prompts, 12)
-    assert [row.tolist() for row in drafted(tiny.prompts, 12).tokens] == [
-        row.tolist() for row in expected.tokens
-    ]
-    # The original's logits differ: the weights are those of the file.
-    assert not np.array_equal(
-        load_target(tmp_path)[1]["layers"][0]["mlp"]["up_proj"]["kernel"],
-        target[1]["layers"][0]["mlp"]["up_proj"]["kernel"],
-    )
+@pytest.fixture(scope="module")
+def library():
+    if os.environ.get("DART_REQUIRE_PARITY") != "1":
+        pytest.importorskip("compressed_tensors")
+        pytest.importorskip("torch")
+    from compressed_tensors import compressors, quantization
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    return compressors.BaseCompressor, quantization, calculate_qparams
+
+
+def numbers_of_scales(weight, args):
+    """The numbers that share a scale, as the last axis: [rows, columns, numbers]."""
+    sizes = {
+        "tensor": weight.shape,
+        "channel": (1, weight.shape[1]),
+        "group": (1, args.group_size),
+        "block": args.block_structure,
+    }
+    (rows, columns), (out, size) = sizes[args.strategy], weight.shape
+    parts = weight.reshape(out // rows, rows, size // columns, columns)
+    return parts.transpose(1, 2).reshape(out // rows, size // columns, -1)
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_weights_are_those_of_compressed_tensors(tmp_path, library, case):
+    import torch
+
+    base, quantization, calculate_qparams = library
+    form, fields = THEIRS[case]
+    args = quantization.QuantizationArgs(**{"num_bits": 8, **fields})
+    group = quantization.QuantizationScheme(targets=["Linear"], weights=args, format=form)
+    compressor = base.get_value_from_registry(form)
+
+    def as_numpy(tensor):
+        """A tensor, whose dtype NumPy need not have."""
+        if tensor.dtype == torch.float8_e4m3fn:
+            return tensor.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+        return tensor.numpy()
+
+    def quantize(name, weight):
+        parts = numbers_of_scales(torch.tensor(weight), args)
+        scale, zero = calculate_qparams(parts.amin(-1), parts.amax(-1), args)
+        state = {"weight": torch.tensor(weight), "weight_scale": scale, "weight_zero_point": zero}
+        stored = compressor.compress(state, group)
+        floats = compressor.decompress(stored, group)["weight"]
+        assert floats.dtype == torch.float32
+        return {end: as_numpy(tensor) for end, tensor in stored.items()}, floats.numpy()
+
+    config = compressed(group.model_dump(mode="json"), format=form)
+    write(tmp_path, (TARGET, random_params(TARGET, 3)), config, quantize)
+    assert_same(load_target(tmp_path)[1], load_target(tmp_path / "plain")[1])

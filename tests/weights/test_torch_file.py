@@ -49,6 +49,7 @@ def assert_same(ours, theirs):
         assert np.ascontiguousarray(read).tobytes() == bits.tobytes()
 
 
+@pytest.mark.long(keep=12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4), (2, 0, 3), (2, 3, 4)], ids=str)
 def test_every_dtype_and_shape(path, dtype, shape):
@@ -69,14 +70,6 @@ def test_views_of_shared_storage(path):
     }
     torch.save(tensors, path)
     assert_same(open_torch(path), tensors)
-
-
-def test_the_state_of_a_module(path):
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    torch.save(module.state_dict(), path)
-    assert_same(open_torch(path), {k: v.detach() for k, v in module.state_dict().items()})
-    torch.save(collections.OrderedDict(module.named_parameters()), path)
-    assert_same(open_torch(path), {k: v.detach() for k, v in module.named_parameters()})
 
 
 def test_files_without_a_dictionary_of_tensors(path):

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from dart_jax.errors import UserError
-from dart_jax.files import user_cache
+from dart_jax.files import make_once, user_cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.weights.gguf import file
 from dart_jax.weights.gguf.config import hf_config
@@ -43,35 +40,21 @@ def target_directory(path: Path) -> Path:
         stat = one.stat() if one.exists() else None
         identity.append(f"{one}\0{stat and (stat.st_size, stat.st_mtime_ns)}")
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:24]
-    directory = user_cache() / "gguf" / digest
-    if (directory / INDEX).is_file():
-        return directory
-    content = _content(path)
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{digest}."))
-        try:
-            for name, text in content.items():
-                (work / name).write_text(text)
-            os.rename(work, directory)
-        except OSError:
-            if not (directory / INDEX).is_file():  # otherwise another process was faster
-                raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {directory}: {error.strerror}; set XDG_CACHE_HOME to a directory that "
-            "can be written"
-        ) from None
-    return directory
+
+    def write(work: Path) -> None:
+        content = _content(path)
+        work.mkdir()
+        for name, text in content.items():
+            (work / name).write_text(text)
+
+    return make_once(user_cache() / "gguf" / digest, write)
 
 
 def _content(path: Path) -> dict[str, str]:
     """The files of the directory, by name."""
     files = file.read(path)
     config = hf_config(files, rope_factors(files))
-    found = sources(files, TargetConfig.from_json(config))
+    tensors = sources(files, TargetConfig.from_json(config))
     texts = {_CONFIG: json.dumps(tokenizer_config(files.metadata))}
     try:
         texts[_TOKENIZER] = backend(path, files.metadata).to_str()
@@ -80,7 +63,7 @@ def _content(path: Path) -> dict[str, str]:
         if not beside[0].is_file():
             raise
         texts |= {one.name: one.read_text() for one in beside if one.is_file()}
-    index = {"files": [str(one.resolve()) for one in files.paths], "tensors": to_json(found)}
+    index = {"files": [str(one.resolve()) for one in files.paths], "tensors": to_json(tensors)}
     return texts | {
         "config.json": json.dumps(config),
         "generation_config.json": json.dumps({"eos_token_id": stop_ids(files.metadata) or None}),

@@ -1,4 +1,4 @@
-"""Which tensor of a GGUF file is which of the Hugging Face layout, and what was done to it."""
+"""The tensors of a GGUF file by their names in the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.weights.gguf.file import GgufFiles, Stored
-from dart_jax.weights.gguf.tensors import Source, opened, size_of
+from dart_jax.weights.gguf.tensors import Source, open_source, size_of
 from dart_jax.weights.layouts import layout
 
 # Architectures whose files have the two halves of a head's queries and keys interleaved.
@@ -80,10 +80,10 @@ def sources(files: GgufFiles, config: TargetConfig) -> dict[str, Source]:
 
 def rope_factors(files: GgufFiles) -> dict[str, list[float]]:
     """Reads the divisors of RoPE's frequencies that the files hold."""
-    found = {name: files.tensors[name] for name in ROPE_FACTORS if name in files.tensors}
     return {
-        name: opened(files.paths, Source(stored, stored.shape)).read().astype(float).tolist()
-        for name, stored in found.items()
+        name: open_source(files.paths, Source(stored, stored.shape)).read().astype(float).tolist()
+        for name, stored in files.tensors.items()
+        if name in ROPE_FACTORS
     }
 
 

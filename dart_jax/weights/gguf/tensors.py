@@ -22,7 +22,7 @@ _FLOATS = {name: DTYPES[name] for name in ("F32", "F16", "BF16")}
 
 
 class Source(NamedTuple):
-    """Where a tensor of the Hugging Face layout comes from.
+    """The origin of a tensor of the Hugging Face layout.
 
     Attributes:
       stored: as it lies in the file.
@@ -56,11 +56,11 @@ def open_gguf(directory: Path) -> tuple[Path, dict[str, Tensor]]:
     for path in paths:
         if not path.is_file():
             raise UserError(f"no file {path}; it was there before, bring it back")
-    found = _from_json(json.loads((directory / INDEX).read_text())["tensors"])
-    return paths[0], {name: opened(paths, source) for name, source in found.items()}
+    sources = _from_json(json.loads((directory / INDEX).read_text())["tensors"])
+    return paths[0], {name: open_source(paths, source) for name, source in sources.items()}
 
 
-def opened(paths: tuple[Path, ...], source: Source) -> Tensor:
+def open_source(paths: tuple[Path, ...], source: Source) -> Tensor:
     """Returns a tensor that is dequantised when it is read: to float32, or in its own dtype if it
     holds plain floats.
 
@@ -133,9 +133,9 @@ def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray, int], np.ndarra
     return dequantize
 
 
-def to_json(found: Mapping[str, Source]) -> dict[str, Any]:
+def to_json(sources: Mapping[str, Source]) -> dict[str, Any]:
     """The form in which an index holds sources."""
-    return {name: [*source.stored, *source[1:]] for name, source in found.items()}
+    return {name: [*source.stored, *source[1:]] for name, source in sources.items()}
 
 
 def _from_json(json: Mapping[str, list[Any]]) -> dict[str, Source]:

@@ -71,10 +71,10 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     try:
         unknown = next((t for t, n in zip(tokens, types, strict=True) if n == _UNKNOWN), None)
         if kind == "gpt2":
-            made = _byte_level(path, metadata, tokens)
+            tokenizer = _byte_level(path, metadata, tokens)
         else:
             tokens = _respelled(tokens, types)
-            made = _sentencepiece(metadata, tokens, unknown)
+            tokenizer = _sentencepiece(metadata, tokens, unknown)
     except UserError:
         raise
     except Exception as error:  # the library raises no narrower class
@@ -92,10 +92,10 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
         for token, type_ in zip(tokens, types, strict=True)
         if type_ == _USER_DEFINED and token.strip(_SPACE)
     ]
-    made.add_special_tokens(special)
-    made.add_tokens(whole)
-    _add_ends(made, metadata, tokens)
-    return made
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(whole)
+    _add_ends(tokenizer, metadata, tokens)
+    return tokenizer
 
 
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
     known to, as in llama.cpp."""
     tokens = metadata.get("tokenizer.ggml.tokens") or []
     named = [_named_id(metadata, name) for name in ("eos", "eot", "eom")]
-    known = [id for id, token in enumerate(tokens) if token in _ENDS]
-    return list(dict.fromkeys(id for id in (*named, *known) if id is not None))
+    texts = [id for id, token in enumerate(tokens) if token in _ENDS]
+    return list(dict.fromkeys(id for id in (*named, *texts) if id is not None))
 
 
 def _named_id(metadata: Mapping[str, Any], name: str) -> int | None:
@@ -143,18 +143,18 @@ def _byte_level(
         raise _refusal(path, f"splits text by the rule {rule!r} (tokenizer.ggml.pre)")
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges") or ()]
     vocab = {token: id for id, token in enumerate(tokens)}
-    made = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rule in _WHOLE_WORDS))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rule in _WHOLE_WORDS))
     split = _SPLITS.get(rule)
     if split is not None:
         first: Any = [pre_tokenizers.Split(Regex(split), "isolated")]
     else:
         first = [pre_tokenizers.Digits(individual_digits=True)] if rule in _DIGITS else []
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
-    made.pre_tokenizer = pre_tokenizers.Sequence([*first, bytes_])
-    made.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
     if rule == "qwen2":
-        made.normalizer = normalizers.NFC()
-    return made
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
 
 
 def _respelled(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
@@ -177,18 +177,18 @@ def _sentencepiece(
         rank = {token: -score for token, score in zip(tokens, scores, strict=True)}
     merges = metadata.get("tokenizer.ggml.merges")
     pairs = _merges(vocab, rank) if merges is None else [tuple(m.split(" ")) for m in merges]
-    made = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         models.BPE(vocab, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     spaces = normalizers.Replace(" ", _SPACE)
     ends: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
         ends.append(decoders.Strip(" ", 1, 0))
     else:
-        made.normalizer = spaces
-    made.decoder = decoders.Sequence(ends)
-    return made
+        tokenizer.normalizer = spaces
+    tokenizer.decoder = decoders.Sequence(ends)
+    return tokenizer
 
 
 def _merges(vocab: Mapping[str, int], rank: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -202,7 +202,7 @@ def _merges(vocab: Mapping[str, int], rank: Mapping[str, float]) -> list[tuple[s
 
 
 def _add_ends(
-    made: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str]
+    tokenizer: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str]
 ) -> None:
     """Adds the tokens that texts begin and end with."""
     kind, rule = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
@@ -214,7 +214,7 @@ def _add_ends(
             parts = [tokens[id], *parts] if name == "bos" else [*parts, tokens[id]]
             special.append((tokens[id], id))
     if special:
-        made.post_processor = processors.TemplateProcessing(parts, special_tokens=special)
+        tokenizer.post_processor = processors.TemplateProcessing(parts, special_tokens=special)
 
 
 def _refusal(path: Path, why: str) -> UserError:
