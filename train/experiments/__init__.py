@@ -1,4 +1,4 @@
-"""The paper's experiments: variants, comparison of runs, and report.
+"""The experiments of `train.ablate`: plans, evaluation of drafters, and report.
 
-May import `dart_jax` and `train.data`. Start with `variants.py`; `train/ablate.py` is the program.
+May import `dart_jax` and the rest of `train` but its programs. Start with `plans.py`.
 """
