@@ -155,10 +155,10 @@ def run(config: AblateConfig, command: str) -> Path:
     """
     drawing = config.out / f"ablation_{config.experiment}.png"
     raw, document = config.work / f"{config.experiment}.json", config.out / "ablations.md"
-    check_outputs(raw, document, drawing=drawing, option="--out")
     plan, recipe = config.plan, recipe_of(config)
     for value in plan.values:
-        training(config, recipe, value, 0)  # raises for values out of range
+        config_file.replace(recipe, {plan.option: value})  # raises for values out of range
+    check_outputs(raw, document, drawing=drawing, option="--out")
     with work_directory.locked(config.work):
         directory = hub.resolve(recipe.target, patterns=hub.TARGET)
         tokenizer, target = Tokenizer.load(directory), read_target_config(directory)

@@ -44,7 +44,7 @@ from train.regenerate import RegenerateConfig
 from train.regenerate import run as regenerate
 from train.run import config_file, work_directory
 from train.run.config import TrainerConfig
-from train.run.trainer import fit
+from train.run.trainer import Trainer
 
 # The drafter's recipes; each stage starts from the one before it.
 _RECIPES = {"drafter": "demo.toml", "pairs": "demo_pairs.toml", "joint": "demo_joint.toml"}
@@ -158,7 +158,7 @@ def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, e
         eval_every=200,
         seed=config.seed,
     )
-    params = fit(
+    params = Trainer(
         "target",
         params=init_params(shape, config.seed),
         loss=lambda params, frozen, batch, key: lm_losses(shape, params, batch),
@@ -167,7 +167,7 @@ def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, e
         directory=config.work / "target-training",
         evaluate=held_out_loss(shape, held_out, config.context),
         tokens_per_step=config.batch_size * config.context,
-    )
+    ).fit()
     save_target(config.work / "target", shape, params, eos=(end,))
 
 

@@ -58,7 +58,6 @@ from train.evaluation.acceptance import (
 )
 from train.objective.draft_ids import with_draft_ids
 from train.objective.drafter_shape import DrafterShape
-from train.objective.flops import step_flops
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 from train.run import config_file
@@ -66,7 +65,7 @@ from train.run.checkpoints import best_params, whole_steps
 from train.run.config import TrainerConfig
 from train.run.distributed import wait
 from train.run.mesh import batch_sharding, make_mesh, replicated
-from train.run.trainer import fit
+from train.run.trainer import Trainer
 from train.teacher.digest import model_digest
 from train.teacher.outputs import cached_outputs
 from train.teacher.teacher import Teacher
@@ -153,7 +152,7 @@ def train(config: DrafterTraining) -> Path:
         teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
     )
     on_devices = frozen if teacher.mesh is None else everywhere(mesh, frozen)
-    trained = fit(
+    trained = Trainer(
         config.drafter.method,
         params=trained,
         loss=DrafterLoss(forward, config.objective),
@@ -164,15 +163,7 @@ def train(config: DrafterTraining) -> Path:
         evaluate=_evaluation(config, forward, on_devices, data.held_out, tokenizer, directory),
         settings=_settings(config, teacher.digest, dtype, drafter, params),
         tokens_per_step=trainer.batch_size * context,
-        flops_per_step=step_flops(
-            dataclasses.replace(forward, target=teacher.stored),
-            trainer.batch_size,
-            context,
-            config.objective.anchors or context,
-            online=config.teacher == "online",
-            only_pairs=config.drafter.train == "pairs",
-        ),
-    )
+    ).fit()
     if is_main():
         with writing("the drafter", config.out):
             save_drafter(config.out / "drafter", drafter, frozen.whole(trained), ids)

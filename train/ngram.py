@@ -15,12 +15,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import duckdb
 import tyro
 
-from dart_jax.data.records import PARQUET, Skipped, find_files, fingerprint, refuse, without
+from dart_jax.data.records import PARQUET, Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically
 from dart_jax.machine import available_cores, available_memory
@@ -31,12 +31,12 @@ from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import progress_bars
 from train.counting import text_tokenizer
 from train.counting.executors import Executor, LocalExecutor, RayExecutor
-from train.counting.pipeline import MB, Budget, Counted, Counting, Least, counted_from, end
+from train.counting.pipeline import MB, Budget, Counting, Least, Totals
 from train.data.documents import Corpus
 from train.data.encoding import parse_template_kwargs
 from train.run import work_directory
 
-_VERSION = 2  # of the work directory's format
+_VERSION = 3  # of the work directory's format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Summary(NamedTuple):
     """Summary of a run.
 
     Attributes:
-      counted: numbers of documents and tokens.
+      totals: numbers of documents and tokens.
       skipped: number of bad records, and why the first of this run is bad.
       sizes: distinct n-grams of 1, 2, .. tokens in the file.
       file_size: size of the model's file, in bytes.
@@ -97,7 +97,7 @@ class Summary(NamedTuple):
       memory: sum of the peak memory of all processes, in bytes.
     """
 
-    counted: Counted
+    totals: Totals
     skipped: Skipped
     sizes: tuple[int, ...]
     file_size: int
@@ -108,9 +108,9 @@ class Summary(NamedTuple):
         sizes = " + ".join(f"{size:,}" for size in self.sizes)
         each = self.file_size / max(1, sum(self.sizes))
         return (
-            f"{self.counted.documents:,} documents, {self.counted.tokens:,} tokens, "
+            f"{self.totals.documents:,} documents, {self.totals.tokens:,} tokens, "
             f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} per n-gram), "
-            f"{self.seconds:.1f} s, {self.counted.new / self.seconds:,.0f} tokens/s, "
+            f"{self.seconds:.1f} s, {self.totals.new / self.seconds:,.0f} tokens/s, "
             f"peak memory {self.memory / MB:,.0f} MB"
             f"{self.skipped}"
         )
@@ -159,15 +159,18 @@ def run(config: NgramConfig) -> Summary:
         budget = Budget.of(memory, executor.workers, least)
         corpus = dataclasses.replace(corpus, memory=PARQUET + budget.reading)
         # Keep the unit size of an existing directory, even if the memory changed.
-        unit = _check_work(work, settings, corpus, budget.unit(corpus.size))
+        done = len(runs.read_stats(work))
+        result = f"counts of {done:,} units" if done else ""
+        kept = {"unit": budget.unit(corpus.size)}
+        unit = work_directory.check_settings(work, settings, kept, result=result)["unit"]
         budget.check(unit)
         try:
             write_atomically(work / "tokenizer.json", encoder)
             counting = Counting(work, layout, budget.sort, executor, progress)
-            counted = counting.count(corpus, eos, unit, config.limit)
+            totals = counting.count(corpus, eos, unit, config.limit)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
-                for part in counting.merge(counted.units):
+                for part in counting.merge(totals):
                     builder.add(*runs.read_run(part, layout))
                 builder.write(
                     config.out,
@@ -184,50 +187,13 @@ def run(config: NgramConfig) -> Summary:
         if not config.keep_work:
             work_directory.remove(work)
     return Summary(
-        counted=counted,
-        skipped=Skipped(skipped.count + counted.skipped, skipped.first),
+        totals=totals,
+        skipped=skipped,
         sizes=NgramModel.load(config.out).sizes,
         file_size=config.out.stat().st_size,
         seconds=time.perf_counter() - began,
         memory=peak_memory() + sum(executor.peaks.values()),
     )
-
-
-def _check_work(work: Path, settings: dict[str, Any], corpus: Corpus, unit: int) -> int:
-    """Checks that what is counted in a work directory can be used, and records what this run uses.
-
-    Data may be repaired or grow behind those that are counted.
-
-    Args:
-      work: the directory.
-      settings: what the counts depend on besides the data.
-      corpus: the data.
-      unit: bytes of text per unit, for a directory without counts.
-
-    Returns:
-      The bytes of text per unit.
-
-    Raises:
-      UserError: something else was counted; says what to do.
-    """
-    done, cure = runs.read_stats(work), "another --work, or delete it"
-    counts = f"counts of {len(done):,} units" if done else ""
-    files = [fingerprint([path]) for path in corpus.files]
-    kept = work_directory.check_settings(
-        work, settings, {"unit": unit, "files": files}, result=counts, cure=cure
-    )
-    if kept["files"] != files:
-        last = done[max(done)]
-        read = end(last).file + 1
-        if kept["files"][:read] != files[:read] and not counted_from(corpus, last):
-            raise UserError(
-                f"{work} holds {counts}, made from another --data; pass the same again to go on, "
-                f"more only behind them, or name {cure}"
-            )
-        for merged in (*work.glob("merged-*"), *work.glob("part-*")):
-            merged.unlink()
-        kept = work_directory.check_settings(work, settings, kept | {"files": files}, result="")
-    return kept["unit"]
 
 
 def check(config: NgramConfig) -> None:

@@ -26,7 +26,6 @@ from dart_jax.models.target import untie
 from train.data.batch import Batch, TeacherOutputs, causal, positions
 from train.evaluation.acceptance import Agreement
 from train.objective.drafter_shape import DrafterShape
-from train.objective.flops import step_flops, target_flops
 from train.objective.loss import (
     DrafterLoss,
     Objective,
@@ -466,40 +465,6 @@ def test_each_loss_with_a_draft_vocabulary(batch, target, kind):
 def test_settings_out_of_range(bad):
     with pytest.raises(UserError, match=f"--{next(iter(bad))}"):
         Objective(**bad)
-
-
-def test_operations_of_a_step():
-    """Counted by hand for one layer of every kind of row."""
-    forward = PackedForward(TARGET, dataclasses.replace(DART, draft_length=3), 4)
-    layer = 32 * 16 * (2 + 1 + 1 + 2) + 3 * 32 * 48  # q, k, v and o; MLP
-    target = 2 * 10 * 7 * (layer + 2 * 16 * 10)
-    assert target_flops(TARGET, 1, 10) == target
-    rows = 10 * (96 * 32 + 64 * 2 * 16)  # fc, k and v
-    queries = 10 * 64 * 32
-    behind = 40 * (32 * 32 + 3 * 32 * 48 + 32 * 61)  # o, MLP and head of four positions
-    lines = 10 * 2 * 10 * 32  # the anchors' scores and sums over half of 10 keys, and one line's
-    teacher = 2 * 10 * 32 * 61
-    expected = 6 * (rows + queries + behind + lines) + teacher
-    assert step_flops(forward, 1, 10, 10, online=False) == expected
-    assert step_flops(forward, 3, 10, 99, online=True) == 3 * (expected + target)
-    # Fewer anchors, each position with scores of its own, and its teacher's head.
-    few = step_flops(forward, 1, 10, 5, online=False)
-    assert few == 6 * (rows + (queries + behind) / 2 + 20 * 10 * 32) + 2 * teacher
-    # A draft vocabulary of 40: its head and its teacher's; online, each row's sum over all 61 too.
-    drafter = dataclasses.replace(DART, draft_length=3, draft_vocab_size=40)
-    small = PackedForward(TARGET, drafter, 4)
-    fewer = expected - 6 * 40 * 32 * 21 - 2 * 10 * 32 * 21
-    assert step_flops(small, 1, 10, 10, online=False) == fewer
-    assert step_flops(small, 1, 10, 10, online=True) == fewer + target + teacher
-    difference = [step_flops(small, 1, 10, 2, online=online) for online in (True, False)]
-    assert difference[0] - difference[1] == target + 0.8 * teacher  # 8 of 10 rows teach
-    # Pair scores at four positions: the gate and the scores; alone, nothing else is differentiated.
-    config = dataclasses.replace(DART, draft_length=3, pair_rank=5)
-    forward = PackedForward(TARGET, config, 4)
-    scored = 6 * 40 * 5 * (32 + 61)
-    assert step_flops(forward, 1, 10, 10, online=False) == expected + scored
-    alone = (expected - teacher) / 3 + teacher + scored
-    assert step_flops(forward, 1, 10, 10, online=False, only_pairs=True) == alone
 
 
 def test_the_size_of_the_draft_vocabulary():

@@ -2,7 +2,8 @@
 
     units of text --count_unit--> runs --merge_runs--> fewer, larger runs --merge_runs--> parts
 
-The parts hold ascending ranges of windows. A task whose output file exists is not run again.
+The parts hold ascending ranges of windows. A task whose output file exists is not run again: a run
+records a digest of its documents, and merged files are named by the runs that they are from.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 from rich.progress import Progress
 
-from dart_jax.data.records import PARQUET, Skipped, ending, refuse
+from dart_jax.data.records import PARQUET, ending
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
 from train.counting import text_tokenizer
 from train.counting.executors import Executor
-from train.data.documents import START, Corpus, Position, Unit
+from train.data.documents import Corpus, Unit
 
 MB = 10**6
 DRIVER = 384 * MB  # the process that reads, distributes and builds, besides reading Parquet
@@ -123,22 +125,22 @@ class Budget(NamedTuple):
             )
 
 
-class Counted(NamedTuple):
+class Totals(NamedTuple):
     """Totals over all runs.
 
     Attributes:
-      units: number of runs.
+      runs: number of runs.
       documents: number of documents; each piece of a long one counts.
       tokens: number of tokens, including ends of documents.
       new: tokens counted by this process, not by an earlier one.
-      skipped: number of bad records that an earlier process skipped.
+      digest: of the documents of all runs.
     """
 
-    units: int
+    runs: int
     documents: int
     tokens: int
     new: int
-    skipped: int
+    digest: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,58 +163,73 @@ class Counting:
     progress: Progress
     fan_in: int = FAN_IN
 
-    def count(self, corpus: Corpus, eos: int | None, unit: int, limit: int | None) -> Counted:
-        """Counts all units of `unit` bytes and writes their runs.
+    def count(self, corpus: Corpus, eos: int | None, unit: int, limit: int | None) -> Totals:
+        """Counts the units of `unit` bytes whose runs are missing, and writes these.
+
+        The last run may be of a unit that has grown since: it is counted again.
 
         Raises:
-          UserError: there is no text, or bad data.
+          UserError: there is no text, or bad data, or other units were counted before.
         """
-        done = runs.read_stats(self.work)
-        # Reading starts at the first missing run; a few runs after it may be finished too.
-        first = next(n for n in itertools.count() if n not in done)
-        start = end(done[first - 1]) if first else START
-        if limit is not None:
-            limit -= sum(done[n].documents for n in range(first))
-        bar = self.progress.add_task("count", total=corpus.size, completed=start.read, note="")
-        units = corpus.units(unit, start=start, first=first, limit=limit)
-        tasks = (
-            (unit, checksum, self.layout, eos, self.work, self.memory)
-            for unit, checksum in _checked(units, _checksum(done[first - 1]) if first else 0)
-            if unit.number not in done
-        )
-        stats = list(done.values())
-        before = tokens = sum(each.tokens for each in stats)
-        began = time.perf_counter()
-        for made in self.executor.map(count_unit, tasks):
-            stats.append(made)
-            tokens += made.tokens
-            rate = (tokens - before) / (time.perf_counter() - began)
-            note = f"{tokens:,} tokens, {rate:,.0f} tokens/s"
-            self.progress.update(bar, completed=end(made).read, note=note)
+        earlier, stats = runs.read_stats(self.work), dict[int, Stats]()
+        last, digest = max(earlier, default=0), 0
+        bar = self.progress.add_task("count", total=corpus.size, note="")
+        new, began = 0, time.perf_counter()
+
+        def tasks() -> Iterator[tuple[Any, ...]]:
+            nonlocal digest
+            for part in corpus.units(unit, limit):
+                self.progress.update(bar, completed=part.read)
+                note = str(part.digest)
+                digest = zlib.crc32(note.encode(), digest)
+                if part.number in earlier and earlier[part.number].note == note:
+                    stats[part.number] = earlier[part.number]
+                elif part.number < last:
+                    raise UserError(
+                        f"{self.work} holds counts of {len(earlier):,} units, made from another "
+                        "--data; pass the same again to go on, more only behind them, or name "
+                        "another --work, or delete it"
+                    )
+                else:
+                    yield part, note, self.layout, eos, self.work, self.memory
+
+        for number, counted in self.executor.map(count_unit, tasks()):
+            stats[number] = counted
+            new += counted.tokens
+            rate = new / (time.perf_counter() - began)
+            self.progress.update(bar, note=f"{new:,} tokens, {rate:,.0f} tokens/s")
+        tokens = sum(each.tokens for each in stats.values())
         if not tokens:
             raise UserError("the data hold no text")
         self.progress.update(bar, completed=corpus.size)
-        documents = sum(each.documents for each in stats)
-        return Counted(len(stats), documents, tokens, tokens - before, start.skipped)
+        documents = sum(each.documents for each in stats.values())
+        return Totals(len(stats), documents, tokens, new, digest)
 
-    def merge(self, units: int) -> Iterator[Path]:
-        """Merges the runs of `units` units; yields the parts in turn."""
-        level = [runs.run_path(self.work, number) for number in range(units)]
+    def merge(self, totals: Totals) -> Iterator[Path]:
+        """Merges the runs; yields the parts in turn."""
+        level = [runs.run_path(self.work, number) for number in range(totals.runs)]
+        name = f"{totals.digest:08x}"
+        for path in self.work.glob("merged-*"):
+            if not path.name.startswith(f"merged-{name}-"):
+                path.unlink()
         for depth in itertools.count(1):
             if len(level) <= self.fan_in:
                 break
             groups = [level[i : i + self.fan_in] for i in range(0, len(level), self.fan_in)]
-            level = [self.work / f"merged-{depth}-{n:06d}.parquet" for n in range(len(groups))]
+            level = [self._merged_path(f"{name}-{depth}-{n:06d}") for n in range(len(groups))]
             whole = ((0, MAX_WORD),) * len(groups)
-            for _ in self._merged(f"merge {depth}", groups, whole, level):
+            for _ in self._merge(f"merge {depth}", groups, whole, level):
                 pass
         rows = min(runs.rows_in(self.memory, self.layout), PART)
         ranges = runs.split(level, rows)
         # Named by their range, since another memory limit results in other ranges.
-        parts = [self.work / f"part-{low:016x}-{high:016x}.parquet" for low, high in ranges]
-        yield from self._merged("build", [level] * len(parts), ranges, parts)
+        parts = [self._merged_path(f"{name}-{low:016x}-{high:016x}") for low, high in ranges]
+        yield from self._merge("build", [level] * len(parts), ranges, parts)
 
-    def _merged(
+    def _merged_path(self, name: str) -> Path:
+        return self.work / f"merged-{name}.parquet"
+
+    def _merge(
         self,
         name: str,
         inputs: Sequence[Sequence[Path]],
@@ -225,21 +242,21 @@ class Counting:
             (paths, self.layout, *bounds, path, self.memory)
             for paths, bounds, path in zip(inputs, ranges, outputs, strict=True)
         ]
-        made = self.executor.map(runs.merge_runs, itertools.compress(tasks, missing))
+        merged = self.executor.map(runs.merge_runs, itertools.compress(tasks, missing))
         bar = self.progress.add_task(name, total=len(outputs), note="")
         for path, wanted in zip(outputs, missing, strict=True):
-            yield next(made) if wanted else path
+            yield next(merged) if wanted else path
             self.progress.advance(bar)
 
 
 def count_unit(
-    unit: Unit, checksum: int, layout: WindowLayout, eos: int | None, directory: Path, memory: int
-) -> Stats:
-    """Task: encodes a unit and writes its run.
+    unit: Unit, note: str, layout: WindowLayout, eos: int | None, directory: Path, memory: int
+) -> tuple[int, Stats]:
+    """Task: encodes a unit and writes its run; returns the unit's number and the run's statistics.
 
     Args:
       unit: the documents.
-      checksum: of all documents of the corpus to the unit's end.
+      note: stored with the run.
       layout: layout of the windows.
       eos: token that ends every document, unless None.
       directory: holds `tokenizer.json`; receives the run.
@@ -248,42 +265,11 @@ def count_unit(
     backend = _load(directory / "tokenizer.json")
     batches = text_tokenizer.batches(unit.documents)
     encoded = (text_tokenizer.encode(backend, batch, eos) for batch in batches)
-    note = " ".join(map(str, (*unit.end, checksum)))
     path = runs.run_path(directory, unit.number)
-    return runs.write_run(encoded, layout, path, memory, note)
-
-
-def end(stats: Stats) -> Position:
-    """Returns the end of the unit that a run was counted from."""
-    return Position(*map(int, stats.note.split()[:-1]))
-
-
-def counted_from(corpus: Corpus, stats: Stats) -> bool:
-    """Reads the corpus up to the end of a run's unit; returns whether it is as it was then."""
-    place, checksum = end(stats), 0
-    if corpus.bad is not refuse:  # what is skipped here was counted then
-        corpus = dataclasses.replace(corpus, bad=Skipped())
-    for document, after in corpus.documents():
-        checksum = zlib.crc32(document.text, checksum)
-        if (after.file, after.document) == (place.file, place.document):
-            return checksum == _checksum(stats)
-    return False
-
-
-def _checksum(stats: Stats) -> int:
-    """The checksum of all documents to the end of the unit that a run was counted from."""
-    return int(stats.note.split()[-1])
-
-
-def _checked(units: Iterator[Unit], checksum: int) -> Iterator[tuple[Unit, int]]:
-    """Yields units, each with the checksum of all documents to its end."""
-    for unit in units:
-        for document in unit.documents:
-            checksum = zlib.crc32(document.text, checksum)
-        yield unit, checksum
+    return unit.number, runs.write_run(encoded, layout, path, memory, note)
 
 
 @functools.lru_cache(maxsize=1)
 def _load(path: Path) -> tokenizers.Tokenizer:
-    text_tokenizer.single_threaded()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker per core
     return tokenizers.Tokenizer.from_file(str(path))

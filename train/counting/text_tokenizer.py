@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,8 +137,3 @@ def batches(documents: list[Document]) -> Iterator[list[Document]]:
 
 def _needs_special_tokens(document: Document) -> bool:
     return document.first and not document.chat
-
-
-def single_threaded() -> None:
-    """Disables the tokenizer's threads, for workers that run one per core."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -9,8 +9,10 @@ depend on the corpus (except for single records, which are read whole). Empty do
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -28,7 +30,6 @@ from dart_jax.data.contents import (
 from dart_jax.data.records import (
     PARQUET,
     DamagedError,
-    fingerprint,
     is_text,
     open_text,
     refuse,
@@ -46,7 +47,8 @@ class Document(NamedTuple):
 
     Attributes:
       text: UTF-8; or token ids, int32.
-      chat: rendered by a chat template, with all special tokens except the end of the document.
+      chat: whether it is rendered by a chat template, with all special tokens except the end of the
+        document.
       first: whether it begins the document.
       last: whether it ends the document.
       tokens: whether `text` holds token ids.
@@ -59,37 +61,26 @@ class Document(NamedTuple):
     tokens: bool = False
 
 
-class Position(NamedTuple):
-    """A place between two documents.
-
-    Attributes:
-      file: index of a file.
-      document: number of documents of that file before this place.
-      read: bytes of all files before this place, as stored on disk.
-      skipped: number of bad records before this place.
-    """
-
-    file: int
-    document: int
-    read: int
-    skipped: int = 0
-
-
-START = Position(0, 0, 0)
-
-
 class Unit(NamedTuple):
     """Documents that are counted together.
 
     Attributes:
       number: from 0, in the corpus's order.
       documents: at least one.
-      end: where the next unit begins.
+      read: bytes of all files read up to its end.
     """
 
     number: int
     documents: list[Document]
-    end: Position
+    read: int
+
+    @property
+    def digest(self) -> int:
+        """A 64-bit digest of the documents."""
+        content = hashlib.blake2b(digest_size=8)
+        for text, *kind in self.documents:
+            content.update(f"{len(text)} {kind}".encode() + text)
+        return int.from_bytes(content.digest(), "big")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,65 +108,40 @@ class Corpus:
         """Bytes of all files."""
         return sum(path.stat().st_size for path in self.files)
 
-    def fingerprint(self) -> str:
-        """Identifies the state of the files by their names, sizes and modification times."""
-        return fingerprint(self.files)
-
-    def documents(self, start: Position = START) -> Iterator[tuple[Document, Position]]:
-        """Yields every document from `start` on, and the position after it.
+    def documents(self) -> Iterator[tuple[Document, int]]:
+        """Yields every document, and the bytes of all files read up to it.
 
         Raises:
           UserError: a file cannot be read or a record is invalid; says where.
         """
-        before = sum(path.stat().st_size for path in self.files[: start.file])
-        skipped, warned = start.skipped, set()
-        done = count = 0  # documents of a file: those before `start`, and all so far
-
-        def bad(error: UserError) -> None:
-            nonlocal skipped
-            if count >= done:
-                skipped += 1
-                if isinstance(error, NoFormError):
-                    error = UserError(f"{error}, or name the field with --field")
-                self.bad(error)
-
-        for number, path in enumerate(self.files[start.file :], start.file):
-            done, count = start.document if number == start.file else 0, 0
-            for count, (document, read) in enumerate(self._read(path, bad, warned), 1):
-                if count > done:
-                    yield document, Position(number, count, before + read, skipped)
+        before, warned = 0, set()
+        for path in self.files:
+            for document, read in self._read(path, self._refuse, warned):
+                yield document, before + read
             before += path.stat().st_size
 
-    def units(
-        self,
-        size: int,
-        *,
-        start: Position = START,
-        first: int = 0,
-        limit: int | None = None,
-    ) -> Iterator[Unit]:
+    def units(self, size: int, limit: int | None = None) -> Iterator[Unit]:
         """Groups the documents into units of about `size` bytes, without cutting documents.
 
         Args:
           size: a unit ends with the document that reaches this size.
-          start: where to begin.
-          first: number of the first unit.
           limit: maximum number of documents.
         """
-        if limit == 0:
-            return
         documents: list[Document] = []
-        held, end = 0, start
-        for count, (document, end) in enumerate(self.documents(start), 1):
+        number = held = read = 0
+        for document, read in islice(self.documents(), limit):
             documents.append(document)
             held += len(document.text) + 64  # its memory besides the text
-            if held >= size or count == limit:
-                yield Unit(first, documents, end)
-                documents, held, first = [], 0, first + 1
-            if count == limit:
-                return
+            if held >= size:
+                yield Unit(number, documents, read)
+                documents, held, number = [], 0, number + 1
         if documents:
-            yield Unit(first, documents, end)
+            yield Unit(number, documents, read)
+
+    def _refuse(self, error: UserError) -> None:
+        if isinstance(error, NoFormError):
+            error = UserError(f"{error}, or name the field with --field")
+        self.bad(error)
 
     def _read(
         self, path: Path, bad: Callable[[UserError], None], warned: set[str]
@@ -243,8 +209,7 @@ def cut(stream: TextIO) -> Iterator[str]:
 
 def _pieces(stream: TextIO, chat: bool = False) -> Iterator[Document]:
     """Yields a text as one document, or in pieces if it is long; nothing if it is empty."""
-    first = True
-    previous = ""
+    first, previous = True, ""
     for piece in cut(stream):
         if previous:
             yield _document(previous, chat, first, False)
