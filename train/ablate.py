@@ -46,13 +46,13 @@ from train.data.encoding import parse_template_kwargs
 from train.data.packed_dataset import PackedDataset
 from train.data.prepare import prepare
 from train.drafter import DrafterTraining, train
-from train.experiments import report
-from train.experiments.evaluator import (
+from train.evaluation.evaluator import (
     DrafterEvaluator,
     benchmark_prompts,
     question_prompts,
     step_seconds,
 )
+from train.experiments import report
 from train.experiments.plans import PLANS, Name, Plan
 from train.objective.draft_ids import with_draft_ids
 from train.run import config_file, work_directory

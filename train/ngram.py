@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,20 +21,21 @@ from typing import Annotated, NamedTuple
 import duckdb
 import tyro
 
+from dart_jax.data.contents import NoFormError
 from dart_jax.data.records import PARQUET, Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
-from dart_jax.files import check_writable, write_atomically
+from dart_jax.files import check_writable
 from dart_jax.machine import available_cores, available_memory
 from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
 from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import progress_bars
-from train.counting import text_tokenizer
 from train.counting.executors import Executor, LocalExecutor, RayExecutor
-from train.counting.pipeline import MB, Budget, Counting, Least, Totals
-from train.data.documents import Corpus
+from train.counting.pipeline import MB, Budget, Counting, Least, Totals, units
+from train.counting.tokenizer import Encoding, copy, eos_of, load
 from train.data.encoding import parse_template_kwargs
+from train.data.examples import read_all
 from train.run import work_directory
 
 _VERSION = 3  # of the work directory's format
@@ -128,22 +130,21 @@ def run(config: NgramConfig) -> Summary:
     work = work.resolve()  # workers may have another current directory
     files = without(find_files(config.data), (work, config.out))
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
-    tokenizer = text_tokenizer.load(config.tokenizer, template_kwargs)
-    skipped = Skipped()
-    corpus = Corpus(
-        files,
-        config.field,
-        tokenizer.template,
-        tokenizer.vocab_size,
-        bad=skipped if config.skip_bad else refuse,
-    )
-    least = Least.of(corpus)
-    eos = tokenizer.eos_named(config.eos_token) if config.eos else None
+    tokenizer = load(config.tokenizer)
+    least, size = Least.of(files), sum(path.stat().st_size for path in files)
+    eos = eos_of(tokenizer, config.eos_token) if config.eos else None
     layout = WindowLayout(config.order, tokenizer.vocab_size)
-    encoder = tokenizer.backend.to_str().encode()
+    skipped = Skipped()
+
+    def bad(error: UserError) -> None:
+        if isinstance(error, NoFormError):
+            error = UserError(f"{error}, or name the field with --field")
+        (skipped if config.skip_bad else refuse)(error)
+
+    encoder = f"{tokenizer.backend.to_str()}{tokenizer.chat_template or ''}".encode()
     settings = {
         "version": _VERSION,
-        "--tokenizer": hashlib.sha256(encoder + tokenizer.template_text.encode()).hexdigest(),
+        "--tokenizer": hashlib.sha256(encoder).hexdigest(),
         "--field": config.field,
         "--chat-template-kwargs": template_kwargs,
         "--eos": eos,
@@ -157,17 +158,21 @@ def run(config: NgramConfig) -> Summary:
     ):
         memory = total_memory(config, executor.workers, least)
         budget = Budget.of(memory, executor.workers, least)
-        corpus = dataclasses.replace(corpus, memory=PARQUET + budget.reading)
+        reading = PARQUET + budget.reading
+        examples = read_all(files, config.limit, bad, field=config.field, memory=reading)
         # Keep the unit size of an existing directory, even if the memory changed.
         done = len(runs.read_stats(work))
         result = f"counts of {done:,} units" if done else ""
-        kept = {"unit": budget.unit(corpus.size)}
+        kept = {"unit": budget.unit(size)}
         unit = work_directory.check_settings(work, settings, kept, result=result)["unit"]
         budget.check(unit)
         try:
-            write_atomically(work / "tokenizer.json", encoder)
-            counting = Counting(work, layout, budget.sort, executor, progress)
-            totals = counting.count(corpus, eos, unit, config.limit)
+            copied = copy(tokenizer, work / "tokenizer")
+            encoding = Encoding(copied, json.dumps(template_kwargs), eos)
+            counting = Counting(
+                work, layout, budget.sort, executor, progress, skipped, config.skip_bad
+            )
+            totals = counting.count(units(examples, unit), size, encoding)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
                 for part in counting.merge(totals):

@@ -15,8 +15,8 @@ from dart_jax.weights.checkpoint import load_drafter
 from train import ablate
 from train.ablate import AblateConfig, run
 from train.drafter import DrafterTraining
+from train.evaluation.evaluator import question_prompts, step_seconds
 from train.experiments import report as ablation_report
-from train.experiments.evaluator import question_prompts, step_seconds
 from train.experiments.plans import PLANS
 from train.run import config_file
 

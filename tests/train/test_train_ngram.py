@@ -22,19 +22,21 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 
 from dart_jax.data import json_values
-from dart_jax.data.records import PARQUET, Skipped, find_files
+from dart_jax.data.contents import Chat, Text
+from dart_jax.data.records import PARQUET, find_files, refuse
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
 from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
 from train import ngram
-from train.counting import executors, text_tokenizer
+from train.counting import executors
 from train.counting import pipeline as counting
+from train.counting import tokenizer as counted_tokenizer
 from train.counting.executors import Executor, _measured
 from train.counting.pipeline import Budget, Least
-from train.data import documents
-from train.data.documents import Corpus, Document
+from train.data import examples
+from train.data.examples import read_all
 from train.ngram import NgramConfig, run
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -86,11 +88,12 @@ def count(tokenizer_directory, tmp_path, monkeypatch):
     """Counts in this process, and gives the model's path."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(ngram, "make_executor", lambda config, least: Here(config.workers or 1))
-    counting._load.cache_clear()
+    counted_tokenizer._encoder.cache_clear()
 
     def count(*data, out="model.dng", **options):
         options = {"tokenizer": str(tokenizer_directory), "memory": "2GB"} | options
-        run(NgramConfig(tuple(map(str, data)), out=tmp_path / out, **options))
+        config = NgramConfig(tuple(map(str, data)), out=tmp_path / out, **options)
+        count.summary = run(config)
         return tmp_path / out
 
     return count
@@ -138,9 +141,14 @@ def write(path, data):
 
 
 def texts_of(*files, **options):
-    """The texts of all documents."""
-    corpus = Corpus(tuple(files), **options)
-    return [document.text.decode() for document, _ in corpus.documents()]
+    """The texts of all examples."""
+    return [example.content.text for example in examples_of(*files, **options)]
+
+
+def examples_of(*files, **options):
+    """The examples of files, which may be empty."""
+    options.setdefault("bad", lambda error: refuse(error))
+    return [example for example, _ in read_all(files, **options)]
 
 
 def lines(texts, field="text"):
@@ -197,22 +205,16 @@ def test_parquet(tmp_path):
         texts_of(path, field="i")
 
 
-def test_chats(tmp_path, tokenizer_directory):
-    template = text_tokenizer.load(str(tokenizer_directory)).template
-    rendered = "<s>user: how?\n<s>assistant: so.\n"
+def test_chats(tmp_path):
     jsonl = write(tmp_path / "a.jsonl", lines([CHAT, CHAT[:1]], "messages") + lines(["plain"]))
     with duckdb.connect() as database:
         database.execute(
             f"copy (select messages from read_json('{jsonl}') where messages is not null) to "
             f"'{tmp_path}/a.parquet'"
         )
-    found = [document for document, _ in Corpus((jsonl,), template=template).documents()]
-    assert found == [
-        Document(rendered.encode(), True),
-        Document(b"<s>user: how?\n", True),
-        Document(b"plain", False),
-    ]
-    assert texts_of(tmp_path / "a.parquet", template=template) == [rendered, "<s>user: how?\n"]
+    chats = [Chat(CHAT), Chat(CHAT[:1])]
+    assert [each.content for each in examples_of(jsonl)] == [*chats, Text("plain")]
+    assert [each.content for each in examples_of(tmp_path / "a.parquet")] == chats
 
 
 def test_all_forms_of_records_are_counted(tmp_path, count, tokenizer, encode):
@@ -235,29 +237,29 @@ def test_all_forms_of_records_are_counted(tmp_path, count, tokenizer, encode):
     assert made == ngrams([*expected, *encode(["however", "a text"])], 3)
 
 
-def test_tools_reach_the_template(tmp_path, tokenizer_directory):
+def test_tools_reach_the_template(tmp_path, count, tokenizer):
     options = {"chat_template": "{{ tools[0].name }}{{ also }}" + TEMPLATE, "also": "!"}
-    template = text_tokenizer.load(str(tokenizer_directory), options).template
     record = {"messages": CHAT[:1], "tools": [{"name": "f"}]}
     path = write(tmp_path / "a.jsonl", json.dumps(record))
-    assert texts_of(path, template=template) == ["f!<s>user: how?\n"]
+    tokens = tokenizer.encode("f!<s>user: how?\n</s>", add_special_tokens=False).ids
+    model = count(path, chat_template_kwargs=json.dumps(options))
+    assert decoded(model) == ngrams([tokens], 3)
 
 
 @pytest.mark.parametrize("size", [1, 10**9])
-def test_bad_records_are_skipped_and_counted(tmp_path, tokenizer, size):
+def test_bad_records_are_skipped_and_counted(tmp_path, count, encode, monkeypatch, size):
+    """Also by a run that goes on."""
+    monkeypatch.setattr(counting, "SMALLEST", size)
     rows = ['{"text": "a"}', "{", '{"text": "b"}', '{"text": 3}', '{"tokens": [1, 999]}', '"c"']
-    files = (
-        write(tmp_path / "a.jsonl", "\n".join(rows)),
-        write(tmp_path / "b.json", f"[{', '.join(rows[:1] * 3)}, {{"),
-        write(tmp_path / "c.txt", b"\xff"),
-    )
-    skipped = Skipped()
-    corpus = Corpus(files, vocab_size=tokenizer.get_vocab_size(), bad=skipped)
-    units = list(corpus.units(size))
-    texts = [document.text for unit in units for document in unit.documents]
-    assert texts == [b"a", b"b", b"c", b"a", b"a", b"a"]
-    assert skipped.count == 5
-    assert skipped.first.startswith(f"{files[0]}:2: ")
+    write(tmp_path / "data/a.jsonl", "\n".join(rows))
+    write(tmp_path / "data/b.json", f"[{', '.join(rows[:1] * 3)}, {{")
+    write(tmp_path / "data/c.txt", b"\xff")
+    options = {"work": tmp_path / "work", "skip_bad": True, "keep_work": True}
+    model = count(tmp_path / "data", **options)
+    assert decoded(model) == ngrams(encode("abcaaa"), 3)
+    for _ in range(2):
+        assert count.summary.skipped.count == 5
+        count(tmp_path / "data", **options)
 
 
 def test_the_program_says_what_it_skipped(tmp_path, count, tokenizer_directory):
@@ -283,10 +285,10 @@ def test_large_json_values_and_records_between_reads(tmp_path, monkeypatch):
 
 
 def test_long_texts_are_cut_at_line_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "LONGEST", 16)
+    monkeypatch.setattr(examples, "LONGEST", 16)
     text = "0123456\nabc\nde\n" * 9 + "x" * 40
     path = write(tmp_path / "a.txt", text)
-    pieces = [document for document, _ in Corpus((path,)).documents()]
+    pieces = examples_of(path)
     assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     plain = texts_of(path)
@@ -323,20 +325,14 @@ def test_find_files(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 200, 10**9])
 def test_units(tmp_path, size):
-    files = tuple(
-        write(tmp_path / name, lines(words(i, 7))) for i, name in enumerate(("a.jsonl", "b.jsonl"))
-    )
-    corpus = Corpus(files)
-    units = list(corpus.units(size))
+    files = [write(tmp_path / name, lines(words(i, 7))) for i, name in enumerate(("a.jsonl", "b"))]
+    units = list(counting.units(read_all(files), size))
     assert [unit.number for unit in units] == list(range(len(units)))
-    assert [*itertools.chain(*[unit.documents for unit in units])] == [
-        d for d, _ in corpus.documents()
-    ]
-    assert units[-1].read == corpus.size
+    assert [*itertools.chain(*[unit.examples for unit in units])] == examples_of(*files)
+    assert units[-1].read == sum(path.stat().st_size for path in files)
     assert len({unit.digest for unit in units}) == len(units)
-    assert [unit.digest for unit in corpus.units(size)] == [unit.digest for unit in units]
-    limited = [len(unit.documents) for unit in corpus.units(size, limit=5)]
-    assert sum(limited) == 5
+    again = counting.units(read_all(files), size)
+    assert [unit.digest for unit in again] == [unit.digest for unit in units]
 
 
 # Counting
@@ -390,9 +386,9 @@ def test_large_row_groups_of_parquet(tmp_path):
             f"copy (select repeat(chr(97 + (i % 26)::int) || i, 800) as text "
             f"from range(60000) t(i)) to '{path}' (row_group_size 60000)"
         )
-    assert sum(1 for _ in Corpus((path,), memory=2**30).documents()) == 60_000
+    assert len(examples_of(path, memory=2**30)) == 60_000
     with pytest.raises(UserError, match=r"a\.parquet: its row groups are too large .* --memory"):
-        list(Corpus((path,), memory=64 * 10**6).documents())
+        examples_of(path, memory=64 * 10**6)
 
 
 def test_a_killed_worker_is_one_line():
@@ -498,7 +494,7 @@ def test_the_end_is_written_once(tmp_path, count, tokenizer):
 def test_eos_of_the_generation_config(tmp_path, tokenizer):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 256]}')
-    assert text_tokenizer.load(str(tmp_path)).eos_named(None) == 257
+    assert counted_tokenizer.eos_of(counted_tokenizer.load(str(tmp_path)), None) == 257
 
 
 def test_local_tokenizers_do_not_touch_the_network(tokenizer_directory, monkeypatch):
@@ -508,17 +504,20 @@ def test_local_tokenizers_do_not_touch_the_network(tokenizer_directory, monkeypa
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     for source in (tokenizer_directory, tokenizer_directory / "tokenizer.json"):
-        assert text_tokenizer.load(str(source)).vocab_size == 258
+        assert counted_tokenizer.load(str(source)).vocab_size == 258
 
 
 def test_a_directory_without_tokenizer_json(tmp_path):
+    """Its copy is the same tokenizer."""
     vocab = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    tokenizer = text_tokenizer.load(str(tmp_path))
-    assert tokenizer.backend.encode("aab").ids == [0, 2]
-    assert tokenizer.eos == 3
+    tokenizer = counted_tokenizer.load(str(tmp_path))
+    copy = counted_tokenizer.load(str(counted_tokenizer.copy(tokenizer, tmp_path / "copy")))
+    for each in (tokenizer, copy):
+        assert each.backend.encode("aab").ids == [0, 2]
+        assert counted_tokenizer.eos_of(each, None) == 3
 
 
 def test_options_reach_the_file(tmp_path, count, encode, tokenizer):
@@ -723,14 +722,14 @@ def test_the_least_memory(tmp_path, size, workers, memory):
     path = tmp_path / "a.jsonl"
     with path.open("wb") as file:
         file.truncate(size)
-    least = Least.of(Corpus((path,)))
+    least = Least.of([path])
     assert least.total(workers) == memory * counting.MB
     assert Budget.of(memory * counting.MB, workers, least).free == least.worker - counting.WORKER
     with pytest.raises(UserError, match=f"{memory - 1}MB is too little: .* needs? {memory}MB"):
         Budget.of((memory - 1) * counting.MB, workers, least)
     # Reading Parquet needs memory of its own.
     parquet = path.rename(tmp_path / "a.parquet")
-    assert Least.of(Corpus((parquet,))).total(1) - least.total(1) == PARQUET
+    assert Least.of([parquet]).total(1) - least.total(1) == PARQUET
 
 
 @pytest.mark.parametrize(("memory", "expected"), [("705MB", 1), ("1400MB", 3), ("1300GB", 5)])
@@ -742,7 +741,7 @@ def test_as_many_workers_as_cores_and_memory_allow(
     config = NgramConfig(
         (str(path),), str(tokenizer_directory), tmp_path / "model.dng", memory=memory
     )
-    with ngram.make_executor(config, Least.of(Corpus((path,)))) as executor:
+    with ngram.make_executor(config, Least.of([path])) as executor:
         assert executor.workers == expected
 
 
@@ -762,11 +761,10 @@ def test_a_work_directory_has_one_master(tmp_path, count):
     ("name", "data", "message"),
     [
         ("a.jsonl", '{"text": "a"}\n\n{"text": ', r"a\.jsonl:3: broken JSON"),
-        ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: not a chat.* the fields body; .*--field"),
+        ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: not a chat.* the fields body"),
         ("a.jsonl", '{"text": 3}', r"a\.jsonl:1: `text` must be a string, not 3"),
         ("a.jsonl", "[3]", r"a\.jsonl:1: a record must be an object, not 3"),
         ("a.jsonl", "[3]\n[4]", r"a\.jsonl:1: a record must be an object, not an array"),
-        ("a.jsonl", lines([CHAT], "messages"), r"a\.jsonl:1: messages need a chat template"),
         ("a.json", '[{"text": "a"},\n{"text": "b" "c"}]', r"a\.json:2: broken JSON"),
         ("a.json", '\n\n[{"text": "b" "c"}]', r"a\.json:3: broken JSON"),
         ("a.json", '[{"text": "a"},\n', r"a\.json:2: broken JSON: the array does not end"),
@@ -801,18 +799,19 @@ def test_packages_that_are_missing(tmp_path, count, monkeypatch):
         executors.RayExecutor(None, 1)
 
 
-def test_bad_chats(tmp_path, tokenizer_directory):
-    template = text_tokenizer.load(str(tokenizer_directory)).template
+def test_bad_chats(tmp_path, count, tokenizer):
     path = write(tmp_path / "a.jsonl", lines([[{"content": "a"}]], "messages"))
     with pytest.raises(UserError, match=r"a\.jsonl:1: .*message 1 has the unknown role None"):
-        texts_of(path, template=template)
-
-    def refuse(messages):
-        raise ValueError("roles must alternate")
-
+        count(path)
     write(path, lines([CHAT], "messages"))
+    options = {"chat_template": "{{ raise_exception('roles must alternate') }}"}
     with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template rejects .*must alternate"):
-        texts_of(path, template=refuse)
+        count(path, chat_template_kwargs=json.dumps(options))
+    with pytest.raises(UserError, match="there are chats in the data, but no chat template in"):
+        count(path, tokenizer=str(bare(tmp_path, tokenizer)), eos=False)
+    write(path, '{"body": "a"}')
+    with pytest.raises(UserError, match=r"the fields body; .*, or name the field with --field"):
+        count(path)
 
 
 @pytest.mark.parametrize(

@@ -9,25 +9,23 @@ records a digest of its documents, and merged files are named by the runs that t
 from __future__ import annotations
 
 import dataclasses
-import functools
+import hashlib
 import itertools
-import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tokenizers
 from rich.progress import Progress
 
-from dart_jax.data.records import PARQUET, ending
+from dart_jax.data.records import PARQUET, Skipped, ending, refuse
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
-from train.counting import text_tokenizer
 from train.counting.executors import Executor
-from train.data.documents import Corpus, Unit
+from train.counting.tokenizer import Encoding
+from train.data.examples import Example, batched, digest_of
 
 MB = 10**6
 DRIVER = 384 * MB  # the process that reads, distributes and builds, besides reading Parquet
@@ -37,6 +35,32 @@ FEW, ENOUGH = 64 * MB, 192 * MB  # for these: with next to no data, and with any
 SMALLEST, LARGEST = MB, 64 * MB  # units of text
 FAN_IN = 256  # runs read at a time
 PART = 2**21  # maximum rows that the driver processes at a time
+
+
+class Unit(NamedTuple):
+    """Examples that are counted together.
+
+    Attributes:
+      number: from 0, in the corpus's order.
+      examples: at least one.
+      read: bytes of all files read up to its end.
+    """
+
+    number: int
+    examples: list[Example]
+    read: int
+
+    @property
+    def digest(self) -> int:
+        """A 64-bit digest of the contents."""
+        contents = [(digest_of(each.content), each.first, each.last) for each in self.examples]
+        return int.from_bytes(hashlib.blake2b(repr(contents).encode(), digest_size=8).digest())
+
+
+def units(examples: Iterable[tuple[Example, int]], size: int) -> Iterator[Unit]:
+    """Groups examples, each with the bytes read so far, into units of about `size` bytes."""
+    for number, (group, read) in enumerate(batched(examples, size)):
+        yield Unit(number, group, read)
 
 
 class Least(NamedTuple):
@@ -51,10 +75,10 @@ class Least(NamedTuple):
     worker: int
 
     @classmethod
-    def of(cls, corpus: Corpus) -> Least:
-        """Returns it for a corpus; little is enough for little data."""
-        parquet = any(ending(path) == ".parquet" for path in corpus.files)
-        free = min(ENOUGH, FEW + 8 * corpus.size)
+    def of(cls, files: Sequence[Path]) -> Least:
+        """Returns it for the files of a corpus; little is enough for little data."""
+        parquet = any(ending(path) == ".parquet" for path in files)
+        free = min(ENOUGH, FEW + 8 * sum(path.stat().st_size for path in files))
         return cls(DRIVER + PARQUET * parquet, WORKER + free)
 
     def total(self, workers: int) -> int:
@@ -153,6 +177,8 @@ class Counting:
       memory: bytes for grouping and sorting in one worker.
       executor: runs the tasks.
       progress: shows the progress.
+      skipped: counts the records that cannot be used.
+      skip_bad: whether such records are skipped.
       fan_in: runs merged at a time.
     """
 
@@ -161,47 +187,59 @@ class Counting:
     memory: int
     executor: Executor
     progress: Progress
+    skipped: Skipped = dataclasses.field(default_factory=Skipped)
+    skip_bad: bool = False
     fan_in: int = FAN_IN
 
-    def count(self, corpus: Corpus, eos: int | None, unit: int, limit: int | None) -> Totals:
-        """Counts the units of `unit` bytes whose runs are missing, and writes these.
+    def count(self, corpus: Iterable[Unit], size: int, encoding: Encoding) -> Totals:
+        """Counts the units whose runs are missing, and writes these.
 
         The last run may be of a unit that has grown since: it is counted again.
+
+        Args:
+          corpus: all units.
+          size: bytes of all files.
+          encoding: how the units are encoded.
 
         Raises:
           UserError: there is no text, or bad data, or other units were counted before.
         """
         earlier, stats = runs.read_stats(self.work), dict[int, Stats]()
         last, digest = max(earlier, default=0), 0
-        bar = self.progress.add_task("count", total=corpus.size, note="")
+        bar = self.progress.add_task("count", total=size, note="")
         new, began = 0, time.perf_counter()
 
         def tasks() -> Iterator[tuple[Any, ...]]:
             nonlocal digest
-            for part in corpus.units(unit, limit):
-                self.progress.update(bar, completed=part.read)
-                note = str(part.digest)
-                digest = zlib.crc32(note.encode(), digest)
-                if part.number in earlier and earlier[part.number].note == note:
-                    stats[part.number] = earlier[part.number]
-                elif part.number < last:
+            for unit in corpus:
+                self.progress.update(bar, completed=unit.read)
+                own = str(unit.digest)
+                digest = zlib.crc32(own.encode(), digest)
+                counted, _, skipped = earlier.get(unit.number, Stats(0, 0)).note.partition(" ")
+                if counted == own:
+                    stats[unit.number] = earlier[unit.number]
+                    self.skipped.count += int(skipped)
+                elif unit.number < last:
                     raise UserError(
                         f"{self.work} holds counts of {len(earlier):,} units, made from another "
                         "--data; pass the same again to go on, more only behind them, or name "
                         "another --work, or delete it"
                     )
                 else:
-                    yield part, note, self.layout, eos, self.work, self.memory
+                    skips = self.skip_bad
+                    yield unit, encoding, self.layout, self.work, self.memory, skips
 
-        for number, counted in self.executor.map(count_unit, tasks()):
+        for number, counted, skipped in self.executor.map(count_unit, tasks()):
             stats[number] = counted
+            self.skipped.count += skipped.count
+            self.skipped.first = self.skipped.first or skipped.first
             new += counted.tokens
             rate = new / (time.perf_counter() - began)
             self.progress.update(bar, note=f"{new:,} tokens, {rate:,.0f} tokens/s")
         tokens = sum(each.tokens for each in stats.values())
         if not tokens:
             raise UserError("the data hold no text")
-        self.progress.update(bar, completed=corpus.size)
+        self.progress.update(bar, completed=size)
         documents = sum(each.documents for each in stats.values())
         return Totals(len(stats), documents, tokens, new, digest)
 
@@ -250,26 +288,28 @@ class Counting:
 
 
 def count_unit(
-    unit: Unit, note: str, layout: WindowLayout, eos: int | None, directory: Path, memory: int
-) -> tuple[int, Stats]:
-    """Task: encodes a unit and writes its run; returns the unit's number and the run's statistics.
+    unit: Unit,
+    encoding: Encoding,
+    layout: WindowLayout,
+    directory: Path,
+    memory: int,
+    skip_bad: bool,
+) -> tuple[int, Stats, Skipped]:
+    """Task: encodes a unit and writes its run.
 
     Args:
-      unit: the documents.
-      note: stored with the run.
+      unit: the examples.
+      encoding: how they are encoded.
       layout: layout of the windows.
-      eos: token that ends every document, unless None.
-      directory: holds `tokenizer.json`; receives the run.
+      directory: receives the run.
       memory: bytes for grouping and sorting.
+      skip_bad: whether to skip examples that cannot be encoded.
+
+    Returns:
+      The unit's number, the run's statistics, and what was skipped.
     """
-    backend = _load(directory / "tokenizer.json")
-    batches = text_tokenizer.batches(unit.documents)
-    encoded = (text_tokenizer.encode(backend, batch, eos) for batch in batches)
+    skipped = Skipped()
+    encoded = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
+    note = f"{unit.digest} {skipped.count}"
     path = runs.run_path(directory, unit.number)
-    return unit.number, runs.write_run(encoded, layout, path, memory, note)
-
-
-@functools.lru_cache(maxsize=1)
-def _load(path: Path) -> tokenizers.Tokenizer:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker per core
-    return tokenizers.Tokenizer.from_file(str(path))
+    return unit.number, runs.write_run(encoded, layout, path, memory, note), skipped

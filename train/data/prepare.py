@@ -15,17 +15,15 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
-from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.progress import progress_bars
 from dart_jax.text.tokenizer import Tokenizer
-from train.data.documents import LONGEST
 from train.data.encoding import Encoder, LossOn, parse_template_kwargs
-from train.data.examples import Example, read_all
+from train.data.examples import LONGEST, batched, read_all
 from train.data.packed_dataset import PackedDataset, Writer
 
-_VERSION = 2  # of the written format, and of what is read from records
+_VERSION = 3  # of the written format, and of what is read from records
 _CONTEXT = 6400  # the paper's (section 4.1)
 _MADE = "data"  # the directory's name; renamed into place once it is complete on disk
 _ENCODED = 4 * LONGEST  # characters encoded at a time
@@ -115,6 +113,7 @@ def prepare(
         vocab_size,
         loss_on=config.loss_on,
         template_kwargs=parse_template_kwargs(config.chat_template_kwargs),
+        eos=None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id,
     )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -192,7 +191,7 @@ def _make(
         stack.callback(held_out.close)
         bar = progress.add_task("prepare", total=size, note="")
         below = _threshold(config, files)
-        for examples, read in _batches(read_all(files, config.limit, bad)):
+        for examples, read in batched(read_all(files, config.limit, bad), _ENCODED):
             for example, document in zip(examples, encoder.encode(examples, bad=bad), strict=True):
                 if document is not None:
                     (held_out if example.digest < below else training).add(document)
@@ -234,30 +233,3 @@ def _threshold(config: DataConfig, files: Sequence[Path]) -> int:
     digests = (example.digest for example, _ in read_all(files, config.limit, Skipped()))
     lowest = heapq.nsmallest(int(config.held_out), set(digests))
     return lowest[-1] + 1 if lowest else 0
-
-
-def _batches(examples: Iterator[tuple[Example, int]]) -> Iterator[tuple[list[Example], int]]:
-    """Groups the examples to encode together; each group comes with the bytes read so far."""
-    batch: list[Example] = []
-    held = read = 0
-    for example, read in examples:
-        batch.append(example)
-        held += _size(example.content)
-        if held >= _ENCODED:
-            yield batch, read
-            batch, held = [], 0
-    if batch:
-        yield batch, read
-
-
-def _size(content: Content) -> int:
-    """Returns the approximate number of characters."""
-    match content:
-        case Text(text):
-            return len(text)
-        case Completion(prompt, completion):
-            return len(prompt) + len(completion)
-        case Tokens(tokens):
-            return len(tokens)
-        case Chat(messages):
-            return sum(len(message["content"]) for message in messages)

@@ -1,4 +1,4 @@
-"""The experiments of `train.ablate`: plans, evaluation of drafters, and report.
+"""The experiments of `train.ablate`: plans and report.
 
-May import `dart_jax` and the rest of `train` but its programs. Start with `plans.py`.
+May import `dart_jax`. Start with `plans.py`.
 """
