@@ -26,7 +26,6 @@ from rich.table import Table
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.programs.command_line import parse, program
@@ -83,30 +82,28 @@ def measure(config: MeasureConfig, context: int, positions: int) -> tuple[int, l
     Raises:
       UserError: the device does not report the memory of a program.
     """
-    loss, shapes = _shapes(config, context, positions)
+    loss = _loss(config, context, positions)
+    arguments = partial(_arguments, config, context, loss.forward)
 
     def mean(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
         total, number = loss(params, frozen, batch, jax.random.key(0))
         return total / number
 
-    compiled = jax.jit(jax.value_and_grad(mean)).lower(*shapes).compile()
+    compiled = jax.jit(jax.value_and_grad(mean)).lower(*jax.eval_shape(arguments)).compile()
     analysis = compiled.memory_analysis()
     if analysis is None:
         raise UserError("this device does not report how much memory a program needs")
     seconds: list[float] = []
     if not config.compile_only:
-        arguments = _arguments(shapes)
+        arrays = arguments()
         for _ in range(config.repeats + 1):
             began = time.perf_counter()
-            jax.block_until_ready(compiled(*arguments))
+            jax.block_until_ready(compiled(*arrays))
             seconds.append(time.perf_counter() - began)
     return int(analysis.temp_size_in_bytes), seconds[1:]  # the first is a warm-up
 
 
-def _shapes(
-    config: MeasureConfig, context: int, positions: int
-) -> tuple[DrafterLoss, tuple[Params, Frozen, Batch]]:
-    """Returns the objective and the shapes of its arguments."""
+def _loss(config: MeasureConfig, context: int, positions: int) -> DrafterLoss:
     target = TargetConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -120,59 +117,30 @@ def _shapes(
         max_position_embeddings=max(2048, context),
     )
     drafter = DrafterShape(positions=positions).config(target)
-    assert isinstance(drafter, DrafterConfig)
+    return DrafterLoss(PackedForward(target, drafter, positions, config.chunk), Objective())
+
+
+def _arguments(
+    config: MeasureConfig, context: int, forward: PackedForward
+) -> tuple[Params, Frozen, Batch]:
+    """Returns constant models and rows, which take as long as any; may be traced."""
     dtype = jnp.dtype(config.dtype)
 
-    # Shapes in place of arrays.
-    def rows(kind: DTypeLike, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct((config.batch_size, context, *shape), kind)
+    def rows(kind: DTypeLike, *shape: int) -> jax.Array:
+        return jnp.ones((config.batch_size, context, *shape), kind)
 
-    def weights(model: TargetConfig | DrafterConfig) -> Params:
-        shapes = abstract_params(model)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+    def weights(model: Any) -> Params:
+        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.02, dtype), abstract_params(model))
 
-    batch = Batch(
-        tokens=rows(jnp.int32),
-        document=rows(jnp.int32),
-        supervised=rows(jnp.bool),
-        outputs=TeacherOutputs(
-            features=rows(dtype, 3 * config.hidden_size),
-            hidden=rows(dtype, config.hidden_size),
-            log_total=rows(jnp.float32),
-            best=rows(jnp.int32),
-        ),
+    outputs = TeacherOutputs(
+        features=rows(dtype, 3 * config.hidden_size),
+        hidden=rows(dtype, config.hidden_size),
+        log_total=rows(jnp.float32),
+        best=rows(jnp.int32),
     )
-    ids: Any = jax.ShapeDtypeStruct((config.vocab_size,), jnp.int32)
-    loss = DrafterLoss(PackedForward(target, drafter, positions, config.chunk), Objective())
-    return loss, (weights(drafter), Frozen(weights(target), ids), batch)
-
-
-def _arguments(shapes: tuple[Params, Frozen, Batch]) -> tuple[Params, Frozen, Batch]:
-    """Returns a random drafter and target, and random rows of one document each."""
-    rng = np.random.default_rng(0)
-
-    def draw(leaf: Any, scale: float = 1.0) -> jax.Array:
-        return jnp.asarray(scale * rng.standard_normal(leaf.shape), leaf.dtype)
-
-    def weight(leaf: Any) -> jax.Array:
-        # Vectors are norm scales.
-        return draw(leaf, 0.02) if len(leaf.shape) > 1 else jnp.ones(leaf.shape, leaf.dtype)
-
-    drafter, frozen, batch = shapes
-    weights = partial(jax.tree.map, weight)
-    vocab = frozen.draft_ids.shape[0]
-    filled = Batch(
-        tokens=rng.integers(0, vocab, batch.tokens.shape, np.int32),
-        document=np.ones(batch.document.shape, np.int32),
-        supervised=np.ones(batch.supervised.shape, bool),
-        outputs=jax.tree.map(draw, batch.outputs),
-    )
-    ids = jnp.arange(vocab, dtype=jnp.int32)
-    return (
-        weights(drafter),
-        Frozen(weights(frozen.target), ids),
-        jax.tree.map(jnp.asarray, filled),
-    )
+    batch = Batch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), outputs)
+    ids = jnp.arange(config.vocab_size, dtype=jnp.int32)
+    return weights(forward.drafter), Frozen(weights(forward.target), ids), batch
 
 
 def run(config: MeasureConfig, console: Console) -> Table:

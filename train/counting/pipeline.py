@@ -219,7 +219,7 @@ class Counting:
                 if counted == own:
                     stats[unit.number] = earlier[unit.number]
                     self.skipped.count += int(skipped)
-                elif unit.number < last:
+                elif unit.number in earlier and unit.number < last:
                     raise UserError(
                         f"{self.work} holds counts of {len(earlier):,} units, made from another "
                         "--data; pass the same again to go on, more only behind them, or name "

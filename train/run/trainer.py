@@ -131,7 +131,9 @@ class Trainer:
         with writing("the run", self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
             if is_main():
-                stack.enter_context(exclusive(self._directory))
+                message = f"another run is training in {self._directory}"
+                message += "; wait for it or use another directory"
+                stack.enter_context(exclusive(self._directory, message))
         saved = Checkpoints(self._directory / "checkpoints", self._config.keep, self._fixed)
         self._checkpoints = stack.enter_context(contextlib.closing(saved))
 

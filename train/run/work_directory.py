@@ -31,33 +31,27 @@ def locked(work: Path) -> Iterator[None]:
         work.mkdir(exist_ok=True)
         if any(work.iterdir()) and not (work / _LOCK).is_file():
             raise UserError(f"--work {work} holds other files; use another directory")
-        lock = (work / _LOCK).open("w")
+        (work / _LOCK).touch()
     except OSError as error:
         raise UserError(f"cannot use --work {work}: {error.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is using {work}; wait for it") from None
+    with exclusive(work, f"another process is using {work}; wait for it"):
         for left in work.glob("tmp-*"):  # left by a killed process
             shutil.rmtree(left, ignore_errors=True)
         yield
 
 
 @contextlib.contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Locks a run's directory: two runs would remove each other's files.
+def exclusive(directory: Path, message: str) -> Iterator[None]:
+    """Locks a directory for this process.
 
     Raises:
-      UserError: another process holds the lock.
+      UserError: another process holds the lock; the message.
     """
     with (directory / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another run is training in {directory}; wait for it or use another directory"
-            ) from None
+        except OSError:
+            raise UserError(message) from None
         yield
 
 
@@ -69,7 +63,7 @@ def check_settings(
     result: str,
     cure: str = "another --work, or delete it",
 ) -> dict[str, Any]:
-    """Compares the settings with those of an earlier run, if it left a result; records them.
+    """Compares the settings with those of an earlier run, if it left a result, and records them.
 
     Args:
       work: the directory.
