@@ -227,23 +227,23 @@ def _start(
     drafter = shape.config(target)
     if shape.init is not None:
         path = hub.resolve(shape.init, patterns=hub.DRAFTER)
-        found, params, ids = load_drafter(path, jnp.float32, teacher.params["embed_tokens"])
-        check_fit(target, found)
-        check_trainable(shape.init, target, found)
-        if type(found) is not type(drafter) or (
-            isinstance(found, DrafterConfig)
-            and (found.num_positions, found.num_hidden_layers, found.shifted)
+        initial, params, ids = load_drafter(path, jnp.float32, teacher.params["embed_tokens"])
+        check_fit(target, initial)
+        check_trainable(shape.init, target, initial)
+        if type(initial) is not type(drafter) or (
+            isinstance(initial, DrafterConfig)
+            and (initial.num_positions, initial.num_hidden_layers, initial.shifted)
             != (shape.positions, shape.layers, shape.shifted)
         ):
             raise UserError(
                 f"--init {shape.init} is a drafter of another shape than given by --method, "
                 "--positions, --layers and --shifted"
             )
-        if isinstance(found, DrafterConfig):
-            found, params = _with_pairs(config, found, params)
+        if isinstance(initial, DrafterConfig):
+            initial, params = _with_pairs(config, initial, params)
         # The objective needs ascending ids.
         order = np.argsort(ids)
-        return found, with_draft_ids(params, order), ids[order]
+        return initial, with_draft_ids(params, order), ids[order]
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if (size := shape.vocabulary(target)) is not None:
         ids = draft_vocabulary(dataset, size)
@@ -254,23 +254,23 @@ def _start(
 
 
 def _with_pairs(
-    config: DrafterTraining, found: DrafterConfig, params: Params
+    config: DrafterTraining, drafter: DrafterConfig, params: Params
 ) -> tuple[DrafterConfig, Params]:
-    """Returns the drafter of --init with the pair scores asked for: its own, or fresh ones."""
+    """Returns the drafter of --init with pair scores of --pair-rank: its own, or fresh ones."""
     shape = config.drafter
-    if found.pair_rank:
-        if shape.pair_rank not in (0, found.pair_rank):
+    if drafter.pair_rank:
+        if shape.pair_rank not in (0, drafter.pair_rank):
             raise UserError(
-                f"--init {shape.init} has pair scores of rank {found.pair_rank}; leave "
+                f"--init {shape.init} has pair scores of rank {drafter.pair_rank}; leave "
                 "--pair-rank out to keep them"
             )
-        return found, params
+        return drafter, params
     if not shape.pair_rank:
         if shape.train == "pairs":
             raise UserError(f"--init {shape.init} has no pair scores; add some by --pair-rank")
-        return found, params
-    found = dataclasses.replace(found, pair_rank=shape.pair_rank)
-    return found, {**params, "pairs": init_params(found, config.trainer.seed)["pairs"]}
+        return drafter, params
+    drafter = dataclasses.replace(drafter, pair_rank=shape.pair_rank)
+    return drafter, {**params, "pairs": init_params(drafter, config.trainer.seed)["pairs"]}
 
 
 def _divide(shape: DrafterShape, params: Params) -> tuple[Params, Params | None]:

@@ -32,7 +32,7 @@ from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import progress_bars
 from train.counting.executors import Executor, LocalExecutor, RayExecutor
-from train.counting.pipeline import MB, Budget, Counting, Least, Totals, units
+from train.counting.pipeline import MB, UNIT, Budget, Counting, Totals, least_memory, units
 from train.counting.tokenizer import Encoding, copy, eos_of, load
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import read_all
@@ -43,7 +43,7 @@ _VERSION = 3  # of the work directory's format
 
 @dataclasses.dataclass(frozen=True)
 class NgramConfig:
-    """What to count, and how."""
+    """The corpus and the options of counting."""
 
     data: tuple[str, ...]
     """Files, directories or globs (quoted; ** for any depth)."""
@@ -58,7 +58,7 @@ class NgramConfig:
     eos: Annotated[
         bool, tyro.conf.arg(help="Do not end documents with the end-of-sequence token.")
     ] = True
-    """Whether every document ends with the end-of-sequence token."""
+    """End every document with the end-of-sequence token."""
     eos_token: str | None = None
     """The end-of-sequence token, if the tokenizer names none or another."""
     order: int = 3
@@ -131,7 +131,7 @@ def run(config: NgramConfig) -> Summary:
     files = without(find_files(config.data), (work, config.out))
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
     tokenizer = load(config.tokenizer)
-    least, size = Least.of(files), sum(path.stat().st_size for path in files)
+    size = sum(path.stat().st_size for path in files)
     eos = eos_of(tokenizer, config.eos_token) if config.eos else None
     layout = WindowLayout(config.order, tokenizer.vocab_size)
     skipped = Skipped()
@@ -152,27 +152,25 @@ def run(config: NgramConfig) -> Summary:
         "--limit": config.limit,
     }
     with (
-        make_executor(config, least) as executor,
+        make_executor(config, files) as executor,
         work_directory.locked(work),
         progress_bars() as progress,
     ):
-        memory = total_memory(config, executor.workers, least)
-        budget = Budget.of(memory, executor.workers, least)
-        reading = PARQUET + budget.reading
-        examples = read_all(files, config.limit, bad, field=config.field, memory=reading)
-        # Keep the unit size of an existing directory, even if the memory changed.
+        memory = total_memory(config, executor.workers, files)
+        budget = Budget.of(memory, executor.workers, files)
+        examples = read_all(
+            files, config.limit, bad, field=config.field, memory=max(PARQUET, budget.reading)
+        )
         done = len(runs.read_stats(work))
         result = f"counts of {done:,} units" if done else ""
-        kept = {"unit": budget.unit(size)}
-        unit = work_directory.check_settings(work, settings, kept, result=result)["unit"]
-        budget.check(unit)
+        work_directory.check_settings(work, settings, result=result)
         try:
             copied = copy(tokenizer, work / "tokenizer")
             encoding = Encoding(copied, json.dumps(template_kwargs), eos)
             counting = Counting(
                 work, layout, budget.sort, executor, progress, skipped, config.skip_bad
             )
-            totals = counting.count(units(examples, unit), size, encoding)
+            totals = counting.count(units(examples, UNIT), size, encoding)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
                 for part in counting.merge(totals):
@@ -214,22 +212,23 @@ def check(config: NgramConfig) -> None:
     check_writable(config.out)
 
 
-def total_memory(config: NgramConfig, workers: int, least: Least) -> int:
+def total_memory(config: NgramConfig, workers: int, files: Sequence[Path]) -> int:
     """Returns the memory for all processes, in bytes."""
     if config.memory is not None:
         return parse_memory(config.memory)
     if config.ray or config.ray_address:
-        return least.driver + workers * 2000 * MB
+        return least_memory(files, 0) + workers * 2000 * MB
     return available_memory() // 2
 
 
-def make_executor(config: NgramConfig, least: Least) -> Executor:
+def make_executor(config: NgramConfig, files: Sequence[Path]) -> Executor:
     """Returns the executor: by default one worker per core, as far as memory allows."""
     if config.ray or config.ray_address:
         return RayExecutor(config.ray_address, config.workers)
-    cores = available_cores()
-    fitting = max(1, (total_memory(config, cores, least) - least.driver) // least.worker)
-    return LocalExecutor(config.workers or min(cores, fitting))
+    workers, memory = available_cores(), total_memory(config, 1, files)
+    while workers > 1 and least_memory(files, workers) > memory:
+        workers -= 1
+    return LocalExecutor(config.workers or workers)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -475,6 +475,8 @@ def test_the_file_and_the_command_line_are_judged_together(recipe, tmp_path):
         ("steps = 1.5", "--steps"),
         ("shifted = 1", "with .*recipe.toml: unexpected argument '1'"),
         ("steps = true", "--steps"),
+        ("data = [1, 2]", r"recipe\.toml: data must be text in quotes, got 1"),
+        ("target = 3", r"recipe\.toml: target must be text in quotes, got 3"),
         ("train = 'pairs'", "--train pairs needs the drafter to freeze"),
         ("method = 'medusa'", "medusa"),
         ("steps = 3\n[trainer]\nsteps = 4", "steps is given twice"),

@@ -34,7 +34,7 @@ from train.counting import executors
 from train.counting import pipeline as counting
 from train.counting import tokenizer as counted_tokenizer
 from train.counting.executors import Executor, _measured
-from train.counting.pipeline import Budget, Least
+from train.counting.pipeline import Budget
 from train.data import examples
 from train.data.examples import read_all
 from train.ngram import NgramConfig, run
@@ -87,7 +87,7 @@ def tokenizer_directory(tokenizer, tmp_path_factory):
 def count(tokenizer_directory, tmp_path, monkeypatch):
     """Counts in this process, and gives the model's path."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(ngram, "make_executor", lambda config, least: Here(config.workers or 1))
+    monkeypatch.setattr(ngram, "make_executor", lambda config, files: Here(config.workers or 1))
     counted_tokenizer._encoder.cache_clear()
 
     def count(*data, out="model.dng", **options):
@@ -249,7 +249,7 @@ def test_tools_reach_the_template(tmp_path, count, tokenizer):
 @pytest.mark.parametrize("size", [1, 10**9])
 def test_bad_records_are_skipped_and_counted(tmp_path, count, encode, monkeypatch, size):
     """Also by a run that goes on."""
-    monkeypatch.setattr(counting, "SMALLEST", size)
+    monkeypatch.setattr(ngram, "UNIT", size)
     rows = ['{"text": "a"}', "{", '{"text": "b"}', '{"text": 3}', '{"tokens": [1, 999]}', '"c"']
     write(tmp_path / "data/a.jsonl", "\n".join(rows))
     write(tmp_path / "data/b.json", f"[{', '.join(rows[:1] * 3)}, {{")
@@ -564,8 +564,7 @@ def program(corpus, out, tokenizer, *options, unit=20_000):
         if __name__ == "__main__":
             from train import ngram
             from train.counting import pipeline
-            pipeline.SMALLEST, pipeline.PART = {unit}, 3000
-            pipeline.LARGEST = {unit}
+            ngram.UNIT, pipeline.PART = {unit}, 3000
             ngram.main()
     """
     return [
@@ -670,7 +669,7 @@ def test_without_counts_nothing_is_held_against_a_run(tmp_path, count):
 @pytest.mark.parametrize("place", ["same file", "next file"])
 def test_data_repaired_or_added_behind_the_counts(tmp_path, count, monkeypatch, place):
     """A bad record ends the first run after some units; the counts are used, merged anew."""
-    monkeypatch.setattr(counting, "SMALLEST", 1000)
+    monkeypatch.setattr(ngram, "UNIT", 1000)
     good, more = lines(words(7)), lines(words(8))
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     bad = '{"query": 1}\n'
@@ -697,42 +696,21 @@ def test_data_repaired_or_added_behind_the_counts(tmp_path, count, monkeypatch, 
         count(str(tmp_path / "*.jsonl"), **options)
 
 
-def test_units_of_another_memory(tmp_path, count, monkeypatch):
-    data = write(tmp_path / "a.jsonl", lines(words(7, 3000)))
-    monkeypatch.setattr(counting, "SMALLEST", 10**8)
-    options = {"work": tmp_path / "work", "keep_work": True}
-    expected = count(data, memory="20GB", **options).read_bytes()
-    with pytest.raises(UserError, match=r"1 worker\(s\) need --memory 1471MB to resume"):
-        count(data, memory="1200MB", **options)
-    assert count(data, memory="1471MB", **options).read_bytes() == expected
-
-
-@pytest.mark.parametrize(
-    ("size", "workers", "memory"),
-    [
-        (0, 1, 704),
-        (3 * 10**6, 1, 728),
-        (3 * 10**6, 2, 1072),
-        (16 * 10**6, 1, 832),
-        (10**12, 1, 832),
-        (10**12, 8, 3968),
-    ],
-)
-def test_the_least_memory(tmp_path, size, workers, memory):
-    path = tmp_path / "a.jsonl"
-    with path.open("wb") as file:
-        file.truncate(size)
-    least = Least.of([path])
-    assert least.total(workers) == memory * counting.MB
-    assert Budget.of(memory * counting.MB, workers, least).free == least.worker - counting.WORKER
-    with pytest.raises(UserError, match=f"{memory - 1}MB is too little: .* needs? {memory}MB"):
-        Budget.of((memory - 1) * counting.MB, workers, least)
+@pytest.mark.parametrize(("workers", "least"), [(1, 832), (8, 3968)])
+def test_the_least_memory(tmp_path, workers, least):
+    text, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    budget = Budget.of(least * counting.MB, workers, [text])
+    assert budget == (counting.ENOUGH // 2, 0)
+    with pytest.raises(UserError, match=f"{least - 1}MB is too little: .* needs? {least}MB"):
+        Budget.of((least - 1) * counting.MB, workers, [text])
     # Reading Parquet needs memory of its own.
-    parquet = path.rename(tmp_path / "a.parquet")
-    assert Least.of([parquet]).total(1) - least.total(1) == PARQUET
+    assert Budget.of(least * counting.MB + PARQUET, workers, [table]) == (budget.sort, PARQUET)
+    # What is spare is for reading, a quarter, and for the workers.
+    more = Budget.of((least + 8 * workers) * counting.MB, workers, [text])
+    assert more == (budget.sort + 3 * counting.MB, 2 * workers * counting.MB)
 
 
-@pytest.mark.parametrize(("memory", "expected"), [("705MB", 1), ("1400MB", 3), ("1300GB", 5)])
+@pytest.mark.parametrize(("memory", "expected"), [("832MB", 1), ("1800MB", 3), ("1300GB", 5)])
 def test_as_many_workers_as_cores_and_memory_allow(
     tmp_path, tokenizer_directory, monkeypatch, memory, expected
 ):
@@ -741,7 +719,7 @@ def test_as_many_workers_as_cores_and_memory_allow(
     config = NgramConfig(
         (str(path),), str(tokenizer_directory), tmp_path / "model.dng", memory=memory
     )
-    with ngram.make_executor(config, Least.of([path])) as executor:
+    with ngram.make_executor(config, [path]) as executor:
         assert executor.workers == expected
 
 
@@ -827,7 +805,7 @@ def test_bad_chats(tmp_path, count, tokenizer):
         ({"memory": "lots"}, "memory must be written like 4GB or 800MB, got 'lots'"),
         (
             {"memory": "1GB", "workers": 4},
-            r"1000MB is too little: 4 workers need 1665MB, one needs 705MB",
+            r"1000MB is too little: 4 workers need 2176MB, one needs 832MB",
         ),
         (
             {"tokenizer": "/no/such/place"},

@@ -30,9 +30,9 @@ from train.data.examples import Example, batched, digest_of
 MB = 10**6
 DRIVER = 384 * MB  # the process that reads, distributes and builds, besides reading Parquet
 WORKER = 256 * MB  # a worker, besides its units and its database
-FEW, ENOUGH = 64 * MB, 192 * MB  # for these: with next to no data, and with any amount
+ENOUGH = 192 * MB  # for these
 
-SMALLEST, LARGEST = MB, 64 * MB  # units of text
+UNIT = 8 * MB  # characters; up to five copies may be in flight per worker
 FAN_IN = 256  # runs read at a time
 PART = 2**21  # maximum rows that the driver processes at a time
 
@@ -63,90 +63,40 @@ def units(examples: Iterable[tuple[Example, int]], size: int) -> Iterator[Unit]:
         yield Unit(number, group, read)
 
 
-class Least(NamedTuple):
-    """The least memory for a corpus, in bytes.
-
-    Attributes:
-      driver: of the process that reads, distributes and builds.
-      worker: of each worker.
-    """
-
-    driver: int
-    worker: int
-
-    @classmethod
-    def of(cls, files: Sequence[Path]) -> Least:
-        """Returns it for the files of a corpus; little is enough for little data."""
-        parquet = any(ending(path) == ".parquet" for path in files)
-        free = min(ENOUGH, FEW + 8 * sum(path.stat().st_size for path in files))
-        return cls(DRIVER + PARQUET * parquet, WORKER + free)
-
-    def total(self, workers: int) -> int:
-        """Returns it for all processes."""
-        return self.driver + workers * self.worker
-
-
 class Budget(NamedTuple):
-    """How memory is divided.
+    """The division of memory, in bytes.
 
     Attributes:
-      least: the least memory.
-      workers: number of workers.
-      free: bytes per worker for its units and its database.
-      reading: bytes that the driver has on top of its minimum.
+      sort: of each worker, for grouping and sorting.
+      reading: of the driver, for reading.
     """
 
-    least: Least
-    workers: int
-    free: int
+    sort: int
     reading: int
 
     @classmethod
-    def of(cls, memory: int, workers: int, least: Least) -> Budget:
+    def of(cls, memory: int, workers: int, files: Sequence[Path]) -> Budget:
         """Divides `memory` bytes between the driver and the workers.
 
         Raises:
           UserError: the memory is too little.
         """
-        if memory < least.total(workers):
+        least = least_memory(files, workers)
+        if memory < least:
             need = "1 worker needs" if workers == 1 else f"{workers} workers need"
-            one = "" if workers == 1 else f", one needs {-(-least.total(1) // MB)}MB"
+            one = f", one needs {least_memory(files, 1) // MB}MB" if workers > 1 else ""
             raise UserError(
-                f"--memory {memory // MB}MB is too little: {need} "
-                f"{-(-least.total(workers) // MB)}MB{one}"
+                f"--memory {memory // MB}MB is too little: {need} {-(-least // MB)}MB{one}"
             )
-        reading = (memory - least.total(workers)) // 4
-        free = (memory - least.driver - reading) // workers - WORKER
-        return cls(least, workers, free, reading)
+        spare = memory - least  # a quarter of which is for reading
+        free = ENOUGH + (spare - spare // 4) // workers
+        return cls(free // 2, spare // 4 + least_memory(files, 0) - DRIVER)
 
-    @property
-    def sort(self) -> int:
-        """Bytes for grouping and sorting in one worker."""
-        return self.free // 2
 
-    def unit(self, size: int) -> int:
-        """Returns the bytes of text per unit for a corpus of `size` bytes.
-
-        Up to five copies of a unit may be in flight per worker. There are at least eight units per
-        worker, so that none is idle for long at the end.
-        """
-        even = max(SMALLEST, size // (8 * self.workers))
-        return min(self.free // 40, LARGEST, even)
-
-    def check(self, unit: int) -> None:
-        """Checks that units, sized for an earlier memory limit, fit.
-
-        Raises:
-          UserError: the memory is too little for them.
-        """
-        if self.free < 10 * unit:
-            missing = 10 * unit + WORKER - self.least.worker
-            # A quarter of what is above the least is for reading.
-            needed = self.least.total(self.workers) + self.workers * -(-missing * 4 // 3)
-            raise UserError(
-                f"the work directory was started with more memory; {self.workers} worker(s) need "
-                f"--memory {-(-needed // MB)}MB to resume; use fewer --workers, or delete it"
-            )
+def least_memory(files: Sequence[Path], workers: int) -> int:
+    """Returns the least memory to count files with so many workers, in bytes."""
+    parquet = any(ending(path) == ".parquet" for path in files)
+    return DRIVER + PARQUET * parquet + workers * (WORKER + ENOUGH)
 
 
 class Totals(NamedTuple):

@@ -21,7 +21,7 @@ from train.data.examples import LONGEST, Example, batched
 
 
 class Encoding(NamedTuple):
-    """How a corpus is encoded.
+    """The encoding of a corpus.
 
     Attributes:
       tokenizer: a `tokenizer.json`, or a directory with a tokenizer's files.

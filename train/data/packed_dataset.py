@@ -90,7 +90,7 @@ class PackedDataset:
         )
 
     def token_counts(self) -> np.ndarray:
-        """How often each token is supervised: int64 [vocab_size]."""
+        """Counts the supervised occurrences of each token: int64 [vocab_size]."""
         counts = np.zeros(self.vocab_size, np.int64)
         for begin in range(0, self.rows, _CHUNK):
             part = slice(begin, begin + _CHUNK)

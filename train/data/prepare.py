@@ -118,18 +118,18 @@ def prepare(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / f"{_MADE}.lock"):
-            found = _load(directory / _MADE, name)
-            if found is None:
+            prepared = _load(directory / _MADE, name)
+            if prepared is None:
                 with _replacing(directory / _MADE) as part:
                     _make(config, files, encoder, part, context, name)
-                found = _load(directory / _MADE, name)
+                prepared = _load(directory / _MADE, name)
     except OSError as error:
         raise UserError(
             f"cannot write the prepared data to {directory}: {error.strerror or error}; free disk "
             "space or use another directory, and run again"
         ) from error
-    assert found is not None  # it was just written
-    return found
+    assert prepared is not None  # it was just written
+    return prepared
 
 
 def _made_from(
@@ -204,26 +204,19 @@ def _make(
                 why = f"; --held-out {config.held_out:g} takes all {kept:,} documents; lower it"
             raise UserError(f"nothing in {', '.join(config.data)} is left to train on{why}")
         progress.update(bar, completed=size)
-    made = _load(directory, name)
-    assert made is not None
-    for field, packed in zip(Prepared._fields, made, strict=True):
-        progress.console.print(
-            f"{field.replace('_', ' ')}: {packed}", highlight=False, soft_wrap=True
-        )
-    if config.held_out and not made.held_out.rows:
-        some = max(1, min(8, made.training.statistics.documents // 4))
-        progress.console.print(
+    prepared = _load(directory, name)
+    assert prepared is not None
+    lines = [f"{f.replace('_', ' ')}: {part}" for f, part in prepared._asdict().items()]
+    if config.held_out and not prepared.held_out.rows:
+        some = max(1, min(8, prepared.training.statistics.documents // 4))
+        lines.append(
             f"--held-out {config.held_out:g} leaves no documents to evaluate the drafter on; "
-            f"--held-out {some} would hold out about {some}",
-            highlight=False,
-            soft_wrap=True,
+            f"--held-out {some} would hold out about {some}"
         )
     if skipped.count:
-        progress.console.print(
-            f"skipped {skipped.count:,} bad records, the first: {skipped.first}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        lines.append(f"skipped {skipped.count:,} bad records, the first: {skipped.first}")
+    for line in lines:
+        progress.console.print(line, highlight=False, soft_wrap=True)
 
 
 def _threshold(config: DataConfig, files: Sequence[Path]) -> int:

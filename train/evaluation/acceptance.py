@@ -173,9 +173,11 @@ class AcceptanceLength:
         # Each group of devices decodes equally many; those that fill up do not count.
         groups = decoder.config.execution.groups
         prompts = self._prompts + self._prompts[:1] * (-count % groups)
-        made = decoder(prompts, self._new)
-        emitted = sum(len(tokens) - 1 for tokens in made.tokens[:count])  # prefill emits the first
-        return emitted / max(1, int(made.steps[:count].sum()))
+        result = decoder(prompts, self._new)
+        emitted = sum(
+            len(tokens) - 1 for tokens in result.tokens[:count]
+        )  # prefill emits the first
+        return emitted / max(1, int(result.steps[:count].sum()))
 
     def decoder(self, params: Params, ngram_weight: float) -> Decoder:
         """Returns the decoder of the prompts, with a drafter's parameters."""

@@ -18,7 +18,7 @@ _AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", 
 
 @dataclasses.dataclass(frozen=True)
 class TrainerConfig(OptimizerConfig):
-    """How long and on what training runs, and what it writes.
+    """The length, the devices and the outputs of a run.
 
     Raises:
       UserError: a number is out of range.
@@ -48,7 +48,7 @@ class TrainerConfig(OptimizerConfig):
     tensorboard: bool = False
     """Also write TensorBoard files."""
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    """How devices share the work."""
+    """The devices that share the work."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""How long a run trains: for a number of updates, or for a time."""
+"""The length of a run: for a number of updates, or for a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PARTS = 1_000_000  # of the time, as the learning rate's schedule divides it
 
 
 class Duration:
-    """How far a run is, the same in all processes.
+    """The progress of a run, the same in all processes.
 
     Time passes from the end of the first update on, which compiles, and again from there when the
     run resumes; it includes evaluations and checkpoints.

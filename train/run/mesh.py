@@ -1,4 +1,4 @@
-"""How devices share a training step: rows over "data", the target's matrices over "model".
+"""The devices that share a training step: rows over "data", the target's matrices over "model".
 
 Trained parameters are sharded along "data" (FSDP) and gathered where they are used. The frozen
 target is sharded along "model" as for decoding (`dart_jax.models.sharding.rules`) and, on request,
@@ -100,8 +100,8 @@ def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
 
 
 def split_over_groups(mesh: Mesh) -> Split:
-    """What splits a target's large parameters over "data" as well as over "model"; not the table of
-    embeddings, of which every device reads rows."""
+    """Returns the rule that splits a target's large parameters over "data" as well as over "model";
+    not the table of embeddings, of which every device reads rows."""
 
     def split(path: ParamPath, shape: tuple[int, ...], spec: P) -> P:
         if "embed_tokens" in path:

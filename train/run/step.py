@@ -21,7 +21,7 @@ Loss = Callable[[Any, Any, Any, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class TrainState(NamedTuple):
-    """What an update changes: the float32 parameters and the optimiser's state."""
+    """The state that an update changes: the float32 parameters and the optimiser's state."""
 
     params: Any
     opt_state: Any
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
     def not_finite(self) -> str:
         """Names the figures that are NaN or infinite; empty if all are finite."""
         loss, norm = float(self.loss), float(self.grad_norm)
-        found = [] if math.isfinite(loss) else [f"the loss is {loss}"]
+        problems = [] if math.isfinite(loss) else [f"the loss is {loss}"]
         if not math.isfinite(norm):
             names = [
                 ".".join(str(getattr(key, "key", key)) for key in path)
@@ -52,8 +52,8 @@ class Measured(NamedTuple):
             ]
             of = ", ".join(names[:_NAMED]) or "all parameters together"
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            found.append(f"the gradient norm is {norm}, from {of}{more}")
-        return " and ".join(found)
+            problems.append(f"the gradient norm is {norm}, from {of}{more}")
+        return " and ".join(problems)
 
 
 Update = Callable[[TrainState, Any, Any, Any, Any], tuple[TrainState, Measured]]

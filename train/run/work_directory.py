@@ -58,33 +58,26 @@ def exclusive(directory: Path, message: str) -> Iterator[None]:
 def check_settings(
     work: Path,
     settings: dict[str, Any],
-    kept: dict[str, Any] | None = None,
     *,
     result: str,
     cure: str = "another --work, or delete it",
-) -> dict[str, Any]:
+) -> None:
     """Compares the settings with those of an earlier run, if it left a result, and records them.
 
     Args:
       work: the directory.
       settings: what must not change, by option name; JSON values.
-      kept: further values, which stay as they are once there is a result.
       result: what earlier runs left that these settings made, in words; empty if nothing.
       cure: what to name instead of the old settings.
-
-    Returns:
-      `kept`, as recorded in the directory.
 
     Raises:
       UserError: what is there was made with other settings.
     """
     path = work / _SETTINGS
-    settings, now = json.loads(json.dumps([settings, kept or {}]))
+    settings = json.loads(json.dumps(settings))
     if result and path.is_file():
-        saved, now = json.loads(path.read_text())
-        check_same(f"{work} holds {result}, made", saved, settings, cure)
-    write_atomically(path, json.dumps([settings, now], indent=2).encode())
-    return now
+        check_same(f"{work} holds {result}, made", json.loads(path.read_text()), settings, cure)
+    write_atomically(path, json.dumps(settings, indent=2).encode())
 
 
 def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any], cure: str) -> None:
