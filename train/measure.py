@@ -1,4 +1,5 @@
-"""Measure the time and memory of the training objective: loss and gradient of every prefix.
+"""Measure the time and memory of the training objective: loss and gradient of every prefix
+of a row.
 
     python -m train.measure
     python -m train.measure --compile-only --context 6400 --positions 8 --hidden-size 2560 \\
@@ -37,6 +38,7 @@ from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 
 _HEAD = 64  # dimensions of an attention head
+_REPEATS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +49,6 @@ class MeasureConfig:
     """Tokens per row."""
     positions: tuple[int, ...] = (4, 8)
     """Numbers of drafted positions, d."""
-    batch_size: int = 1
-    """Rows per batch."""
     hidden_size: int = 320
     """Hidden size of target and drafter; a multiple of 64."""
     intermediate_size: int = 896
@@ -57,15 +57,11 @@ class MeasureConfig:
     """Vocabulary size of both."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype in which the loss is computed."""
-    chunk: int | None = None
-    """As `train.drafter --chunk`."""
     compile_only: bool = False
     """Report only the memory, without creating arrays or running anything."""
-    repeats: int = 5
-    """Repeats of every measurement."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "intermediate_size", "vocab_size", "repeats"):
+        for name in ("intermediate_size", "vocab_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1")
         if not self.context or min(self.context) < 4:
@@ -96,7 +92,7 @@ def measure(config: MeasureConfig, context: int, positions: int) -> tuple[int, l
     seconds: list[float] = []
     if not config.compile_only:
         arrays = arguments()
-        for _ in range(config.repeats + 1):
+        for _ in range(_REPEATS + 1):
             began = time.perf_counter()
             jax.block_until_ready(compiled(*arrays))
             seconds.append(time.perf_counter() - began)
@@ -117,7 +113,7 @@ def _loss(config: MeasureConfig, context: int, positions: int) -> DrafterLoss:
         max_position_embeddings=max(2048, context),
     )
     drafter = DrafterShape(positions=positions).config(target)
-    return DrafterLoss(PackedForward(target, drafter, positions, config.chunk), Objective())
+    return DrafterLoss(PackedForward(target, drafter, positions), Objective())
 
 
 def _arguments(
@@ -127,7 +123,7 @@ def _arguments(
     dtype = jnp.dtype(config.dtype)
 
     def rows(kind: DTypeLike, *shape: int) -> jax.Array:
-        return jnp.ones((config.batch_size, context, *shape), kind)
+        return jnp.ones((1, context, *shape), kind)
 
     def weights(model: Any) -> Params:
         return jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.02, dtype), abstract_params(model))

@@ -227,7 +227,7 @@ def test_pair_scores_alone(recipe, trained, tiny, tmp_path, monkeypatch):
     first = trained[1]
     options = ("--cache", trained[0].out, "--teacher", "cached", "--init", first)
     options += ("--train", "pairs", "--lr", 0.03, "--weight-decay", 0.1)
-    options += ("--weights", "confidence", "--loss", "cross-entropy-tv")
+    options += ("--loss", "cross-entropy")
     whole = train(recipe(tmp_path / "whole", *options, "--pair-rank", 4))
     found, params, ids = load_drafter(whole)
     before, known, known_ids = load_drafter(first)
@@ -316,7 +316,7 @@ def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path, other)
     "options",
     [
         ("--method", "eagle3"),
-        ("--layers", "2", "--no-shifted", "--anchors", "8", "--loss", "top-k-kl"),
+        ("--layers", "2", "--no-shifted", "--anchors", "8", "--loss", "cross-entropy"),
     ],
     ids=["eagle3", "layers"],
 )

@@ -8,7 +8,6 @@ import json
 import lzma
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -21,11 +20,9 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers, processors
 
-from dart_jax.data import json_values
 from dart_jax.data.contents import Chat, Text
 from dart_jax.data.records import PARQUET, find_files, refuse
 from dart_jax.errors import InputWarning, UserError
-from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
 from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
@@ -168,22 +165,6 @@ TEXTS = ["one\r\ntwo", "drei — vier", 'five "six"\\', "[7, {8}]"]
 
 
 @pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz", ".zst"])
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.jsonl", lines(TEXTS)),
-        ("a.ndjson", "\n" + lines(TEXTS).replace("\n", "\r\n\r\n")[:-2]),
-        ("a.json", json.dumps([{"text": text} for text in TEXTS], indent=1)),
-        ("a.json", " " + json.dumps(TEXTS, ensure_ascii=False)),
-        ("a.json", lines(TEXTS)),
-        ("a.json", "\ufeff" + lines(TEXTS)),
-    ],
-)
-def test_records(tmp_path, name, data, compression):
-    assert texts_of(write(tmp_path / (name + compression), data)) == TEXTS
-
-
-@pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("name", ["a.txt", "a.py", "noending"])
 def test_plain_text_is_one_document(tmp_path, name, compression):
     assert texts_of(write(tmp_path / (name + compression), "1\n\r\n2 ü")) == ["1\n\r\n2 ü"]
@@ -274,14 +255,6 @@ def test_the_program_says_what_it_skipped(tmp_path, count, tokenizer_directory):
         skip_bad=True,
     )
     assert f", skipped 1 bad records, the first: {path}:1: broken JSON" in str(run(config))
-
-
-def test_large_json_values_and_records_between_reads(tmp_path, monkeypatch):
-    texts = words(0, 30, 200)
-    path = write(tmp_path / "a.json", json.dumps([{"text": text} for text in texts]))
-    for chunk in (1, 7, 64, 1000):
-        monkeypatch.setattr(json_values, "_CHUNK", chunk)
-        assert texts_of(path) == texts
 
 
 def test_long_texts_are_cut_at_line_ends(tmp_path, monkeypatch):
@@ -497,16 +470,6 @@ def test_eos_of_the_generation_config(tmp_path, tokenizer):
     assert counted_tokenizer.eos_of(counted_tokenizer.load(str(tmp_path)), None) == 257
 
 
-def test_local_tokenizers_do_not_touch_the_network(tokenizer_directory, monkeypatch):
-    def refuse(*address):
-        raise AssertionError("the network was touched")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    for source in (tokenizer_directory, tokenizer_directory / "tokenizer.json"):
-        assert counted_tokenizer.load(str(source)).vocab_size == 258
-
-
 def test_a_directory_without_tokenizer_json(tmp_path):
     """Its copy is the same tokenizer."""
     vocab = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
@@ -536,15 +499,6 @@ def test_options_reach_the_file(tmp_path, count, encode, tokenizer):
     rounded = decoded(count(tmp_path / "a.jsonl", limit=25, precision=2, out="rounded"))
     assert rounded.keys() == exact.keys()
     assert rounded != exact
-
-
-def test_the_fingerprint_is_of_the_vocabulary(tokenizer, tokenizer_directory):
-    wrapped = transformers.PreTrainedTokenizerFast.from_pretrained(tokenizer_directory)
-    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(wrapped)
-    assert len(tokenizer_fingerprint(tokenizer)) == 32
-    other = tokenizers.Tokenizer.from_str(tokenizer.to_str())
-    other.add_tokens(["more"])
-    assert tokenizer_fingerprint(other) != tokenizer_fingerprint(tokenizer)
 
 
 # The same bytes, whatever happens
@@ -735,38 +689,6 @@ def test_a_work_directory_has_one_master(tmp_path, count):
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.jsonl", '{"text": "a"}\n\n{"text": ', r"a\.jsonl:3: broken JSON"),
-        ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: not a chat.* the fields body"),
-        ("a.jsonl", '{"text": 3}', r"a\.jsonl:1: `text` must be a string, not 3"),
-        ("a.jsonl", "[3]", r"a\.jsonl:1: a record must be an object, not 3"),
-        ("a.jsonl", "[3]\n[4]", r"a\.jsonl:1: a record must be an object, not an array"),
-        ("a.json", '[{"text": "a"},\n{"text": "b" "c"}]', r"a\.json:2: broken JSON"),
-        ("a.json", '\n\n[{"text": "b" "c"}]', r"a\.json:3: broken JSON"),
-        ("a.json", '[{"text": "a"},\n', r"a\.json:2: broken JSON: the array does not end"),
-        ("a.json", '[{"text": "a"},\n{"text": "b', r"a\.json:2: broken JSON"),
-        ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1: broken JSON: .*utf-8"),
-        ("a.txt", b"\xff\xfe", r"a\.txt is not UTF-8 text"),
-        ("a.parquet", b"PAR1", r"cannot read .*a\.parquet: "),
-    ],
-)
-def test_bad_data(tmp_path, name, data, message):
-    with pytest.raises(UserError, match=message) as raised:
-        texts_of(write(tmp_path / name, data))
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])
-@pytest.mark.parametrize("damage", ["short", "other"])
-def test_damaged_compressed_files(tmp_path, compression, damage):
-    path = write(tmp_path / f"a.jsonl{compression}", lines(words(9)))
-    path.write_bytes(path.read_bytes()[:-20] if damage == "short" else b"something else" * 9)
-    with pytest.raises(UserError, match=rf"cannot read .*a\.jsonl{compression}: "):
-        texts_of(path)
-
-
 def test_packages_that_are_missing(tmp_path, count, monkeypatch):
     path = write(tmp_path / "a.jsonl.zst", lines(["a"]))
     monkeypatch.setitem(sys.modules, "zstandard", None)
@@ -860,11 +782,3 @@ def test_errors_of_the_program_are_one_line(tmp_path, tokenizer_directory):
     assert made.returncode == 2
     assert made.stderr.splitlines()[-1].startswith(f"error: {data}:2: not a chat")
     assert "Traceback" not in made.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("4GB", 4 * 10**9), ("1.5 GiB", 3 * 2**29), ("800m", 8 * 10**8), ("123", 123)],
-)
-def test_memory(text, size):
-    assert parse_memory(text) == size
