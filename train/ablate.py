@@ -76,8 +76,6 @@ class AblateConfig:
     """Recipe of every run, as for `train.drafter --config`."""
     steps: int | None = None
     """Training steps, overriding the recipe's."""
-    batch_size: int | None = None
-    """Batch size, overriding the recipe's."""
     seeds: int = 3
     """Runs per variant; the seed sets the initial parameters and the order of the data."""
     work: Path = Path("build/ablate")
@@ -225,7 +223,6 @@ def recipe_of(config: AblateConfig) -> DrafterTraining:
     changes: dict[str, Any] = {"teacher": "cached", "eval_prompts": 0, "ngram": None}
     if config.steps is not None:
         changes |= {"steps": config.steps, "minutes": None, "epochs": None}
-    changes |= {"batch_size": config.batch_size} if config.batch_size is not None else {}
     return config_file.replace(recipe, changes)
 
 

@@ -47,7 +47,7 @@ from dart_jax.weights.checkpoint import (
 )
 from dart_jax.weights.drafter_files import check_features, check_fit
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
-from train.data.batches import Order, PackedBatches
+from train.data.batches import PackedBatches
 from train.data.packed_dataset import PackedDataset, draft_vocabulary
 from train.data.prepare import DataConfig, prepare
 from train.evaluation.acceptance import (
@@ -143,10 +143,10 @@ def train(config: DrafterTraining) -> Path:
     rows = data.training
     if config.teacher == "cached":
         rows = cached_outputs(teacher, rows, cache / "features")
-    order = Order(rows.rows, config.trainer.batch_size, config.trainer.seed)
+    batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
     if config.epochs is not None:
         trainer = dataclasses.replace(
-            trainer, steps=max(1, math.ceil(config.epochs * order.steps_per_epoch))
+            trainer, steps=max(1, math.ceil(config.epochs * batches.steps_per_epoch))
         )
     forward = PackedForward(
         teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
@@ -156,7 +156,7 @@ def train(config: DrafterTraining) -> Path:
         config.drafter.method,
         params=trained,
         loss=DrafterLoss(forward, config.objective),
-        batches=PackedBatches(rows, order),
+        batches=batches,
         config=trainer,
         directory=config.out,
         frozen=on_devices,

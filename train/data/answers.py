@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +152,8 @@ class AnswerLog:
 
     def __init__(self, path: Path):
         # Of each prompt, where the answers are: the lines' offsets, and the places in the lines.
-        self._places: dict[bytes, deque[tuple[int, int]]] = defaultdict(deque)
+        self._places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+        self._line: tuple[int, list[list[Any]]] = (-1, [])  # the last one that was read
         self._file, end = path.open("a+b"), 0
         self._file.seek(0)
         for line in self._file:
@@ -176,9 +177,11 @@ class AnswerLog:
         answers: list[Answer | None] = []
         for prompt in prompts:
             if places := self._places.get(_key(prompt, sampling)):
-                offset, place = places.popleft()
-                self._file.seek(offset)
-                answers.append(Answer(*json.loads(self._file.readline())[1][place]))
+                offset, place = places.pop(0)
+                if self._line[0] != offset:
+                    self._file.seek(offset)
+                    self._line = offset, json.loads(self._file.readline())[1]
+                answers.append(Answer(*self._line[1][place]))
             else:
                 answers.append(None)
         return answers

@@ -8,6 +8,7 @@ with the same mesh and version of XLA; on GPUs XLA is deterministic only with
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -192,9 +193,10 @@ class Trainer:
         seconds = time.perf_counter() - began
         self._duration.begin()
         self._done += 1
-        if problem := measured.not_finite():
+        if not math.isfinite(figures["loss"] + figures["grad_norm"]):
             raise UserError(
-                f"in step {self._done} of {self._name} {problem}; the run stops and "
+                f"in step {self._done} of {self._name} the loss is {figures['loss']} and the "
+                f"gradient norm is {figures['grad_norm']}; the run stops and "
                 f"{self._directory / 'checkpoints'} keeps the earlier checkpoints; try a lower "
                 "--lr or a longer --warmup in another directory"
             )
