@@ -384,7 +384,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
     def rooted(params, frozen, batch, key):
         return jnp.sqrt(jnp.sum(params["bias"]) * 0) + 1.0, jnp.float32(1)
 
-    with pytest.raises(UserError, match="in step 1 of toy the loss is 1.0 and the gradient norm"):
+    with pytest.raises(UserError, match=r"in step 1 of toy the loss is 1\.0 and the gradient norm"):
         toy_fit(tmp_path, loss=rooted, evaluate=None)
     assert not (tmp_path / "metrics.jsonl").exists()
 
