@@ -89,7 +89,8 @@ def _hints(cls: Any) -> dict[str, Any]:
     """Returns the types of a dataclass's options and those of nested ones, by name."""
     flat: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(cls).items():
-        flat |= _hints(hint) if dataclasses.is_dataclass(hint) else {name: hint}
+        nested = _hints(hint) if dataclasses.is_dataclass(hint) else {name: hint}
+        flat = nested | flat  # `data` is not --mesh-data
     return flat
 
 
