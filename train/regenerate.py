@@ -23,9 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
-
-import tyro
+from typing import Any, Literal, NamedTuple
 
 from dart_jax.data.records import Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
@@ -83,10 +81,6 @@ class RegenerateConfig:
     """Seed of the sampling."""
     batch_size: int = 32
     """Answers generated at once."""
-    unfinished: Annotated[
-        bool, tyro.conf.arg(help="Drop answers cut off by --max-new-tokens, and end their chats.")
-    ] = True
-    """Keep answers cut off by --max-new-tokens; otherwise a chat ends before such an answer."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
     """Options for the target's chat template, as JSON."""
     limit: int | None = None
@@ -218,7 +212,7 @@ def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
         if path.is_file() and any(fnmatch(path.name, pattern) for pattern in hub.TARGET)
     ]
     files += gguf_files(target)
-    names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "unfinished")
+    names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed")
     return {
         "version": _VERSION,
         "--target": work_directory.contents(files),
@@ -250,7 +244,6 @@ class _Regeneration:
             config.samplings,
             config.batch_size,
             parse_template_kwargs(config.chat_template_kwargs),
-            unfinished=config.unfinished,
             seed=config.seed,
             bad=self._unanswered if config.skip_bad else refuse,
             too_long=self._unanswered,
@@ -278,8 +271,7 @@ class _Regeneration:
         summary = self._summary.plus(self._conversations)
         first = self._unreadable.first or self._unanswered.first
         if complete and not summary.answers:
-            why = first or "all were cut off, so raise --max-new-tokens"
-            raise UserError(f"there is no answer to write: {why}")
+            raise UserError(f"there is no answer to write: {first}")
         return summary._replace(
             skipped=self._unreadable.count + self._unanswered.count,
             first_skipped=first,

@@ -335,15 +335,6 @@ def test_a_full_disk_is_one_line(config, whole):
     assert config.out.read_bytes() == whole
 
 
-def test_unfinished_answers_can_be_left_out(config, whole):
-    summary = run(dataclasses.replace(config, unfinished=False))
-    kept = config.out.read_bytes().splitlines()
-    assert summary.unfinished == 0
-    finished = [line for line in whole.splitlines() if json.loads(line)["finish"] == "stop"]
-    assert len(kept) == summary.answers < len(whole.splitlines())
-    assert set(kept) <= set(finished)
-
-
 def test_turns():
     tokenizer = Tokenizer(tokenizers_made.byte_level())
 

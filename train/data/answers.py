@@ -209,8 +209,6 @@ class AnswerGenerator:
       samplings: sampling configurations, at least one; their seeds are replaced.
       batch: conversations decoded together.
       template_kwargs: for the chat template.
-      unfinished: whether to keep answers that were cut off; otherwise their conversation ends
-        before them.
       seed: seed of all random draws.
       bad: called with the error if the chat template rejects a conversation, which ends there.
       too_long: called likewise if a conversation leaves no room for an answer.
@@ -221,7 +219,6 @@ class AnswerGenerator:
     samplings: Sequence[GenerationConfig]
     batch: int
     template_kwargs: Mapping[str, Any]
-    unfinished: bool
     seed: int
     bad: Callable[[UserError], None]
     too_long: Callable[[UserError], None]
@@ -266,10 +263,7 @@ class AnswerGenerator:
                         answers[each] = answer
                 for n, answer in zip(chunk, answers, strict=True):
                     assert answer is not None
-                    if self.unfinished or answer.finish == "stop":
-                        conversations[n].add_answer(answer, self.model.tokenizer)
-                    else:
-                        conversations[n].finish()
+                    conversations[n].add_answer(answer, self.model.tokenizer)
                 yield len(chunk), len(missing)
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
