@@ -23,7 +23,7 @@ import tokenizers
 from dart_jax.data.packages import package_files
 from dart_jax.data.stdlib import HELD_OUT, function_prompts, held_out_files, read, training_files
 from dart_jax.errors import UserError
-from dart_jax.files import check_writable, write_atomically
+from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import init_params
 from dart_jax.models.rope import Rope
@@ -43,10 +43,9 @@ from train.language_model import (
     lm_losses,
     train_tokenizer,
 )
-from train.recipes import half, package, train_recipe
+from train.recipes import begin, half, package, train_recipe
 from train.regenerate import RegenerateConfig
 from train.regenerate import run as regenerate
-from train.run import config_file, work_directory
 from train.run.config import TrainerConfig
 from train.run.trainer import Trainer
 
@@ -197,14 +196,9 @@ def run(config: DemoConfig) -> None:
     Raises:
       UserError: the work directory belongs to another configuration.
     """
-    for directory in filter(None, (config.work, config.export)):
-        check_writable(directory, directory=True)
     results = ("target/tokenizer.json", "*-training/checkpoints/[0-9]*", "answers.jsonl*")
     begun = any(path for pattern in results for path in config.work.glob(pattern))
-    settings = config_file.options(config)
-    for name in ("--work", "--export"):
-        del settings[name]
-    work_directory.check_settings(config.work, settings, result="stages" * begun)
+    begin(config, "stages" * begun)
     with stage("tokenizing the library"):
         path = config.work / "target" / "tokenizer.json"
         if not path.is_file():

@@ -26,7 +26,7 @@ import jax
 
 from dart_jax.data.records import Skipped, find_files
 from dart_jax.errors import UserError
-from dart_jax.files import check_writable, write_atomically, writing
+from dart_jax.files import write_atomically, writing
 from dart_jax.named.fetched import fetch
 from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
@@ -36,8 +36,7 @@ from dart_jax.weights.checkpoint import read_target_config
 from train import ngram, regenerate
 from train.data.questions import benchmark_questions, write_questions
 from train.objective.drafter_shape import DrafterShape
-from train.recipes import package, train_recipe
-from train.run import config_file, work_directory
+from train.recipes import begin, package, train_recipe
 from train.run.config import TrainerConfig
 
 _RECIPES = Path(__file__).parent
@@ -118,14 +117,9 @@ def run(config: SmolLM2Config) -> None:
     Raises:
       UserError: the work directory belongs to another configuration, or a stage cannot run.
     """
-    for directory in filter(None, (config.work, config.export)):
-        check_writable(directory, directory=True)
     device = "cpu" if jax.default_backend() == "cpu" else "other"
-    settings = config_file.options(config) | {"kind of device": device}
-    for name in ("--work", "--export"):
-        del settings[name]
     result = "answers or drafters" * (config.work / _TIMES).is_file()
-    work_directory.check_settings(config.work, settings, result=result)
+    begin(config, result, **{"kind of device": device})
     largest = read_target_config(hub.resolve(config.target, patterns=hub.TARGET)).vocab_size
     if config.draft_vocab > largest:
         raise UserError(f"--draft-vocab must be at most {largest}, the target's vocabulary")

@@ -120,12 +120,7 @@ def place(tree: Any, shardings: Any) -> Any:
 
 def _split_largest(spec: list[str | None], shape: Sequence[int], mesh: Mesh) -> None:
     """Assigns "data" to the largest axis that is not yet split and divides evenly."""
-    if int(np.prod(shape)) < SMALL:
-        return
-    free = [i for i, name in enumerate(spec) if name is None and _divides(shape[i], mesh, "data")]
-    if free:
+    groups = mesh.shape["data"]
+    free = [i for i, name in enumerate(spec) if name is None and shape[i] % groups == 0]
+    if groups > 1 and free and int(np.prod(shape)) >= SMALL:
         spec[max(free, key=lambda i: shape[i])] = "data"
-
-
-def _divides(size: int, mesh: Mesh, axis: str) -> bool:
-    return mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
