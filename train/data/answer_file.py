@@ -92,7 +92,11 @@ class AnswerFile:
             self._whole.size
         ) != self._whole.crc:
             raise UserError(self._changed())
-        self.answers = self._whole.answers
+
+    @property
+    def answers(self) -> int:
+        """Number of answers in the file."""
+        return self._whole.answers
 
     def add(self, lines: bytes) -> None:
         """Adds a finished block in place of the tail, or compares it with what is there.
@@ -139,7 +143,6 @@ class AnswerFile:
             raise UserError(self._other())
 
     def _record(self) -> None:
-        self.answers = self._whole.answers
         write_atomically(self._state, json.dumps([self._finished, self._whole]).encode())
 
     def _size(self) -> int:
