@@ -34,7 +34,6 @@ from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
 from dart_jax.programs.command_line import RESUMABLE, parse, program
-from dart_jax.programs.figures import save_figure
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import environment
 from dart_jax.text.tokenizer import Tokenizer
@@ -151,12 +150,11 @@ def run(config: AblateConfig, command: str) -> Path:
     Raises:
       UserError: an input cannot be used or an output cannot be written; finished runs stay.
     """
-    drawing = config.out / f"ablation_{config.experiment}.png"
     raw, document = config.work / f"{config.experiment}.json", config.out / "ablations.md"
     plan, recipe = config.plan, recipe_of(config)
     for value in plan.values:
         config_file.replace(recipe, {plan.option: value})  # raises for values out of range
-    check_outputs(raw, document, drawing=drawing, option="--out")
+    check_outputs(raw, document)
     with work_directory.locked(config.work):
         directory = hub.resolve(recipe.target, patterns=hub.TARGET)
         tokenizer, target = Tokenizer.load(directory), read_target_config(directory)
@@ -200,8 +198,7 @@ def run(config: AblateConfig, command: str) -> Path:
         "figures": figures,
     }
     write_json(raw, content)
-    save_figure(report.draw(plan, figures), drawing)
-    report.write(document, plan, _setup(config, content), figures, drawing.name)
+    report.write(document, plan, _setup(config, content), figures)
     return document
 
 

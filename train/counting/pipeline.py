@@ -176,8 +176,8 @@ class Counting:
                         "another --work, or delete it"
                     )
                 else:
-                    skips = self.skip_bad
-                    yield unit, encoding, self.layout, self.work, self.memory, skips
+                    settings = self.layout, self.work, self.memory, self.skip_bad
+                    yield unit, encoding, *settings
 
         for number, counted, skipped in self.executor.map(count_unit, tasks()):
             stats[number] = counted

@@ -23,10 +23,10 @@ class Plan:
         trained drafter keeps.
       values: the values to compare unless others are chosen, all of one type.
       base: name of the variant that the others are compared with.
-      figures: figures to report and draw.
+      figures: figures to report.
       compared: the figures whose differences are reported.
       paper: the paper's figures, by figure and variant.
-      alphas: whether to report and draw the agreement at every position.
+      alphas: whether to report the agreement at every position.
       timed: whether to measure the time of a decode step.
       notes: notes for the reader.
     """

@@ -1,4 +1,4 @@
-"""The report of the experiments: a document with a section and a figure for each."""
+"""The report of the experiments: a document with a section for each."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from dart_jax.programs.figures import (
-    COLOURS,
-    SMALL,
-    Spread,
-    error_bars,
-    new_panels,
-    note,
-    told,
-)
 from dart_jax.programs.outputs import write_text
 from train.experiments.plans import PLANS, Plan
 
@@ -77,7 +67,7 @@ def verdict(mean: float, half: float, paper: float | None = None) -> str:
     return "agrees" if mean * paper > 0 else "disagrees"
 
 
-def write(path: Path, plan: Plan, setup: Sequence[str], figures: Figures, drawing: str) -> None:
+def write(path: Path, plan: Plan, setup: Sequence[str], figures: Figures) -> None:
     """Writes the experiment's section into the document, replacing an earlier version of it.
 
     Args:
@@ -85,7 +75,6 @@ def write(path: Path, plan: Plan, setup: Sequence[str], figures: Figures, drawin
       plan: the experiment.
       setup: paragraphs that say what was run.
       figures: each variant's figures, one value per seed.
-      drawing: name of the figure's file, next to the document.
     """
     sections = {}
     if path.is_file():
@@ -98,62 +87,11 @@ def write(path: Path, plan: Plan, setup: Sequence[str], figures: Figures, drawin
         rows = [[v, *map(_cell, c), *["-"] * (most - len(c))] for v, c in curves.items()]
         names = [plan.axis, *(f"alpha_{t}" for t in range(1, most + 1))]
         paragraphs.append(_markdown(names, rows))
-    paragraphs += [f"![{plan.title}]({drawing})", _verdicts(plan, figures), *plan.notes]
+    paragraphs += [_verdicts(plan, figures), *plan.notes]
     sections[plan.title] = "\n\n".join(paragraphs)
     titles = [each.title for each in PLANS.values()]
     ordered = sorted(sections, key=lambda t: titles.index(t) if t in titles else len(titles))
     write_text(path, "\n".join([_HEADER, *(f"## {sections[title]}\n" for title in ordered)]))
-
-
-def draw(plan: Plan, figures: Figures) -> Any:
-    """Draws one panel per figure, with standard deviations and the paper's points."""
-    panels = [*plan.figures, *["alphas"] * plan.alphas]
-    figure, grid = new_panels(len(panels), columns=3)
-    for axes, name in zip(grid, panels, strict=True):
-        if name == "alphas":
-            _draw_alphas(axes, plan, figures)
-        else:
-            _draw_figure(axes, plan, figures, name)
-    own = next(iter(figures.values()))
-    text = f"Error bars: {told('standard deviation', len(own[plan.figures[0]]), 'seed')}"
-    if plan.timed:
-        text += f"; of the time, {told('standard deviation', len(own['step_time']))}"
-    note(figure, f"{text}.")
-    return figure
-
-
-def _draw_alphas(axes: Any, plan: Plan, figures: Figures) -> None:
-    """Draws the agreement at every position, with a curve per variant."""
-    for number, (variant, own) in enumerate(figures.items()):
-        curve, colour = _alphas(own), COLOURS[number % len(COLOURS)]
-        places = range(1, len(curve) + 1)
-        means = [statistics.fmean(values) for values in curve]
-        axes.plot(places, means, "o-", markersize=4, color=colour, label=f"{plan.axis} {variant}")
-        error_bars(axes, places, [Spread.deviation(values) for values in curve], colour)
-    axes.set(title="agreement by position", xlabel="position t")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize=SMALL)
-
-
-def _draw_figure(axes: Any, plan: Plan, figures: Figures, name: str) -> None:
-    """Draws a figure of every variant, and the paper's points."""
-    # Variants that are not numbers are not joined by lines.
-    line = "-" if all(variant.replace(".", "", 1).isdigit() for variant in figures) else ""
-    values = [own[name] for own in figures.values()]
-    means, style = [*map(statistics.fmean, values)], {"label": "here", "markersize": 5}
-    axes.plot(range(len(values)), means, f"o{line}", color=COLOURS[0], **style)
-    error_bars(axes, range(len(values)), [*map(Spread.deviation, values)], COLOURS[0])
-    paper = plan.paper.get(name, {})
-    if points := [(place, paper[v]) for place, v in enumerate(figures) if v in paper]:
-        style["label"] = "paper, Qwen3-4B"
-        axes.plot(*zip(*points, strict=True), f"s{':' if line else ''}", color=COLOURS[1], **style)
-        axes.legend(fontsize=SMALL)
-    if name == "parameters":
-        axes.yaxis.set_major_formatter(lambda count, _: f"{count / 1e6:.1f} M")
-    axes.set_xticks(range(len(values)), [*figures])
-    axes.set(title=_NAMES[name], xlabel=plan.axis)
-    axes.margins(x=0.15)
 
 
 def _verdicts(plan: Plan, figures: Figures) -> str:
