@@ -129,8 +129,9 @@ class Report:
         record = {"step": number, **figures, "seconds": round(seconds, 6)}
         if self._tokens:
             record["tokens_per_second"] = round(self._tokens / seconds, 1)
-            # The fastest of the recent steps: the first one compiles.
-            note += f", {self._tokens / min(spent for _, spent in self._recent):,.0f} tokens/s"
+        if self._tokens and len(self._recent) > 1:  # the first step compiles
+            recent = [spent for _, spent in self._recent][1:]
+            note += f", {self._tokens * len(recent) / sum(recent):,.0f} tokens/s"
         with writing("metrics", self._directory):
             self._metrics.write({**record, **evaluated})
         self._bars.update(self._bar, completed=self._duration.part(number), note=note)
