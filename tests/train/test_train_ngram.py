@@ -20,7 +20,6 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers, processors
 
-from dart_jax.data.contents import Chat, Text
 from dart_jax.data.records import PARQUET, find_files, refuse
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.ngram import NgramModel, WindowLayout, runs
@@ -164,12 +163,6 @@ def words(seed, documents=40, length=60):
 TEXTS = ["one\r\ntwo", "drei — vier", 'five "six"\\', "[7, {8}]"]
 
 
-@pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz", ".zst"])
-@pytest.mark.parametrize("name", ["a.txt", "a.py", "noending"])
-def test_plain_text_is_one_document(tmp_path, name, compression):
-    assert texts_of(write(tmp_path / (name + compression), "1\n\r\n2 ü")) == ["1\n\r\n2 ü"]
-
-
 def test_parquet(tmp_path):
     path = tmp_path / "it's [a].parquet"
     with duckdb.connect() as database:
@@ -184,18 +177,6 @@ def test_parquet(tmp_path):
         texts_of(path, field="body")
     with pytest.raises(UserError, match=r"row 1: expected a text or a list of messages, got 0"):
         texts_of(path, field="i")
-
-
-def test_chats(tmp_path):
-    jsonl = write(tmp_path / "a.jsonl", lines([CHAT, CHAT[:1]], "messages") + lines(["plain"]))
-    with duckdb.connect() as database:
-        database.execute(
-            f"copy (select messages from read_json('{jsonl}') where messages is not null) to "
-            f"'{tmp_path}/a.parquet'"
-        )
-    chats = [Chat(CHAT), Chat(CHAT[:1])]
-    assert [each.content for each in examples_of(jsonl)] == [*chats, Text("plain")]
-    assert [each.content for each in examples_of(tmp_path / "a.parquet")] == chats
 
 
 def test_all_forms_of_records_are_counted(tmp_path, count, tokenizer, encode):
