@@ -23,7 +23,7 @@ import tokenizers
 from dart_jax.data.packages import package_files
 from dart_jax.data.stdlib import HELD_OUT, function_prompts, held_out_files, read, training_files
 from dart_jax.errors import UserError
-from dart_jax.files import check_writable, write_atomically
+from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import init_params
 from dart_jax.models.rope import Rope
@@ -36,15 +36,18 @@ from dart_jax.weights.checkpoint import (
     save_target,
 )
 from train.data.answer_file import unfinished
-from train.language_model.loss import held_out_loss, lm_losses
-from train.language_model.token_windows import TokenWindows
-from train.language_model.tokenizer import end_of_text, train_tokenizer
-from train.recipes import half, package, train_recipe
+from train.language_model import (
+    END_OF_TEXT,
+    TokenWindows,
+    held_out_loss,
+    lm_losses,
+    train_tokenizer,
+)
+from train.recipes import begin, half, package, train_recipe
 from train.regenerate import RegenerateConfig
 from train.regenerate import run as regenerate
-from train.run import config_file, work_directory
 from train.run.config import TrainerConfig
-from train.run.trainer import fit
+from train.run.trainer import Trainer
 
 # The drafter's recipes; each stage starts from the one before it.
 _RECIPES = {"drafter": "demo.toml", "pairs": "demo_pairs.toml", "joint": "demo_joint.toml"}
@@ -105,29 +108,9 @@ class DemoConfig:
         )
 
 
-def check_config(config: DemoConfig) -> None:
-    """Records the configuration in the work directory; raises UserError if a stage's result that is
-    there was made with another."""
-    results = ("target/tokenizer.json", "*-training/checkpoints/[0-9]*", "answers.jsonl*")
-    begun = any(path for pattern in results for path in config.work.glob(pattern))
-    settings = config_file.options(config)
-    for name in ("--work", "--export"):
-        del settings[name]
-    work_directory.check_settings(config.work, settings, result="stages" * begun)
-
-
-def make_tokenizer(config: DemoConfig) -> tokenizers.Tokenizer:
-    """Trains the tokenizer, or reads the existing one."""
-    path = config.work / "target" / "tokenizer.json"
-    if not path.is_file():
-        tokenizer = train_tokenizer(map(read, training_files()), config.vocab_size)
-        write_atomically(path, tokenizer.to_str().encode())
-    return tokenizers.Tokenizer.from_file(str(path))
-
-
 def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndarray]:
     """Returns one uint16 array per file, each ending with the end-of-text token."""
-    end = end_of_text(tokenizer)
+    end = tokenizer.token_to_id(END_OF_TEXT)
     encoded = tokenizer.encode_batch([read(file) for file in files])
     return [np.array([*document.ids, end], np.uint16) for document in encoded]
 
@@ -158,7 +141,7 @@ def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, e
         eval_every=200,
         seed=config.seed,
     )
-    params = fit(
+    params = Trainer(
         "target",
         params=init_params(shape, config.seed),
         loss=lambda params, frozen, batch, key: lm_losses(shape, params, batch),
@@ -167,7 +150,7 @@ def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, e
         directory=config.work / "target-training",
         evaluate=held_out_loss(shape, held_out, config.context),
         tokens_per_step=config.batch_size * config.context,
-    )
+    ).fit()
     save_target(config.work / "target", shape, params, eos=(end,))
 
 
@@ -192,12 +175,6 @@ def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
     return path
 
 
-def read_answers(path: Path) -> list[np.ndarray]:
-    """Returns one uint16 array per answer, prompt included."""
-    with path.open() as lines:
-        return [np.array(json.loads(line)["tokens"], np.uint16) for line in lines]
-
-
 def train_drafter(config: DemoConfig, answers: Path) -> Path:
     """Trains the drafter on the target's answers; its stages share cached features."""
     options: dict[str, object] = {
@@ -213,30 +190,25 @@ def train_drafter(config: DemoConfig, answers: Path) -> Path:
     return drafter
 
 
-def export(config: DemoConfig, drafter: Path, directory: Path) -> None:
-    """Writes the packaged model: bfloat16 weights, tokenizer and n-gram model."""
-    target, params = load_target(config.work / "target")
-    save_target(directory / "target", target, half(params), load_eos(config.work / "target"))
-    package(drafter, directory / "drafter")
-    for name in ("target/tokenizer.json", "ngram.dng"):
-        write_atomically(directory / name, (config.work / name).read_bytes())
-
-
 def run(config: DemoConfig) -> None:
     """Runs every unfinished stage.
 
     Raises:
       UserError: the work directory belongs to another configuration.
     """
-    for directory in filter(None, (config.work, config.export)):
-        check_writable(directory, directory=True)
-    check_config(config)
+    results = ("target/tokenizer.json", "*-training/checkpoints/[0-9]*", "answers.jsonl*")
+    begun = any(path for pattern in results for path in config.work.glob(pattern))
+    begin(config, "stages" * begun)
     with stage("tokenizing the library"):
-        tokenizer = make_tokenizer(config)
+        path = config.work / "target" / "tokenizer.json"
+        if not path.is_file():
+            trained = train_tokenizer(map(read, training_files()), config.vocab_size)
+            write_atomically(path, trained.to_str().encode())
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
         documents = tokenize(tokenizer, training_files())
         packages = tokenize(tokenizer, package_files())
         held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
-    all_held_out, end = np.concatenate(held_out), end_of_text(tokenizer)
+    all_held_out, end = np.concatenate(held_out), tokenizer.token_to_id(END_OF_TEXT)
     text = np.concatenate(documents * config.library_copies + packages)
     train_target(config, text, all_held_out[:20_000], end)
     model, params = load_target(config.work / "target")
@@ -249,14 +221,20 @@ def run(config: DemoConfig) -> None:
     answers = make_answers(config, short)
     drafter = train_drafter(config, answers)
     with stage("counting the n-grams"):
+        with answers.open() as lines:
+            completed = [np.array(json.loads(line)["tokens"], np.uint16) for line in lines]
         ngram = NgramModel.count(
-            [*documents, *read_answers(answers)],
+            [*documents, *completed],
             vocab_size=tokenizer.get_vocab_size(),
             fingerprint=tokenizer_fingerprint(tokenizer),
         )
         ngram.save(config.work / "ngram.dng")
     if config.export is not None:
-        export(config, drafter, config.export)
+        half_target, eos = half(params), load_eos(config.work / "target")
+        save_target(config.export / "target", model, half_target, eos)
+        package(drafter, config.export / "drafter")
+        for name in ("target/tokenizer.json", "ngram.dng"):
+            write_atomically(config.export / name, (config.work / name).read_bytes())
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -47,7 +47,7 @@ from dart_jax.weights.checkpoint import (
 )
 from dart_jax.weights.drafter_files import check_features, check_fit
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
-from train.data.batches import Order, PackedBatches
+from train.data.batches import PackedBatches
 from train.data.packed_dataset import PackedDataset, draft_vocabulary
 from train.data.prepare import DataConfig, prepare
 from train.evaluation.acceptance import (
@@ -58,7 +58,6 @@ from train.evaluation.acceptance import (
 )
 from train.objective.draft_ids import with_draft_ids
 from train.objective.drafter_shape import DrafterShape
-from train.objective.flops import step_flops
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 from train.run import config_file
@@ -66,7 +65,7 @@ from train.run.checkpoints import best_params, whole_steps
 from train.run.config import TrainerConfig
 from train.run.distributed import wait
 from train.run.mesh import batch_sharding, make_mesh, replicated
-from train.run.trainer import fit
+from train.run.trainer import Trainer
 from train.teacher.digest import model_digest
 from train.teacher.outputs import cached_outputs
 from train.teacher.teacher import Teacher
@@ -144,35 +143,27 @@ def train(config: DrafterTraining) -> Path:
     rows = data.training
     if config.teacher == "cached":
         rows = cached_outputs(teacher, rows, cache / "features")
-    order = Order(rows.rows, config.trainer.batch_size, config.trainer.seed)
+    batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
     if config.epochs is not None:
         trainer = dataclasses.replace(
-            trainer, steps=max(1, math.ceil(config.epochs * order.steps_per_epoch))
+            trainer, steps=max(1, math.ceil(config.epochs * batches.steps_per_epoch))
         )
     forward = PackedForward(
         teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
     )
     on_devices = frozen if teacher.mesh is None else everywhere(mesh, frozen)
-    trained = fit(
+    trained = Trainer(
         config.drafter.method,
         params=trained,
         loss=DrafterLoss(forward, config.objective),
-        batches=PackedBatches(rows, order),
+        batches=batches,
         config=trainer,
         directory=config.out,
         frozen=on_devices,
         evaluate=_evaluation(config, forward, on_devices, data.held_out, tokenizer, directory),
         settings=_settings(config, teacher.digest, dtype, drafter, params),
         tokens_per_step=trainer.batch_size * context,
-        flops_per_step=step_flops(
-            dataclasses.replace(forward, target=teacher.stored),
-            trainer.batch_size,
-            context,
-            config.objective.anchors or context,
-            online=config.teacher == "online",
-            only_pairs=config.drafter.train == "pairs",
-        ),
-    )
+    ).fit()
     if is_main():
         with writing("the drafter", config.out):
             save_drafter(config.out / "drafter", drafter, frozen.whole(trained), ids)
@@ -236,23 +227,23 @@ def _start(
     drafter = shape.config(target)
     if shape.init is not None:
         path = hub.resolve(shape.init, patterns=hub.DRAFTER)
-        found, params, ids = load_drafter(path, jnp.float32, teacher.params["embed_tokens"])
-        check_fit(target, found)
-        check_trainable(shape.init, target, found)
-        if type(found) is not type(drafter) or (
-            isinstance(found, DrafterConfig)
-            and (found.num_positions, found.num_hidden_layers, found.shifted)
+        initial, params, ids = load_drafter(path, jnp.float32, teacher.params["embed_tokens"])
+        check_fit(target, initial)
+        check_trainable(shape.init, target, initial)
+        if type(initial) is not type(drafter) or (
+            isinstance(initial, DrafterConfig)
+            and (initial.num_positions, initial.num_hidden_layers, initial.shifted)
             != (shape.positions, shape.layers, shape.shifted)
         ):
             raise UserError(
                 f"--init {shape.init} is a drafter of another shape than given by --method, "
                 "--positions, --layers and --shifted"
             )
-        if isinstance(found, DrafterConfig):
-            found, params = _with_pairs(config, found, params)
+        if isinstance(initial, DrafterConfig):
+            initial, params = _with_pairs(config, initial, params)
         # The objective needs ascending ids.
         order = np.argsort(ids)
-        return found, with_draft_ids(params, order), ids[order]
+        return initial, with_draft_ids(params, order), ids[order]
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if (size := shape.vocabulary(target)) is not None:
         ids = draft_vocabulary(dataset, size)
@@ -263,23 +254,23 @@ def _start(
 
 
 def _with_pairs(
-    config: DrafterTraining, found: DrafterConfig, params: Params
+    config: DrafterTraining, drafter: DrafterConfig, params: Params
 ) -> tuple[DrafterConfig, Params]:
-    """Returns the drafter of --init with the pair scores asked for: its own, or fresh ones."""
+    """Returns the drafter of --init with pair scores of --pair-rank: its own, or fresh ones."""
     shape = config.drafter
-    if found.pair_rank:
-        if shape.pair_rank not in (0, found.pair_rank):
+    if drafter.pair_rank:
+        if shape.pair_rank not in (0, drafter.pair_rank):
             raise UserError(
-                f"--init {shape.init} has pair scores of rank {found.pair_rank}; leave "
+                f"--init {shape.init} has pair scores of rank {drafter.pair_rank}; leave "
                 "--pair-rank out to keep them"
             )
-        return found, params
+        return drafter, params
     if not shape.pair_rank:
         if shape.train == "pairs":
             raise UserError(f"--init {shape.init} has no pair scores; add some by --pair-rank")
-        return found, params
-    found = dataclasses.replace(found, pair_rank=shape.pair_rank)
-    return found, {**params, "pairs": init_params(found, config.trainer.seed)["pairs"]}
+        return drafter, params
+    drafter = dataclasses.replace(drafter, pair_rank=shape.pair_rank)
+    return drafter, {**params, "pairs": init_params(drafter, config.trainer.seed)["pairs"]}
 
 
 def _divide(shape: DrafterShape, params: Params) -> tuple[Params, Params | None]:

@@ -11,37 +11,39 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import duckdb
 import tyro
 
-from dart_jax.data.records import PARQUET, Skipped, find_files, fingerprint, refuse, without
+from dart_jax.data.contents import NoFormError
+from dart_jax.data.records import PARQUET, Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
-from dart_jax.files import check_writable, write_atomically
+from dart_jax.files import check_writable
 from dart_jax.machine import available_cores, available_memory
 from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
 from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import progress_bars
-from train.counting import text_tokenizer
 from train.counting.executors import Executor, LocalExecutor, RayExecutor
-from train.counting.pipeline import MB, Budget, Counted, Counting, Least, counted_from, end
-from train.data.documents import Corpus
+from train.counting.pipeline import MB, UNIT, Budget, Counting, Totals, least_memory, units
+from train.counting.tokenizer import Encoding, copy, eos_of, load
 from train.data.encoding import parse_template_kwargs
+from train.data.examples import read_all
 from train.run import work_directory
 
-_VERSION = 2  # of the work directory's format
+_VERSION = 3  # of the work directory's format
 
 
 @dataclasses.dataclass(frozen=True)
 class NgramConfig:
-    """What to count, and how."""
+    """The corpus and the options of counting."""
 
     data: tuple[str, ...]
     """Files, directories or globs (quoted; ** for any depth)."""
@@ -56,7 +58,7 @@ class NgramConfig:
     eos: Annotated[
         bool, tyro.conf.arg(help="Do not end documents with the end-of-sequence token.")
     ] = True
-    """Whether every document ends with the end-of-sequence token."""
+    """End every document with the end-of-sequence token."""
     eos_token: str | None = None
     """The end-of-sequence token, if the tokenizer names none or another."""
     order: int = 3
@@ -89,7 +91,7 @@ class Summary(NamedTuple):
     """Summary of a run.
 
     Attributes:
-      counted: numbers of documents and tokens.
+      totals: numbers of documents and tokens.
       skipped: number of bad records, and why the first of this run is bad.
       sizes: distinct n-grams of 1, 2, .. tokens in the file.
       file_size: size of the model's file, in bytes.
@@ -97,7 +99,7 @@ class Summary(NamedTuple):
       memory: sum of the peak memory of all processes, in bytes.
     """
 
-    counted: Counted
+    totals: Totals
     skipped: Skipped
     sizes: tuple[int, ...]
     file_size: int
@@ -108,9 +110,9 @@ class Summary(NamedTuple):
         sizes = " + ".join(f"{size:,}" for size in self.sizes)
         each = self.file_size / max(1, sum(self.sizes))
         return (
-            f"{self.counted.documents:,} documents, {self.counted.tokens:,} tokens, "
+            f"{self.totals.documents:,} documents, {self.totals.tokens:,} tokens, "
             f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} per n-gram), "
-            f"{self.seconds:.1f} s, {self.counted.new / self.seconds:,.0f} tokens/s, "
+            f"{self.seconds:.1f} s, {self.totals.new / self.seconds:,.0f} tokens/s, "
             f"peak memory {self.memory / MB:,.0f} MB"
             f"{self.skipped}"
         )
@@ -128,22 +130,21 @@ def run(config: NgramConfig) -> Summary:
     work = work.resolve()  # workers may have another current directory
     files = without(find_files(config.data), (work, config.out))
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
-    tokenizer = text_tokenizer.load(config.tokenizer, template_kwargs)
-    skipped = Skipped()
-    corpus = Corpus(
-        files,
-        config.field,
-        tokenizer.template,
-        tokenizer.vocab_size,
-        bad=skipped if config.skip_bad else refuse,
-    )
-    least = Least.of(corpus)
-    eos = tokenizer.eos_named(config.eos_token) if config.eos else None
+    tokenizer = load(config.tokenizer)
+    size = sum(path.stat().st_size for path in files)
+    eos = eos_of(tokenizer, config.eos_token) if config.eos else None
     layout = WindowLayout(config.order, tokenizer.vocab_size)
-    encoder = tokenizer.backend.to_str().encode()
+    skipped = Skipped()
+
+    def bad(error: UserError) -> None:
+        if isinstance(error, NoFormError):
+            error = UserError(f"{error}, or name the field with --field")
+        (skipped if config.skip_bad else refuse)(error)
+
+    encoder = f"{tokenizer.backend.to_str()}{tokenizer.chat_template or ''}".encode()
     settings = {
         "version": _VERSION,
-        "--tokenizer": hashlib.sha256(encoder + tokenizer.template_text.encode()).hexdigest(),
+        "--tokenizer": hashlib.sha256(encoder).hexdigest(),
         "--field": config.field,
         "--chat-template-kwargs": template_kwargs,
         "--eos": eos,
@@ -151,23 +152,28 @@ def run(config: NgramConfig) -> Summary:
         "--limit": config.limit,
     }
     with (
-        make_executor(config, least) as executor,
+        make_executor(config, files) as executor,
         work_directory.locked(work),
         progress_bars() as progress,
     ):
-        memory = total_memory(config, executor.workers, least)
-        budget = Budget.of(memory, executor.workers, least)
-        corpus = dataclasses.replace(corpus, memory=PARQUET + budget.reading)
-        # Keep the unit size of an existing directory, even if the memory changed.
-        unit = _check_work(work, settings, corpus, budget.unit(corpus.size))
-        budget.check(unit)
+        memory = total_memory(config, executor.workers, files)
+        budget = Budget.of(memory, executor.workers, files)
+        examples = read_all(
+            files, config.limit, bad, field=config.field, memory=max(PARQUET, budget.reading)
+        )
+        done = len(runs.read_stats(work))
+        result = f"counts of {done:,} units" if done else ""
+        work_directory.check_settings(work, settings, result=result)
         try:
-            write_atomically(work / "tokenizer.json", encoder)
-            counting = Counting(work, layout, budget.sort, executor, progress)
-            counted = counting.count(corpus, eos, unit, config.limit)
+            copied = copy(tokenizer, work / "tokenizer")
+            encoding = Encoding(copied, json.dumps(template_kwargs), eos)
+            counting = Counting(
+                work, layout, budget.sort, executor, progress, skipped, config.skip_bad
+            )
+            totals = counting.count(units(examples, UNIT), size, encoding)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
-                for part in counting.merge(counted.units):
+                for part in counting.merge(totals):
                     builder.add(*runs.read_run(part, layout))
                 builder.write(
                     config.out,
@@ -184,50 +190,13 @@ def run(config: NgramConfig) -> Summary:
         if not config.keep_work:
             work_directory.remove(work)
     return Summary(
-        counted=counted,
-        skipped=Skipped(skipped.count + counted.skipped, skipped.first),
+        totals=totals,
+        skipped=skipped,
         sizes=NgramModel.load(config.out).sizes,
         file_size=config.out.stat().st_size,
         seconds=time.perf_counter() - began,
         memory=peak_memory() + sum(executor.peaks.values()),
     )
-
-
-def _check_work(work: Path, settings: dict[str, Any], corpus: Corpus, unit: int) -> int:
-    """Checks that what is counted in a work directory can be used, and records what this run uses.
-
-    Data may be repaired or grow behind those that are counted.
-
-    Args:
-      work: the directory.
-      settings: what the counts depend on besides the data.
-      corpus: the data.
-      unit: bytes of text per unit, for a directory without counts.
-
-    Returns:
-      The bytes of text per unit.
-
-    Raises:
-      UserError: something else was counted; says what to do.
-    """
-    done, cure = runs.read_stats(work), "another --work, or delete it"
-    counts = f"counts of {len(done):,} units" if done else ""
-    files = [fingerprint([path]) for path in corpus.files]
-    kept = work_directory.check_settings(
-        work, settings, {"unit": unit, "files": files}, result=counts, cure=cure
-    )
-    if kept["files"] != files:
-        last = done[max(done)]
-        read = end(last).file + 1
-        if kept["files"][:read] != files[:read] and not counted_from(corpus, last):
-            raise UserError(
-                f"{work} holds {counts}, made from another --data; pass the same again to go on, "
-                f"more only behind them, or name {cure}"
-            )
-        for merged in (*work.glob("merged-*"), *work.glob("part-*")):
-            merged.unlink()
-        kept = work_directory.check_settings(work, settings, kept | {"files": files}, result="")
-    return kept["unit"]
 
 
 def check(config: NgramConfig) -> None:
@@ -243,22 +212,23 @@ def check(config: NgramConfig) -> None:
     check_writable(config.out)
 
 
-def total_memory(config: NgramConfig, workers: int, least: Least) -> int:
+def total_memory(config: NgramConfig, workers: int, files: Sequence[Path]) -> int:
     """Returns the memory for all processes, in bytes."""
     if config.memory is not None:
         return parse_memory(config.memory)
     if config.ray or config.ray_address:
-        return least.driver + workers * 2000 * MB
+        return least_memory(files, 0) + workers * 2000 * MB
     return available_memory() // 2
 
 
-def make_executor(config: NgramConfig, least: Least) -> Executor:
+def make_executor(config: NgramConfig, files: Sequence[Path]) -> Executor:
     """Returns the executor: by default one worker per core, as far as memory allows."""
     if config.ray or config.ray_address:
         return RayExecutor(config.ray_address, config.workers)
-    cores = available_cores()
-    fitting = max(1, (total_memory(config, cores, least) - least.driver) // least.worker)
-    return LocalExecutor(config.workers or min(cores, fitting))
+    workers, memory = available_cores(), total_memory(config, 1, files)
+    while workers > 1 and least_memory(files, workers) > memory:
+        workers -= 1
+    return LocalExecutor(config.workers or workers)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -37,12 +37,7 @@ class Curve(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A run's metrics.
-
-    Attributes:
-      name: shown in the legend.
-      curves: curves by metric.
-    """
+    """A run's name, for the legend, and its curves by metric."""
 
     name: str
     curves: dict[str, Curve]
@@ -88,55 +83,42 @@ def names(runs: Sequence[Path]) -> list[str]:
 
 def draw(runs: Sequence[Recorded]) -> Any:
     """Returns a figure with one panel per group of recorded metrics."""
-    positions = [f"alpha_{t}" for t in range(1, 1 + max(map(_positions, runs)))]
+    metrics = set[str]().union(*(run.curves for run in runs))
+    alphas = [f"alpha_{t}" for t in range(1, 1 + sum(m.startswith("alpha_") for m in metrics))]
     panels = {
         "loss, nats": {"loss": "-", "held_out_loss": "o-"},
-        "agreement with the target": dict.fromkeys(positions, ".-"),
+        "agreement with the target": dict.fromkeys(alphas, ".-"),
         "tau": {"tau": "o-", "tau_without_ngram": "o:"},
         "learning rate": {"lr": "-"},
         "gradient norm": {"grad_norm": "-"},
     }
-    there = set[str]().union(*(run.curves for run in runs))
-    panels = {title: styles for title, styles in panels.items() if there & styles.keys()}
+    panels = {title: styles for title, styles in panels.items() if metrics & styles.keys()}
     figure, grid = new_panels(len(panels), columns=3)
     for axes, (title, styles) in zip(grid, panels.items(), strict=True):
         for number, run in enumerate(runs):
-            colour = COLOURS[number % len(COLOURS)]
-            _draw_curves(axes, run, styles, colour, several=len(runs) > 1)
+            recorded = [name for name in styles if name in run.curves]
+            for place, name in enumerate(recorded):
+                label = f"{run.name}: {name}" if len(runs) > 1 else name
+                noisy = name in ("loss", "grad_norm")
+                # The curves of alpha_t go from light to dark.
+                shade = (
+                    0.25 + 0.75 * place / max(1, len(recorded) - 1) if "alpha_1" in styles else 1
+                )
+                axes.plot(
+                    *run.curves[name],
+                    styles[name],
+                    color=COLOURS[number % len(COLOURS)],
+                    alpha=0.6 if noisy else shade if "alpha_1" in styles else 1.0,
+                    linewidth=0.7 if noisy else 1.3,
+                    markersize=3,
+                    label=label if place in (0, len(recorded) - 1) else None,
+                )
+        if "alpha_1" in styles:
+            axes.set_ylim(bottom=0)
         axes.set(title=title, xlabel="step")
         axes.legend(fontsize=SMALL)
     note(figure, "Every curve is one run: no error bars.")
     return figure
-
-
-def _draw_curves(
-    axes: Any, run: Recorded, styles: dict[str, str], colour: str, *, several: bool
-) -> None:
-    """Draws a run's curves in one panel; those of alpha_t go from light to dark."""
-    found = [name for name in styles if name in run.curves]
-    agreement = "alpha_1" in styles
-    for place, name in enumerate(found):
-        steps, values = run.curves[name]
-        shade = 0.25 + 0.75 * place / max(1, len(found) - 1) if agreement else 1.0
-        label = f"{run.name}: {name}" if several else name
-        wide = name in ("loss", "grad_norm")
-        axes.plot(
-            steps,
-            values,
-            styles[name],
-            color=colour,
-            alpha=0.6 if wide else shade,
-            linewidth=0.7 if wide else 1.3,
-            markersize=3,
-            label=label if place in (0, len(found) - 1) else None,
-        )
-    if agreement:
-        axes.set_ylim(bottom=0)
-
-
-def _positions(run: Recorded) -> int:
-    """Returns the number of evaluated positions of a run's drafter."""
-    return sum(name.startswith("alpha_") for name in run.curves)
 
 
 def main(args: Sequence[str] | None = None) -> None:

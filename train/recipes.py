@@ -1,17 +1,38 @@
-"""Recipes of drafters that are trained one after the other, and how their weights are packaged."""
+"""Programs of several stages: their directories, recipes of drafters, and packaged weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dart_jax.files import check_writable
 from dart_jax.models.pure import Params
 from dart_jax.weights.checkpoint import load_drafter, save_drafter
 from train.drafter import DrafterTraining, train
-from train.run import config_file
+from train.run import config_file, work_directory
+
+
+def begin(config: Any, result: str, **further: str) -> None:
+    """Opens the directories of a program of several stages, and records its settings.
+
+    Args:
+      config: the program's options, among them `work` and `export`.
+      result: what earlier runs left in `work`, in words; empty if nothing.
+      further: further settings that must not change.
+
+    Raises:
+      UserError: a directory cannot be written, or `work` belongs to another configuration.
+    """
+    for directory in filter(None, (config.work, config.export)):
+        check_writable(directory, directory=True)
+    settings = config_file.options(config) | further
+    for name in ("--work", "--export"):
+        del settings[name]
+    work_directory.check_settings(config.work, settings, result=result)
 
 
 def train_recipe(recipe: Path, options: Mapping[str, object]) -> Path:

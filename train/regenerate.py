@@ -16,15 +16,14 @@ also with records that were repaired or added behind those that are answered.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
-
-import tyro
+from typing import Any, Literal, NamedTuple
 
 from dart_jax.data.records import Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
@@ -35,7 +34,7 @@ from dart_jax.programs.command_line import RESUMABLE, Advice, parse, program
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
 from dart_jax.weights.gguf.tensors import gguf_files
-from train.data.answer_file import AnswerFile, Written, lines, unfinished, work_of
+from train.data.answer_file import AnswerFile, lines, unfinished, work_of
 from train.data.answers import (
     AnswerGenerator,
     AnswerLog,
@@ -46,7 +45,8 @@ from train.data.encoding import parse_template_kwargs
 from train.data.examples import Example, read_all
 from train.run import work_directory
 
-_VERSION = 2  # of the work directory's format
+_VERSION = 3  # of the work directory's format
+_LOG = "answers.log"
 _BLOCK = 16  # batches per block; a block is answered turn by turn before the next is read
 
 
@@ -81,10 +81,6 @@ class RegenerateConfig:
     """Seed of the sampling."""
     batch_size: int = 32
     """Answers generated at once."""
-    unfinished: Annotated[
-        bool, tyro.conf.arg(help="Drop answers cut off by --max-new-tokens, and end their chats.")
-    ] = True
-    """Keep answers cut off by --max-new-tokens; otherwise a chat ends before such an answer."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
     """Options for the target's chat template, as JSON."""
     limit: int | None = None
@@ -137,13 +133,22 @@ class Summary(NamedTuple):
       complete: whether all records are answered.
     """
 
-    answers: int
-    tokens: int
-    unfinished: int
-    skipped: int
-    first_skipped: str
-    seconds: float
+    answers: int = 0
+    tokens: int = 0
+    unfinished: int = 0
+    skipped: int = 0
+    first_skipped: str = ""
+    seconds: float = 0.0
     complete: bool = True
+
+    def plus(self, conversations: Iterable[Conversation]) -> Summary:
+        """Returns the same with further answers."""
+        new = [answer for conversation in conversations for answer in conversation.answers]
+        return self._replace(
+            answers=self.answers + len(new),
+            tokens=self.tokens + sum(len(answer.tokens) for answer in new),
+            unfinished=self.unfinished + sum(answer.finish == "length" for answer in new),
+        )
 
     def __str__(self) -> str:
         words = [
@@ -176,11 +181,11 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
         raise UserError(f"--out {config.out} already exists; delete it or name another file")
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     files = without(find_files(config.data), (work, config.out))
-    with work_directory.locked(work):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(work_directory.locked(work))
         file = AnswerFile(config.out, work)
-        log = _log(work, file)
-        logged = "answers" if log.is_file() and log.stat().st_size else ""
-        result = f"{file.answers:,} answers" if file.answers else logged
+        log = stack.enter_context(AnswerLog(work / _LOG))
+        result = f"{file.answers:,} answers" if file.answers else "answers" * (not log.empty)
         cure = "another --out" if config.work is None else "another --out and --work"
         work_directory.check_settings(work, _settings(config, directory), result=result, cure=cure)
         with stage(f"loading {config.target}"):
@@ -188,7 +193,7 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
                 directory, config.drafter, config.ngram, dtype=config.dtype, mesh=config.mesh
             )
         try:
-            summary = _Regeneration(config, files, model, file, work, began).run(advice or Advice())
+            summary = _Regeneration(config, files, model, file, log, began).run(advice or Advice())
         except OSError as error:
             raise UserError(
                 f"cannot write to {work} or {config.out}: {error.strerror or error}; free disk "
@@ -207,7 +212,7 @@ def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
         if path.is_file() and any(fnmatch(path.name, pattern) for pattern in hub.TARGET)
     ]
     files += gguf_files(target)
-    names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "unfinished")
+    names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed")
     return {
         "version": _VERSION,
         "--target": work_directory.contents(files),
@@ -216,13 +221,8 @@ def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
     }
 
 
-def _log(work: Path, file: AnswerFile) -> Path:
-    """The log of the block in progress."""
-    return work / f"answers-{file.written.records}.log"
-
-
 class _Regeneration:
-    """Answers the records that a file lacks, block by block."""
+    """Answers all records, block by block; answers that are recorded are not made again."""
 
     def __init__(
         self,
@@ -230,22 +230,20 @@ class _Regeneration:
         files: Sequence[Path],
         model: DartModel,
         file: AnswerFile,
-        work: Path,
+        log: AnswerLog,
         began: float,
     ):
-        self._config, self._files, self._file = config, files, file
-        self._work, self._began, self._tokenizer = work, began, model.tokenizer
-        self._unreadable = Skipped()
-        self._unanswered = Skipped(file.written.skipped, file.written.first_skipped)
+        self._config, self._files, self._file, self._log = config, files, file, log
+        self._began, self._tokenizer = began, model.tokenizer
+        self._unreadable, self._unanswered = Skipped(), Skipped()
         self._conversations: list[Conversation] = []  # of the block in progress
-        self._before = file.written  # the block in progress
-        self._made = 0  # by this process
+        self._summary = Summary()
+        self._new = 0  # answers of this process
         self._generator = AnswerGenerator(
             model,
             config.samplings,
             config.batch_size,
             parse_template_kwargs(config.chat_template_kwargs),
-            unfinished=config.unfinished,
             seed=config.seed,
             bad=self._unanswered if config.skip_bad else refuse,
             too_long=self._unanswered,
@@ -257,11 +255,12 @@ class _Regeneration:
         complete = True
         try:
             self._answer_all()
+            self._file.check_whole()
         except OSError:
             raise
         except (KeyboardInterrupt, Exception) as end:
             complete = False
-            self._keep()
+            self._file.keep(lines(self._conversations, self._tokenizer))
             if self._file.answers:
                 held = f"{self._file.answers:,} answers are in {self._config.out}"
                 advice.text = f"{held}; {RESUMABLE}"
@@ -269,96 +268,52 @@ class _Regeneration:
                     raise UserError(f"{end} ({held}, and the same command goes on)") from None
             if not isinstance(end, OutOfTimeError):
                 raise
-        written = self._file.written.with_answers(self._conversations)
+        summary = self._summary.plus(self._conversations)
         first = self._unreadable.first or self._unanswered.first
-        if complete and not written.answers:
-            why = first or "all were cut off, so raise --max-new-tokens"
-            raise UserError(f"there is no answer to write: {why}")
-        return Summary(
-            written.answers,
-            written.tokens,
-            written.unfinished,
-            self._unreadable.count + self._unanswered.count,
-            first,
-            time.monotonic() - self._began,
-            complete,
+        if complete and not summary.answers:
+            raise UserError(f"there is no answer to write: {first}")
+        return summary._replace(
+            skipped=self._unreadable.count + self._unanswered.count,
+            first_skipped=first,
+            seconds=time.monotonic() - self._began,
+            complete=complete,
         )
-
-    def _keep(self) -> None:
-        """Writes what is answered of the block in progress, if that is more than there is."""
-        tail = lines(self._conversations, self._tokenizer)
-        more = tail.count(b"\n") > self._file.tail.count(b"\n")
-        if more and self._file.written is self._before:
-            self._file.replace_tail(tail)
 
     def _late(self) -> bool:
         minutes, passed = self._config.minutes, time.monotonic() - self._began
-        return minutes is not None and self._made > 0 and passed > 60 * minutes
+        return minutes is not None and self._new > 0 and passed > 60 * minutes
 
     def _answer_all(self) -> None:
         config, size = self._config, sum(path.stat().st_size for path in self._files)
         bad = self._unreadable if config.skip_bad else refuse
         examples = read_all(self._files, config.limit, bad)
+        place = before = 0
         with progress_bars() as progress:
-            before = _pass_over(examples, self._file.written, config)
-            bar = progress.add_task("regenerate", total=size, completed=before, note="")
+            bar = progress.add_task("regenerate", total=size, note="")
             began = time.monotonic()
             while block := list(islice(examples, _BLOCK * config.batch_size)):
                 records, after = [example for example, _ in block], block[-1][1]
-                for part in self._answer_block(records):
-                    answers = self._file.written.with_answers(self._conversations).answers
-                    note, pace = f"{answers:,} answers", self._made / (time.monotonic() - began)
-                    note += f", {pace:.1f} a second" * bool(self._made)
+                for part in self._answer_block(records, place):
+                    answers = self._summary.plus(self._conversations).answers
+                    note, pace = f"{answers:,} answers", self._new / (time.monotonic() - began)
+                    note += f", {pace:.1f} a second" * bool(self._new)
                     # Files are read in chunks, ahead of the answers.
                     done = min(before + (after - before) * part, size - 1)
                     progress.update(bar, completed=done, note=note)
-                before = after
+                before, place = after, place + len(records)
             progress.update(bar, completed=size)
 
-    def _answer_block(self, records: Sequence[Example]) -> Iterator[float]:
+    def _answer_block(self, records: Sequence[Example], place: int) -> Iterator[float]:
         """Answers a block and adds it to the file; yields after each batch what part is done."""
-        written, conversations = self._file.written, self._conversations
-        self._before = written
+        conversations = self._conversations
         conversations += _conversations(records, self._generator)
-        turns = sum(len(conversation.turns) for conversation in conversations)
-        log, done = _log(self._work, self._file), 0
-        for earlier in set(self._work.glob("answers-*.log")) - {log}:
-            earlier.unlink()
-        with AnswerLog(log) as answers:
-            for count, new in self._generator.run(conversations, written.records, answers):
-                done, self._made = done + count, self._made + new
-                yield done / turns
-        written = dataclasses.replace(
-            written.with_answers(conversations).with_records(records),
-            skipped=self._unanswered.count,
-            first_skipped=self._unanswered.first,
-        )
-        self._file.add(lines(conversations, self._tokenizer), written)
+        turns, done = sum(len(conversation.turns) for conversation in conversations), 0
+        for count, new in self._generator.run(conversations, place, self._log):
+            done, self._new = done + count, self._new + new
+            yield done / turns
+        self._file.add(lines(conversations, self._tokenizer))
+        self._summary = self._summary.plus(conversations)
         conversations.clear()
-
-
-def _pass_over(
-    examples: Iterator[tuple[Example, int]], written: Written, config: RegenerateConfig
-) -> int:
-    """Reads the records that are answered; returns how many bytes they are.
-
-    Raises:
-      UserError: they are not those that were answered.
-    """
-    seen, read = Written(), 0
-    for passed in islice(examples, written.records):
-        seen, read = seen.with_records(passed[:1]), passed[1]
-    if config.limit is not None and config.limit < written.records:
-        raise UserError(
-            f"--limit {config.limit}, but {written.records:,} records are answered; raise it"
-        )
-    if seen.source != written.source:
-        raise UserError(
-            f"the first {written.records:,} records of --data are not those that {config.out} "
-            "holds answers to; pass the same again to go on, more only behind them, or name "
-            "another --out" + " and --work" * (config.work is not None)
-        )
-    return read
 
 
 def _conversations(

@@ -15,8 +15,10 @@ soon as it is made. The same command goes on where it stopped.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +26,7 @@ import jax
 
 from dart_jax.data.records import Skipped, find_files
 from dart_jax.errors import UserError
-from dart_jax.files import check_writable, writing
+from dart_jax.files import write_atomically, writing
 from dart_jax.named.fetched import fetch
 from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
@@ -34,15 +36,16 @@ from dart_jax.weights.checkpoint import read_target_config
 from train import ngram, regenerate
 from train.data.questions import benchmark_questions, write_questions
 from train.objective.drafter_shape import DrafterShape
-from train.recipes import package, train_recipe
-from train.run import config_file, work_directory
+from train.recipes import begin, package, train_recipe
 from train.run.config import TrainerConfig
-from train.run.time_table import TimeTable
 
 _RECIPES = Path(__file__).parent
 
 # Parts of the time that the stages get: both drafters equally much.
 _PARTS = {"answers": 0.35, "dart": 0.26, "pairs": 0.13, "eagle3": 0.26}
+
+_TIMES = "answers.json"  # minutes that answering has taken, and whether it is done
+_LEAST = 0.05  # minutes of answers when an interrupted run goes on
 
 # A CPU computes few rows at a time, keeps the target's outputs, which take most of its time, and
 # draws anchors among the rows that have answers after them.
@@ -114,15 +117,9 @@ def run(config: SmolLM2Config) -> None:
     Raises:
       UserError: the work directory belongs to another configuration, or a stage cannot run.
     """
-    for directory in filter(None, (config.work, config.export)):
-        check_writable(directory, directory=True)
-    times = TimeTable(config.work / "times.json")
     device = "cpu" if jax.default_backend() == "cpu" else "other"
-    settings = config_file.options(config) | {"kind of device": device}
-    for name in ("--work", "--export"):
-        del settings[name]
-    result = "answers or drafters" * times.begun
-    work_directory.check_settings(config.work, settings, result=result)
+    result = "answers or drafters" * (config.work / _TIMES).is_file()
+    begin(config, result, **{"kind of device": device})
     largest = read_target_config(hub.resolve(config.target, patterns=hub.TARGET)).vocab_size
     if config.draft_vocab > largest:
         raise UserError(f"--draft-vocab must be at most {largest}, the target's vocabulary")
@@ -130,42 +127,25 @@ def run(config: SmolLM2Config) -> None:
     if not questions.is_file():
         with stage("collecting the questions"):
             _collect(config, questions)
-    with times.stage("answers", config.minutes * _PARTS["answers"]) as minutes:
-        if minutes:
-            batch, most = _ANSWERS[device]
-            made = regenerate.run(
-                regenerate.RegenerateConfig(
-                    target=config.target,
-                    data=(str(questions),),
-                    out=answers,
-                    temperature=(0.0, 0.8),
-                    max_new_tokens=most,
-                    batch_size=batch,
-                    seed=config.seed,
-                    minutes=minutes,
-                )
-            )
-            say(f"answers: {made}")
+    _answer(config, questions, answers, *_ANSWERS[device])
     _count(config, answers)
     for name, parent in (("dart", None), ("pairs", "dart"), ("eagle3", None)):
-        given = config.minutes * _PARTS[name]
-        with times.stage(name, given) as minutes:
-            if minutes:
-                options = {
-                    "--target": config.target,
-                    "--data": answers,
-                    "--out": config.work / name,
-                    "--cache": config.work / "cache",
-                    "--seed": config.seed,
-                    "--minutes": given,  # of which it knows itself what is left
-                    **_STEPS[device],
-                }
-                if parent is None:
-                    options["--draft-vocab"] = config.draft_vocab
-                else:
-                    options["--init"] = config.work / parent / "drafter"
-                recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
-                train_recipe(_RECIPES / f"{recipe}.toml", options)
+        if not (config.work / name / "config.json").is_file():  # written last
+            options = {
+                "--target": config.target,
+                "--data": answers,
+                "--out": config.work / name,
+                "--cache": config.work / "cache",
+                "--seed": config.seed,
+                "--minutes": config.minutes * _PARTS[name],  # it knows itself what is left
+                **_STEPS[device],
+            }
+            if parent is None:
+                options["--draft-vocab"] = config.draft_vocab
+            else:
+                options["--init"] = config.work / parent / "drafter"
+            recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
+            train_recipe(_RECIPES / f"{recipe}.toml", options)
         if config.export is not None:
             exported = "eagle3" if name == "eagle3" else "drafter"
             with writing("the drafter", config.export):
@@ -182,6 +162,31 @@ def _collect(config: SmolLM2Config, out: Path) -> None:
         count = write_questions(sources, file, left_out=left_out, seed=config.seed, bad=skipped)
     partial.replace(out)
     say(f"{count:,} chats to answer{skipped}")
+
+
+def _answer(config: SmolLM2Config, questions: Path, answers: Path, batch: int, most: int) -> None:
+    """Lets the target answer in its part of the time, of which interrupted runs have had some."""
+    path, began = config.work / _TIMES, time.monotonic()
+    spent, done = json.loads(path.read_text()) if path.is_file() else (0.0, False)
+    if done:
+        return
+    left = config.minutes * _PARTS["answers"] - spent
+    regeneration = regenerate.RegenerateConfig(
+        target=config.target,
+        data=(str(questions),),
+        out=answers,
+        temperature=(0.0, 0.8),
+        max_new_tokens=most,
+        batch_size=batch,
+        seed=config.seed,
+        minutes=max(left, _LEAST),
+    )
+    try:
+        say(f"answers: {regenerate.run(regeneration)}")
+        done = True
+    finally:
+        spent += (time.monotonic() - began) / 60
+        write_atomically(path, json.dumps([spent, done]).encode())
 
 
 def _count(config: SmolLM2Config, answers: Path) -> None:

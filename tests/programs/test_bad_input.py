@@ -67,7 +67,7 @@ CASES = {
     "plot-training run --output a.png": "unrecognised option --output",
     "measure-training --contexts 8": "--contexts; did you mean --context?",
     "ablate": "missing EXPERIMENT",
-    "ablate beta": "'layers', 'horizon', 'pairs', 'ngram', 'vocabulary', 'domain'; got 'beta'",
+    "ablate beta": "'layers', 'horizon', 'pairs', 'ngram', 'vocabulary'; got 'beta'",
     "count-ngrams --data texts.jsonl": "missing --tokenizer and --out",
     f"{COUNT} --worker 2": "unrecognised option --worker; did you mean --workers?",
     # Values.
@@ -133,8 +133,7 @@ CASES = {
     "train-smollm2 --minutes 1 --no-sharegpt": "no questions: pass --data",
     "train-demo --layers 0": "--layers must be at least 1",
     "measure-training --context 2": "--context must be lengths of at least 4",
-    "measure-training --memory much": "memory must be written like 4GB or 800MB, got 'much'",
-    "ablate gamma --gamma 2": "--gamma must be above 0 and at most 1",
+    "ablate gamma --values 2": "--gamma must be above 0 and at most 1",
     f"{COUNT} --order 9": "--order must be 2 to 5, got 9",
     f"{COUNT} --workers 0": "--workers must be at least 1, got 0",
     # Inputs that are missing or damaged.
@@ -163,7 +162,6 @@ CASES = {
     "latency --json /proc/x.json": "cannot write /proc/x.json",
     "products --json /proc/x.json": "cannot write /proc/x.json",
     "startup --json file/x.json": "cannot write file/x.json: file is a file",
-    "measure-training --json directory": "cannot write directory: it is a directory",
     "measure-ngram --json /proc/x.json": "cannot write /proc/x.json",
     "measure-ngram nowhere.dng": "no n-gram model at nowhere.dng",
     "measure-ngram --data nowhere.txt": "no file nowhere.txt",

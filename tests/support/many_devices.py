@@ -79,7 +79,7 @@ def drafter_losses(directory: Path) -> dict[str, Any]:
 
     def measured(mesh: Mesh, params: Params, batch: Batch) -> tuple[Teacher, list[float]]:
         teacher = Teacher.load(directory, np.dtype("float32"), mesh, split_over_data=True)
-        forward = PackedForward(teacher.config, DRAFTER, 4, chunk=8, mesh=teacher.mesh)
+        forward = PackedForward(teacher.config, DRAFTER, 4, max_chunk=8, mesh=teacher.mesh)
         loss = DrafterLoss(forward, Objective(anchors=8))
 
         @jax.jit

@@ -18,7 +18,7 @@ from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import save_drafter, save_target
 from train.demo import DemoConfig, tokenize
-from train.language_model.tokenizer import train_tokenizer
+from train.language_model import train_tokenizer
 from train.objective.drafter_shape import DrafterShape
 
 

@@ -15,7 +15,7 @@ import tyro
 from dart_jax.programs.command_line import program
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 from train.run.config import TrainerConfig
-from train.run.trainer import fit
+from train.run.trainer import Trainer
 
 WIDTH = 64
 
@@ -85,13 +85,12 @@ RECIPE = TrainerConfig(
     weight_decay=0.1,
     save_every=5,
     eval_every=6,
-    log_every=1,
     seed=3,
 )
 
 
 def toy_fit(directory: Path, config: TrainerConfig = RECIPE, **changes):
-    """Trains the toy; `changes` replace arguments of `fit`."""
+    """Trains the toy; `changes` replace arguments of `Trainer`."""
     arguments = {
         "params": toy_params(),
         "frozen": toy_frozen(),
@@ -99,15 +98,14 @@ def toy_fit(directory: Path, config: TrainerConfig = RECIPE, **changes):
         "batches": ToyBatches(config.batch_size),
         "evaluate": toy_evaluate,
         "tokens_per_step": config.batch_size * WIDTH,
-        "flops_per_step": config.batch_size * WIDTH * 128 * 12.0,
         **changes,
     }
-    return fit("toy", config=config, directory=directory, **arguments)
+    return Trainer("toy", config=config, directory=directory, **arguments).fit()
 
 
 def records(directory: Path) -> list[dict]:
     """The metrics, without timings."""
-    timed = ("seconds", "tokens_per_second", "mfu")
+    timed = ("seconds", "tokens_per_second")
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [
         {name: value for name, value in json.loads(line).items() if name not in timed}

@@ -2,16 +2,12 @@
 
 import dataclasses
 import json
-import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiny_model
-from figure_checks import check_style, ends_of, note_of
 
-from dart_jax.data.records import Skipped
-from dart_jax.data.stdlib import function_prompts, module_files, read
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import load_drafter
@@ -19,9 +15,8 @@ from train import ablate
 from train.ablate import AblateConfig, run
 from train.drafter import DrafterTraining
 from train.evaluation.evaluator import question_prompts, step_seconds
-from train.experiments import domains, verdict
 from train.experiments import report as ablation_report
-from train.experiments import variants as experiments
+from train.experiments.plans import PLANS
 from train.run import config_file
 
 
@@ -42,21 +37,14 @@ def write_answers(path, prompts):
     return path
 
 
-def documented(tiny, *modules):
-    """Prompts of some modules' functions, as tokens."""
-    encode = Tokenizer.load(tiny.target).encode
-    files = [file for name in modules for file in module_files(name)]
-    return [encode(text) for file in files for text in function_prompts(read(file))]
-
-
-def write_recipe(path, tiny, answers, context=64):
+def write_recipe(path, tiny, answers):
     """A recipe of two steps."""
     path.write_text(f"""
 target = "{tiny.target}"
 out = "unused"
 [data]
 data = ["{answers}"]
-context = {context}
+context = 64
 held_out = 4
 [drafter]
 positions = 4
@@ -85,10 +73,7 @@ def config(tiny, recipe, tmp_path_factory):
     return AblateConfig(
         "gamma",
         recipe=recipe,
-        gamma=(0.6, 1.0),
-        layers=(1, 2),
-        ngram_weight=(0.5,),
-        family="heapq",
+        values=("0.6", "1.0"),
         seeds=1,
         work=directory / "work",
         out=directory / "docs",
@@ -102,6 +87,11 @@ def config(tiny, recipe, tmp_path_factory):
 def weights(config):
     """The trained drafters' weights, by run."""
     return {path.parts[-3]: path for path in config.work.glob("*/drafter/model.safetensors")}
+
+
+def other(config, experiment, *values):
+    """Another experiment in the same directories."""
+    return dataclasses.replace(config, experiment=experiment, values=tuple(map(str, values)))
 
 
 def raw_of(config, experiment):
@@ -119,14 +109,12 @@ def gamma(config):
 def test_an_experiment(config, gamma, capsys):
     """Trains, evaluates and reports; a second run trains only what is new."""
     report, raw = gamma
-    assert (config.out / "ablation_gamma.png").read_bytes().startswith(b"\x89PNG")
     assert "    the command\n" in report.read_text()
     assert [*raw["figures"]] == ["0.6", "1"]
-    assert raw["compared"][0]["half"] is None
 
     before = {name: path.stat().st_mtime_ns for name, path in weights(config).items()}
     assert {"gamma-1.0_seed-0", "recipe_seed-0"} <= before.keys()
-    assert run(dataclasses.replace(config, gamma=(0.6,), seeds=2), "the command") == report
+    assert run(dataclasses.replace(config, values=("0.6",), seeds=2), "the command") == report
     told = capsys.readouterr().out
     assert "run 1 of 2: gamma 0.6, seed 0, already trained\n" in told
     assert "run 2 of 2: gamma 0.6, seed 1\n" in told
@@ -147,7 +135,7 @@ def test_an_experiment(config, gamma, capsys):
 def test_variants_that_share_their_drafters(config, gamma):
     """Only the search differs: nothing new is trained."""
     before = weights(config)
-    report = run(dataclasses.replace(config, experiment="ngram"), "the command")
+    report = run(other(config, "ngram", 0, 0.5), "the command")
     assert weights(config) == before
     figures = raw_of(config, "ngram")["figures"]
     recipe = gamma[1]["figures"]["0.6"]
@@ -160,7 +148,7 @@ def test_variants_that_share_their_drafters(config, gamma):
 def test_vocabularies(config, gamma):
     """The recipe's drafter is cut; nothing new is trained."""
     before = weights(config)
-    experiment = dataclasses.replace(config, experiment="vocabulary", vocabulary=(300, 20))
+    experiment = other(config, "vocabulary", 300, 20)
     report = run(experiment, "the command")
     assert weights(config) == before
     every, few = raw_of(config, "vocabulary")["figures"].values()
@@ -177,19 +165,17 @@ def test_vocabularies(config, gamma):
 @pytest.mark.long
 def test_the_vocabulary_of_a_given_drafter(config, gamma):
     given = config.work / "recipe_seed-0/drafter"
-    experiment = dataclasses.replace(
-        config, experiment="vocabulary", vocabulary=(300,), drafter=given
-    )
+    experiment = dataclasses.replace(other(config, "vocabulary", 300), drafter=given)
     run(experiment, "the command")
     assert raw_of(config, "vocabulary")["figures"]["300"] == gamma[1]["figures"]["0.6"]
-    with pytest.raises(UserError, match="is for the experiment vocabulary"):
+    with pytest.raises(UserError, match="is for the experiments ngram and vocabulary"):
         dataclasses.replace(experiment, experiment="gamma")
 
 
 @pytest.mark.long
 def test_other_trees(config, gamma):
     """With a tree of one node a verification emits at most two tokens."""
-    report = run(dataclasses.replace(config, experiment="ngram", tree_nodes=1), "the command")
+    report = run(dataclasses.replace(other(config, "ngram", 0, 1), tree_nodes=1), "the command")
     assert "trees of 1 nodes" in report.read_text()
     figures = raw_of(config, "ngram")["figures"]
     assert all(1 <= tau <= 2 for own in figures.values() for tau in own["tau"])
@@ -202,7 +188,7 @@ def test_variants_that_cost_differently(config, gamma, monkeypatch):
         return [[0.5, 1.0], [1.0, 3.0]]
 
     monkeypatch.setattr(ablate, "step_seconds", measured)
-    report = run(dataclasses.replace(config, experiment="layers"), "the command")
+    report = run(other(config, "layers", 1, 2), "the command")
     assert "layers-2_seed-0" in weights(config)
     one, two = raw_of(config, "layers")["figures"].values()
     recipe = gamma[1]["figures"]["0.6"]
@@ -214,45 +200,49 @@ def test_variants_that_cost_differently(config, gamma, monkeypatch):
     assert "| layers | alpha_1 | alpha_2 | alpha_3 | alpha_4 |" in report.read_text()
 
 
-def test_the_runs_of_pair_scores(config, monkeypatch):
-    """The frozen ones start from the drafters without pair scores, seed by seed."""
-    runs = []
+@pytest.mark.parametrize("experiment", PLANS)
+def test_the_runs_of_an_experiment(config, experiment):
+    """Each differs from the recipe in one option, or the same drafters are compared."""
+    plan = dataclasses.replace(config, experiment=experiment, values=()).plan
+    recipe = ablate.recipe_of(config)
+    config = dataclasses.replace(config, experiment=experiment, values=())
+    runs = [ablate.training(config, recipe, value, 1) for value in plan.values]
+    assert plan.base in plan.variants
+    if plan.trains:
+        assert [config_file.options(each)[OPTIONS[experiment]] for each in runs] == [*plan.values]
+        assert len({each.out for each in runs}) == len(plan.values)
+    else:
+        assert {each.out.name for each in runs} == {"recipe_seed-1"}
 
-    def fake(training):
-        runs.append(training)
-        return training.out / "drafter"
 
-    monkeypatch.setattr(ablate, "train", fake)
-    config = dataclasses.replace(
-        config, experiment="pairs", pair_rank=(2,), seeds=2, work=config.work / "pairs"
-    )
-    plan = config.plan()
-    drafters = ablate._train(config, plan, ablate._recipe(config), None)
-    assert [*drafters] == ["0", "2", "2, frozen"] == [*plan.variants]
-    assert [(run.drafter.pair_rank, run.drafter.train) for run in runs[::2]] == [
-        (0, "all"),
-        (2, "all"),
-        (2, "pairs"),
-    ]
-    assert [run.drafter.init for run in runs[:4]] == [None] * 4
-    assert [run.drafter.init for run in runs[4:]] == [*map(str, drafters["0"])]
-    assert runs[4].out.name == "pair_rank-2_train-pairs_seed-0"
-    assert len({run.out for run in runs}) == 6
+OPTIONS = {
+    "gamma": "--gamma",
+    "loss": "--loss",
+    "shift": "--shifted",
+    "layers": "--layers",
+    "horizon": "--positions",
+    "pairs": "--pair-rank",
+}
 
 
 @pytest.mark.parametrize(
-    ("experiment", "option", "values"),
+    ("experiment", "values", "message"),
     [
-        ("loss", "loss", ["kl", "cross-entropy", "cross-entropy-tv"]),
-        ("weights", "weights", ["annealed", "confidence"]),
+        ("gamma", ("2",), "--gamma must be above 0 and at most 1, got 2"),
+        ("gamma", ("0.6", "0.60"), "--values 0.6 0.60 must be distinct numbers"),
+        ("ngram", ("nan",), "--values nan must be distinct numbers"),
+        ("ngram", ("-1",), "--ngram-weight must be a finite number of at least 0, got -1"),
+        ("layers", ("1.5",), "--values 1.5 must be distinct numbers"),
+        ("layers", ("0",), "--positions and --layers must be at least 1"),
+        ("vocabulary", ("0",), "must be at least 1"),
+        ("shift", ("1",), "the experiment shift compares no numbers; omit --values"),
     ],
 )
-def test_variants_of_the_objective(config, experiment, option, values):
-    plan = dataclasses.replace(config, experiment=experiment).plan()
-    recipe = ablate._recipe(config)
-    trainings = [ablate._training(config, recipe, each, 0, None) for each in plan.variants.values()]
-    assert [getattr(training.objective, option) for training in trainings] == values
-    assert plan.base == values[0]
+def test_values_that_cannot_be_compared(config, tmp_path, experiment, values, message):
+    config = dataclasses.replace(config, experiment=experiment, values=values, work=tmp_path / "w")
+    with pytest.raises(UserError, match=message):
+        run(config, "the command")
+    assert not config.work.exists()
 
 
 def test_questions_of_files(tiny, tmp_path):
@@ -262,13 +252,21 @@ def test_questions_of_files(tiny, tmp_path):
     written = [{"tokens": [5, 6, 7, 8], "prompt_length": 3}]
     for name, rows in (("made", made), ("written", written)):
         (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
-    prompts = question_prompts([tmp_path / "made", tmp_path / "written"], tokenizer, 2)
+    prompts = question_prompts([tmp_path / "made", tmp_path / "written"], tokenizer, 2, {})
     expected = [tokenizer.encode("one two"), tokenizer.encode("three"), [5, 6, 7]]
     assert [prompt.tolist() for prompt in prompts] == expected
     assert {prompt.dtype for prompt in prompts} == {np.dtype(np.int32)}
     (tmp_path / "text").write_text('{"tokens": [1, 2], "prompt_length": 0}')
     with pytest.raises(UserError, match="text:1: there is no prompt in it to answer"):
-        question_prompts([tmp_path / "text"], tokenizer, 2)
+        question_prompts([tmp_path / "text"], tokenizer, 2, {})
+
+
+def test_questions_honour_the_options_of_the_template(tiny, tmp_path):
+    tokenizer = Tokenizer.load(tiny.target)
+    tokenizer.wrapped.chat_template = "{{ kind }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / "chats").write_text('{"messages": [{"role": "user", "content": "how?"}]}')
+    [prompt] = question_prompts([tmp_path / "chats"], tokenizer, 1, {"kind": "so "})
+    assert tokenizer.decode(prompt) == "so how?"
 
 
 def test_the_time_of_a_step():
@@ -291,35 +289,6 @@ def test_the_time_of_a_step():
     assert order == [*"baba", *"abab", *"baba"]
 
 
-@pytest.mark.long
-def test_a_domain_that_was_never_seen(config, tiny, tmp_path):
-    answers = write_answers(tmp_path / "answers.jsonl", documented(tiny, "heapq", "shlex") * 4)
-    recipe = write_recipe(tmp_path / "recipe.toml", tiny, answers, context=256)
-    config = dataclasses.replace(config, experiment="domain", recipe=recipe, work=tmp_path / "work")
-    report = run(config, "the command")
-    names = ("heapq-all_seed-0", "heapq-without_seed-0")
-    assert {*weights(config)} == {*names}
-    assert len({path.read_bytes() for path in weights(config).values()}) == 2
-    raw = raw_of(config, "domain")
-    assert [*raw["figures"]] == ["all", "all but heapq"]
-    for own in raw["figures"].values():
-        assert {*own} == {"parameters", "coverage", "tau_inside", "tau_outside"}
-        assert min(own["tau_inside"] + own["tau_outside"]) >= 1
-    assert "- tau inside, trained on all against all but heapq: " in report.read_text()
-
-
-SECTION = {
-    "date": "2026-01-01",
-    "command": "the command",
-    "environment": {"device": "made up", "jax": "1"},
-    "options": {"max_new_tokens": 8},
-    "recipe": {"target": "some", "trainer": {"steps": 1, "batch_size": 2}},
-    "tree": {"nodes": 8, "level_decay": 0.7},
-    "seeds": 3,
-    "prompts": 4,
-}
-
-
 def figures_of(tau):
     """A drafter's figures, one per seed."""
     return {"tau": tau, "tau_without_ngram": tau, "alpha_1": [0.5] * 3, "alpha_2": [0.25] * 3}
@@ -329,12 +298,8 @@ def test_sections_replace_their_own_kind(tmp_path):
     path = tmp_path / "ablations.md"
     clear = {"shifted": figures_of([3.0, 3.1, 3.2]), "unshifted": figures_of([2.0, 2.1, 2.2])}
     same = {"0.6": figures_of([3.0, 3.3, 3.2]), "1": figures_of([3.1, 3.2, 3.2])}
-    plans = {"shift": experiments.shift(), "gamma": experiments.gamma((0.6, 1.0))}
     for name, figures in (("shift", clear), ("gamma", same), ("shift", clear)):
-        plan = plans[name]
-        compared = ablation_report.compare(plan, figures)
-        content = {**SECTION, "figures": figures, "compared": compared}
-        ablation_report.write(path, plan, content, "x.png")
+        ablation_report.write(path, PLANS[name], ["the setup"], figures)
     text = path.read_text()
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         "# Ablations",
@@ -347,30 +312,6 @@ def test_sections_replace_their_own_kind(tmp_path):
         "- alpha_1, drafter shifted against unshifted: +0.000 ± 0.000; paper +0.134: within" in text
     )
     assert "| unshifted | 0.500 ± 0.000 | 0.577 | 2.100 ± 0.100 |" in text
-
-
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_figures_have_an_error_bar_per_variant_with_several_seeds(seeds):
-    plan = experiments.layers((1, 2))
-    figures = {}
-    for layers in (1, 2):
-        own = {name: [layers + 0.1 * n for n in range(seeds)] for name in ("tau", "tau_per_time")}
-        alphas = {f"alpha_{t}": own["tau"] for t in (1, 2, 3)}
-        times = {"parameters": [1e6 * layers], "step_time": [1.0 * layers, 1.1 * layers]}
-        figures[str(layers)] = {**own, **alphas, **times}
-    drawn = ablation_report.draw(plan, figures)
-    check_style(drawn)
-    bars = {axes.get_title(): len(ends_of(axes)) for axes in drawn.axes}
-    several = seeds > 1
-    assert bars == {
-        "tau": 2 * several,
-        "drafter's parameters": 0,
-        "time of a decode step": 2,
-        "tau per that time": 2 * several,
-        "agreement by position": 6 * several,
-    }
-    told = "standard deviation of 3 seeds" if several else "1 seed: no error bars"
-    assert note_of(drawn) == f"Error bars: {told}; of the time, standard deviation of 2 repeats."
 
 
 @pytest.mark.parametrize(
@@ -389,54 +330,14 @@ def test_figures_have_an_error_bar_per_variant_with_several_seeds(seeds):
     ],
 )
 def test_the_rule(first, paper, told):
-    measured = verdict.difference(first, [0.0] * len(first))
-    assert verdict.verdict(measured, paper) == told
+    measured = ablation_report.difference(first, [0.0] * len(first))
+    assert ablation_report.verdict(*measured, paper) == told
 
 
 def test_the_interval_of_a_difference():
     """Against a result computed by hand: mean 2, deviation 1, three seeds."""
-    measured = verdict.difference([3.0, 5.0, 7.0], [2.0, 3.0, 4.0])
-    assert measured == pytest.approx((2.0, 4.303 / math.sqrt(3)))
-
-
-def test_a_family_is_left_out(tiny, tmp_path):
-    every = documented(tiny, "heapq", "shlex", "bisect") * 2
-    answers = write_answers(tmp_path / "answers.jsonl", every)
-    encode = Tokenizer.load(tiny.target).encode
-
-    def split(family):
-        return domains.split([str(answers)], family, encode, tmp_path / "sets", 3)
-
-    made = split("heapq")
-
-    def left(path):
-        rows = map(json.loads, path.read_text().splitlines())
-        return [tuple(row["tokens"][: row["prompt_length"]]) for row in rows]
-
-    inside, outside = ({tuple(p.tolist()) for p in some} for some in (made.inside, made.outside))
-    family = set(map(tuple, documented(tiny, "heapq")))
-    assert inside <= family
-    assert not outside & family
-    assert len(inside) == len(outside) == 3
-    assert len(left(made.all)) == len(every) - 2 * 6
-    assert left(made.without) == [prompt for prompt in left(made.all) if prompt not in family]
-    assert not (inside | outside) & set(left(made.all))
-    # What is no answer is skipped, if that is wanted.
-    with answers.open("a") as file:
-        file.write('\n{"text": "a"}\n{"tokens": [')
-    with pytest.raises(UserError, match=r"not an answer of train.regenerate; .*--skip-bad skips"):
-        split("heapq")
-    skipped = Skipped()
-    places = [str(answers)], "heapq", encode, tmp_path / "other", 3, skipped
-    assert domains.split(*places).all.read_text() == made.all.read_text()
-    assert skipped.count == 2
-    write_answers(answers, every)
-    # Files that stay the same keep their time: it tells prepared data whether they are theirs.
-    before = made.all.stat().st_mtime_ns
-    assert split("heapq").all.stat().st_mtime_ns == before
-    for nothing in ("colorsys", "no_such_module"):
-        with pytest.raises(UserError, match=f"--family {nothing}: 0 of"):
-            split(nothing)
+    measured = ablation_report.difference([3.0, 5.0, 7.0], [2.0, 3.0, 4.0])
+    assert measured == pytest.approx((2.0, 4.303 / 3**0.5))
 
 
 def test_options_are_replaced_wherever_they_are(recipe):

@@ -145,7 +145,8 @@ def encoder(tmp_path_factory):
         directory = tmp_path_factory.mktemp("tokenizer")
         tokenizers_made.write_chat(directory, kind(), template)
         tokenizer = Tokenizer.load(directory)
-        options = {"template_kwargs": {"enable_thinking": False}} | options
+        eos = tokenizer.wrapped.eos_token_id
+        options = {"template_kwargs": {"enable_thinking": False}, "eos": eos} | options
         return Encoder(tokenizer, options.pop("vocab_size", tokenizer.vocab_size), **options)
 
     return make

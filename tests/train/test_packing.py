@@ -1,5 +1,7 @@
 """Packed rows hold every document whole and in order; training visits every row."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from dart_jax.errors import UserError
 from train.data.batch import Batch, positions
-from train.data.batches import Order
+from train.data.batches import PackedBatches
 from train.data.encoding import Encoded
 from train.data.packing import Packer
 
@@ -106,13 +108,17 @@ def test_few_holes():
     assert packer.statistics.tokens > 0.995 * rows * context
 
 
+def batches_of(rows, batch, seed=0):
+    return PackedBatches(SimpleNamespace(rows=rows, fingerprint=""), batch, seed)
+
+
 @pytest.mark.parametrize(("rows", "batch"), [(10, 3), (9, 3), (1, 1), (50, 50)])
 def test_every_row_once_an_epoch(rows, batch):
-    order = Order(rows, batch, seed=5)
+    batches = batches_of(rows, batch, seed=5)
     left_out = set()
     for epoch in range(40):
-        steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
-        taken = np.concatenate([order(step) for step in steps])
+        steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
+        taken = np.concatenate([batches.order(step) for step in steps])
         assert taken.dtype == np.int64
         assert len(set(taken.tolist())) == len(taken) == rows // batch * batch
         left_out |= set(range(rows)) - set(taken.tolist())
@@ -120,13 +126,13 @@ def test_every_row_once_an_epoch(rows, batch):
 
 
 def test_the_order_is_a_function_of_seed_and_step():
-    forward = [Order(100, 7, 1)(step).tolist() for step in range(60)]
-    order = Order(100, 7, 1)
-    assert [order(step).tolist() for step in reversed(range(60))] == forward[::-1]
-    assert Order(100, 7, 2)(0).tolist() != forward[0]
+    forward = [batches_of(100, 7, 1).order(step).tolist() for step in range(60)]
+    again = batches_of(100, 7, 1)
+    assert [again.order(step).tolist() for step in reversed(range(60))] == forward[::-1]
+    assert batches_of(100, 7, 2).order(0).tolist() != forward[0]
     assert forward[0] != forward[14]
 
 
 def test_too_few_rows():
     with pytest.raises(UserError, match=r"fill 3 rows, a batch needs 4; lower --batch-size"):
-        Order(3, 4)
+        batches_of(3, 4)

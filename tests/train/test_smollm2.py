@@ -1,5 +1,6 @@
-"""Questions, the table of times, and the whole program on the demo's target."""
+"""Questions, the time of answers, and the whole program on the demo's target."""
 
+import functools
 import io
 import json
 import time
@@ -11,10 +12,9 @@ import pytest
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from train import smollm2
 from train.data.questions import benchmark_questions, write_questions
-from train.run import time_table
 from train.run.config import TrainerConfig
-from train.run.time_table import TimeTable
 from train.smollm2 import SmolLM2Config, run
 
 CHATS = [
@@ -80,31 +80,23 @@ def test_sources_take_turns(tmp_path):
     assert len(firsts) == 11
 
 
-def test_times_outlast_an_interruption(tmp_path, monkeypatch):
-    monkeypatch.setattr(time_table, "_RECORD", 0.01)
-    path = tmp_path / "times.json"
-    began, recorded = [], []
+def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
+    given = []
 
-    def interrupted():
-        with TimeTable(path).stage("answers", 4) as minutes:
-            began.append(minutes)
-            time.sleep(0.3)
-            # What a killed process leaves.
-            recorded.append(json.loads(path.read_text())["answers"])
+    def answering(config):
+        given.append(config.minutes)
+        time.sleep(0.3)
+        if len(given) == 1:
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(smollm2.regenerate, "run", answering)
+    config = SmolLM2Config(minutes=10, work=tmp_path)
+    answer = functools.partial(smollm2._answer, config, tmp_path / "q", tmp_path / "a", 4, 8)
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert began == [4]
-    assert recorded[0]["spent"] > 0
-    table = TimeTable(path)
-    assert table.begun
-    with table.stage("answers", 4) as minutes:
-        assert minutes == pytest.approx(4 - 0.3 / 60, abs=0.005)
-    with TimeTable(path).stage("answers", 4) as minutes:
-        assert minutes == 0  # it is done
-    with table.stage("dart", 3) as minutes:
-        assert minutes == 3
+        answer()
+    for _ in range(2):  # the second finds it done
+        answer()
+    assert given == [3.5, pytest.approx(3.5 - 0.3 / 60, abs=0.003)]
 
 
 def test_sources_without_questions_are_refused(tmp_path):

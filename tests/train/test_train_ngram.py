@@ -2,19 +2,16 @@
 
 import bz2
 import collections
-import dataclasses
 import gzip
 import itertools
 import json
 import lzma
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 import time
-import zlib
 
 import duckdb
 import numpy as np
@@ -23,20 +20,19 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers, processors
 
-from dart_jax.data import json_values
-from dart_jax.data.records import PARQUET, Skipped, find_files
+from dart_jax.data.records import PARQUET, find_files, refuse
 from dart_jax.errors import InputWarning, UserError
-from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramModel, WindowLayout, runs
 from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
 from train import ngram
-from train.counting import executors, text_tokenizer
+from train.counting import executors
 from train.counting import pipeline as counting
+from train.counting import tokenizer as counted_tokenizer
 from train.counting.executors import Executor, _measured
-from train.counting.pipeline import Budget, Least
-from train.data import documents
-from train.data.documents import Corpus, Document, Position
+from train.counting.pipeline import Budget
+from train.data import examples
+from train.data.examples import read_all
 from train.ngram import NgramConfig, run
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -87,12 +83,13 @@ def tokenizer_directory(tokenizer, tmp_path_factory):
 def count(tokenizer_directory, tmp_path, monkeypatch):
     """Counts in this process, and gives the model's path."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(ngram, "make_executor", lambda config, least: Here(config.workers or 1))
-    counting._load.cache_clear()
+    monkeypatch.setattr(ngram, "make_executor", lambda config, files: Here(config.workers or 1))
+    counted_tokenizer._encoder.cache_clear()
 
     def count(*data, out="model.dng", **options):
         options = {"tokenizer": str(tokenizer_directory), "memory": "2GB"} | options
-        run(NgramConfig(tuple(map(str, data)), out=tmp_path / out, **options))
+        config = NgramConfig(tuple(map(str, data)), out=tmp_path / out, **options)
+        count.summary = run(config)
         return tmp_path / out
 
     return count
@@ -140,9 +137,14 @@ def write(path, data):
 
 
 def texts_of(*files, **options):
-    """The texts of all documents."""
-    corpus = Corpus(tuple(files), **options)
-    return [document.text.decode() for document, _ in corpus.documents()]
+    """The texts of all examples."""
+    return [example.content.text for example in examples_of(*files, **options)]
+
+
+def examples_of(*files, **options):
+    """The examples of files, which may be empty."""
+    options.setdefault("bad", lambda error: refuse(error))
+    return [example for example, _ in read_all(files, **options)]
 
 
 def lines(texts, field="text"):
@@ -161,28 +163,6 @@ def words(seed, documents=40, length=60):
 TEXTS = ["one\r\ntwo", "drei — vier", 'five "six"\\', "[7, {8}]"]
 
 
-@pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz", ".zst"])
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.jsonl", lines(TEXTS)),
-        ("a.ndjson", "\n" + lines(TEXTS).replace("\n", "\r\n\r\n")[:-2]),
-        ("a.json", json.dumps([{"text": text} for text in TEXTS], indent=1)),
-        ("a.json", " " + json.dumps(TEXTS, ensure_ascii=False)),
-        ("a.json", lines(TEXTS)),
-        ("a.json", "\ufeff" + lines(TEXTS)),
-    ],
-)
-def test_records(tmp_path, name, data, compression):
-    assert texts_of(write(tmp_path / (name + compression), data)) == TEXTS
-
-
-@pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz", ".zst"])
-@pytest.mark.parametrize("name", ["a.txt", "a.py", "noending"])
-def test_plain_text_is_one_document(tmp_path, name, compression):
-    assert texts_of(write(tmp_path / (name + compression), "1\n\r\n2 ü")) == ["1\n\r\n2 ü"]
-
-
 def test_parquet(tmp_path):
     path = tmp_path / "it's [a].parquet"
     with duckdb.connect() as database:
@@ -197,24 +177,6 @@ def test_parquet(tmp_path):
         texts_of(path, field="body")
     with pytest.raises(UserError, match=r"row 1: expected a text or a list of messages, got 0"):
         texts_of(path, field="i")
-
-
-def test_chats(tmp_path, tokenizer_directory):
-    template = text_tokenizer.load(str(tokenizer_directory)).template
-    rendered = "<s>user: how?\n<s>assistant: so.\n"
-    jsonl = write(tmp_path / "a.jsonl", lines([CHAT, CHAT[:1]], "messages") + lines(["plain"]))
-    with duckdb.connect() as database:
-        database.execute(
-            f"copy (select messages from read_json('{jsonl}') where messages is not null) to "
-            f"'{tmp_path}/a.parquet'"
-        )
-    found = [document for document, _ in Corpus((jsonl,), template=template).documents()]
-    assert found == [
-        Document(rendered.encode(), True),
-        Document(b"<s>user: how?\n", True),
-        Document(b"plain", False),
-    ]
-    assert texts_of(tmp_path / "a.parquet", template=template) == [rendered, "<s>user: how?\n"]
 
 
 def test_all_forms_of_records_are_counted(tmp_path, count, tokenizer, encode):
@@ -237,52 +199,29 @@ def test_all_forms_of_records_are_counted(tmp_path, count, tokenizer, encode):
     assert made == ngrams([*expected, *encode(["however", "a text"])], 3)
 
 
-def test_tools_reach_the_template(tmp_path, tokenizer_directory):
+def test_tools_reach_the_template(tmp_path, count, tokenizer):
     options = {"chat_template": "{{ tools[0].name }}{{ also }}" + TEMPLATE, "also": "!"}
-    template = text_tokenizer.load(str(tokenizer_directory), options).template
     record = {"messages": CHAT[:1], "tools": [{"name": "f"}]}
     path = write(tmp_path / "a.jsonl", json.dumps(record))
-    assert texts_of(path, template=template) == ["f!<s>user: how?\n"]
+    tokens = tokenizer.encode("f!<s>user: how?\n</s>", add_special_tokens=False).ids
+    model = count(path, chat_template_kwargs=json.dumps(options))
+    assert decoded(model) == ngrams([tokens], 3)
 
 
 @pytest.mark.parametrize("size", [1, 10**9])
-def test_bad_records_are_skipped_and_counted_once(tmp_path, tokenizer, size):
-    """Wherever a run is resumed."""
+def test_bad_records_are_skipped_and_counted(tmp_path, count, encode, monkeypatch, size):
+    """Also by a run that goes on."""
+    monkeypatch.setattr(ngram, "UNIT", size)
     rows = ['{"text": "a"}', "{", '{"text": "b"}', '{"text": 3}', '{"tokens": [1, 999]}', '"c"']
-    files = (
-        write(tmp_path / "a.jsonl", "\n".join(rows)),
-        write(tmp_path / "b.json", f"[{', '.join(rows[:1] * 3)}, {{"),
-        write(tmp_path / "c.txt", b"\xff"),
-    )
-    skipped = Skipped()
-    corpus = Corpus(files, vocab_size=tokenizer.get_vocab_size(), bad=skipped)
-    units = list(corpus.units(size))
-    texts = [document.text for unit in units for document in unit.documents]
-    assert texts == [b"a", b"b", b"c", b"a", b"a", b"a"]
-    assert skipped.count == 5
-    assert skipped.first.startswith(f"{files[0]}:2: ")
-    for unit in units:
-        again = Skipped()
-        rest = list(dataclasses.replace(corpus, bad=again).units(size, start=unit.end))
-        assert unit.end.skipped + again.count == 5
-        assert sum(len(each.documents) for each in rest) == 6 - texts_before(units, unit)
-
-
-def test_data_that_are_compared_with_what_was_counted_skip_nothing_again(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"text": "a"}\n{\n{"text": "b"}\n{"text": "c"}')
-    skipped = Skipped()
-    corpus = Corpus((path,), bad=skipped)
-    second = list(corpus.units(1))[1]
-    checksum = zlib.crc32(b"b", zlib.crc32(b"a"))
-    stats = runs.Stats(2, 2, " ".join(map(str, (*second.end, checksum))))
-    assert counting.counted_from(corpus, stats)
-    assert skipped.count == second.end.skipped == 1
-    write(path, path.read_text().replace('"b"', '"d"'))
-    assert not counting.counted_from(corpus, stats)
-
-
-def texts_before(units, last):
-    return sum(len(unit.documents) for unit in units[: last.number + 1])
+    write(tmp_path / "data/a.jsonl", "\n".join(rows))
+    write(tmp_path / "data/b.json", f"[{', '.join(rows[:1] * 3)}, {{")
+    write(tmp_path / "data/c.txt", b"\xff")
+    options = {"work": tmp_path / "work", "skip_bad": True, "keep_work": True}
+    model = count(tmp_path / "data", **options)
+    assert decoded(model) == ngrams(encode("abcaaa"), 3)
+    for _ in range(2):
+        assert count.summary.skipped.count == 5
+        count(tmp_path / "data", **options)
 
 
 def test_the_program_says_what_it_skipped(tmp_path, count, tokenizer_directory):
@@ -299,19 +238,11 @@ def test_the_program_says_what_it_skipped(tmp_path, count, tokenizer_directory):
     assert f", skipped 1 bad records, the first: {path}:1: broken JSON" in str(run(config))
 
 
-def test_large_json_values_and_records_between_reads(tmp_path, monkeypatch):
-    texts = words(0, 30, 200)
-    path = write(tmp_path / "a.json", json.dumps([{"text": text} for text in texts]))
-    for chunk in (1, 7, 64, 1000):
-        monkeypatch.setattr(json_values, "_CHUNK", chunk)
-        assert texts_of(path) == texts
-
-
 def test_long_texts_are_cut_at_line_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "LONGEST", 16)
+    monkeypatch.setattr(examples, "LONGEST", 16)
     text = "0123456\nabc\nde\n" * 9 + "x" * 40
     path = write(tmp_path / "a.txt", text)
-    pieces = [document for document, _ in Corpus((path,)).documents()]
+    pieces = examples_of(path)
     assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     plain = texts_of(path)
@@ -347,23 +278,15 @@ def test_find_files(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 200, 10**9])
-def test_units_can_begin_anywhere(tmp_path, size):
-    files = tuple(
-        write(tmp_path / name, lines(words(i, 7))) for i, name in enumerate(("a.jsonl", "b.jsonl"))
-    )
-    corpus = Corpus(files)
-    units = list(corpus.units(size))
+def test_units(tmp_path, size):
+    files = [write(tmp_path / name, lines(words(i, 7))) for i, name in enumerate(("a.jsonl", "b"))]
+    units = list(counting.units(read_all(files), size))
     assert [unit.number for unit in units] == list(range(len(units)))
-    assert [*itertools.chain(*[unit.documents for unit in units])] == [
-        d for d, _ in corpus.documents()
-    ]
-    for before, unit in enumerate(units[1:]):
-        again = corpus.units(size, start=units[before].end, first=before + 1)
-        assert next(again) == unit
-    assert units[-1].end == Position(1, 7, corpus.size)
-    limited = [len(unit.documents) for unit in corpus.units(size, limit=5)]
-    assert sum(limited) == 5
-    assert list(corpus.units(size, limit=0)) == []
+    assert [*itertools.chain(*[unit.examples for unit in units])] == examples_of(*files)
+    assert units[-1].read == sum(path.stat().st_size for path in files)
+    assert len({unit.digest for unit in units}) == len(units)
+    again = counting.units(read_all(files), size)
+    assert [unit.digest for unit in again] == [unit.digest for unit in units]
 
 
 # Counting
@@ -417,9 +340,9 @@ def test_large_row_groups_of_parquet(tmp_path):
             f"copy (select repeat(chr(97 + (i % 26)::int) || i, 800) as text "
             f"from range(60000) t(i)) to '{path}' (row_group_size 60000)"
         )
-    assert sum(1 for _ in Corpus((path,), memory=2**30).documents()) == 60_000
+    assert len(examples_of(path, memory=2**30)) == 60_000
     with pytest.raises(UserError, match=r"a\.parquet: its row groups are too large .* --memory"):
-        list(Corpus((path,), memory=64 * 10**6).documents())
+        examples_of(path, memory=64 * 10**6)
 
 
 def test_a_killed_worker_is_one_line():
@@ -480,11 +403,13 @@ def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch, orde
             job = counting.Counting(
                 tmp_path / name, layout, 64 * 10**6, Here(2), progress, fan_in=fan_in
             )
-            parts = [runs.read_run(part, layout) for part in job.merge(5)]
+            totals = counting.Totals(5, 400, len(whole), 0, 7)
+            parts = [runs.read_run(part, layout) for part in job.merge(totals)]
         assert len(parts) > 1
         np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), expected[0])
         np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), expected[1])
-        assert len(list((tmp_path / name).glob("merged-*"))) == (5 if fan_in == 2 else 0)
+        merged = len(list((tmp_path / name).glob("merged-*")))
+        assert merged == len(parts) + (5 if fan_in == 2 else 0)
 
 
 def test_documents_are_never_joined(tmp_path, count, tokenizer):
@@ -523,27 +448,20 @@ def test_the_end_is_written_once(tmp_path, count, tokenizer):
 def test_eos_of_the_generation_config(tmp_path, tokenizer):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 256]}')
-    assert text_tokenizer.load(str(tmp_path)).eos_named(None) == 257
-
-
-def test_local_tokenizers_do_not_touch_the_network(tokenizer_directory, monkeypatch):
-    def refuse(*address):
-        raise AssertionError("the network was touched")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    for source in (tokenizer_directory, tokenizer_directory / "tokenizer.json"):
-        assert text_tokenizer.load(str(source)).vocab_size == 258
+    assert counted_tokenizer.eos_of(counted_tokenizer.load(str(tmp_path)), None) == 257
 
 
 def test_a_directory_without_tokenizer_json(tmp_path):
+    """Its copy is the same tokenizer."""
     vocab = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    tokenizer = text_tokenizer.load(str(tmp_path))
-    assert tokenizer.backend.encode("aab").ids == [0, 2]
-    assert tokenizer.eos == 3
+    tokenizer = counted_tokenizer.load(str(tmp_path))
+    copy = counted_tokenizer.load(str(counted_tokenizer.copy(tokenizer, tmp_path / "copy")))
+    for each in (tokenizer, copy):
+        assert each.backend.encode("aab").ids == [0, 2]
+        assert counted_tokenizer.eos_of(each, None) == 3
 
 
 def test_options_reach_the_file(tmp_path, count, encode, tokenizer):
@@ -564,15 +482,6 @@ def test_options_reach_the_file(tmp_path, count, encode, tokenizer):
     assert rounded != exact
 
 
-def test_the_fingerprint_is_of_the_vocabulary(tokenizer, tokenizer_directory):
-    wrapped = transformers.PreTrainedTokenizerFast.from_pretrained(tokenizer_directory)
-    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(wrapped)
-    assert len(tokenizer_fingerprint(tokenizer)) == 32
-    other = tokenizers.Tokenizer.from_str(tokenizer.to_str())
-    other.add_tokens(["more"])
-    assert tokenizer_fingerprint(other) != tokenizer_fingerprint(tokenizer)
-
-
 # The same bytes, whatever happens
 
 
@@ -590,8 +499,7 @@ def program(corpus, out, tokenizer, *options, unit=20_000):
         if __name__ == "__main__":
             from train import ngram
             from train.counting import pipeline
-            pipeline.SMALLEST, pipeline.PART = {unit}, 3000
-            pipeline.LARGEST = {unit}
+            ngram.UNIT, pipeline.PART = {unit}, 3000
             ngram.main()
     """
     return [
@@ -676,9 +584,6 @@ def test_work_directories_are_not_mixed(tmp_path, count):
     told = r"counts of 1 units, made with another --order \(3, now 2\), --limit \(unset, now 3\); p"
     with pytest.raises(UserError, match=told):
         count(data, work=work, order=2, limit=3)
-    write(data, lines(words(8)))
-    with pytest.raises(UserError, match="made from another --data; pass the same again to go on"):
-        count(data, work=work)
     with pytest.raises(UserError, match=r"all data lie in .*, where the program writes"):
         count(data, work=tmp_path)
     write(tmp_path / "other/file", "")
@@ -699,7 +604,7 @@ def test_without_counts_nothing_is_held_against_a_run(tmp_path, count):
 @pytest.mark.parametrize("place", ["same file", "next file"])
 def test_data_repaired_or_added_behind_the_counts(tmp_path, count, monkeypatch, place):
     """A bad record ends the first run after some units; the counts are used, merged anew."""
-    monkeypatch.setattr(counting, "SMALLEST", 1000)
+    monkeypatch.setattr(ngram, "UNIT", 1000)
     good, more = lines(words(7)), lines(words(8))
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     bad = '{"query": 1}\n'
@@ -726,42 +631,21 @@ def test_data_repaired_or_added_behind_the_counts(tmp_path, count, monkeypatch, 
         count(str(tmp_path / "*.jsonl"), **options)
 
 
-def test_units_of_another_memory(tmp_path, count, monkeypatch):
-    data = write(tmp_path / "a.jsonl", lines(words(7, 3000)))
-    monkeypatch.setattr(counting, "SMALLEST", 10**8)
-    options = {"work": tmp_path / "work", "keep_work": True}
-    expected = count(data, memory="20GB", **options).read_bytes()
-    with pytest.raises(UserError, match=r"1 worker\(s\) need --memory 1471MB to resume"):
-        count(data, memory="1200MB", **options)
-    assert count(data, memory="1471MB", **options).read_bytes() == expected
-
-
-@pytest.mark.parametrize(
-    ("size", "workers", "memory"),
-    [
-        (0, 1, 704),
-        (3 * 10**6, 1, 728),
-        (3 * 10**6, 2, 1072),
-        (16 * 10**6, 1, 832),
-        (10**12, 1, 832),
-        (10**12, 8, 3968),
-    ],
-)
-def test_the_least_memory(tmp_path, size, workers, memory):
-    path = tmp_path / "a.jsonl"
-    with path.open("wb") as file:
-        file.truncate(size)
-    least = Least.of(Corpus((path,)))
-    assert least.total(workers) == memory * counting.MB
-    assert Budget.of(memory * counting.MB, workers, least).free == least.worker - counting.WORKER
-    with pytest.raises(UserError, match=f"{memory - 1}MB is too little: .* needs? {memory}MB"):
-        Budget.of((memory - 1) * counting.MB, workers, least)
+@pytest.mark.parametrize(("workers", "least"), [(1, 832), (8, 3968)])
+def test_the_least_memory(tmp_path, workers, least):
+    text, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    budget = Budget.of(least * counting.MB, workers, [text])
+    assert budget == (counting.ENOUGH // 2, 0)
+    with pytest.raises(UserError, match=f"{least - 1}MB is too little: .* needs? {least}MB"):
+        Budget.of((least - 1) * counting.MB, workers, [text])
     # Reading Parquet needs memory of its own.
-    parquet = path.rename(tmp_path / "a.parquet")
-    assert Least.of(Corpus((parquet,))).total(1) - least.total(1) == PARQUET
+    assert Budget.of(least * counting.MB + PARQUET, workers, [table]) == (budget.sort, PARQUET)
+    # What is spare is for reading, a quarter, and for the workers.
+    more = Budget.of((least + 8 * workers) * counting.MB, workers, [text])
+    assert more == (budget.sort + 3 * counting.MB, 2 * workers * counting.MB)
 
 
-@pytest.mark.parametrize(("memory", "expected"), [("705MB", 1), ("1400MB", 3), ("1300GB", 5)])
+@pytest.mark.parametrize(("memory", "expected"), [("832MB", 1), ("1800MB", 3), ("1300GB", 5)])
 def test_as_many_workers_as_cores_and_memory_allow(
     tmp_path, tokenizer_directory, monkeypatch, memory, expected
 ):
@@ -770,7 +654,7 @@ def test_as_many_workers_as_cores_and_memory_allow(
     config = NgramConfig(
         (str(path),), str(tokenizer_directory), tmp_path / "model.dng", memory=memory
     )
-    with ngram.make_executor(config, Least.of(Corpus((path,)))) as executor:
+    with ngram.make_executor(config, [path]) as executor:
         assert executor.workers == expected
 
 
@@ -786,39 +670,6 @@ def test_a_work_directory_has_one_master(tmp_path, count):
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.jsonl", '{"text": "a"}\n\n{"text": ', r"a\.jsonl:3: broken JSON"),
-        ("a.jsonl", '{"body": "a"}', r"a\.jsonl:1: not a chat.* the fields body; .*--field"),
-        ("a.jsonl", '{"text": 3}', r"a\.jsonl:1: `text` must be a string, not 3"),
-        ("a.jsonl", "[3]", r"a\.jsonl:1: a record must be an object, not 3"),
-        ("a.jsonl", "[3]\n[4]", r"a\.jsonl:1: a record must be an object, not an array"),
-        ("a.jsonl", lines([CHAT], "messages"), r"a\.jsonl:1: messages need a chat template"),
-        ("a.json", '[{"text": "a"},\n{"text": "b" "c"}]', r"a\.json:2: broken JSON"),
-        ("a.json", '\n\n[{"text": "b" "c"}]', r"a\.json:3: broken JSON"),
-        ("a.json", '[{"text": "a"},\n', r"a\.json:2: broken JSON: the array does not end"),
-        ("a.json", '[{"text": "a"},\n{"text": "b', r"a\.json:2: broken JSON"),
-        ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1: broken JSON: .*utf-8"),
-        ("a.txt", b"\xff\xfe", r"a\.txt is not UTF-8 text"),
-        ("a.parquet", b"PAR1", r"cannot read .*a\.parquet: "),
-    ],
-)
-def test_bad_data(tmp_path, name, data, message):
-    with pytest.raises(UserError, match=message) as raised:
-        texts_of(write(tmp_path / name, data))
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])
-@pytest.mark.parametrize("damage", ["short", "other"])
-def test_damaged_compressed_files(tmp_path, compression, damage):
-    path = write(tmp_path / f"a.jsonl{compression}", lines(words(9)))
-    path.write_bytes(path.read_bytes()[:-20] if damage == "short" else b"something else" * 9)
-    with pytest.raises(UserError, match=rf"cannot read .*a\.jsonl{compression}: "):
-        texts_of(path)
-
-
 def test_packages_that_are_missing(tmp_path, count, monkeypatch):
     path = write(tmp_path / "a.jsonl.zst", lines(["a"]))
     monkeypatch.setitem(sys.modules, "zstandard", None)
@@ -829,18 +680,19 @@ def test_packages_that_are_missing(tmp_path, count, monkeypatch):
         executors.RayExecutor(None, 1)
 
 
-def test_bad_chats(tmp_path, tokenizer_directory):
-    template = text_tokenizer.load(str(tokenizer_directory)).template
+def test_bad_chats(tmp_path, count, tokenizer):
     path = write(tmp_path / "a.jsonl", lines([[{"content": "a"}]], "messages"))
     with pytest.raises(UserError, match=r"a\.jsonl:1: .*message 1 has the unknown role None"):
-        texts_of(path, template=template)
-
-    def refuse(messages):
-        raise ValueError("roles must alternate")
-
+        count(path)
     write(path, lines([CHAT], "messages"))
+    options = {"chat_template": "{{ raise_exception('roles must alternate') }}"}
     with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template rejects .*must alternate"):
-        texts_of(path, template=refuse)
+        count(path, chat_template_kwargs=json.dumps(options))
+    with pytest.raises(UserError, match="there are chats in the data, but no chat template in"):
+        count(path, tokenizer=str(bare(tmp_path, tokenizer)), eos=False)
+    write(path, '{"body": "a"}')
+    with pytest.raises(UserError, match=r"the fields body; .*, or name the field with --field"):
+        count(path)
 
 
 @pytest.mark.parametrize(
@@ -856,7 +708,7 @@ def test_bad_chats(tmp_path, tokenizer_directory):
         ({"memory": "lots"}, "memory must be written like 4GB or 800MB, got 'lots'"),
         (
             {"memory": "1GB", "workers": 4},
-            r"1000MB is too little: 4 workers need 1665MB, one needs 705MB",
+            r"1000MB is too little: 4 workers need 2176MB, one needs 832MB",
         ),
         (
             {"tokenizer": "/no/such/place"},
@@ -911,11 +763,3 @@ def test_errors_of_the_program_are_one_line(tmp_path, tokenizer_directory):
     assert made.returncode == 2
     assert made.stderr.splitlines()[-1].startswith(f"error: {data}:2: not a chat")
     assert "Traceback" not in made.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("4GB", 4 * 10**9), ("1.5 GiB", 3 * 2**29), ("800m", 8 * 10**8), ("123", 123)],
-)
-def test_memory(text, size):
-    assert parse_memory(text) == size

@@ -24,7 +24,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from toy_training import (
     RECIPE,
     WIDTH,
@@ -41,12 +40,8 @@ from toy_training import (
 from dart_jax.errors import UserError
 from dart_jax.files import writing
 from train.run.checkpoints import best_params, whole_steps
-from train.run.config import TrainerConfig
-from train.run.duration import Duration
 from train.run.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from train.run.peak import known_peak, peak_flops
-from train.run.report.metrics import Metrics
-from train.run.report.progress import ProgressDisplay
+from train.run.report import Metrics
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
@@ -97,7 +92,7 @@ def test_it_learns_and_tells(uninterrupted):
     assert told[-1]["loss"] < 0.75 * told[0]["loss"]
     assert [record["step"] for record in told if "norm" in record] == [6, 12]
     timed = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    assert all(record["seconds"] > 0 and record["mfu"] > 0 for record in timed)
+    assert all(record["seconds"] > 0 for record in timed)
     assert timed[5]["tokens_per_second"] == pytest.approx(8 * WIDTH / timed[5]["seconds"], rel=1e-3)
 
 
@@ -201,7 +196,7 @@ def slow_clock(monkeypatch):
 def test_training_for_a_time(tmp_path, monkeypatch, capsys):
     """The learning rate falls with the time, to its end; what compiles takes none of it."""
     slow_clock(monkeypatch)
-    recipe = dataclasses.replace(RECIPE, steps=None, minutes=0.5, log_every=1, save_every=2)
+    recipe = dataclasses.replace(RECIPE, steps=None, minutes=0.5, save_every=2)
     toy_fit(tmp_path, recipe)
     told = records(tmp_path)
     assert 5 < len(told) < 30
@@ -211,7 +206,8 @@ def test_training_for_a_time(tmp_path, monkeypatch, capsys):
     top = rates.index(max(rates))
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert at_end <= rates[-1] < at_end + recipe.lr / 4
-    assert re.search(r": step 4, 0\.\d of 0\.5 min  loss", capsys.readouterr().err)
+    line = r" step \d+, 0\.5 of 0\.5 min, loss \d\.\d+, [\d,]+ tokens/s"
+    assert re.search(line, capsys.readouterr().err)
     assert bits(toy_fit(tmp_path, recipe)) == bits(toy_fit(tmp_path, recipe))  # nothing is left
 
 
@@ -290,7 +286,7 @@ def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way, c
     assert bits(toy_fit(half_way)) == bits(params)
     assert records(half_way) == records(directory)
     assert not list(checkpoints.glob("*tmp*"))
-    _, *told = capsys.readouterr().err.splitlines()
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("toy: ")]
     assert told[0].startswith(f"toy: skipped a damaged checkpoint: {checkpoints / '11'}: ")
     assert told[1] == "toy: resuming from the checkpoint of step 10"
     gc.collect()
@@ -376,28 +372,21 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, bad):
 
     with pytest.raises(UserError) as stopped:
         toy_fit(tmp_path, batches=Bad(8))
-    assert f"in step 8 of toy the loss is {bad} and the gradient norm is nan, from " in str(
+    assert f"in step 8 of toy the loss is {bad} and the gradient norm is nan; " in str(
         stopped.value
     )
     assert whole_steps(tmp_path / "checkpoints") == [5, 6]
     assert len(records(tmp_path)) == 7
 
 
-def test_the_parameter_whose_gradient_is_not_finite_is_named(tmp_path):
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
     """Its derivative at zero is infinite, and the loss is finite."""
 
     def rooted(params, frozen, batch, key):
-        root = jnp.sqrt(jnp.abs(params["bias"]) + 1e-8).sum()
-        root += jnp.sum(params["down"] ** 2)
-        zero = jnp.zeros((), jnp.float32) * params["inner"]["scale"]
-        return root + jnp.sqrt(zero), jnp.float32(1)
+        return jnp.sqrt(jnp.sum(params["bias"]) * 0) + 1.0, jnp.float32(1)
 
-    params = toy_params() | {"inner": {"scale": jnp.float32(3)}}
-    with pytest.raises(UserError) as stopped:
-        toy_fit(tmp_path, params=params, loss=rooted, evaluate=None)
-    assert "in step 1 of toy the gradient norm is nan, from inner.scale; the run stops" in str(
-        stopped.value
-    )
+    with pytest.raises(UserError, match=r"in step 1 of toy the loss is 1\.0 and the gradient norm"):
+        toy_fit(tmp_path, loss=rooted, evaluate=None)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -444,7 +433,7 @@ def test_no_room_for_a_checkpoint(uninterrupted, half_way):
     ended = subprocess.run(limited, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     *progress, error = ended.stderr.splitlines()
-    assert all(line.startswith("toy: ") for line in progress)
+    assert all("toy" in line for line in progress)
     assert error.startswith(f"error: cannot write a checkpoint in {half_way}")
     assert os.strerror(errno.EFBIG) in error
     assert error.endswith("the checkpoint of step 10 still loads")
@@ -506,59 +495,6 @@ def test_tensorboard_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(UserError, match="--tensorboard needs a package: pip install tensorboardX"):
         toy_fit(tmp_path, dataclasses.replace(RECIPE, tensorboard=True))
-
-
-def watched(terminal: bool) -> str:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=120)
-    duration, work = Duration(TrainerConfig(steps=20)), {"tokens": 50, "utilisation": 0.01}
-    with ProgressDisplay(
-        "it", duration=duration, done=10, log_every=4, console=console, **work
-    ) as watch:
-        watch.step(11, 9.0, 60.0)  # compiles
-        for number in range(12, 21):
-            watch.step(number, 1.0, 0.5)
-        watch.say("done [10]")
-    return out.getvalue()
-
-
-def test_watching():
-    assert watched(terminal=False).splitlines() == [
-        "it: at step 10/20; the next one compiles",
-        "it: step 12/20  loss 5.000  100 tokens/s  MFU 2.0%  0:00:04 left",
-        "it: step 16/20  loss 2.333  100 tokens/s  MFU 2.0%  0:00:02 left",
-        "it: step 20/20  loss 1.800  100 tokens/s  MFU 2.0%  0:00:00 left",
-        "it: done [10]",
-    ]
-    bar = watched(terminal=True)
-    assert "20/20" in bar
-    assert "loss 1.800  100 tokens/s  MFU 2.0%" in bar
-
-
-def test_a_log_of_slow_steps_tells_each(monkeypatch):
-    monkeypatch.setattr("train.run.report.progress.INTERVAL", 0.0)
-    steps = [line for line in watched(terminal=False).splitlines() if ": step" in line]
-    assert [line.split()[2] for line in steps] == [f"{number}/20" for number in range(11, 21)]
-
-
-def test_peak():
-    for kind, tera in {
-        "NVIDIA H200": 989,
-        "NVIDIA H100 80GB HBM3": 989,
-        "NVIDIA H100 PCIe": 756,
-        "NVIDIA A100-SXM4-40GB": 312,
-        "NVIDIA A10G": 70,
-        "NVIDIA L4": 121,
-        "NVIDIA L40S": 362,
-        "Tesla T4": 65,
-        "TPU v4": 275,
-        "TPU v5 lite": 197,
-        "TPU v5p": 459,
-        "TPU v6 lite": 918,
-    }.items():
-        assert known_peak(kind) == tera * 1e12, kind
-    assert known_peak("cpu") is None
-    assert 1e8 < peak_flops(jax.devices(), jnp.float32) < 1e15
 
 
 def test_the_caller_keeps_its_parameters(tmp_path):

@@ -2,143 +2,119 @@
 
     units of text --count_unit--> runs --merge_runs--> fewer, larger runs --merge_runs--> parts
 
-The parts hold ascending ranges of windows. A task whose output file exists is not run again.
+The parts hold ascending ranges of windows. A task whose output file exists is not run again: a run
+records a digest of its documents, and merged files are named by the runs that they are from.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import hashlib
 import itertools
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import tokenizers
 from rich.progress import Progress
 
 from dart_jax.data.records import PARQUET, Skipped, ending, refuse
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
-from train.counting import text_tokenizer
 from train.counting.executors import Executor
-from train.data.documents import START, Corpus, Position, Unit
+from train.counting.tokenizer import Encoding
+from train.data.examples import Example, batched, digest_of
 
 MB = 10**6
 DRIVER = 384 * MB  # the process that reads, distributes and builds, besides reading Parquet
 WORKER = 256 * MB  # a worker, besides its units and its database
-FEW, ENOUGH = 64 * MB, 192 * MB  # for these: with next to no data, and with any amount
+ENOUGH = 192 * MB  # for these
 
-SMALLEST, LARGEST = MB, 64 * MB  # units of text
+UNIT = 8 * MB  # characters; up to five copies may be in flight per worker
 FAN_IN = 256  # runs read at a time
 PART = 2**21  # maximum rows that the driver processes at a time
 
 
-class Least(NamedTuple):
-    """The least memory for a corpus, in bytes.
+class Unit(NamedTuple):
+    """Examples that are counted together.
 
     Attributes:
-      driver: of the process that reads, distributes and builds.
-      worker: of each worker.
+      number: from 0, in the corpus's order.
+      examples: at least one.
+      read: bytes of all files read up to its end.
     """
 
-    driver: int
-    worker: int
+    number: int
+    examples: list[Example]
+    read: int
 
-    @classmethod
-    def of(cls, corpus: Corpus) -> Least:
-        """Returns it for a corpus; little is enough for little data."""
-        parquet = any(ending(path) == ".parquet" for path in corpus.files)
-        free = min(ENOUGH, FEW + 8 * corpus.size)
-        return cls(DRIVER + PARQUET * parquet, WORKER + free)
+    @property
+    def digest(self) -> int:
+        """A 64-bit digest of the contents."""
+        contents = [(digest_of(each.content), each.first, each.last) for each in self.examples]
+        return int.from_bytes(hashlib.blake2b(repr(contents).encode(), digest_size=8).digest())
 
-    def total(self, workers: int) -> int:
-        """Returns it for all processes."""
-        return self.driver + workers * self.worker
+
+def units(examples: Iterable[tuple[Example, int]], size: int) -> Iterator[Unit]:
+    """Groups examples, each with the bytes read so far, into units of about `size` bytes."""
+    for number, (group, read) in enumerate(batched(examples, size)):
+        yield Unit(number, group, read)
 
 
 class Budget(NamedTuple):
-    """How memory is divided.
+    """The division of memory, in bytes.
 
     Attributes:
-      least: the least memory.
-      workers: number of workers.
-      free: bytes per worker for its units and its database.
-      reading: bytes that the driver has on top of its minimum.
+      sort: of each worker, for grouping and sorting.
+      reading: of the driver, for reading.
     """
 
-    least: Least
-    workers: int
-    free: int
+    sort: int
     reading: int
 
     @classmethod
-    def of(cls, memory: int, workers: int, least: Least) -> Budget:
+    def of(cls, memory: int, workers: int, files: Sequence[Path]) -> Budget:
         """Divides `memory` bytes between the driver and the workers.
 
         Raises:
           UserError: the memory is too little.
         """
-        if memory < least.total(workers):
+        least = least_memory(files, workers)
+        if memory < least:
             need = "1 worker needs" if workers == 1 else f"{workers} workers need"
-            one = "" if workers == 1 else f", one needs {-(-least.total(1) // MB)}MB"
+            one = f", one needs {least_memory(files, 1) // MB}MB" if workers > 1 else ""
             raise UserError(
-                f"--memory {memory // MB}MB is too little: {need} "
-                f"{-(-least.total(workers) // MB)}MB{one}"
+                f"--memory {memory // MB}MB is too little: {need} {-(-least // MB)}MB{one}"
             )
-        reading = (memory - least.total(workers)) // 4
-        free = (memory - least.driver - reading) // workers - WORKER
-        return cls(least, workers, free, reading)
-
-    @property
-    def sort(self) -> int:
-        """Bytes for grouping and sorting in one worker."""
-        return self.free // 2
-
-    def unit(self, size: int) -> int:
-        """Returns the bytes of text per unit for a corpus of `size` bytes.
-
-        Up to five copies of a unit may be in flight per worker. There are at least eight units per
-        worker, so that none is idle for long at the end.
-        """
-        even = max(SMALLEST, size // (8 * self.workers))
-        return min(self.free // 40, LARGEST, even)
-
-    def check(self, unit: int) -> None:
-        """Checks that units, sized for an earlier memory limit, fit.
-
-        Raises:
-          UserError: the memory is too little for them.
-        """
-        if self.free < 10 * unit:
-            missing = 10 * unit + WORKER - self.least.worker
-            # A quarter of what is above the least is for reading.
-            needed = self.least.total(self.workers) + self.workers * -(-missing * 4 // 3)
-            raise UserError(
-                f"the work directory was started with more memory; {self.workers} worker(s) need "
-                f"--memory {-(-needed // MB)}MB to resume; use fewer --workers, or delete it"
-            )
+        spare = memory - least  # a quarter of which is for reading
+        free = ENOUGH + (spare - spare // 4) // workers
+        return cls(free // 2, spare // 4 + least_memory(files, 0) - DRIVER)
 
 
-class Counted(NamedTuple):
+def least_memory(files: Sequence[Path], workers: int) -> int:
+    """Returns the least memory to count files with so many workers, in bytes."""
+    parquet = any(ending(path) == ".parquet" for path in files)
+    return DRIVER + PARQUET * parquet + workers * (WORKER + ENOUGH)
+
+
+class Totals(NamedTuple):
     """Totals over all runs.
 
     Attributes:
-      units: number of runs.
+      runs: number of runs.
       documents: number of documents; each piece of a long one counts.
       tokens: number of tokens, including ends of documents.
       new: tokens counted by this process, not by an earlier one.
-      skipped: number of bad records that an earlier process skipped.
+      digest: of the documents of all runs.
     """
 
-    units: int
+    runs: int
     documents: int
     tokens: int
     new: int
-    skipped: int
+    digest: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +127,8 @@ class Counting:
       memory: bytes for grouping and sorting in one worker.
       executor: runs the tasks.
       progress: shows the progress.
+      skipped: counts the records that cannot be used.
+      skip_bad: whether such records are skipped.
       fan_in: runs merged at a time.
     """
 
@@ -159,60 +137,87 @@ class Counting:
     memory: int
     executor: Executor
     progress: Progress
+    skipped: Skipped = dataclasses.field(default_factory=Skipped)
+    skip_bad: bool = False
     fan_in: int = FAN_IN
 
-    def count(self, corpus: Corpus, eos: int | None, unit: int, limit: int | None) -> Counted:
-        """Counts all units of `unit` bytes and writes their runs.
+    def count(self, corpus: Iterable[Unit], size: int, encoding: Encoding) -> Totals:
+        """Counts the units whose runs are missing, and writes these.
+
+        The last run may be of a unit that has grown since: it is counted again.
+
+        Args:
+          corpus: all units.
+          size: bytes of all files.
+          encoding: how the units are encoded.
 
         Raises:
-          UserError: there is no text, or bad data.
+          UserError: there is no text, or bad data, or other units were counted before.
         """
-        done = runs.read_stats(self.work)
-        # Reading starts at the first missing run; a few runs after it may be finished too.
-        first = next(n for n in itertools.count() if n not in done)
-        start = end(done[first - 1]) if first else START
-        if limit is not None:
-            limit -= sum(done[n].documents for n in range(first))
-        bar = self.progress.add_task("count", total=corpus.size, completed=start.read, note="")
-        units = corpus.units(unit, start=start, first=first, limit=limit)
-        tasks = (
-            (unit, checksum, self.layout, eos, self.work, self.memory)
-            for unit, checksum in _checked(units, _checksum(done[first - 1]) if first else 0)
-            if unit.number not in done
-        )
-        stats = list(done.values())
-        before = tokens = sum(each.tokens for each in stats)
-        began = time.perf_counter()
-        for made in self.executor.map(count_unit, tasks):
-            stats.append(made)
-            tokens += made.tokens
-            rate = (tokens - before) / (time.perf_counter() - began)
-            note = f"{tokens:,} tokens, {rate:,.0f} tokens/s"
-            self.progress.update(bar, completed=end(made).read, note=note)
+        earlier, stats = runs.read_stats(self.work), dict[int, Stats]()
+        last, digest = max(earlier, default=0), 0
+        bar = self.progress.add_task("count", total=size, note="")
+        new, began = 0, time.perf_counter()
+
+        def tasks() -> Iterator[tuple[Any, ...]]:
+            nonlocal digest
+            for unit in corpus:
+                self.progress.update(bar, completed=unit.read)
+                own = str(unit.digest)
+                digest = zlib.crc32(own.encode(), digest)
+                counted, _, skipped = earlier.get(unit.number, Stats(0, 0)).note.partition(" ")
+                if counted == own:
+                    stats[unit.number] = earlier[unit.number]
+                    self.skipped.count += int(skipped)
+                elif unit.number in earlier and unit.number < last:
+                    raise UserError(
+                        f"{self.work} holds counts of {len(earlier):,} units, made from another "
+                        "--data; pass the same again to go on, more only behind them, or name "
+                        "another --work, or delete it"
+                    )
+                else:
+                    settings = self.layout, self.work, self.memory, self.skip_bad
+                    yield unit, encoding, *settings
+
+        for number, counted, skipped in self.executor.map(count_unit, tasks()):
+            stats[number] = counted
+            self.skipped.count += skipped.count
+            self.skipped.first = self.skipped.first or skipped.first
+            new += counted.tokens
+            rate = new / (time.perf_counter() - began)
+            self.progress.update(bar, note=f"{new:,} tokens, {rate:,.0f} tokens/s")
+        tokens = sum(each.tokens for each in stats.values())
         if not tokens:
             raise UserError("the data hold no text")
-        self.progress.update(bar, completed=corpus.size)
-        documents = sum(each.documents for each in stats)
-        return Counted(len(stats), documents, tokens, tokens - before, start.skipped)
+        self.progress.update(bar, completed=size)
+        documents = sum(each.documents for each in stats.values())
+        return Totals(len(stats), documents, tokens, new, digest)
 
-    def merge(self, units: int) -> Iterator[Path]:
-        """Merges the runs of `units` units; yields the parts in turn."""
-        level = [runs.run_path(self.work, number) for number in range(units)]
+    def merge(self, totals: Totals) -> Iterator[Path]:
+        """Merges the runs; yields the parts in turn."""
+        level = [runs.run_path(self.work, number) for number in range(totals.runs)]
+        name = f"{totals.digest:08x}"
+        for path in self.work.glob("merged-*"):
+            if not path.name.startswith(f"merged-{name}-"):
+                path.unlink()
         for depth in itertools.count(1):
             if len(level) <= self.fan_in:
                 break
             groups = [level[i : i + self.fan_in] for i in range(0, len(level), self.fan_in)]
-            level = [self.work / f"merged-{depth}-{n:06d}.parquet" for n in range(len(groups))]
+            level = [self._merged_path(f"{name}-{depth}-{n:06d}") for n in range(len(groups))]
             whole = ((0, MAX_WORD),) * len(groups)
-            for _ in self._merged(f"merge {depth}", groups, whole, level):
+            for _ in self._merge(f"merge {depth}", groups, whole, level):
                 pass
         rows = min(runs.rows_in(self.memory, self.layout), PART)
         ranges = runs.split(level, rows)
         # Named by their range, since another memory limit results in other ranges.
-        parts = [self.work / f"part-{low:016x}-{high:016x}.parquet" for low, high in ranges]
-        yield from self._merged("build", [level] * len(parts), ranges, parts)
+        parts = [self._merged_path(f"{name}-{low:016x}-{high:016x}") for low, high in ranges]
+        yield from self._merge("build", [level] * len(parts), ranges, parts)
 
-    def _merged(
+    def _merged_path(self, name: str) -> Path:
+        return self.work / f"merged-{name}.parquet"
+
+    def _merge(
         self,
         name: str,
         inputs: Sequence[Sequence[Path]],
@@ -225,65 +230,36 @@ class Counting:
             (paths, self.layout, *bounds, path, self.memory)
             for paths, bounds, path in zip(inputs, ranges, outputs, strict=True)
         ]
-        made = self.executor.map(runs.merge_runs, itertools.compress(tasks, missing))
+        merged = self.executor.map(runs.merge_runs, itertools.compress(tasks, missing))
         bar = self.progress.add_task(name, total=len(outputs), note="")
         for path, wanted in zip(outputs, missing, strict=True):
-            yield next(made) if wanted else path
+            yield next(merged) if wanted else path
             self.progress.advance(bar)
 
 
 def count_unit(
-    unit: Unit, checksum: int, layout: WindowLayout, eos: int | None, directory: Path, memory: int
-) -> Stats:
+    unit: Unit,
+    encoding: Encoding,
+    layout: WindowLayout,
+    directory: Path,
+    memory: int,
+    skip_bad: bool,
+) -> tuple[int, Stats, Skipped]:
     """Task: encodes a unit and writes its run.
 
     Args:
-      unit: the documents.
-      checksum: of all documents of the corpus to the unit's end.
+      unit: the examples.
+      encoding: how they are encoded.
       layout: layout of the windows.
-      eos: token that ends every document, unless None.
-      directory: holds `tokenizer.json`; receives the run.
+      directory: receives the run.
       memory: bytes for grouping and sorting.
+      skip_bad: whether to skip examples that cannot be encoded.
+
+    Returns:
+      The unit's number, the run's statistics, and what was skipped.
     """
-    backend = _load(directory / "tokenizer.json")
-    batches = text_tokenizer.batches(unit.documents)
-    encoded = (text_tokenizer.encode(backend, batch, eos) for batch in batches)
-    note = " ".join(map(str, (*unit.end, checksum)))
+    skipped = Skipped()
+    encoded = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
+    note = f"{unit.digest} {skipped.count}"
     path = runs.run_path(directory, unit.number)
-    return runs.write_run(encoded, layout, path, memory, note)
-
-
-def end(stats: Stats) -> Position:
-    """Returns the end of the unit that a run was counted from."""
-    return Position(*map(int, stats.note.split()[:-1]))
-
-
-def counted_from(corpus: Corpus, stats: Stats) -> bool:
-    """Reads the corpus up to the end of a run's unit; returns whether it is as it was then."""
-    place, checksum = end(stats), 0
-    if corpus.bad is not refuse:  # what is skipped here was counted then
-        corpus = dataclasses.replace(corpus, bad=Skipped())
-    for document, after in corpus.documents():
-        checksum = zlib.crc32(document.text, checksum)
-        if (after.file, after.document) == (place.file, place.document):
-            return checksum == _checksum(stats)
-    return False
-
-
-def _checksum(stats: Stats) -> int:
-    """The checksum of all documents to the end of the unit that a run was counted from."""
-    return int(stats.note.split()[-1])
-
-
-def _checked(units: Iterator[Unit], checksum: int) -> Iterator[tuple[Unit, int]]:
-    """Yields units, each with the checksum of all documents to its end."""
-    for unit in units:
-        for document in unit.documents:
-            checksum = zlib.crc32(document.text, checksum)
-        yield unit, checksum
-
-
-@functools.lru_cache(maxsize=1)
-def _load(path: Path) -> tokenizers.Tokenizer:
-    text_tokenizer.single_threaded()
-    return tokenizers.Tokenizer.from_file(str(path))
+    return unit.number, runs.write_run(encoded, layout, path, memory, note), skipped

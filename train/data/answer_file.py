@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.answers import Conversation
-from train.data.examples import Example
 
 _STATE = "written.json"
-_TAIL = "tail"  # no data file by its name
 _CHUNK = 2**20  # bytes read at a time
-
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """The blocks of a file that are finished.
-
-    Attributes:
-      records: number of records that were read for them.
-      source: digest of these records.
-      size: bytes of their answers.
-      crc: CRC-32 of these bytes.
-      answers: number of answers.
-      tokens: number of their tokens.
-      unfinished: number of answers that were cut off.
-      skipped: number of records that were not, or not completely, answered.
-      first_skipped: why the first of them was skipped.
-    """
-
-    records: int = 0
-    source: str = ""
-    size: int = 0
-    crc: int = 0
-    answers: int = 0
-    tokens: int = 0
-    unfinished: int = 0
-    skipped: int = 0
-    first_skipped: str = ""
-
-    def with_records(self, records: Iterable[Example]) -> Written:
-        """Returns the same after further records were read."""
-        count, source = self.records, self.source
-        for record in records:
-            count += 1
-            text = f"{source}{record.digest:016x}".encode()
-            source = hashlib.blake2b(text, digest_size=16).hexdigest()
-        return dataclasses.replace(self, records=count, source=source)
-
-    def with_answers(self, conversations: Iterable[Conversation]) -> Written:
-        """Returns the same with further answers."""
-        made = [answer for conversation in conversations for answer in conversation.answers]
-        return dataclasses.replace(
-            self,
-            answers=self.answers + len(made),
-            tokens=self.tokens + sum(len(answer.tokens) for answer in made),
-            unfinished=self.unfinished + sum(answer.finish == "length" for answer in made),
-        )
 
 
 def work_of(path: Path) -> Path:
@@ -73,13 +24,13 @@ def work_of(path: Path) -> Path:
 
 
 def unfinished(path: Path, work: Path | None = None) -> bool:
-    """Whether a work directory knows a file of answers to which some are missing."""
-    return any(((work or work_of(path)) / name).is_file() for name in (_STATE, _TAIL))
+    """Returns True if a work directory knows a file of answers to which some are missing."""
+    return ((work or work_of(path)) / _STATE).is_file()
 
 
 def lines(conversations: Iterable[Conversation], tokenizer: Tokenizer) -> bytes:
     """Returns one record per answer, as `train.drafter` reads them."""
-    made = []
+    records = []
     for conversation in conversations:
         for answer in conversation.answers:
             tokens = [*answer.prompt, *answer.tokens]
@@ -90,18 +41,28 @@ def lines(conversations: Iterable[Conversation], tokenizer: Tokenizer) -> bytes:
                 "finish": answer.finish,
                 "source": f"{conversation.digest:016x}",
             }
-            made.append(json.dumps(record).encode() + b"\n")
-    return b"".join(made)
+            records.append(json.dumps(record).encode() + b"\n")
+    return b"".join(records)
+
+
+class _Content(NamedTuple):
+    """The content of a file: bytes, their CRC-32, and answers."""
+
+    size: int = 0
+    crc: int = 0
+    answers: int = 0
+
+    def __add__(self, lines: bytes) -> _Content:  # type: ignore[override]
+        crc = zlib.crc32(lines, self.crc)
+        return _Content(self.size + len(lines), crc, self.answers + lines.count(b"\n"))
 
 
 class AnswerFile:
     """A file of whole lines: those of finished blocks, then a tail, the block in progress so far.
 
-    The work directory records the finished blocks, and the tail before it is written, so that a
-    file that was written by others, or changed, is told from one whose writer was killed.
-
-    Attributes:
-      written: the finished blocks.
+    The work directory records its content before that is written, so that a file that was written
+    by others, or changed, is told from one whose writer was killed. All answers are also in the
+    log of the work directory, from which a run that goes on makes the same lines again.
     """
 
     def __init__(self, path: Path, work: Path):
@@ -109,87 +70,101 @@ class AnswerFile:
 
         Args:
           path: the file.
-          work: holds the records about it.
+          work: holds the record of its content.
 
         Raises:
           UserError: the file is not one that this work directory knows, or it was changed.
         """
-        self._path, self._state, self._tail = path, work / _STATE, work / _TAIL
-        self.written = Written()
+        self._path, self._state = path, work / _STATE
+        self._finished = self._whole = _Content()
         if self._state.is_file():
-            written = Written(**json.loads(self._state.read_text()))
-            if written.answers:  # with other settings there may be some
-                self.written = written
-        self._check()
+            self._finished, self._whole = (
+                _Content(*each) for each in json.loads(self._state.read_text())
+            )
+        self._again = 0  # bytes of finished blocks that this run has made again
+        size = self._size()
+        if size and not self._whole.size:
+            raise UserError(f"--out {path} already exists; delete it or name another file")
+        torn = self._finished.size <= size < self._whole.size  # its writer was killed
+        if torn:
+            self._whole = self._finished
+        if (size != self._whole.size and not torn) or self._crc(
+            self._whole.size
+        ) != self._whole.crc:
+            raise UserError(self._changed())
 
     @property
     def answers(self) -> int:
         """Number of answers in the file."""
-        return self.written.answers + self.tail.count(b"\n")
+        return self._whole.answers
 
-    @property
-    def tail(self) -> bytes:
-        """What follows the finished blocks, if it is not torn."""
-        longer = self._tail.is_file() and self._size() > self.written.size
-        return self._tail.read_bytes() if longer else b""
+    def add(self, lines: bytes) -> None:
+        """Adds a finished block in place of the tail, or compares it with what is there.
 
-    def add(self, lines: bytes, written: Written) -> None:
-        """Replaces the tail by a finished block.
-
-        Args:
-          lines: its answers.
-          written: all finished blocks, this one included; `size` and `crc` are set here.
+        Raises:
+          UserError: the file holds other answers at this place.
         """
-        self.replace_tail(lines)
-        size, crc = self.written.size + len(lines), zlib.crc32(lines, self.written.crc)
-        self.written = dataclasses.replace(written, size=size, crc=crc)
-        write_atomically(self._state, json.dumps(dataclasses.asdict(self.written)).encode())
-        self._tail.unlink()
+        there = min(len(lines), self._finished.size - self._again)
+        if there:
+            with self._path.open("rb") as file:
+                file.seek(self._again)
+                if file.read(there) != lines[:there]:
+                    raise UserError(self._other())
+        self._again += len(lines)
+        if there < len(lines):
+            self._write_tail(lines[there:])
+            self._finished = self._whole
+            self._record()
 
-    def replace_tail(self, lines: bytes) -> None:
+    def keep(self, tail: bytes) -> None:
+        """Writes what is answered of the block in progress, if that is more than there is."""
+        begun = self._again == self._finished.size
+        if begun and tail.count(b"\n") > self._whole.answers - self._finished.answers:
+            self._write_tail(tail)
+
+    def _write_tail(self, lines: bytes) -> None:
         """Writes other lines after the finished blocks."""
-        if self._size() not in (self.written.size, self.written.size + len(self.tail)):
-            raise UserError(self._changed())
-        if self._path.exists():
-            os.truncate(self._path, self.written.size)
-        write_atomically(self._tail, lines)
-        if lines:
-            try:
-                with self._path.open("ab") as file:
-                    file.write(lines)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError:
-                os.truncate(self._path, self.written.size)  # no half a line
-                raise
+        self._whole = self._finished + lines
+        self._record()
+        try:
+            with self._path.open("r+b" if self._path.exists() else "wb") as file:
+                file.truncate(self._finished.size)
+                file.seek(self._finished.size)
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            os.truncate(self._path, self._finished.size)  # no half a line
+            raise
+
+    def check_whole(self) -> None:
+        """Raises UserError if this run has not made all finished blocks again."""
+        if self._again < self._finished.size:
+            raise UserError(self._other())
+
+    def _record(self) -> None:
+        write_atomically(self._state, json.dumps([self._finished, self._whole]).encode())
 
     def _size(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
 
-    def _check(self) -> None:
-        """Checks that the file holds the finished blocks, then the tail, which is cut if torn."""
-        size, tail = self.written.size, self.tail
-        if not self._path.exists():
-            if size:
-                raise UserError(
-                    f"{self._path} is gone, which held {self.written.answers:,} answers; put it "
-                    f"back, or delete {self._state.parent} to begin anew"
-                )
-            return
-        if not size and not self._tail.is_file():
-            raise UserError(f"--out {self._path} already exists; delete it or name another file")
+    def _crc(self, size: int) -> int:
+        """Returns the CRC-32 of the first bytes of the file."""
         crc = 0
-        with self._path.open("rb") as file:
-            for begin in range(0, size, _CHUNK):
-                crc = zlib.crc32(file.read(min(_CHUNK, size - begin)), crc)
-            rest = file.read(len(tail) + 1)
-        if crc != self.written.crc or not tail.startswith(rest):
-            raise UserError(self._changed())
-        if rest != tail:  # torn
-            os.truncate(self._path, size)
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                while part := file.read(min(_CHUNK, size)):
+                    crc, size = zlib.crc32(part, crc), size - len(part)
+        return crc
 
     def _changed(self) -> str:
         return (
-            f"{self._path} is not as it was when {self.written.answers:,} answers had been written "
+            f"{self._path} is not as it was when {self.answers:,} answers had been written "
             f"to it; put it back, or delete {self._state.parent} and name another --out"
+        )
+
+    def _other(self) -> str:
+        return (
+            f"the first records of --data are not those that {self._path} holds answers to; pass "
+            "the same again to go on, more only behind them, or name another --out and --work"
         )

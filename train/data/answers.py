@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,7 +101,7 @@ class Conversation:
 
     @property
     def pending(self) -> bool:
-        """Whether a turn is left to answer."""
+        """True if a turn is left to answer."""
         return len(self.answers) < len(self.turns)
 
 
@@ -142,44 +144,56 @@ def _user_turns(
 
 
 class AnswerLog:
-    """Answers to a block of conversations, appended to a file as they arrive, one line per batch.
+    """All answers of a run, appended to a file as they arrive, one line per batch.
 
     An answer belongs to its prompt, so that those to records that stay are found again after others
     were repaired. Opening the log removes an incomplete last line, left by a killed process.
     """
 
     def __init__(self, path: Path):
-        self._path = path
-        data = path.read_bytes() if path.is_file() else b""
-        data = data[: data.rfind(b"\n") + 1]
-        # Answers to the same prompt, in the order in which they were made.
-        self._earlier: dict[tuple[int, tuple[int, ...]], deque[Answer]] = defaultdict(deque)
-        for line in data.splitlines():
-            sampling, answers = json.loads(line)
-            for answer in answers:
-                self._earlier[sampling, tuple(answer[0])].append(Answer(*answer))
-        self._file = path.open("r+b" if path.is_file() else "wb")
-        self._file.seek(len(data))
-        self._file.truncate()
+        # Of each prompt, where the answers are: the lines' offsets, and the places in the lines.
+        self._places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+        self._line: tuple[int, list[list[Any]]] = (-1, [])  # the last one that was read
+        self._file, end = path.open("a+b"), 0
+        self._file.seek(0)
+        for line in self._file:
+            if line.endswith(b"\n"):
+                sampling, answers = json.loads(line)
+                for place, answer in enumerate(answers):
+                    self._places[_key(answer[0], sampling)].append((end, place))
+                end += len(line)
+        self._file.truncate(end)
+        self.empty = not end
 
     def __enter__(self) -> AnswerLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a full disk, which `add` has raised
+            self._file.close()
 
-    def take(self, prompts: Sequence[list[int]], sampling: int) -> list[Answer] | None:
-        """Returns the answers to these prompts, each once, or None unless all are recorded."""
-        queues = [self._earlier.get((sampling, tuple(prompt)), deque()) for prompt in prompts]
-        needed = Counter(map(id, queues))
-        if any(len(queue) < needed[id(queue)] for queue in queues):
-            return None
-        return [queue.popleft() for queue in queues]
+    def take(self, prompts: Sequence[list[int]], sampling: int) -> list[Answer | None]:
+        """Returns a recorded answer to each of these prompts, each answer once; None without."""
+        answers: list[Answer | None] = []
+        for prompt in prompts:
+            if places := self._places.get(_key(prompt, sampling)):
+                offset, place = places.pop(0)
+                if self._line[0] != offset:
+                    self._file.seek(offset)
+                    self._line = offset, json.loads(self._file.readline())[1]
+                answers.append(Answer(*self._line[1][place]))
+            else:
+                answers.append(None)
+        return answers
 
     def add(self, answers: Sequence[Answer], sampling: int) -> None:
         """Appends a batch of answers."""
         self._file.write(json.dumps([sampling, answers]).encode() + b"\n")
         self._file.flush()
+
+
+def _key(prompt: list[int], sampling: int) -> bytes:
+    return hashlib.blake2b(repr((sampling, prompt)).encode(), digest_size=16).digest()
 
 
 class OutOfTimeError(Exception):
@@ -195,8 +209,6 @@ class AnswerGenerator:
       samplings: sampling configurations, at least one; their seeds are replaced.
       batch: conversations decoded together.
       template_kwargs: for the chat template.
-      unfinished: whether to keep answers that were cut off; otherwise their conversation ends
-        before them.
       seed: seed of all random draws.
       bad: called with the error if the chat template rejects a conversation, which ends there.
       too_long: called likewise if a conversation leaves no room for an answer.
@@ -207,7 +219,6 @@ class AnswerGenerator:
     samplings: Sequence[GenerationConfig]
     batch: int
     template_kwargs: Mapping[str, Any]
-    unfinished: bool
     seed: int
     bad: Callable[[UserError], None]
     too_long: Callable[[UserError], None]
@@ -221,7 +232,7 @@ class AnswerGenerator:
         Args:
           conversations: the conversations of a block.
           place: place of the block among all, which the draws depend on.
-          log: the block's log.
+          log: holds the answers of earlier runs, and receives new ones.
 
         Raises:
           OutOfTimeError: the time has passed.
@@ -235,23 +246,25 @@ class AnswerGenerator:
                     prompts[n] = prompt
             for number, chunk in enumerate(self._chunks(conversations, prompts)):
                 sampling = conversations[chunk[0]].sampling
-                recorded = answers = log.take([prompts[n] for n in chunk], sampling)
-                if answers is None:
+                own = [prompts[n] for n in chunk]
+                answers = log.take(own, sampling)
+                missing = [each for each, answer in enumerate(answers) if answer is None]
+                if missing:
                     if self.late():
                         raise OutOfTimeError
                     seed = np.random.SeedSequence([self.seed, place, turn, number])
-                    answers = self._decode(
-                        [prompts[n] for n in chunk],
+                    new = self._decode(
+                        [own[each] for each in missing],
                         self.samplings[sampling],
                         int(seed.generate_state(1)[0]),
                     )
-                    log.add(answers, sampling)
+                    log.add(new, sampling)
+                    for each, answer in zip(missing, new, strict=True):
+                        answers[each] = answer
                 for n, answer in zip(chunk, answers, strict=True):
-                    if self.unfinished or answer.finish == "stop":
-                        conversations[n].add_answer(answer, self.model.tokenizer)
-                    else:
-                        conversations[n].finish()
-                yield len(chunk), 0 if recorded else len(chunk)
+                    assert answer is not None
+                    conversations[n].add_answer(answer, self.model.tokenizer)
+                yield len(chunk), len(missing)
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
         """Returns the prompt of the next turn; None if it cannot be answered."""
@@ -289,8 +302,8 @@ class AnswerGenerator:
     ) -> list[Answer]:
         # Always decode full batches to limit compiled programs; the repeated prompts are dropped.
         full = [*prompts, *[prompts[0]] * (self.batch - len(prompts))]
-        made = self.model.generate(full, dataclasses.replace(config, seed=seed))
+        completions = self.model.generate(full, dataclasses.replace(config, seed=seed))
         return [
             Answer(prompt, completion.tokens.tolist(), completion.finish or "length")
-            for prompt, completion in zip(prompts, made[: len(prompts)], strict=True)
+            for prompt, completion in zip(prompts, completions[: len(prompts)], strict=True)
         ]

@@ -13,7 +13,7 @@ Array = np.ndarray | jax.Array
 
 
 class TeacherOutputs(NamedTuple):
-    """What the frozen target computes for packed rows.
+    """The frozen target's outputs for packed rows.
 
     Attributes:
       features: [B, T, 3D].

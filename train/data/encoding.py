@@ -80,6 +80,7 @@ class Encoder:
         *,
         loss_on: LossOn = "assistant",
         template_kwargs: dict[str, Any] | None = None,
+        eos: int | None = None,
     ):
         """Stores the settings for all documents.
 
@@ -88,9 +89,9 @@ class Encoder:
           vocab_size: the target's vocabulary size.
           loss_on: `all` supervises every token except the first, whoever wrote it.
           template_kwargs: for the chat template.
+          eos: token that ends completions, unless None.
         """
-        self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
+        self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
         self.loss_on = loss_on
         self.template_kwargs = template_kwargs or {}
 
@@ -107,7 +108,7 @@ class Encoder:
         plans: list[_Plan | Encoded | None] = []
         for example in examples:
             try:
-                plans.append(self._plan(example.content))
+                plans.append(self._plan(example))
             except UserError as error:
                 bad(UserError(f"{example.where}: {error}"))
                 plans.append(None)
@@ -117,7 +118,7 @@ class Encoder:
             try:
                 if isinstance(plan, _Plan):
                     plan = self._encoded(example.content, plan, next(encodings))
-                if plan is not None:
+                if plan is not None and self.loss_on != "all":
                     self._check(plan, example.content)
             except UserError as error:
                 bad(UserError(f"{example.where}: {error}"))
@@ -132,7 +133,8 @@ class Encoder:
                 f"{self.tokenizer.directory or 'the tokenizer'}; add a chat_template.jinja there"
             )
 
-    def _plan(self, content: Content) -> _Plan | Encoded:
+    def _plan(self, example: Example) -> _Plan | Encoded:
+        content = example.content
         match content:
             case Tokens(tokens, length):
                 ids = np.array(tokens, np.int64)
@@ -140,7 +142,7 @@ class Encoder:
                 supervised = np.arange(len(ids)) >= length
                 return self._finish(ids, supervised, whole=True)
             case Text(text):
-                return _Plan(text, [Span(0, len(text))], True)
+                return _Plan(text, [Span(0, len(text))], example.first)
             case Completion(prompt, completion):
                 text = prompt + completion
                 return _Plan(text, [Span(len(prompt), len(text))], True)
@@ -198,12 +200,13 @@ class Encoder:
         return Encoded(ids.astype(np.int32), supervised, whole)
 
     def _check_ids(self, ids: np.ndarray, source: str) -> None:
+        if not len(ids) or 0 <= ids.min() <= ids.max() < self.vocab_size:
+            return
         outside = self.tokenizer.outside(ids, self.vocab_size)
-        if outside is not None:
-            raise UserError(
-                f"{source} the token {outside}, the target's are 0..{self.vocab_size - 1}; "
-                "use data and a tokenizer of this target"
-            )
+        raise UserError(
+            f"{source} the token {outside}, the target's are 0..{self.vocab_size - 1}; "
+            "use data and a tokenizer of this target"
+        )
 
     def _check(self, document: Encoded, content: Content) -> None:
         if not document.supervised.any() and not isinstance(content, Text):
@@ -245,12 +248,6 @@ class Encoder:
             closing = self._closing.match(whole, end)
             spans.append(Span(begin, closing.end() if closing else end))
         return spans
-
-    @cached_property
-    def eos(self) -> int | None:
-        """The end-of-sequence token id, if the tokenizer names it."""
-        wrapped = self.tokenizer.wrapped
-        return None if wrapped is None else wrapped.eos_token_id
 
     @cached_property
     def _closing(self) -> re.Pattern[str]:

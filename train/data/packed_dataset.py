@@ -22,7 +22,7 @@ import numpy as np
 from dart_jax.errors import UserError
 from train.data.batch import Batch
 from train.data.encoding import Encoded
-from train.data.packing import Packer, Row, Statistics
+from train.data.packing import Packer, Statistics
 
 _CHUNK = 1024  # rows read at a time
 
@@ -90,7 +90,7 @@ class PackedDataset:
         )
 
     def token_counts(self) -> np.ndarray:
-        """How often each token is supervised: int64 [vocab_size]."""
+        """Counts the supervised occurrences of each token: int64 [vocab_size]."""
         counts = np.zeros(self.vocab_size, np.int64)
         for begin in range(0, self.rows, _CHUNK):
             part = slice(begin, begin + _CHUNK)
@@ -124,7 +124,7 @@ class Writer:
         self._open = contextlib.ExitStack()
         self._files = {
             field: self._open.enter_context((directory / f"{name}.{field}").open("wb"))
-            for field in Row._fields
+            for field in self._dtypes
         }
 
     def add(self, document: Encoded) -> None:
@@ -158,7 +158,7 @@ class Writer:
         """Closes the files, complete or not."""
         self._open.close()
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: Batch) -> None:
         for field, file in self._files.items():
             data = getattr(row, field).astype(self._dtypes[field]).tobytes()
             self._digest.update(data)

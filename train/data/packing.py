@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
+from train.data.batch import Batch
 from train.data.encoding import Encoded
 
 # Rows kept open for a document that fits: more of them leave less padding, but spread neighbouring
 # documents further apart.
 _OPEN = 128
-
-
-class Row(NamedTuple):
-    """One row of a `Batch`.
-
-    Attributes:
-      tokens: int32 [T]; 0 in the padding.
-      document: int32 [T], from 1; 0 in the padding.
-      supervised: bool [T].
-    """
-
-    tokens: np.ndarray
-    document: np.ndarray
-    supervised: np.ndarray
 
 
 @dataclasses.dataclass
@@ -68,8 +54,8 @@ class Packer:
         self._rows: list[list[Encoded]] = [[] for _ in range(_OPEN)]
         self._room = np.full(_OPEN, context)
 
-    def add(self, document: Encoded) -> Iterator[Row]:
-        """Packs a document; yields the rows that this closes."""
+    def add(self, document: Encoded) -> Iterator[Batch]:
+        """Packs a document; yields the rows that this closes, of a batch without its first axis."""
         for piece in _pieces(document, self.context, self.statistics):
             length = len(piece.tokens)
             fits = self._room >= length
@@ -81,13 +67,13 @@ class Packer:
             self._rows[chosen].append(piece)
             self._room[chosen] -= length
 
-    def rest(self) -> Iterator[Row]:
+    def rest(self) -> Iterator[Batch]:
         """Yields the rows that are still open."""
         for n, row in enumerate(self._rows):
             if row:
                 yield self._close(n)
 
-    def _close(self, n: int) -> Row:
+    def _close(self, n: int) -> Batch:
         row = _row(self._rows[n], self.context)
         self.statistics.documents += len(self._rows[n])
         self.statistics.tokens += self.context - int(self._room[n])
@@ -113,8 +99,8 @@ def _pieces(document: Encoded, context: int, statistics: Statistics) -> Iterator
             statistics.dropped += 1
 
 
-def _row(documents: list[Encoded], context: int) -> Row:
-    row = Row(np.zeros(context, np.int32), np.zeros(context, np.int32), np.zeros(context, bool))
+def _row(documents: list[Encoded], context: int) -> Batch:
+    row = Batch(np.zeros(context, np.int32), np.zeros(context, np.int32), np.zeros(context, bool))
     begin = 0
     for number, (tokens, supervised, _) in enumerate(documents, 1):
         part = slice(begin, begin + len(tokens))

@@ -15,17 +15,15 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
-from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.progress import progress_bars
 from dart_jax.text.tokenizer import Tokenizer
-from train.data.documents import LONGEST
 from train.data.encoding import Encoder, LossOn, parse_template_kwargs
-from train.data.examples import Example, read_all
+from train.data.examples import LONGEST, batched, read_all
 from train.data.packed_dataset import PackedDataset, Writer
 
-_VERSION = 2  # of the written format, and of what is read from records
+_VERSION = 3  # of the written format, and of what is read from records
 _CONTEXT = 6400  # the paper's (section 4.1)
 _MADE = "data"  # the directory's name; renamed into place once it is complete on disk
 _ENCODED = 4 * LONGEST  # characters encoded at a time
@@ -115,22 +113,23 @@ def prepare(
         vocab_size,
         loss_on=config.loss_on,
         template_kwargs=parse_template_kwargs(config.chat_template_kwargs),
+        eos=None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id,
     )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / f"{_MADE}.lock"):
-            found = _load(directory / _MADE, name)
-            if found is None:
+            prepared = _load(directory / _MADE, name)
+            if prepared is None:
                 with _replacing(directory / _MADE) as part:
                     _make(config, files, encoder, part, context, name)
-                found = _load(directory / _MADE, name)
+                prepared = _load(directory / _MADE, name)
     except OSError as error:
         raise UserError(
             f"cannot write the prepared data to {directory}: {error.strerror or error}; free disk "
             "space or use another directory, and run again"
         ) from error
-    assert found is not None  # it was just written
-    return found
+    assert prepared is not None  # it was just written
+    return prepared
 
 
 def _made_from(
@@ -192,7 +191,7 @@ def _make(
         stack.callback(held_out.close)
         bar = progress.add_task("prepare", total=size, note="")
         below = _threshold(config, files)
-        for examples, read in _batches(read_all(files, config.limit, bad)):
+        for examples, read in batched(read_all(files, config.limit, bad), _ENCODED):
             for example, document in zip(examples, encoder.encode(examples, bad=bad), strict=True):
                 if document is not None:
                     (held_out if example.digest < below else training).add(document)
@@ -205,26 +204,19 @@ def _make(
                 why = f"; --held-out {config.held_out:g} takes all {kept:,} documents; lower it"
             raise UserError(f"nothing in {', '.join(config.data)} is left to train on{why}")
         progress.update(bar, completed=size)
-    made = _load(directory, name)
-    assert made is not None
-    for field, packed in zip(Prepared._fields, made, strict=True):
-        progress.console.print(
-            f"{field.replace('_', ' ')}: {packed}", highlight=False, soft_wrap=True
-        )
-    if config.held_out and not made.held_out.rows:
-        some = max(1, min(8, made.training.statistics.documents // 4))
-        progress.console.print(
+    prepared = _load(directory, name)
+    assert prepared is not None
+    lines = [f"{f.replace('_', ' ')}: {part}" for f, part in prepared._asdict().items()]
+    if config.held_out and not prepared.held_out.rows:
+        some = max(1, min(8, prepared.training.statistics.documents // 4))
+        lines.append(
             f"--held-out {config.held_out:g} leaves no documents to evaluate the drafter on; "
-            f"--held-out {some} would hold out about {some}",
-            highlight=False,
-            soft_wrap=True,
+            f"--held-out {some} would hold out about {some}"
         )
     if skipped.count:
-        progress.console.print(
-            f"skipped {skipped.count:,} bad records, the first: {skipped.first}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        lines.append(f"skipped {skipped.count:,} bad records, the first: {skipped.first}")
+    for line in lines:
+        progress.console.print(line, highlight=False, soft_wrap=True)
 
 
 def _threshold(config: DataConfig, files: Sequence[Path]) -> int:
@@ -234,30 +226,3 @@ def _threshold(config: DataConfig, files: Sequence[Path]) -> int:
     digests = (example.digest for example, _ in read_all(files, config.limit, Skipped()))
     lowest = heapq.nsmallest(int(config.held_out), set(digests))
     return lowest[-1] + 1 if lowest else 0
-
-
-def _batches(examples: Iterator[tuple[Example, int]]) -> Iterator[tuple[list[Example], int]]:
-    """Groups the examples to encode together; each group comes with the bytes read so far."""
-    batch: list[Example] = []
-    held = read = 0
-    for example, read in examples:
-        batch.append(example)
-        held += _size(example.content)
-        if held >= _ENCODED:
-            yield batch, read
-            batch, held = [], 0
-    if batch:
-        yield batch, read
-
-
-def _size(content: Content) -> int:
-    """Returns the approximate number of characters."""
-    match content:
-        case Text(text):
-            return len(text)
-        case Completion(prompt, completion):
-            return len(prompt) + len(completion)
-        case Tokens(tokens):
-            return len(tokens)
-        case Chat(messages):
-            return sum(len(message["content"]) for message in messages)

@@ -66,8 +66,8 @@ def write_questions(
     left_out, rng, count = frozenset(left_out), random.Random(seed), 0
     chats: list[Iterator[list[str]]] = []
     for files in sources:
-        found = [_turns(example.content, left_out) for example, _ in read_all(files, None, bad)]
-        unique = list({chat[0]: chat for chat in found if chat}.values())
+        turns = [_turns(example.content, left_out) for example, _ in read_all(files, None, bad)]
+        unique = list({chat[0]: chat for chat in turns if chat}.values())
         if not unique:
             raise UserError(f"no English question in {', '.join(map(str, files))}; leave it out")
         rng.shuffle(unique)

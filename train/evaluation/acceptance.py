@@ -20,7 +20,7 @@ from dart_jax.models.pure import Params
 from dart_jax.models.sharding.program import ROWS
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
-from train.objective.loss import kl
+from train.objective.loss import kl, total
 from train.objective.predictions import Frozen, PackedForward, Predictions
 from train.run.mesh import replicated
 
@@ -80,7 +80,7 @@ class Agreement:
             if mesh is not None:
                 by_rows = NamedSharding(mesh, ROWS)
                 batch = jax.lax.with_sharding_constraint(batch, by_rows)
-            return forward.total(measure, params, frozen, batch, None)
+            return total(forward, measure, params, frozen, batch, None)
 
         self._sums = jax.jit(sums, out_shardings=None if mesh is None else replicated(mesh))
 
@@ -88,11 +88,10 @@ class Agreement:
         """Returns the figures; none without rows."""
         if not self._batches:
             return {}
-        total = np.sum(
-            [np.asarray(self._sums(params, self._frozen, b), np.float64) for b in self._batches], 0
-        )
+        parts = [self._sums(params, self._frozen, batch) for batch in self._batches]
+        counts = np.sum([np.asarray(part, np.float64) for part in parts], 0)
         with np.errstate(invalid="ignore"):
-            first, hit, loss = total[:, 1:].T / total[:, 0]
+            first, hit, loss = counts[:, 1:].T / counts[:, 0]
         figures = {"held_out_loss": float(np.nanmean(loss))}
         figures |= {f"alpha_{t}": float(x) for t, x in enumerate(first, 1)}
         figures |= {f"hit10_{t}": float(x) for t, x in enumerate(hit, 1)}
@@ -174,9 +173,11 @@ class AcceptanceLength:
         # Each group of devices decodes equally many; those that fill up do not count.
         groups = decoder.config.execution.groups
         prompts = self._prompts + self._prompts[:1] * (-count % groups)
-        made = decoder(prompts, self._new)
-        emitted = sum(len(tokens) - 1 for tokens in made.tokens[:count])  # prefill emits the first
-        return emitted / max(1, int(made.steps[:count].sum()))
+        result = decoder(prompts, self._new)
+        emitted = sum(
+            len(tokens) - 1 for tokens in result.tokens[:count]
+        )  # prefill emits the first
+        return emitted / max(1, int(result.steps[:count].sum()))
 
     def decoder(self, params: Params, ngram_weight: float) -> Decoder:
         """Returns the decoder of the prompts, with a drafter's parameters."""

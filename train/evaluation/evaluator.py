@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,71 +26,59 @@ from train.objective.predictions import Frozen, PackedForward
 _LONGEST = 128  # maximum tokens of a prompt
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class DrafterEvaluator:
-    """Evaluates every drafter on the same text with the same search."""
+    """Evaluates every drafter on the same text with the same search.
 
-    def __init__(
-        self,
-        model: DartModel,
-        held_out: PackedDataset,
-        acceptance: AcceptanceConfig,
-        new_tokens: int,
-        nodes: int | None = None,
-        chunk: int | None = None,
-    ):
-        """Loads nothing; drafters are loaded one by one.
+    Attributes:
+      model: the target, and the n-gram model of the search, if there is one.
+      held_out: rows that no drafter was trained on.
+      acceptance: how many of these rows are compared.
+      prompts: token ids to decode greedily, int32 [n] each.
+      new_tokens: tokens to decode after each prompt.
+      nodes: nodes of the draft trees; None for the default of the device.
+      chunk: see `train.drafter.DrafterTraining`.
+    """
 
-        Args:
-          model: the target, and the n-gram model of the search, if there is one.
-          held_out: rows that no drafter was trained on.
-          acceptance: how many of these rows are compared, and the weight of the n-gram model.
-          new_tokens: tokens decoded greedily for every prompt.
-          nodes: nodes of the draft trees; None for the default of the device.
-          chunk: see `train.drafter.DrafterTraining`.
-        """
-        self._model, self._held_out, self._acceptance = model, held_out, acceptance
-        self._new_tokens, self._nodes, self._chunk = new_tokens, nodes, chunk
-        # One compiled program per drafter shape.
-        self._agreements: dict[Hashable, Agreement] = {}
+    model: DartModel
+    held_out: PackedDataset
+    acceptance: AcceptanceConfig
+    prompts: Sequence[np.ndarray]
+    new_tokens: int
+    nodes: int | None = None
+    chunk: int | None = None
 
-    def load(self, drafter: Path) -> DartModel:
-        """Loads a drafter next to the shared target."""
-        return self._model.with_drafter(drafter)
-
-    def agreement(self, model: DartModel) -> dict[str, float]:
-        """Returns the figures of `Agreement`."""
+    @functools.lru_cache(maxsize=1)  # noqa: B019  one drafter is compared with several searches
+    def figures(self, drafter: Path) -> dict[str, float]:
+        """Returns all figures of a drafter but `tau`."""
+        model = self.model.with_drafter(drafter)
+        ids = np.asarray(model.params["draft_ids"])
+        counts = self.held_out.token_counts()
         assert isinstance(model.drafter, DrafterConfig)
-        ids = model.params["draft_ids"]
-        shape = (model.drafter, np.asarray(ids).tobytes())
-        if shape not in self._agreements:
-            positions = model.drafter.num_positions
-            forward = PackedForward(model.target, model.drafter, positions, self._chunk)
-            frozen = Frozen(model.params["target"], ids)
-            rows = self._acceptance.eval_rows
-            self._agreements[shape] = Agreement(forward, frozen, self._held_out, rows)
-        return self._agreements[shape](model.params["drafter"])
+        forward = PackedForward(
+            model.target, model.drafter, model.drafter.num_positions, self.chunk
+        )
+        frozen = Frozen(model.params["target"], model.params["draft_ids"])
+        agreement = Agreement(forward, frozen, self.held_out, self.acceptance.eval_rows)
+        return {
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params["drafter"])),
+            "coverage": float(counts[ids].sum() / counts.sum()),
+            **agreement(model.params["drafter"]),
+            "tau_without_ngram": self.tau(drafter, 0.0),
+        }
 
-    def coverage(self, model: DartModel) -> float:
-        """Returns the share of the held-out supervised tokens in the draft vocabulary."""
-        counts = self._held_out.token_counts()
-        return float(counts[np.asarray(model.params["draft_ids"])].sum() / counts.sum())
+    def tau(self, drafter: Path, weight: float) -> float:
+        """Returns the acceptance length of a drafter at a weight of the n-gram model."""
+        model = self.model.with_drafter(drafter)
+        return self._length(model, weight).tau(model.params["drafter"], weight)
 
-    def tau(
-        self, model: DartModel, prompts: Sequence[np.ndarray], weight: float | None = None
-    ) -> float:
-        """Returns the acceptance length; `weight` as `Variant.ngram_weight`."""
-        return self._length(model, prompts).tau(model.params["drafter"], self._weight(weight))
+    def decoder(self, drafter: Path) -> Decoder:
+        """Returns a decoder with a drafter and the recipe's weight of the n-gram model."""
+        model, weight = self.model.with_drafter(drafter), self.acceptance.ngram_weight
+        return self._length(model, weight).decoder(model.params["drafter"], weight)
 
-    def decoder(self, model: DartModel, prompts: Sequence[np.ndarray]) -> Decoder:
-        """Returns the decoder that `tau` uses by default."""
-        return self._length(model, prompts).decoder(model.params["drafter"], self._weight(None))
-
-    def _length(self, model: DartModel, prompts: Sequence[np.ndarray]) -> AcceptanceLength:
-        weight = self._weight(None)
-        return AcceptanceLength(model, prompts, self._new_tokens, weight, self._nodes)
-
-    def _weight(self, weight: float | None) -> float:
-        return self._acceptance.ngram_weight if weight is None else weight
+    def _length(self, model: DartModel, weight: float) -> AcceptanceLength:
+        return AcceptanceLength(model, self.prompts, self.new_tokens, weight, self.nodes)
 
 
 def benchmark_prompts(tokenizer: Tokenizer, per_group: int) -> list[np.ndarray]:
@@ -102,7 +93,7 @@ def benchmark_prompts(tokenizer: Tokenizer, per_group: int) -> list[np.ndarray]:
 
 
 def question_prompts(
-    files: Sequence[Path], tokenizer: Tokenizer, per_file: int
+    files: Sequence[Path], tokenizer: Tokenizer, per_file: int, template_kwargs: Mapping[str, Any]
 ) -> list[np.ndarray]:
     """Returns the first questions of chats and instructions as prompts, int32 [n] each.
 
@@ -110,6 +101,7 @@ def question_prompts(
       files: records in the forms of `dart_jax.data.contents`, each with a question.
       tokenizer: the target's.
       per_file: maximum number of prompts from each file.
+      template_kwargs: for the chat template.
 
     Raises:
       UserError: a record cannot be read or has no question, or the target has no chat template.
@@ -118,13 +110,8 @@ def question_prompts(
     for path in files:
         for content, record in islice(read_contents(path), per_file):
             conversation = Conversation.of(content, record.where, tokenizer)
-            prompts.append(np.array(conversation.prompt(tokenizer, {}), np.int32))
+            prompts.append(np.array(conversation.prompt(tokenizer, template_kwargs), np.int32))
     return prompts
-
-
-def parameters(model: DartModel) -> int:
-    """Returns the drafter's number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(model.params["drafter"]))
 
 
 def step_seconds(
@@ -136,14 +123,13 @@ def step_seconds(
     """
     figures: list[list[float]] = [[] for _ in decoders]
     for repeat in range(-1, repeats):
-        spent = np.zeros(len(decoders))
-        steps = np.zeros(len(decoders))
+        spent, steps = np.zeros(len(decoders)), np.zeros(len(decoders))
         for prompt in prompts:
             # Rotate the order, so that no decoder always follows the same one.
             for number in np.roll(np.arange(len(decoders)), repeat).tolist():
-                made = decoders[number]([prompt], new_tokens)
-                spent[number] += sum(made.seconds.values()) - made.seconds["prefill"]
-                steps[number] += int(made.steps.sum())
+                result = decoders[number]([prompt], new_tokens)
+                spent[number] += sum(result.seconds.values()) - result.seconds["prefill"]
+                steps[number] += int(result.steps.sum())
         if repeat >= 0:
             for figure, seconds in zip(figures, spent / steps, strict=True):
                 figure.append(float(seconds))

@@ -1,4 +1,4 @@
-"""The paper's experiments: variants, comparison of runs, and report.
+"""The experiments of `train.ablate`: plans and report.
 
-May import `dart_jax` and `train.data`. Start with `variants.py`; `train/ablate.py` is the program.
+May import `dart_jax`. Start with `plans.py`.
 """

@@ -1,5 +1,4 @@
 """The training objective: a drafter's predictions after every prefix, and their loss.
 
-May import `dart_jax`, `train.data` and `train.teacher`. Start with `loss.py`; `literal.py`
-is the same objective implemented literally as in the paper, for tests to compare with.
+May import `dart_jax`, `train.data` and `train.teacher`. Start with `loss.py`.
 """

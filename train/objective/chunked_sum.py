@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def chunked_sum(term: Callable[[Any, Any, jax.Array], Any], chunks: int, args: Any, fixed: Any):
-    """Returns the sum over i = 0 .. chunks - 1 of `term(args, fixed, i)`, float32 of any shape.
+def chunked_sum(
+    term: Callable[[Any, jax.Array], jax.Array],
+    chunks: int,
+    inputs: Any,
+    differentiated: Collection[str],
+) -> jax.Array:
+    """Returns the sum over i = 0 .. chunks - 1 of `term(inputs, i)`, float32 of any shape.
 
     Under differentiation, which needs scalar terms, each term's gradient is computed together with
     the term and accumulated: only one chunk's intermediate values are held at a time, and nothing
@@ -21,10 +25,20 @@ def chunked_sum(term: Callable[[Any, Any, jax.Array], Any], chunks: int, args: A
     Args:
       term: traceable; must not close over anything that is differentiated.
       chunks: number of chunks; static.
-      args: a pytree of floating-point arrays, which receive gradients.
-      fixed: any pytree of arrays; receives no gradient.
+      inputs: a named tuple of trees of arrays.
+      differentiated: the fields that receive gradients, of floating-point arrays.
     """
+    args = {name: getattr(inputs, name) for name in differentiated}
+    fixed = inputs._replace(**dict.fromkeys(differentiated))
 
+    def rejoined(args: dict[str, Any], fixed: Any, i: jax.Array) -> jax.Array:
+        return term(fixed._replace(**args), i)
+
+    return _sum(rejoined, chunks, args, fixed)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sum(term: Callable[[Any, Any, jax.Array], jax.Array], chunks: int, args: Any, fixed: Any):
     def add(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
         return total + term(args, fixed, i), None
 
@@ -45,8 +59,7 @@ def _forward(term, chunks, args, fixed):
 
 
 def _backward(term, chunks, gradient, cotangent):
-    scaled = jax.tree.map(lambda g: g * cotangent.astype(g.dtype), gradient)
-    return scaled, None
+    return jax.tree.map(lambda g: g * cotangent.astype(g.dtype), gradient), None
 
 
-chunked_sum.defvjp(_forward, _backward)
+_sum.defvjp(_forward, _backward)

@@ -9,8 +9,6 @@ n + t: all positions are computed at once, so that token stands for the one draf
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,23 +17,21 @@ from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.draft_layer import take_rows
-from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
 from train.data.batch import Array, Batch
 from train.objective import dart_blocks, eagle3_unrolled
-from train.objective.chunked_sum import chunked_sum
 from train.teacher.teacher import LOGITS, forward, over_vocabulary, with_vocabulary
 
 # Byte limit of a chunk's attention scores, per device.
 _SCORES = 2**30
 # Parts of a drafter that are read after its layers, one position at a time.
-_HEAD = frozenset({"norm", "lm_head", "pairs"})
+HEAD = frozenset({"norm", "lm_head", "pairs"})
 
 
 class Frozen(NamedTuple):
-    """What is not trained.
+    """The parameters that are not trained.
 
     Attributes:
       target: the target's parameters.
@@ -66,7 +62,6 @@ class Predictions(NamedTuple):
       token: int32 [B, C], the text's tokens.
       valid: bool [B, C], see `valid_predictions`.
       draft_ids: int32 [Vd], see `Frozen`.
-      survey: float32 [d, B, C], what a survey found at all positions (see `PackedForward.total`).
     """
 
     t: jax.Array
@@ -77,13 +72,6 @@ class Predictions(NamedTuple):
     token: jax.Array
     valid: jax.Array
     draft_ids: jax.Array
-    survey: jax.Array | None = None
-
-
-# Predictions -> float32 of a fixed shape; summed over chunks and positions.
-Measure = Callable[[Predictions], jax.Array]
-# Predictions -> float32 [B, C].
-Survey = Callable[[Predictions], jax.Array]
 
 
 class TeacherBatch(NamedTuple):
@@ -110,15 +98,75 @@ class TeacherBatch(NamedTuple):
     embeds: jax.Array
 
 
+class Teaching(NamedTuple):
+    """The target's side of predictions, as in `Predictions`.
+
+    Attributes:
+      teacher: float32 [B, A, Vd].
+      mass: float32 [B, A].
+      best: int32 [B, A].
+    """
+
+    teacher: jax.Array
+    mass: jax.Array
+    best: jax.Array
+
+
+class DraftInputs(NamedTuple):
+    """Everything that the chunks of a batch are drafted from.
+
+    Attributes:
+      params: the drafter's trained parameters.
+      real: the real rows, see `real_rows` of the drafter's method.
+      frozen: the parameters that are not trained; the target's head has the draft vocabulary only.
+      data: the batch, with the target's outputs.
+      anchors: int32 [B, A], the rows to draft from; None for all rows.
+    """
+
+    params: Params
+    real: Any
+    frozen: Frozen
+    data: TeacherBatch
+    anchors: jax.Array | None
+
+
+class Chunk(NamedTuple):
+    """The drafts from C anchors of every row.
+
+    Attributes:
+      head: the trained parameters that are read after the drafter's layers.
+      hidden: [B, C, d, D], the layers' output, which `drafter.logits` reads.
+      params: all trained parameters, without gradients.
+      frozen: see `DraftInputs`, as is the next.
+      data: the batch.
+      anchors: int32 [B, C].
+      real: bool [B, C], whether it is an anchor, or only fills the last chunk.
+      shared: the target's side of rows anchors[:, 0] + 1, + 2, .., + C + d - 1, if the anchors are
+        successive and share them; else None.
+    """
+
+    head: Params
+    hidden: jax.Array
+    params: Params
+    frozen: Frozen
+    data: TeacherBatch
+    anchors: jax.Array
+    real: jax.Array
+    shared: Teaching | None
+
+
 @dataclasses.dataclass(frozen=True)
 class PackedForward:
     """The forward pass of a target and a drafter over packed rows; hashable.
+
+    `inputs` runs the target over a batch, `chunk` drafts from some of its rows, and `predictions`
+    are those of a chunk at one position.
 
     Attributes:
       target: the target's config.
       drafter: the drafter's config, DART or EAGLE-3.
       num_positions: d; for DART that of its config.
-      chunk: maximum anchors per row processed at a time; None chooses it to fit 256 MB for the
+      max_chunk: maximum anchors per row processed at a time; None chooses it to fit 256 MB for the
         drafter's logits of one position and 1 GB for the attention scores.
       mesh: the devices that share the target and the rows of a batch; None for one.
     """
@@ -126,137 +174,107 @@ class PackedForward:
     target: TargetConfig
     drafter: DrafterConfig | Eagle3Config
     num_positions: int
-    chunk: int | None = None
+    max_chunk: int | None = None
     mesh: Mesh | None = None
 
-    def total(
-        self,
-        measure: Measure,
-        params: Params,
-        frozen: Frozen,
-        batch: Batch,
-        anchors: jax.Array | None,
-        survey: Survey | None = None,
-    ) -> jax.Array:
-        """Returns the sum of a measure over the predictions at all positions after all anchors.
+    def inputs(
+        self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
+    ) -> DraftInputs:
+        """Runs the target, and the drafter over the real rows.
 
         Args:
-          measure: applied to the predictions of a chunk at one position; it may close over
-            constants only.
-          params: the drafter's trained parameters; only these receive gradients, and nothing is
-            differentiated that they do not need.
-          frozen: what is not trained.
+          params: the drafter's trained parameters; nothing is differentiated that they do not need.
+          frozen: the parameters that are not trained.
           batch: packed rows.
           anchors: int32 [B, A], the rows to draft from; None for all rows.
-          survey: applied first, without gradients, to the predictions at all positions of a chunk,
-            for a measure that has to know all positions. Costs a second forward pass of the head.
         """
-        method = dart_blocks if isinstance(self.drafter, DrafterConfig) else eagle3_unrolled
-        b, rows = batch.tokens.shape
-        width = rows if anchors is None else anchors.shape[1]
-        chunks = -(-width // self._max_chunk(b, rows, anchors is None))
-        chunk = -(-width // chunks)
-        if anchors is not None:  # pad the last chunk with invalid anchors
-            anchors = jnp.pad(anchors, ((0, 0), (0, chunks * chunk - width)), constant_values=rows)
         data = self.run_target(frozen, batch, anchors)
-        config = self.target
         if not self._all_tokens:  # the head's columns are taken once, not at every position
-            config, head = with_vocabulary(config, frozen.target, frozen.draft_ids)
+            _, head = with_vocabulary(self.target, frozen.target, frozen.draft_ids)
             frozen = frozen._replace(target=head)
         # Each model computes in its own dtype: `hidden`, for the target's head, keeps the target's.
         dtype = jax.tree.leaves(params)[0].dtype
         data = data._replace(features=data.features.astype(dtype), embeds=data.embeds.astype(dtype))
-        real = method.real_rows(
-            bind(self.drafter, frozen.whole(params)), data.features, data.embeds, data.document
+        drafter = bind(self.drafter, frozen.whole(params))
+        real = self._method.real_rows(drafter, data.features, data.embeds, data.document)
+        return DraftInputs(params, real, frozen, data, anchors)
+
+    def chunks(self, inputs: DraftInputs) -> tuple[int, int]:
+        """Returns the number of chunks, and of anchors per row in each; static."""
+        (b, t), anchors = inputs.data.tokens.shape, inputs.anchors
+        width = t if anchors is None else anchors.shape[1]
+        number = -(-width // (self.max_chunk or self._fitting_chunk(b, t, anchors is None)))
+        return number, -(-width // number)
+
+    def chunk(self, inputs: DraftInputs, i: jax.Array) -> Chunk:
+        """Drafts from chunk `i` of the anchors."""
+        params, frozen, data = inputs.params, inputs.frozen, inputs.data
+        (b, t), (_, size) = data.tokens.shape, self.chunks(inputs)
+        index = jnp.arange(size, dtype=jnp.int32) + i * size
+        if inputs.anchors is None:
+            anchors = jnp.broadcast_to(index[None], (b, size))
+        else:
+            anchors = jnp.take(inputs.anchors, index, axis=1, mode="fill", fill_value=t)
+        real, anchors = anchors < t, jnp.minimum(anchors, t - 1)
+        hidden = self._method.draft(
+            bind(self.drafter, frozen.whole(params)),
+            inputs.real,
+            data.embeds,
+            data.document,
+            anchors,
+            steps=self.num_positions,
+            successive=inputs.anchors is None,
         )
-        layers_trained = not params.keys() <= _HEAD
+        shared = None
+        if inputs.anchors is None:
+            reach = jnp.arange(1, size + self.num_positions, dtype=jnp.int32)[None]
+            shared = self._teaching(frozen, data, anchors[:, :1] + reach)
+        head = {name: leaf for name, leaf in params.items() if name in HEAD}
+        params = jax.lax.stop_gradient(params)
+        return Chunk(head, hidden, params, frozen, data, anchors, real, shared)
 
-        def chunk_total(args: tuple[Params, Any], fixed: Any, i: jax.Array) -> jax.Array:
-            """Sums the measure over a chunk of anchors."""
-            (params, real), (given, frozen, data, anchors) = args, fixed
-            real = real if layers_trained else given
-            if anchors is None:
-                here = jnp.arange(chunk, dtype=jnp.int32)[None] + i * chunk
-                here = jnp.broadcast_to(here, (b, chunk))
-            else:
-                here = jax.lax.dynamic_slice_in_dim(anchors, i * chunk, chunk, axis=1)
-            inside, here = here < rows, jnp.minimum(here, rows - 1)
-            drafter = bind(self.drafter, frozen.whole(params))
-            x = method.draft(
-                drafter,
-                real,
-                data.embeds,
-                data.document,
-                here,
-                steps=self.num_positions,
-                successive=anchors is None,
+    def predictions(self, chunk: Chunk, t: jax.Array) -> Predictions:
+        """Returns a chunk's predictions at position `t`, int32 from 1."""
+        data, anchors, draft_ids = chunk.data, chunk.anchors, chunk.frozen.draft_ids
+        if chunk.shared is None:
+            teaching = self._teaching(chunk.frozen, data, anchors + t)
+        else:
+            size = anchors.shape[1]
+            teaching = jax.tree.map(
+                lambda x: jax.lax.dynamic_slice_in_dim(x, t - 1, size, axis=1), chunk.shared
             )
-            shared = None
-            if anchors is None:  # several anchors share a teacher row
-                reach = jnp.arange(1, chunk + self.num_positions, dtype=jnp.int32)[None]
-                shared = taught(frozen, data, here[:, :1] + reach)
-            head = {name: leaf for name, leaf in params.items() if name in _HEAD}
-            fixed = (jax.lax.stop_gradient(params), frozen, data, here, inside, shared)
-            found = None
-            if survey is not None:
-                look, (constant, at) = survey, jax.lax.stop_gradient((head, x))
-                steps = jnp.arange(self.num_positions, dtype=jnp.int32)
-                found = jax.lax.map(lambda i: look(predictions(constant, at, fixed, i)), steps)
-            x, given = _either(x, layers_trained)
-            return chunked_sum(
-                position_measure, self.num_positions, (head, x), (given, found, fixed)
-            )
+        drafter = bind(self.drafter, chunk.frozen.whole(chunk.params | chunk.head))
+        hidden = jax.lax.dynamic_index_in_dim(chunk.hidden, t - 1, axis=2, keepdims=False)
+        logits = drafter.logits(hidden)
+        if isinstance(self.drafter, DrafterConfig) and self.drafter.pair_rank:
+            before, draftable = to_draft_ids(_gather(data.tokens, anchors + t), draft_ids)
+            factors = drafter.pairs.factors(drafter.normed(hidden), before)
+            scored = draftable & (t > 1)
+            logits += drafter.pairs.all_next(jnp.where(scored[..., None], factors, 0))
+        return Predictions(
+            t,
+            *teaching,
+            jax.nn.log_softmax(logits),
+            _gather(data.tokens, anchors + t + 1),
+            chunk.real & valid_predictions(data.document, data.run, anchors, t),
+            draft_ids,
+        )
 
-        def taught(
-            frozen: Frozen, data: TeacherBatch, rows: jax.Array
-        ) -> tuple[jax.Array, jax.Array, jax.Array]:
-            """The fields `teacher`, `mass` and `best` of `Predictions` at rows int32 [B, A]."""
-            rows = jnp.minimum(rows, data.tokens.shape[1] - 1)
-            logits = bind(config, frozen.target).logits(take_rows(data.hidden, rows))
-            within = jax.nn.logsumexp(logits, axis=-1)
-            mass = jnp.exp(within - _gather(data.log_total, rows))
-            if self._all_tokens:
-                mass = jnp.ones_like(mass)
-            return logits - within[..., None], mass, _gather(data.best, rows)
+    def _teaching(self, frozen: Frozen, data: TeacherBatch, rows: jax.Array) -> Teaching:
+        """Returns what the target teaches at rows int32 [B, A]; its head is already cut."""
+        config = self.target
+        if not self._all_tokens:
+            config = dataclasses.replace(config, tie_word_embeddings=False)
+        rows = jnp.minimum(rows, data.tokens.shape[1] - 1)
+        logits = bind(config, frozen.target).logits(take_rows(data.hidden, rows))
+        within = jax.nn.logsumexp(logits, axis=-1)
+        mass = jnp.exp(within - _gather(data.log_total, rows))
+        if self._all_tokens:
+            mass = jnp.ones_like(mass)
+        return Teaching(logits - within[..., None], mass, _gather(data.best, rows))
 
-        def position_measure(args: tuple[Params, Any], fixed: Any, i: jax.Array) -> jax.Array:
-            """The measure of the chunk at position t = i + 1."""
-            (head, x), (given, found, fixed) = args, fixed
-            made = predictions(head, x if layers_trained else given, fixed, i)
-            return measure(made._replace(survey=found))
-
-        def predictions(head: Params, x: jax.Array, fixed: Any, i: jax.Array) -> Predictions:
-            """The predictions of the chunk at position t = i + 1."""
-            rest, frozen, data, here, inside, shared = fixed
-            drafter = bind(self.drafter, frozen.whole(rest | head))
-            if shared is None:
-                teacher, mass, best = taught(frozen, data, here + i + 1)
-            else:
-                at = partial(jax.lax.dynamic_slice_in_dim, start_index=i, slice_size=chunk, axis=1)
-                teacher, mass, best = map(at, shared)
-            hidden = jax.lax.dynamic_index_in_dim(x, i, axis=2, keepdims=False)
-            logits = drafter.logits(hidden)
-            if isinstance(self.drafter, DrafterConfig) and self.drafter.pair_rank:
-                before, known = to_draft_ids(_gather(data.tokens, here + i + 1), frozen.draft_ids)
-                logits += _pair_scores(drafter, hidden, before, known & (i > 0))
-            return Predictions(
-                i + 1,
-                teacher,
-                mass,
-                best,
-                jax.nn.log_softmax(logits),
-                _gather(data.tokens, here + i + 2),
-                inside & valid_predictions(data.document, data.run, here, i + 1),
-                frozen.draft_ids,
-            )
-
-        real, given = _either(real, layers_trained)
-        return chunked_sum(chunk_total, chunks, (params, real), (given, frozen, data, anchors))
-
-    def _max_chunk(self, batch: int, rows: int, successive: bool) -> int:
-        """Returns the maximum number of anchors per row to process at a time."""
-        if self.chunk is not None:
-            return self.chunk
+    def _fitting_chunk(self, batch: int, rows: int, successive: bool) -> int:
+        """Returns the number of anchors per row whose logits and scores fit their limits."""
         batch = -(-batch // Execution(mesh=self.mesh).groups)
         queries = self.num_positions  # rows of attention scores per anchor
         if isinstance(self.drafter, Eagle3Config):
@@ -268,8 +286,13 @@ class PackedForward:
         return max(1, min(LOGITS // logits, _SCORES // scores))
 
     @property
+    def _method(self) -> Any:
+        """The module that drafts with this drafter."""
+        return dart_blocks if isinstance(self.drafter, DrafterConfig) else eagle3_unrolled
+
+    @property
     def _all_tokens(self) -> bool:
-        """Whether the drafter drafts all tokens of the target."""
+        """True if the drafter drafts all tokens of the target."""
         return self.drafter.draft_vocab_size == self.target.vocab_size
 
     def run_target(
@@ -299,22 +322,21 @@ class PackedForward:
     def _over_vocabulary(
         self, frozen: Frozen, hidden: jax.Array, anchors: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """`over_vocabulary`, only for the rows that teach if these are fewer than all."""
+        """Calls `over_vocabulary`, only for the rows that teach if these are fewer than all."""
         b, t, _ = hidden.shape
         if anchors is None or anchors.shape[1] * self.num_positions >= t:
             return over_vocabulary(self.target, frozen.target, hidden, self.mesh)
         reach = jnp.arange(1, self.num_positions + 1, dtype=jnp.int32)
         rows = jnp.minimum((anchors[:, :, None] + reach[None, None]).reshape(b, -1), t - 1)
-        made = over_vocabulary(self.target, frozen.target, take_rows(hidden, rows), self.mesh)
         log_total, best = (
             jnp.put_along_axis(jnp.zeros((b, t), x.dtype), rows, x, axis=1, inplace=False)
-            for x in made
+            for x in over_vocabulary(self.target, frozen.target, take_rows(hidden, rows), self.mesh)
         )
         return log_total, best
 
 
 def supervised_runs(supervised: Array) -> jax.Array:
-    """int32 [B, T]: the number of consecutive supervised tokens that end at each token."""
+    """Counts the consecutive supervised tokens that end at each token, int32 [B, T]."""
     index = jnp.arange(supervised.shape[1], dtype=jnp.int32)[None]
     last = jax.lax.cummax(jnp.where(supervised, -1, index), axis=1)
     return index - last
@@ -323,8 +345,8 @@ def supervised_runs(supervised: Array) -> jax.Array:
 def valid_predictions(
     document: Array, run: Array, anchors: jax.Array, t: jax.Array | int
 ) -> jax.Array:
-    """Returns which predictions are valid: the predicted token and all tokens between it and the
-    anchor's token must be supervised and in the anchor's document.
+    """Marks the valid predictions: the predicted token and all tokens between it and the anchor's
+    token must be supervised and in the anchor's document.
 
     Args:
       document: int32 [B, T].
@@ -347,26 +369,6 @@ def to_draft_ids(tokens: jax.Array, draft_ids: jax.Array) -> tuple[jax.Array, ja
     index = jnp.searchsorted(draft_ids, tokens).astype(jnp.int32)
     index = jnp.minimum(index, draft_ids.shape[0] - 1)
     return index, jnp.take(draft_ids, index) == tokens
-
-
-def _pair_scores(
-    drafter: Drafter, hidden: jax.Array, before: jax.Array, where: jax.Array
-) -> jax.Array:
-    """Returns the scores of all tokens after draft ids `before`, float32 [B, C, Vd]; 0 elsewhere.
-
-    Args:
-      drafter: has pair scores.
-      hidden: [B, C, D], what `drafter.logits` reads.
-      before: int32 [B, C].
-      where: bool [B, C].
-    """
-    factors = drafter.pairs.factors(drafter.normed(hidden), before)
-    return drafter.pairs.all_next(jnp.where(where[..., None], factors, 0))
-
-
-def _either(tree: Any, differentiated: bool) -> tuple[Any, Any]:
-    """Returns the tree as what receives gradients, or as what does not, and None as the other."""
-    return (tree, None) if differentiated else (None, tree)
 
 
 def _gather(rows: Array, index: jax.Array) -> jax.Array:

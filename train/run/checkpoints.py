@@ -158,13 +158,13 @@ def best_params(directory: Path, abstract: Any) -> tuple[int, Any]:
       UserError: no checkpoint can be read.
     """
     with ocp.training.Checkpointer(os.path.abspath(directory)) as checkpointer:
-        found = [c for c in checkpointer.checkpoints if c.metrics is not None]
+        rated = [c for c in checkpointer.checkpoints if c.metrics is not None]
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         here = jax.tree.map(
             lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding or device),
             abstract,
         )
-        for checkpoint in sorted(found, key=lambda c: _rank(c.metrics), reverse=True):
+        for checkpoint in sorted(rated, key=lambda c: _rank(c.metrics), reverse=True):
             try:
                 loaded = checkpointer.load_checkpointables(checkpoint.step, {"params": here})
             except _DAMAGED:

@@ -11,14 +11,14 @@ from train.run.mesh import MeshConfig
 from train.run.optimizer import OptimizerConfig
 
 # Options that may change when a run resumes; of these only `accumulate` changes random draws.
-FREE = ("accumulate", "save_every", "eval_every", "keep", "log_every", "tensorboard", "mesh")
+FREE = ("accumulate", "save_every", "eval_every", "keep", "tensorboard", "mesh")
 _STEPS = 1000  # by default
-_AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", "keep", "log_every")
+_AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", "keep")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainerConfig(OptimizerConfig):
-    """How long and on what training runs, and what it writes.
+    """The length, the devices and the outputs of a run.
 
     Raises:
       UserError: a number is out of range.
@@ -45,12 +45,10 @@ class TrainerConfig(OptimizerConfig):
     """Steps between evaluations; the run always ends with one."""
     keep: int = 2
     """Newest checkpoints to keep, besides the best."""
-    log_every: int = 50
-    """Steps between progress lines if the output is not a terminal."""
     tensorboard: bool = False
     """Also write TensorBoard files."""
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    """How devices share the work."""
+    """The devices that share the work."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

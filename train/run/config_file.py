@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tomllib
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from dart_jax.errors import UserError
 from dart_jax.programs import command_line
 
 T = TypeVar("T")
+
+_TEXTS = (str, str | None, Path, Path | None, tuple[str, ...])
 
 
 def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> T:
@@ -47,7 +50,13 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
     if path is None:
         return command_line.parse(cls, args, description, config=config)
-    words = _words(_read(path))  # the last one of an option counts
+    values = _read(path)
+    for name, hint in _hints(cls).items():
+        value = values.get(name)
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None and not isinstance(each, str) and hint in _TEXTS:
+                raise UserError(f"{path}: {name} must be text in quotes, got {each}")
+    words = _words(values)  # the last one of an option counts
     try:
         return command_line.parse(cls, [*words, *args], description, config=config)
     except UserError as error:
@@ -56,14 +65,14 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
 
 def replace(config: Any, options: Mapping[str, Any]) -> Any:
     """Returns the config with these options replaced by name, at any level of nesting."""
-    changed = {}
+    changes = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            changed[field.name] = replace(value, options)
+            changes[field.name] = replace(value, options)
         elif field.name in options:
-            changed[field.name] = options[field.name]
-    return dataclasses.replace(config, **changed)
+            changes[field.name] = options[field.name]
+    return dataclasses.replace(config, **changes)
 
 
 def options(config: Any) -> dict[str, Any]:
@@ -73,6 +82,15 @@ def options(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         nested = dataclasses.is_dataclass(value)
         flat |= options(value) if nested else {f"--{field.name.replace('_', '-')}": value}
+    return flat
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """Returns the types of a dataclass's options and those of nested ones, by name."""
+    flat: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        nested = _hints(hint) if dataclasses.is_dataclass(hint) else {name: hint}
+        flat = nested | flat  # `data` is not --mesh-data
     return flat
 
 
@@ -87,11 +105,11 @@ def _read(path: Path) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tables.items():
         inner = value if isinstance(value, dict) else {name: value}
-        for option, given in inner.items():
+        for option, setting in inner.items():
             key = option.replace("-", "_")
             if key in flat:
                 raise UserError(f"{path}: {option} is given twice")
-            flat[key] = given
+            flat[key] = setting
     return flat
 
 

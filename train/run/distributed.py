@@ -1,4 +1,4 @@
-"""What the processes of a training run tell each other."""
+"""Communication between the processes of a training run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def wait(name: str, timeout: int = 24 * 3600) -> None:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether the flag is set in any process; all must call it."""
+    """Returns True if the flag is set in any process; all must call it."""
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.array(flag))))

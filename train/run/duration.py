@@ -1,8 +1,7 @@
-"""How long a run trains: for a number of updates, or for a time."""
+"""The length of a run: for a number of updates, or for a time."""
 
 from __future__ import annotations
 
-import datetime
 import time
 
 from train.run.config import TrainerConfig
@@ -12,7 +11,7 @@ _PARTS = 1_000_000  # of the time, as the learning rate's schedule divides it
 
 
 class Duration:
-    """How far a run is, the same in all processes.
+    """The progress of a run, the same in all processes.
 
     Time passes from the end of the first update on, which compiles, and again from there when the
     run resumes; it includes evaluations and checkpoints.
@@ -39,30 +38,23 @@ class Duration:
         return self._before + (0.0 if self._began is None else time.monotonic() - self._began)
 
     def at(self, step: int) -> int:
-        """Where in the schedule update `step`, from 0, is."""
+        """Returns the place in the schedule of update `step`, from 0."""
         if self._limit is None:
             return step
         return int(from_main(min(int(self.seconds / self._limit * _PARTS), _PARTS)))
 
     def over(self, done: int) -> bool:
-        """Whether the run ends after so many updates."""
+        """Returns True if the run ends after `done` updates."""
         if self._limit is None:
             return done >= self._steps
         return bool(from_main(self.seconds >= self._limit))
 
     def count(self, done: int) -> str:
-        """How far the run is, in words."""
+        """Says how far the run is after `done` updates."""
         if self._limit is None:
             return f"{done}/{self._steps}"
         return f"{done}, {min(self.seconds, self._limit) / 60:.1f} of {self._limit / 60:g} min"
 
     def part(self, done: int) -> float:
-        """How far the run is, from 0 to 1."""
-        return done / self._steps if self._limit is None else self.seconds / self._limit
-
-    def left(self, done: int, pace: float) -> datetime.timedelta:
-        """What is left at so many seconds an update."""
-        left = pace * (self._steps - done)
-        if self._limit is not None:
-            left = max(0.0, self._limit - self.seconds)
-        return datetime.timedelta(seconds=round(left))
+        """Returns how far the run is after `done` updates, from 0 to 1."""
+        return min(1.0, done / self._steps if self._limit is None else self.seconds / self._limit)

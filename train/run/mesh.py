@@ -1,4 +1,4 @@
-"""How devices share a training step: rows over "data", the target's matrices over "model".
+"""The devices that share a training step: rows over "data", the target's matrices over "model".
 
 Trained parameters are sharded along "data" (FSDP) and gathered where they are used. The frozen
 target is sharded along "model" as for decoding (`dart_jax.models.sharding.rules`) and, on request,
@@ -100,8 +100,8 @@ def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
 
 
 def split_over_groups(mesh: Mesh) -> Split:
-    """What splits a target's large parameters over "data" as well as over "model"; not the table of
-    embeddings, of which every device reads rows."""
+    """Returns the rule that splits a target's large parameters over "data" as well as over "model";
+    not the table of embeddings, of which every device reads rows."""
 
     def split(path: ParamPath, shape: tuple[int, ...], spec: P) -> P:
         if "embed_tokens" in path:
@@ -120,12 +120,7 @@ def place(tree: Any, shardings: Any) -> Any:
 
 def _split_largest(spec: list[str | None], shape: Sequence[int], mesh: Mesh) -> None:
     """Assigns "data" to the largest axis that is not yet split and divides evenly."""
-    if int(np.prod(shape)) < SMALL:
-        return
-    free = [i for i, name in enumerate(spec) if name is None and _divides(shape[i], mesh, "data")]
-    if free:
+    groups = mesh.shape["data"]
+    free = [i for i, name in enumerate(spec) if name is None and shape[i] % groups == 0]
+    if groups > 1 and free and int(np.prod(shape)) >= SMALL:
         spec[max(free, key=lambda i: shape[i])] = "data"
-
-
-def _divides(size: int, mesh: Mesh, axis: str) -> bool:
-    return mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,14 +13,12 @@ from jax.typing import DTypeLike
 
 from train.run.mesh import fsdp_shardings, replicated
 
-_NAMED = 4  # parameters in a message
-
 # (params, frozen, batch, key) -> the sum of the losses and their count, float32 scalars.
 Loss = Callable[[Any, Any, Any, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class TrainState(NamedTuple):
-    """What an update changes: the float32 parameters and the optimiser's state."""
+    """The state that an update changes: the float32 parameters and the optimiser's state."""
 
     params: Any
     opt_state: Any
@@ -33,27 +30,10 @@ class Measured(NamedTuple):
     Attributes:
       loss: mean of the batch's losses; 0 if it has none.
       grad_norm: global norm of the gradient before clipping.
-      grad_norms: the norm of each parameter's gradient, as a tree like the parameters.
     """
 
     loss: jax.Array
     grad_norm: jax.Array
-    grad_norms: Any
-
-    def not_finite(self) -> str:
-        """Names the figures that are NaN or infinite; empty if all are finite."""
-        loss, norm = float(self.loss), float(self.grad_norm)
-        found = [] if math.isfinite(loss) else [f"the loss is {loss}"]
-        if not math.isfinite(norm):
-            names = [
-                ".".join(str(getattr(key, "key", key)) for key in path)
-                for path, leaf in jax.tree_util.tree_leaves_with_path(self.grad_norms)
-                if not math.isfinite(leaf)
-            ]
-            of = ", ".join(names[:_NAMED]) or "all parameters together"
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            found.append(f"the gradient norm is {norm}, from {of}{more}")
-        return " and ".join(found)
 
 
 Update = Callable[[TrainState, Any, Any, Any, Any], tuple[TrainState, Measured]]
@@ -123,13 +103,7 @@ def make_update(
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         updates = jax.tree.map(lambda u: rate * u, updates)
         params = optax.apply_updates(state.params, updates)
-        norms = jax.tree.map(optax.tree.norm, grads)
-        figures = Measured(losses / number, optax.tree.norm(grads), norms)
+        figures = Measured(losses / number, optax.tree.norm(grads))
         return TrainState(params, opt_state), figures
 
-    whole = replicated(mesh)
-    return jax.jit(
-        update,
-        donate_argnums=0,
-        out_shardings=(shardings, whole),
-    )
+    return jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))

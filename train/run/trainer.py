@@ -8,6 +8,7 @@ with the same mesh and version of XLA; on GPUs XLA is deterministic only with
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -37,151 +38,197 @@ from train.run.mesh import (
     replicated,
 )
 from train.run.optimizer import learning_rate, make_optimizer
-from train.run.peak import peak_flops
 from train.run.prefetch import BatchSource, loading
-from train.run.report.steps import StepWork, reporting
+from train.run.report import Report
 from train.run.step import Loss, TrainState, make_update, state_shardings
 from train.run.work_directory import exclusive
 
 _MOST_STEPS = 2**31 - 1  # step numbers are int32
 
 
-def fit(
-    name: str,
-    *,
-    params: Params,
-    loss: Loss,
-    batches: BatchSource,
-    config: TrainerConfig,
-    directory: Path,
-    frozen: Any = None,
-    evaluate: Callable[[Params], dict[str, float]] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    tokens_per_step: int = 0,
-    flops_per_step: float = 0.0,
-) -> Params:
+class Trainer:
     """Trains to `config.updates`, or for `config.minutes`; resumes from the newest checkpoint.
 
-    Every process must make the same call; process 0 writes metrics and shows progress.
-
-    Args:
-      name: shown next to the progress.
-      params: initial parameters; they are not donated.
-      loss: (params, frozen, batch, key) -> sum of one microbatch's losses and their count, float32
-        scalars; jitted here.
-      batches: the data; `batches.batch` must be `config.batch_size`.
-      config: the recipe.
-      directory: receives `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
-      frozen: a tree of arrays that the loss needs, such as the target's parameters; those that
-        are not on the mesh are copied to all its devices.
-      evaluate: called with the parameters, whole on every device and valid during the call; its
-        figures join the metrics, and `tau` or `held_out_loss` among them selects the best
-        checkpoint.
-      settings: further settings that must not change when a run resumes, by name; JSON values.
-      tokens_per_step: for the reported tokens per second; 0 if unknown.
-      flops_per_step: floating-point operations of an update over the whole batch, for the
-        reported utilisation of the devices; 0 if unknown.
-
-    Returns:
-      The trained parameters, on one device of every process.
-
-    Raises:
-      UserError: the run cannot start, resume or be saved; its newest checkpoint stays.
-      SystemExit: SIGTERM or SIGINT arrived; the state was saved.
+    Every process must do the same; process 0 writes metrics and shows progress.
     """
-    if batches.batch != config.batch_size:
-        raise ValueError(
-            f"batches of {batches.batch} rows do not match --batch-size {config.batch_size}"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        params: Params,
+        loss: Loss,
+        batches: BatchSource,
+        config: TrainerConfig,
+        directory: Path,
+        frozen: Any = None,
+        evaluate: Callable[[Params], dict[str, float]] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        tokens_per_step: int = 0,
+    ):
+        """Prepares a run; nothing is written.
+
+        Args:
+          name: shown next to the progress.
+          params: initial parameters; they are not donated.
+          loss: (params, frozen, batch, key) -> sum of one microbatch's losses and their count,
+            float32 scalars; jitted here.
+          batches: the data; `batches.batch` must be `config.batch_size`.
+          config: the recipe.
+          directory: receives `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
+          frozen: a tree of arrays that the loss needs, such as the target's parameters; those that
+            are not on the mesh are copied to all its devices.
+          evaluate: called with the parameters, whole on every device and valid during the call; its
+            figures join the metrics, and `tau` or `held_out_loss` among them selects the best
+            checkpoint.
+          settings: further settings that must not change when a run resumes, by name; JSON values.
+          tokens_per_step: for the reported tokens per second; 0 if unknown.
+
+        Raises:
+          UserError: the batches do not divide among the devices.
+        """
+        if batches.batch != config.batch_size:
+            raise ValueError(
+                f"batches of {batches.batch} rows do not match --batch-size {config.batch_size}"
+            )
+        self._name, self._params, self._batches = name, params, batches
+        self._config, self._directory, self._frozen = config, directory, frozen
+        self._evaluate, self._tokens = evaluate, tokens_per_step
+        self._fixed = {**config.fixed, "data": batches.fingerprint, **(settings or {})}
+        self._mesh = make_mesh(config.mesh)
+        self._rows = batch_sharding(self._mesh, config.batch_size, config.accumulate)
+        self._optimizer = make_optimizer(config)
+        self._shardings = state_shardings(self._mesh, self._optimizer, params)
+        self._update = make_update(
+            loss,
+            self._optimizer,
+            self._mesh,
+            self._shardings,
+            dtype=jnp.dtype(config.dtype),
+            seed=config.seed,
         )
-    mesh = make_mesh(config.mesh)
-    rows = batch_sharding(mesh, config.batch_size, config.accumulate)
-    optimizer = make_optimizer(config)
-    shardings = state_shardings(mesh, optimizer, params)
-    dtype = jnp.dtype(config.dtype)
-    update = make_update(loss, optimizer, mesh, shardings, dtype=dtype, seed=config.seed)
-    gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
+        self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(self._mesh))
 
-    def gathered(params: Params) -> Params:
-        return jax.tree.map(lambda leaf: leaf.addressable_data(0), gather(params))
+    def fit(self) -> Params:
+        """Trains; returns the parameters, on one device of every process.
 
-    def initial_state(params: Params) -> TrainState:
-        copy = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
-        return TrainState(copy, optimizer.init(copy))
+        Raises:
+          UserError: the run cannot start, resume or be saved; its newest checkpoint stays.
+          SystemExit: SIGTERM or SIGINT arrived; the state was saved.
+        """
+        with contextlib.ExitStack() as stack:
+            self._start(stack)
+            if not self._duration.over(self._done):
+                for batch in self._begin(stack):
+                    seconds, figures = self._train_step(batch)
+                    if self._evaluate_and_save(seconds, figures):
+                        break
+            return jax.tree.map(
+                lambda leaf: leaf.addressable_data(0), self._gather(self._state.params)
+            )
 
-    saved = directory / "checkpoints"
-    fixed = {**config.fixed, "data": batches.fingerprint, **(settings or {})}
-    with contextlib.ExitStack() as stack:
-        with writing("the run", directory):
-            directory.mkdir(parents=True, exist_ok=True)
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        """Opens the run's directory and loads its newest checkpoint, or the initial state."""
+        with writing("the run", self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
             if is_main():
-                stack.enter_context(exclusive(directory))
-        checkpoints = Checkpoints(saved, config.keep, fixed)
-        stack.enter_context(contextlib.closing(checkpoints))
-        placed = place(params, fsdp_shardings(mesh, params))
+                message = f"another run is training in {self._directory}"
+                message += "; wait for it or use another directory"
+                stack.enter_context(exclusive(self._directory, message))
+        saved = Checkpoints(self._directory / "checkpoints", self._config.keep, self._fixed)
+        self._checkpoints = stack.enter_context(contextlib.closing(saved))
+
+        def initial_state(params: Params) -> TrainState:
+            copy = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
+            return TrainState(copy, self._optimizer.init(copy))
+
+        placed = place(self._params, fsdp_shardings(self._mesh, self._params))
         abstract = jax.tree.map(
             lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
             jax.eval_shape(initial_state, placed),
-            shardings,
+            self._shardings,
         )
-        resumed = checkpoints.resume(abstract)
-        initial = jax.jit(initial_state, out_shardings=shardings)
-        done, seconds, state = resumed or (0, 0.0, initial(placed))
-        duration = Duration(config, seconds)
-        if duration.over(done):
-            return gathered(state.params)
-        rate = jax.jit(lambda at: learning_rate(config, at, duration.whole))
-        frozen = everywhere(mesh, frozen)
-        work = StepWork(tokens_per_step)
-        if flops_per_step:
-            work = StepWork(
-                tokens_per_step, flops_per_step / peak_flops(list(mesh.devices.flat), dtype)
-            )
-        report = stack.enter_context(reporting(name, directory, config, duration, done, work))
-        for line in checkpoints.damaged:
+        initial = jax.jit(initial_state, out_shardings=self._shardings)
+        resumed = self._checkpoints.resume(abstract)
+        self._done, seconds, self._state = resumed or (0, 0.0, initial(placed))
+        self._duration = Duration(self._config, seconds)
+
+    def _begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:
+        """Opens the report; returns the batches of the steps that are left."""
+        config = self._config
+        self._rate = jax.jit(lambda at: learning_rate(config, at, self._duration.whole))
+        self._frozen = everywhere(self._mesh, self._frozen)
+        report = Report(
+            self._name,
+            self._directory,
+            self._duration,
+            self._done,
+            tokens=self._tokens,
+            tensorboard=config.tensorboard,
+        )
+        self._report = stack.enter_context(report)
+        for line in self._checkpoints.damaged:
             report.say(f"skipped a damaged checkpoint: {line}")
-        if done:
-            report.say(f"resuming from the checkpoint of step {done}")
-        signals = stack.enter_context(_signals())
-        steps = range(done, config.updates or _MOST_STEPS)
-        arrays = stack.enter_context(loading(batches, steps, rows, config.accumulate))
-        for step in map(np.int32, steps):
-            began = time.perf_counter()
-            lr = rate(np.int32(duration.at(int(step))))
-            state, measured = update(state, frozen, next(arrays), step, lr)
-            figures = {
-                "loss": float(measured.loss),
-                "grad_norm": float(measured.grad_norm),
-                "lr": float(lr),
-            }
-            seconds = time.perf_counter() - began
-            duration.begin()
-            number = int(step) + 1
-            if problem := measured.not_finite():
-                raise UserError(
-                    f"in step {number} of {name} {problem}; the run stops and {saved} keeps the "
-                    "earlier checkpoints; try a lower --lr or a longer --warmup in another "
-                    "directory"
-                )
-            last = duration.over(number)
-            evaluated: dict[str, float] = {}
-            evaluating = evaluate is not None and (last or number % config.eval_every == 0)
-            if evaluate is not None and evaluating:
-                evaluated = evaluate(gather(state.params))
-            report.step(number, seconds, figures, evaluated)
-            stopped = any_process(bool(signals))
-            # An evaluated state is saved: it may be the best.
-            if last or stopped or evaluating or number % config.save_every == 0:
-                # The metrics on disk must cover every step of the checkpoint.
-                report.sync()
-                figures = {"loss": report.recent_loss, **evaluated}
-                checkpoints.save(number, duration.seconds, state, figures)
-            if stopped and not last:
-                checkpoints.close()
-                report.say(f"stopped; step {number} is saved, run the same command to resume")
-                raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
-            if last:
-                break
-        return gathered(state.params)
+        if self._done:
+            report.say(f"resuming from the checkpoint of step {self._done}")
+        self._signals = stack.enter_context(_signals())
+        steps = range(self._done, config.updates or _MOST_STEPS)
+        return stack.enter_context(loading(self._batches, steps, self._rows, config.accumulate))
+
+    def _train_step(self, batch: Any) -> tuple[float, dict[str, float]]:
+        """Updates the state; returns the step's seconds and figures.
+
+        Raises:
+          UserError: the loss or the gradient is not finite.
+        """
+        began = time.perf_counter()
+        rate = self._rate(np.int32(self._duration.at(self._done)))
+        step = np.int32(self._done)
+        self._state, measured = self._update(self._state, self._frozen, batch, step, rate)
+        figures = {
+            "loss": float(measured.loss),
+            "grad_norm": float(measured.grad_norm),
+            "lr": float(rate),
+        }
+        seconds = time.perf_counter() - began
+        self._duration.begin()
+        self._done += 1
+        if not math.isfinite(figures["loss"] + figures["grad_norm"]):
+            raise UserError(
+                f"in step {self._done} of {self._name} the loss is {figures['loss']} and the "
+                f"gradient norm is {figures['grad_norm']}; the run stops and "
+                f"{self._directory / 'checkpoints'} keeps the earlier checkpoints; try a lower "
+                "--lr or a longer --warmup in another directory"
+            )
+        return seconds, figures
+
+    def _evaluate_and_save(self, seconds: float, figures: Mapping[str, float]) -> bool:
+        """Evaluates, reports and saves the step that was done, as far as it is time for that.
+
+        Returns:
+          True if it was the last one.
+
+        Raises:
+          SystemExit: a signal arrived; the state was saved.
+        """
+        config, number = self._config, self._done
+        last = self._duration.over(number)
+        evaluated: dict[str, float] = {}
+        if self._evaluate is not None and (last or number % config.eval_every == 0):
+            evaluated = self._evaluate(self._gather(self._state.params))
+        self._report.step(number, seconds, figures, evaluated)
+        stopped = any_process(bool(self._signals))
+        # An evaluated state is saved: it may be the best.
+        if last or stopped or evaluated or number % config.save_every == 0:
+            # The metrics on disk must cover every step of the checkpoint.
+            self._report.sync()
+            ranked = {"loss": self._report.recent_loss, **evaluated}
+            self._checkpoints.save(number, self._duration.seconds, self._state, ranked)
+        if stopped and not last:
+            self._checkpoints.close()
+            self._report.say(f"stopped; step {number} is saved, run the same command to resume")
+            raise SystemExit(128 + (self._signals or [signal.SIGTERM])[0])
+        return last
 
 
 @contextlib.contextmanager

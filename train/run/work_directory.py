@@ -31,66 +31,53 @@ def locked(work: Path) -> Iterator[None]:
         work.mkdir(exist_ok=True)
         if any(work.iterdir()) and not (work / _LOCK).is_file():
             raise UserError(f"--work {work} holds other files; use another directory")
-        lock = (work / _LOCK).open("w")
+        (work / _LOCK).touch()
     except OSError as error:
         raise UserError(f"cannot use --work {work}: {error.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is using {work}; wait for it") from None
+    with exclusive(work, f"another process is using {work}; wait for it"):
         for left in work.glob("tmp-*"):  # left by a killed process
             shutil.rmtree(left, ignore_errors=True)
         yield
 
 
 @contextlib.contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Locks a run's directory: two runs would remove each other's files.
+def exclusive(directory: Path, message: str) -> Iterator[None]:
+    """Locks a directory for this process.
 
     Raises:
-      UserError: another process holds the lock.
+      UserError: another process holds the lock; the message.
     """
     with (directory / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another run is training in {directory}; wait for it or use another directory"
-            ) from None
+        except OSError:
+            raise UserError(message) from None
         yield
 
 
 def check_settings(
     work: Path,
     settings: dict[str, Any],
-    kept: dict[str, Any] | None = None,
     *,
     result: str,
     cure: str = "another --work, or delete it",
-) -> dict[str, Any]:
-    """Compares the settings with those of an earlier run, if it left a result; records them.
+) -> None:
+    """Compares the settings with those of an earlier run, if it left a result, and records them.
 
     Args:
       work: the directory.
       settings: what must not change, by option name; JSON values.
-      kept: further values, which stay as they are once there is a result.
       result: what earlier runs left that these settings made, in words; empty if nothing.
       cure: what to name instead of the old settings.
-
-    Returns:
-      `kept`, as recorded in the directory.
 
     Raises:
       UserError: what is there was made with other settings.
     """
     path = work / _SETTINGS
-    settings, now = json.loads(json.dumps([settings, kept or {}]))
+    settings = json.loads(json.dumps(settings))
     if result and path.is_file():
-        saved, now = json.loads(path.read_text())
-        check_same(f"{work} holds {result}, made", saved, settings, cure)
-    write_atomically(path, json.dumps([settings, now], indent=2).encode())
-    return now
+        check_same(f"{work} holds {result}, made", json.loads(path.read_text()), settings, cure)
+    write_atomically(path, json.dumps(settings, indent=2).encode())
 
 
 def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any], cure: str) -> None:

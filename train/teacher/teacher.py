@@ -107,7 +107,7 @@ def with_vocabulary(
 def over_vocabulary(
     config: TargetConfig, params: Params, hidden: jax.Array, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """What `TeacherOutputs` has of all logits, `log_total` and `best`.
+    """Computes `log_total` and `best` of `TeacherOutputs`, from all logits.
 
     Args:
       config: the target's config.
@@ -125,8 +125,8 @@ def over_vocabulary(
     size = 4 * -(-b // Execution(mesh=mesh).groups) * config.vocab_size
     chunks = -(-t // max(1, LOGITS // size))
     padded = jnp.pad(hidden, ((0, 0), (0, -t % chunks), (0, 0)))
-    made = jax.lax.map(at, padded.reshape(b, chunks, -1, d).swapaxes(0, 1))
-    log_total, best = (x.swapaxes(0, 1).reshape(b, -1)[:, :t] for x in made)
+    outputs = jax.lax.map(at, padded.reshape(b, chunks, -1, d).swapaxes(0, 1))
+    log_total, best = (x.swapaxes(0, 1).reshape(b, -1)[:, :t] for x in outputs)
     return log_total, best
 
 

@@ -1,14 +1,11 @@
 """The objective implemented literally as in the paper: one long sequence under one explicit mask.
 
 The rows of a training sequence are its T real rows, followed by a block of m mask rows per anchor;
-all of them attend under a mask of (T + A * m)**2 entries. It is slow and memory-hungry, and serves
-to test and benchmark `train.objective.dart_blocks` against.
+all of them attend under a mask of (T + A * m)**2 entries. It is slow and memory-hungry, and the
+oracle of `train.objective.dart_blocks`.
 """
 
 from __future__ import annotations
-
-import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +15,7 @@ from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.rope import rotate
 from train.data.batch import Batch
-from train.objective.loss import DrafterLoss, num_valid_anchors, text_probability
+from train.objective.loss import DrafterLoss, num_valid_anchors
 from train.objective.predictions import Frozen, Predictions, TeacherBatch, valid_predictions
 
 
@@ -131,7 +128,7 @@ def loss(
     draft = jax.nn.log_softmax(draft_logits(config, params, data, anchors, frozen.draft_ids))
     teacher = jax.lax.stop_gradient(jax.nn.log_softmax(target.logits(data.hidden)))
     end = data.tokens.shape[1] - 1
-    losses, confidences = [], []
+    total = jnp.float32(0)
     for t in range(1, config.num_positions + 1):
         rows = jnp.minimum(anchors + t, end)
         full = jnp.take_along_axis(teacher, rows[..., None], axis=1)
@@ -144,18 +141,6 @@ def loss(
             valid_predictions(data.document, data.run, anchors, t),
             frozen.draft_ids,
         )
-        losses.append(jnp.where(predictions.valid, of.losses(predictions), 0.0))
-        confidence = text_probability(predictions)
-        smoothed = (1 - of.objective.smoothing) * confidence + of.objective.smoothing
-        confidences.append(jnp.where(predictions.valid, smoothed, 0.0))
-    weights = [of.objective.gamma**t for t in range(config.num_positions)]
-    if of.objective.weights == "confidence":
-        weights = _confidence_weights(jax.lax.stop_gradient(confidences))
-    total = sum((jnp.sum(w * x) for w, x in zip(weights, losses, strict=True)), jnp.float32(0))
+        losses = jnp.where(predictions.valid, of.losses(predictions), 0.0)
+        total += of.objective.gamma ** (t - 1) * jnp.sum(losses)
     return total, num_valid_anchors(batch, anchors)
-
-
-def _confidence_weights(confidences: list[jax.Array]) -> list[Any]:
-    """The sums over u >= t of the products of the confidences up to u, for every t."""
-    reached = [math.prod(confidences[: u + 1]) for u in range(len(confidences))]
-    return [sum(reached[t:]) for t in range(len(confidences))]

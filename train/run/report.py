@@ -1,0 +1,165 @@
+"""The steps of a run: progress on stderr, figures in files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dart_jax.errors import UserError
+from dart_jax.files import atomic_path, writing
+from dart_jax.programs.processes import is_main
+from dart_jax.progress import progress_bars
+from train.run.duration import Duration
+
+_RECENT = 50  # steps that the shown loss and pace are averaged over
+
+
+class Metrics:
+    """Appends to `metrics.jsonl`, one JSON object per step, and to TensorBoard files on request.
+
+    Lines of steps after the one from which a run resumes, which will run again, are removed.
+    """
+
+    def __init__(self, directory: Path, step: int, *, tensorboard: bool = False):
+        """Opens the file of a run that has done `step` updates."""
+        self._path = path = directory / "metrics.jsonl"
+        if path.is_file():
+            with path.open("rb") as old, atomic_path(path) as part, part.open("wb") as new:
+                new.writelines(line for line in old if 0 < _step(line) <= step)
+        self._board: Any = None
+        if tensorboard:
+            try:
+                from tensorboardX import SummaryWriter
+            except ImportError:
+                raise UserError("--tensorboard needs a package: pip install tensorboardX") from None
+            board = str(directory / "tensorboard")
+            self._board = SummaryWriter(board, purge_step=step + 1, flush_secs=10)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Writes one step's figures, which include `step`."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        if self._board is not None:
+            for name, value in record.items():
+                if name != "step":
+                    self._board.add_scalar(name, value, record["step"])
+
+    def sync(self) -> None:
+        """Flushes the file to disk."""
+        with self._path.open("a") as file:
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Closes the TensorBoard files."""
+        if self._board is not None:
+            self._board.close()
+
+
+class Report:
+    """Reports the steps of a run in process 0; does nothing in the others."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        duration: Duration,
+        done: int,
+        *,
+        tokens: int = 0,
+        tensorboard: bool = False,
+    ):
+        """Opens the files and starts the progress bar.
+
+        Args:
+          name: name of the run.
+          directory: receives the files.
+          duration: says how long the run trains.
+          done: steps done earlier.
+          tokens: tokens per step; 0 if unknown.
+          tensorboard: whether to write TensorBoard files.
+        """
+        self._name, self._directory, self._tokens = name, directory, tokens
+        self._duration = duration
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # losses and seconds
+        self._open = contextlib.ExitStack()
+        self._main = is_main()
+        if self._main:
+            with writing("metrics", directory):
+                metrics = Metrics(directory, done, tensorboard=tensorboard)
+            self._metrics = self._open.enter_context(contextlib.closing(metrics))
+            self._bars = self._open.enter_context(progress_bars())
+            self._bar = self._bars.add_task(name, total=1, completed=duration.part(done))
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def step(
+        self,
+        number: int,
+        seconds: float,
+        figures: Mapping[str, float],
+        evaluated: Mapping[str, float],
+    ) -> None:
+        """Reports a finished step.
+
+        Args:
+          number: the step's number, from 1.
+          seconds: the step's duration.
+          figures: the step's own figures, including `loss`.
+          evaluated: figures of the evaluation after it, if there was one.
+        """
+        if not self._main:
+            return
+        self._recent.append((figures["loss"], seconds))
+        note = f"step {self._duration.count(number)}, loss {self.recent_loss:.3f}"
+        record = {"step": number, **figures, "seconds": round(seconds, 6)}
+        if self._tokens:
+            record["tokens_per_second"] = round(self._tokens / seconds, 1)
+        if self._tokens and len(self._recent) > 1:  # the first step compiles
+            recent = [spent for _, spent in self._recent][1:]
+            note += f", {self._tokens * len(recent) / sum(recent):,.0f} tokens/s"
+        with writing("metrics", self._directory):
+            self._metrics.write({**record, **evaluated})
+        self._bars.update(self._bar, completed=self._duration.part(number), note=note)
+        if evaluated:
+            values = "  ".join(f"{name} {value:.4g}" for name, value in evaluated.items())
+            self.say(f"step {number}: {values}")
+
+    def sync(self) -> None:
+        """Flushes the figures so far to disk."""
+        if self._main:
+            with writing("metrics", self._directory):
+                self._metrics.sync()
+
+    def say(self, line: str) -> None:
+        """Prints a line for the user."""
+        if self._main:
+            text = f"{self._name}: {line}"
+            self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    @property
+    def recent_loss(self) -> float:
+        """Mean loss over recent steps; 0 except in process 0."""
+        return sum(loss for loss, _ in self._recent) / max(1, len(self._recent))
+
+
+def _step(line: bytes) -> int:
+    """Returns the step of a record; 0 for a line that a killed process left incomplete."""
+    try:
+        return json.loads(line)["step"] if line.endswith(b"\n") else 0
+    except (ValueError, KeyError, TypeError):
+        return 0
