@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dart_jax.engine.decoder import STEPS
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
@@ -316,8 +317,8 @@ def _evaluation(
         prompts,
         ours.eval_new_tokens,
         ours.ngram_weight,
-        # The fused loop would join what groups share before it begins, and keep it.
-        loop="host" if config.trainer.mesh.shard_target else "fused",
+        # A longer burst would join what groups share before it begins, and keep it.
+        steps=1 if config.trainer.mesh.shard_target else STEPS,
     )
 
     def evaluate(params: Params) -> dict[str, float]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dart_jax.decoding.decoder import Decoder, Loop
+from dart_jax.engine.decoder import STEPS, Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
@@ -142,7 +142,7 @@ class AcceptanceLength:
         new_tokens: int,
         ngram_weight: float,
         nodes: int | None = None,
-        loop: Loop = "fused",
+        steps: int = STEPS,
     ):
         """Prepares the measurement.
 
@@ -152,11 +152,11 @@ class AcceptanceLength:
           new_tokens: tokens to decode per prompt.
           ngram_weight: weight of the n-gram model in the tree search.
           nodes: nodes of the draft trees; None for the device's default.
-          loop: that of the decoder.
+          steps: of a burst of the decoder.
         """
         self._model, self._prompts, self._new = model, list(prompts), new_tokens
         self._ngram_weight, self._nodes = ngram_weight, nodes
-        self._loop: Loop = loop
+        self._steps = steps
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Returns the figures; none without prompts."""
@@ -169,28 +169,22 @@ class AcceptanceLength:
 
     def tau(self, params: Params, ngram_weight: float) -> float:
         """Returns tau at a weight of the n-gram model; 0 disables the model."""
-        decoder, count = self.decoder(params, ngram_weight), len(self._prompts)
-        # Each group of devices decodes equally many; those that fill up do not count.
-        groups = decoder.config.execution.groups
-        prompts = self._prompts + self._prompts[:1] * (-count % groups)
-        result = decoder(prompts, self._new)
-        emitted = sum(
-            len(tokens) - 1 for tokens in result.tokens[:count]
-        )  # prefill emits the first
-        return emitted / max(1, int(result.steps[:count].sum()))
+        result = self.decoder(params, ngram_weight)(self._prompts, self._new)
+        emitted = sum(len(tokens) - 1 for tokens in result.tokens)  # the first follows the prompt
+        return emitted / max(1, int(result.steps.sum()))
 
     def decoder(self, params: Params, ngram_weight: float) -> Decoder:
         """Returns the decoder of the prompts, with a drafter's parameters."""
         model = dataclasses.replace(self._model, params={**self._model.params, "drafter": params})
         nodes, search = default_tree()
         longest = max(map(len, self._prompts)) + self._new
-        return model.decoder(
+        decoder = model.decoder(
             nodes=self._nodes or nodes,
             max_length=min(length_bucket(longest), model.target.max_length),
             search=dataclasses.replace(search, ngram_weight=ngram_weight),
             use_ngram=ngram_weight > 0,
-            loop=self._loop,
         )
+        return dataclasses.replace(decoder, steps=self._steps)
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:

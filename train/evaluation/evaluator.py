@@ -14,7 +14,7 @@ import numpy as np
 
 from dart_jax.data.contents import read_contents
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, short_prompts
-from dart_jax.decoding.decoder import Decoder
+from dart_jax.engine.decoder import Decoder
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.text.tokenizer import Tokenizer
