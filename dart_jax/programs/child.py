@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dart_jax.errors import UserError
 from dart_jax.interruption import HeldBack
@@ -54,7 +54,7 @@ class Child:
             raise result
         return result
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -19,6 +19,9 @@ from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, prompt_tokens
 
+# Longest prompt of the demo benchmark.
+PROMPT_TOKENS = 128
+
 # Modules of the training text, for warm-up and for choosing the tree.
 WARM_UP = ("argparse.py", "pathlib.py", "logging/handlers.py", "tarfile.py")
 

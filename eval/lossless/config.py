@@ -9,19 +9,13 @@ from dart_jax.data.stdlib import HELD_OUT
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
-from eval.lossless import report as report
 from eval.methods.registry import MethodChoice
 
-# Prompts are the first PROMPT_TOKENS tokens of functions of at most FUNCTION_TOKENS tokens. They
-# have nearly the same length, so that few programs are compiled.
-FUNCTION_TOKENS = 128
-PROMPT_TOKENS = 32
+# Tokens of a prompt, the first of a function's, so that few programs are compiled.
+TEXT_TOKENS = 32
 
 # The distribution test: sequences per batch, tokens per prompt, tokens sampled, number of prompts.
-SAMPLES_AT_ONCE = 64
-START_TOKENS = 16
-SAMPLE_TOKENS = 5
-STARTS = 2
+SAMPLES_AT_ONCE, START_TOKENS, SAMPLE_TOKENS, STARTS = 64, 16, 5, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +57,11 @@ class LosslessConfig(MethodChoice):
         for name in ("temperature", "batch_size", "tree_nodes", "loop"):
             if not getattr(self, name):
                 raise UserError(f"--{name.replace('_', '-')} needs at least one value")
-        for name in ("prompts", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if min(self.batch_size) < 1:
-            raise UserError("--batch-size must be at least 1")
-        if min(self.tree_nodes) < 0:
-            raise UserError("--tree-nodes must be at least 0")
+        least = {"prompts": 1, "max_new_tokens": 1, "batch_size": 1, "tree_nodes": 0}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if min(value if isinstance(value, tuple) else (value,)) < minimum:
+                raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}")
         if max(self.batch_size) > self.prompts * len(HELD_OUT):
             raise UserError(
                 f"--batch-size {max(self.batch_size)} needs as many prompts, and --prompts "

@@ -8,25 +8,19 @@ float64 sampler (`eval.lossless.literal_sampling`).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 import numpy as np
+from scipy.special import chdtrc
 
 from dart_jax.decoding.loop import Generation
 from dart_jax.decoding.sampling import Sampling
 from eval.lossless.literal_sampling import edge, scale, scale_rounding, softmax
 from eval.lossless.rounding import Prober
 
-# A position is tested if it has at least this many samples.
-ENOUGH = 100
-
-# Tokens with a smaller expected count are pooled.
-LEAST_EXPECTED = 5.0
-
-# The test fails if p is smaller.
-SIGNIFICANT = 1e-4
+ENOUGH = 100  # samples of a position that is tested
+LEAST_EXPECTED = 5.0  # tokens with a smaller expected count are pooled
+SIGNIFICANT = 1e-4  # the test fails if p is smaller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +56,16 @@ class Fit:
     @property
     def p(self) -> float:
         """The probability of a `chi2` at least as large."""
-        return chi2_tail(self.chi2, self.dof)
+        return float(chdtrc(self.dof, self.chi2)) if self.tested else 1.0
 
     @property
     def tested(self) -> bool:
-        """Whether any position had enough samples."""
+        """Tells whether any position had enough samples."""
         return self.dof > 0
 
     @property
     def fits(self) -> bool:
-        """Whether the samples are consistent with the target's distribution."""
+        """Tells whether the samples are consistent with the target's distribution."""
         return not self.forbidden and not self.implausible and self.p >= SIGNIFICANT
 
 
@@ -146,18 +140,3 @@ def chi_square(seen: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> t
         return 0.0, 0
     chi2 = sum((count - mean) ** 2 / (mean + (mean * eps) ** 2) for mean, count in cells)
     return float(chi2), len(cells) - 1
-
-
-def chi2_tail(chi2: float, dof: int) -> float:
-    """Returns the probability of at least `chi2` with `dof` degrees of freedom; 1 if `dof` is 0.
-
-    Q(a + 1, x) = Q(a, x) + x**a exp(-x) / Gamma(a + 1), starting from Q(0, x) = 0 or Q(1/2, x).
-    """
-    if dof == 0 or chi2 <= 0:
-        return 1.0
-    x, a = chi2 / 2, (dof % 2) / 2
-    tail = math.erfc(math.sqrt(x)) if a else 0.0
-    terms: Iterable[float] = (a + i for i in range(dof // 2))
-    return min(
-        1.0, tail + math.fsum(math.exp(t * math.log(x) - x - math.lgamma(t + 1)) for t in terms)
-    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
-from eval.methods.measure import Summary
+from eval.methods.measure import Run, Summary, summarize
 from eval.methods.registry import PLAIN
 from eval.methods.tree_size import Tree
 
@@ -44,3 +46,34 @@ class Setting:
         """Method -> time per step over time per plain step, without prefill."""
         plain = self.all[PLAIN].step_seconds
         return {name: row.step_seconds / plain for name, row in self.all.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns all fields but the title, and the costs."""
+        return {
+            "bench": self.bench,
+            "source": self.source,
+            "temperature": self.temperature,
+            "batch_size": self.batch_size,
+            "max_length": self.max_length,
+            "trees": {name: tree._asdict() for name, tree in self.trees.items()},
+            "step_costs": self.step_costs,
+            "groups": {
+                group: {name: row.as_json() for name, row in rows.items()}
+                for group, rows in self.groups.items()
+            },
+        }
+
+
+def by_group(repeats: list[list[Run]], methods: Sequence[str]) -> dict[str, dict[str, Summary]]:
+    """Returns a summary per prompt group and method, and one of all prompts; only the latter if
+    some batches mix groups, since their time belongs to no single group."""
+    names = list(dict.fromkeys(run.group for run in repeats[0]))
+    parts = {
+        name: [[run for run in runs if run.group == name] for runs in repeats]
+        for name in names
+        if name is not None and None not in names
+    }
+    return {
+        name: {method: summarize(runs, method, PLAIN) for method in methods}
+        for name, runs in {**parts, "all": repeats}.items()
+    }
