@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter, defaultdict
 
 import numpy as np
-from scipy.special import chdtrc
+from jax.scipy.stats import chi2 as chi2_distribution
 
 from dart_jax.decoding.loop import Generation
 from dart_jax.decoding.sampling import Sampling
@@ -56,7 +56,7 @@ class Fit:
     @property
     def p(self) -> float:
         """The probability of a `chi2` at least as large."""
-        return float(chdtrc(self.dof, self.chi2)) if self.tested else 1.0
+        return float(chi2_distribution.sf(self.chi2, self.dof)) if self.tested else 1.0
 
     @property
     def tested(self) -> bool:
