@@ -61,7 +61,7 @@ def _note(settings: Sequence[Setting], name: str) -> str:
 def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
     """Bars per benchmark, or per group of prompts if there is only one."""
     if len(settings) > 1:
-        groups = {setting.title: setting.all for setting in settings}
+        groups = {setting.workload.title: setting.all for setting in settings}
     else:
         groups = settings[0].groups
     width = 0.8 / len(colours)

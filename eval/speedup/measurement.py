@@ -115,16 +115,8 @@ class Speedup:
                 advance=advance,
             )
         jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
-        return Setting(
-            workload.name,
-            workload.title,
-            workload.source,
-            sampling.temperature,
-            batch_size,
-            workload.max_length,
-            trees,
-            by_group(runs, list(trees)),
-        )
+        groups = by_group(runs, list(trees))
+        return Setting(workload, sampling.temperature, batch_size, trees, groups)
 
     @contextlib.contextmanager
     def _bar(self, title: str, total: int) -> Iterator[Callable[[], None]]:

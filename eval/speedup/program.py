@@ -9,10 +9,12 @@ model, on functions of Python library modules that it was not trained on.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from itertools import product
 
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
@@ -32,20 +34,28 @@ def run(config: SpeedupConfig, console: Console) -> None:
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     for reason in speedup.left_out:
         console.print(f"left out: {reason}")
-    settings = []
+    settings: list[Setting] = []
+    shown: list[Table] = []
+
+    def show(table: Table) -> None:
+        console.print(table)
+        shown.append(table)
+
     for workload, sampling, size in product(speedup.workloads, config.samplings, config.batch_size):
         setting = speedup.setting(workload, sampling, size)
         settings.append(setting)
-        console.print(tables.speedup_table(title_of(config, setting), setting.groups))
-        console.print(tables.repetition_table(setting.all))
-        console.print(tables.time_table(setting.all))
+        show(tables.speedup_table(title_of(config, setting), setting.groups))
+        show(tables.repetition_table(setting.all))
+        show(tables.time_table(setting.all))
     if len(settings) > 1:
-        console.print(tables.overview_table(settings))
+        show(tables.overview_table(config.target or "", settings))
     if config.json:
         content = [setting.as_json() for setting in settings]
         write_json(config.json, report(config, dtype=speedup.dtype, settings=content))
     if config.markdown:
-        write_text(config.markdown, tables.markdown(config.target or "", settings))
+        text = io.StringIO()
+        Console(file=text, width=200).print(*shown)
+        write_text(config.markdown, text.getvalue())
     if config.plot:
         figure.write(config.plot, settings)
 
@@ -60,8 +70,9 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
     imposed = "" if config.acceptance is None else f", tau {config.acceptance:g} imposed"
     weights = "" if config.shape is None else f"random weights in the shape of {config.shape}, "
     return (
-        f"{setting.title}: {weights}T = {setting.temperature:g}, batch {setting.batch_size}, "
-        f"{config.max_new_tokens} new tokens, {ngram}{loop}{imposed} ({trees})"
+        f"{setting.workload.title}: {weights}T = {setting.temperature:g}, batch "
+        f"{setting.batch_size}, {config.max_new_tokens} new tokens, {ngram}{loop}{imposed} "
+        f"({trees})"
     )
 
 

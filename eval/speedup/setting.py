@@ -9,6 +9,7 @@ from typing import Any
 from eval.methods.measure import Run, Summary, summarize
 from eval.methods.registry import PLAIN
 from eval.methods.tree_size import Tree
+from eval.speedup.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,23 +17,17 @@ class Setting:
     """The results of all methods in one setting.
 
     Attributes:
-      bench: name of the benchmark.
-      title: its title in tables.
-      source: where its questions come from.
+      workload: the benchmark.
       temperature: sampling temperature.
       batch_size: prompts decoded together.
-      max_length: rows of the KV cache.
       trees: method -> its draft tree.
       groups: group of prompts -> method -> summary; `all` pools the groups, and is the only one if
         batches mix groups.
     """
 
-    bench: str
-    title: str
-    source: str
+    workload: Workload
     temperature: float
     batch_size: int
-    max_length: int
     trees: dict[str, Tree]
     groups: dict[str, dict[str, Summary]]
 
@@ -48,13 +43,13 @@ class Setting:
         return {name: row.step_seconds / plain for name, row in self.all.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all fields but the title, and the costs."""
+        """Returns everything but the prompts."""
         return {
-            "bench": self.bench,
-            "source": self.source,
+            "bench": self.workload.name,
+            "source": self.workload.source,
             "temperature": self.temperature,
             "batch_size": self.batch_size,
-            "max_length": self.max_length,
+            "max_length": self.workload.max_length,
             "trees": {name: tree._asdict() for name, tree in self.trees.items()},
             "step_costs": self.step_costs,
             "groups": {

@@ -7,6 +7,7 @@ from eval.methods.measure import Summary
 from eval.methods.tree_size import Tree
 from eval.speedup import figure
 from eval.speedup.setting import Setting
+from eval.speedup.workload import Workload
 
 METHODS = ("plain", "dart", "eagle3")
 
@@ -23,7 +24,8 @@ def setting(repeats, batch_size=1, error=0.25):
     rows = {name: summary(repeats, n + 1.0, error) for n, name in enumerate(METHODS)}
     trees = dict.fromkeys(METHODS, Tree(4))
     groups = {"text": rows, "data": rows, "all": rows}
-    return Setting("demo", "demo", "", 0.0, batch_size, 64, trees, groups)
+    workload = Workload("demo", "demo", "", [], [], 64)
+    return Setting(workload, 0.0, batch_size, trees, groups)
 
 
 def panels(drawn):
