@@ -26,7 +26,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.tables import table
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
@@ -68,9 +68,7 @@ class MemoryConfig:
     """Nodes of the draft tree, beside the root."""
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        check_least(self, length=1, batch_size=1)
         if not 0 <= self.tree_nodes <= MAX_NODES:
             raise UserError(f"--tree-nodes must be from 0 to {MAX_NODES}, got {self.tree_nodes}")
         if self.drafter is not None and self.target is None:

@@ -23,7 +23,7 @@ from rich.console import Console
 from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.models.cpu import foreign, products, tiles
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
 from dart_jax.programs.spread import in_turn
@@ -51,8 +51,8 @@ class ProductsConfig:
     """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
-        if not self.rows or min(*self.rows, self.repeats) < 1:
-            raise UserError("--rows and --repeats must be at least 1")
+        check_least(self, rows=1, repeats=1)
+        check_some(self, "rows")
         for shape in self.shape:
             _sizes(shape)
 

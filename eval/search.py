@@ -24,7 +24,7 @@ from rich.console import Console
 from dart_jax.decoding.decoder import Decoder
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.errors import UserError
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
@@ -55,11 +55,8 @@ class SearchBenchConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tree_nodes", "prompts", "max_new_tokens", "repeats"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if min(self.batch_size, default=0) < 1:
-            raise UserError("--batch-size must be at least 1")
+        check_least(self, tree_nodes=1, prompts=1, max_new_tokens=1, repeats=1, batch_size=1)
+        check_some(self, "batch_size")
 
 
 class _Recorder:

@@ -13,7 +13,6 @@ updated in place and moved through memory is what the device would run.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 import sys
 import tempfile
@@ -29,9 +28,9 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import DATA, MODEL, MeshShape
 from dart_jax.models.sharding.rules import check_divides
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, revision
+from dart_jax.programs.provenance import report
 from dart_jax.progress import stage
 from eval.compile.cases import Case, Level, Method, Program, lower
 from eval.compile.check import violations
@@ -101,10 +100,8 @@ class CompileConfig:
     def __post_init__(self) -> None:
         for name in self.shape:
             target_of(name)
-        for name in ("batch_size", "tree_nodes", "context", "prompt"):
-            value = getattr(self, name)
-            if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        check_least(self, batch_size=1, tree_nodes=1, context=1, prompt=1)
+        check_some(self, "batch_size", "tree_nodes", "context")
         if self.layers is not None and self.layers < 7:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
         if self.search == "native" and not ACCELERATORS[self.device].gpu:
@@ -179,13 +176,7 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
     for grid in grids(results, where):
         console.print(grid.table())
     if config.json:
-        content = {
-            "environment": environment(),
-            "revision": revision(),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "config": dataclasses.asdict(config),
-            "programs": [_as_json(result) for result in results],
-        }
+        content = report(config, programs=[_as_json(result) for result in results])
         write_json(config.json, content)
     return results
 

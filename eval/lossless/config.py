@@ -9,6 +9,7 @@ from dart_jax.data.stdlib import HELD_OUT
 from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
+from dart_jax.programs.command_line import check_least, check_some
 from eval.methods.registry import MethodChoice
 
 # Tokens of a prompt, the first of a function's, so that few programs are compiled.
@@ -54,14 +55,8 @@ class LosslessConfig(MethodChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("temperature", "batch_size", "tree_nodes", "loop"):
-            if not getattr(self, name):
-                raise UserError(f"--{name.replace('_', '-')} needs at least one value")
-        least = {"prompts": 1, "max_new_tokens": 1, "batch_size": 1, "tree_nodes": 0}
-        for name, minimum in least.items():
-            value = getattr(self, name)
-            if min(value if isinstance(value, tuple) else (value,)) < minimum:
-                raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}")
+        check_some(self, "temperature", "batch_size", "tree_nodes", "loop")
+        check_least(self, prompts=1, max_new_tokens=1, batch_size=1, tree_nodes=0)
         if max(self.batch_size) > self.prompts * len(HELD_OUT):
             raise UserError(
                 f"--batch-size {max(self.batch_size)} needs as many prompts, and --prompts "

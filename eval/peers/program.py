@@ -29,7 +29,7 @@ from dart_jax.errors import UserError, warn
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.machine import available_cores
 from dart_jax.programs.child import Child
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
@@ -76,10 +76,7 @@ class PeersConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("prompts", "repeats", "threads", "tree_nodes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        check_least(self, prompts=1, repeats=1, threads=1, tree_nodes=1)
         if self.new_tokens < 2:
             raise UserError("--new-tokens must be at least 2: the first one is not timed")
         check_bench(self.bench)

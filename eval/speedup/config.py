@@ -14,6 +14,7 @@ from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.named.models import NamedModel
+from dart_jax.programs.command_line import check_least, check_some
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -97,14 +98,8 @@ class SpeedupConfig(MethodChoice):
                 if getattr(self, name) not in (value, default):
                     raise UserError("--paper chooses the trees; do not choose others beside it")
                 object.__setattr__(self, name, value)
-        for name in ("max_new_tokens", "prompts", "repeats", "batch_size", "tree_nodes"):
-            value = getattr(self, name)
-            numbers = value if isinstance(value, tuple) else (value,)
-            if any(isinstance(number, int) and number < 1 for number in numbers):
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("temperature", "batch_size"):
-            if not getattr(self, name):
-                raise UserError(f"--{name.replace('_', '-')} needs at least one value")
+        check_least(self, max_new_tokens=1, prompts=1, repeats=1, batch_size=1, tree_nodes=1)
+        check_some(self, "temperature", "batch_size")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}")
         if self.level_decay != "auto" and not 0 <= self.level_decay < float("inf"):

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny_model
-from gguf_files import tiny_gguf
+from gguf_files import no_meaning, tiny_gguf
 from rich.console import Console
 
 from dart_jax.errors import UserError
@@ -33,8 +33,11 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """A GGUF target in float32."""
-    return tiny_gguf(tmp_path_factory.mktemp("gguf"), "Llama")
+    """A GGUF target in float32; llama.cpp needs a merge."""
+    tokenizer = no_meaning(61)
+    tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"
+    tokenizer["tokenizer.ggml.merges"] = ["a b"]
+    return tiny_gguf(tmp_path_factory.mktemp("gguf"), "Llama", tokenizer=tokenizer)
 
 
 def setup(target, work, name, draft_model=None):
