@@ -45,7 +45,7 @@ _FILES = 4  # of a generated checkpoint, about
 
 @dataclasses.dataclass(frozen=True)
 class LoadingConfig:
-    """What to load, and how."""
+    """The checkpoint to load, and the processes that load it."""
 
     size: str = "1GB"
     """Approximate size of the generated checkpoint, in bfloat16."""

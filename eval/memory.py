@@ -45,7 +45,7 @@ AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig
 
 @dataclasses.dataclass(frozen=True)
 class MemoryConfig:
-    """Which models, and what they decode."""
+    """The models, and their texts."""
 
     target: str | None = None
     """Directory or hub repository of a target, instead of --shape."""
@@ -58,7 +58,7 @@ class MemoryConfig:
     """dtype of weights and caches. On a CPU, the weights of products that bfloat16 holds exactly
     take 2 bytes each also in float32."""
     weights: Literal["stored", "int8"] = "stored"
-    """How the weights of linear layers and experts are stored: with that dtype, or in 8 bits with a
+    """Storage of the weights of linear layers and experts: with that dtype, or in 8 bits with a
     scale for each output, as on GPUs and TPUs."""
     length: int = 4096
     """Tokens of prompt and new text together."""

@@ -42,7 +42,7 @@ _REPEATS = 11
 
 @dataclasses.dataclass(frozen=True)
 class NgramBenchConfig:
-    """Which file, and which text."""
+    """The file, and the text."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = (
         DEMO / "ngram.dng"

@@ -39,7 +39,7 @@ _DEMO = ("320x448", "320x320", "320x1792", "896x320", "320x4096")
 
 @dataclasses.dataclass(frozen=True)
 class ProductsConfig:
-    """Which products, and how often."""
+    """The products to time."""
 
     rows: tuple[int, ...] = (1, 4, 8, 9, 12, 16, 32, 61, 128, 512)
     """Numbers of rows."""

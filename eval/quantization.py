@@ -40,10 +40,10 @@ _WINDOW = 512  # tokens of text that are read together
 
 @dataclasses.dataclass(frozen=True)
 class QuantizationConfig(ModelChoice):
-    """Which model, and how much text."""
+    """The model, and the amount of text."""
 
     weights: WeightsDtype = "int8"
-    """How the weights are stored that are compared with those of the files."""
+    """Storage of the weights that are compared with those of the files."""
     prompts: int = 8
     """Functions for each of the demo's four groups."""
     max_new_tokens: int = 128

@@ -38,7 +38,7 @@ _BATCHES = 64  # searched in one program, so that its start does not count
 
 @dataclasses.dataclass(frozen=True)
 class SearchBenchConfig(ModelChoice):
-    """What is searched, and how often."""
+    """The trees to search."""
 
     tree_nodes: int = 60
     """Nodes of the draft trees, beside the root."""

@@ -77,7 +77,7 @@ class Case:
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
-        """What the programs are compiled for."""
+        """The decoding that the programs are compiled for."""
         target = target_of(self.shape)
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)

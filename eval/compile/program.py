@@ -54,7 +54,7 @@ _WORK = (
 
 @dataclasses.dataclass(frozen=True)
 class CompileConfig:
-    """What to compile, and for which device."""
+    """The programs to compile, and the device."""
 
     device: Literal["h200", "b200", "v5e", "v6e"] = "h200"
     """GPUs need the extra aot, TPUs the extra tpu (in an environment without CUDA's)."""
@@ -67,7 +67,7 @@ class CompileConfig:
     """prefill, step (verify and draft), search (of the trees), loop (a whole generation in one
     program), or serve (a step of the serving engine, with caches in pages)."""
     search: Literal["device", "native"] = "device"
-    """Where trees are searched: on the device; or native, in C++ on the host of GPUs, called by
+    """Place of the tree search: on the device; or native, in C++ on the host of GPUs, called by
     XLA."""
     batch_size: tuple[int, ...] = (1,)
     """Sequences decoded together."""
@@ -78,9 +78,9 @@ class CompileConfig:
     prompt: int = 1024
     """Tokens of the prefill. More than 512 are read in chunks, of which the last is compiled."""
     weights: tuple[Literal["stored", "int8"], ...] = ("stored",)
-    """How the weights of linear layers and experts are stored: in bfloat16, or in 8 bits."""
+    """Storage of the weights of linear layers and experts: in bfloat16, or in 8 bits."""
     sampling: Level = "greedy"
-    """How tokens are drawn: greedy; filtered, by temperature, top-k, top-p and min-p; or full, also
+    """Sampling of tokens: greedy; filtered, by temperature, top-k, top-p and min-p; or full, also
     with a bias of logits and the penalties for which a server's requests may ask."""
     layers: int | None = None
     """Compile only so many layers of the target, to be quicker; at least 7."""

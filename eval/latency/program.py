@@ -44,7 +44,7 @@ _CAPTION = (
 
 @dataclasses.dataclass(frozen=True)
 class LatencyConfig:
-    """What to measure."""
+    """The shapes and settings to measure."""
 
     shape: tuple[str, ...] = ()
     """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b, -235b-a22b,

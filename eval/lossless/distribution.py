@@ -98,15 +98,15 @@ class Samples:
             eps = scale_rounding(probe.rounding, sampling)
             scaled = scale(probe.logits, sampling, before)
             always, maybe = edge(scaled, sampling, eps)
-            seen = np.bincount(list(counts.elements()), minlength=len(scaled))
-            chi2, dof = chi_square(seen[always], softmax(scaled[always]), eps)
+            observed = np.bincount(list(counts.elements()), minlength=len(scaled))
+            chi2, dof = chi_square(observed[always], softmax(scaled[always]), eps)
             total = dataclasses.replace(
                 total,
                 positions=total.positions + 1,
                 draws=total.draws + counts.total(),
                 drafted=total.drafted + self._drafted[text],
-                at_edge=total.at_edge + int(seen[maybe & ~always].sum()),
-                forbidden=total.forbidden + int(seen[~maybe].sum()),
+                at_edge=total.at_edge + int(observed[maybe & ~always].sum()),
+                forbidden=total.forbidden + int(observed[~maybe].sum()),
                 chi2=total.chi2 + chi2,
                 dof=total.dof + dof,
                 rounding=max(total.rounding, eps),
@@ -115,22 +115,24 @@ class Samples:
         return total
 
 
-def chi_square(seen: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> tuple[float, int]:
+def chi_square(
+    observed: np.ndarray, probability: np.ndarray, eps: float = 0.0
+) -> tuple[float, int]:
     """Returns Pearson's statistic and its degrees of freedom.
 
     Args:
-      seen: int [V], observed counts.
+      observed: int [V], observed counts.
       probability: float64 [V], expected distribution.
       eps: relative error of the probabilities, added to the variance of the counts as a standard
         deviation. Negligible in float32; in bfloat16 it prevents rounding from looking like a wrong
         distribution.
     """
-    if not seen.sum():
+    if not observed.sum():
         return 0.0, 0
-    expected = seen.sum() * probability
+    expected = observed.sum() * probability
     often = expected >= LEAST_EXPECTED
-    cells = [*zip(expected[often], seen[often], strict=True)]
-    rest = (expected[~often].sum(), seen[~often].sum())
+    cells = [*zip(expected[often], observed[often], strict=True)]
+    rest = (expected[~often].sum(), observed[~often].sum())
     if rest[0] >= LEAST_EXPECTED or not cells:
         cells.append(rest)
     else:

@@ -54,7 +54,7 @@ ENGINES = {
 
 
 class Setup(NamedTuple):
-    """What an engine runs, and how.
+    """The model that an engine runs, and its resources.
 
     Attributes:
       name: the engine, of `ENGINES`.

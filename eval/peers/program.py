@@ -123,7 +123,7 @@ def _decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
 
 
 class Measurement(NamedTuple):
-    """What an engine wrote, and how fast.
+    """The texts of an engine, and its speed.
 
     Attributes:
       engine: its name.

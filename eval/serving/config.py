@@ -37,7 +37,7 @@ class ServingBenchConfig(ModelChoice):
     requests: int = 32
     """Requests in a round, but at least two for each client."""
     rounds: int = 3
-    """How often each number of clients is measured, the servers in turn."""
+    """Measurements of each number of clients, the servers in turn."""
     timeout: float = 300.0
     """Seconds after which a request counts as failed."""
     seed: int = 0

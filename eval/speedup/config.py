@@ -35,7 +35,7 @@ _WARM_UP = 4  # prompts for choosing trees; more if the batch is larger
 
 @dataclasses.dataclass(frozen=True)
 class SpeedupConfig(MethodChoice):
-    """What to measure, and on which prompts."""
+    """The methods, their settings, and the prompts."""
 
     bench: str | None = None
     """Comma-separated: alpaca, code_alpaca, humaneval, livecodebench, math500, mbpp, mt_bench (the

@@ -49,8 +49,8 @@ def _note(settings: Sequence[Setting], name: str) -> str:
     """Says what was measured, and what the error bars are."""
     rows = [setting.all[name] for setting in settings]
     prompts = sum(row.prompts for row in rows)
-    known = any(row.tau_error is not None for row in rows)
-    tau = "standard error over prompts" if known else "1 prompt: no error bars"
+    several = any(row.tau_error is not None for row in rows)
+    tau = "standard error over prompts" if several else "1 prompt: no error bars"
     return (
         f"T = {settings[0].temperature:g}, batch {settings[0].batch_size}, {prompts} "
         f"prompt{'s' * (prompts > 1)}. Error bars: speed-up, "
@@ -104,8 +104,8 @@ def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
     """Share of each stage in each method's time, averaged over the benchmarks."""
     left = [0.0] * len(colours)
     titles = [METHODS[name].title for name in colours]
-    shown = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677", "#ccbb44"), strict=True)
-    for (stage, label), colour in shown:
+    stages = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677", "#ccbb44"), strict=True)
+    for (stage, label), colour in stages:
         shares = [
             100 * statistics.mean(setting.all[name].shares.get(stage, 0.0) for setting in settings)
             for name in colours

@@ -107,7 +107,7 @@ def all_methods(measured, tiny, tmp_path_factory):
 
 
 def check_report(content, prompts, repeats, methods=("plain", "dart"), groups=tuple(HELD_OUT)):
-    """What must hold whatever was measured."""
+    """Checks what holds whatever was measured."""
     for setting in content["settings"]:
         assert list(setting["groups"]) == [*groups, "all"]
         assert list(setting["trees"]) == list(methods)
