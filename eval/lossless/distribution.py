@@ -32,7 +32,7 @@ class Fit:
       positions: texts whose continuations are tested together.
       draws: tokens sampled at the tested positions.
       drafted: how many of these the drafter had proposed.
-      at_edge: how many of these were not counted, because rounding decides whether top-k, top-p or
+      at_edge: how many of these were not draws, because rounding decides whether top-k, top-p or
         min-p cuts them; the distribution is that of the other tokens.
       forbidden: how many of these the filters cut whatever the rounding.
       chi2: sum of squared deviations over their variances.
@@ -98,15 +98,15 @@ class Samples:
             eps = scale_rounding(probe.rounding, sampling)
             scaled = scale(probe.logits, sampling, before)
             always, maybe = edge(scaled, sampling, eps)
-            observed = np.bincount(list(counts.elements()), minlength=len(scaled))
-            chi2, dof = chi_square(observed[always], softmax(scaled[always]), eps)
+            draws = np.bincount(list(counts.elements()), minlength=len(scaled))
+            chi2, dof = chi_square(draws[always], softmax(scaled[always]), eps)
             total = dataclasses.replace(
                 total,
                 positions=total.positions + 1,
                 draws=total.draws + counts.total(),
                 drafted=total.drafted + self._drafted[text],
-                at_edge=total.at_edge + int(observed[maybe & ~always].sum()),
-                forbidden=total.forbidden + int(observed[~maybe].sum()),
+                at_edge=total.at_edge + int(draws[maybe & ~always].sum()),
+                forbidden=total.forbidden + int(draws[~maybe].sum()),
                 chi2=total.chi2 + chi2,
                 dof=total.dof + dof,
                 rounding=max(total.rounding, eps),
@@ -115,30 +115,27 @@ class Samples:
         return total
 
 
-def chi_square(
-    observed: np.ndarray, probability: np.ndarray, eps: float = 0.0
-) -> tuple[float, int]:
+def chi_square(draws: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> tuple[float, int]:
     """Returns Pearson's statistic and its degrees of freedom.
 
     Args:
-      observed: int [V], observed counts.
+      draws: int [V], number of times that each token was drawn.
       probability: float64 [V], expected distribution.
       eps: relative error of the probabilities, added to the variance of the counts as a standard
         deviation. Negligible in float32; in bfloat16 it prevents rounding from looking like a wrong
         distribution.
     """
-    if not observed.sum():
+    if not draws.sum():
         return 0.0, 0
-    expected = observed.sum() * probability
+    expected = draws.sum() * probability
     often = expected >= LEAST_EXPECTED
-    cells = [*zip(expected[often], observed[often], strict=True)]
-    rest = (expected[~often].sum(), observed[~often].sum())
-    if rest[0] >= LEAST_EXPECTED or not cells:
-        cells.append(rest)
+    every = np.stack([expected, draws])
+    cells, rest = every[:, often], every[:, ~often].sum(axis=1)
+    if rest[0] >= LEAST_EXPECTED or not cells.size:
+        cells = np.column_stack([cells, rest])
     else:
-        smallest = min(range(len(cells)), key=lambda i: cells[i][0])
-        cells[smallest] = (cells[smallest][0] + rest[0], cells[smallest][1] + rest[1])
-    if len(cells) < 2:
+        cells[:, cells[0].argmin()] += rest
+    mean, count = cells
+    if len(mean) < 2:
         return 0.0, 0
-    chi2 = sum((count - mean) ** 2 / (mean + (mean * eps) ** 2) for mean, count in cells)
-    return float(chi2), len(cells) - 1
+    return float(((count - mean) ** 2 / (mean + (mean * eps) ** 2)).sum()), len(mean) - 1

@@ -4,11 +4,8 @@ import dataclasses
 import importlib.util
 import io
 import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -503,82 +500,42 @@ def cut_off(path):
 
 
 @pytest.fixture(scope="module")
-def arguments(tiny, tmp_path_factory):
-    """Command lines: name of the case -> arguments."""
-    bad = tmp_path_factory.mktemp("bad")
-    shutil.copytree(tiny.target, bad / "target")
-    cut_off(bad / "target" / "model.safetensors")
-    shutil.copy(tiny.ngram, bad / "ngram")
-    cut_off(bad / "ngram")
+def bad(tiny, tmp_path_factory):
+    """Parts of a model that cannot be used."""
+    directory = tmp_path_factory.mktemp("bad")
+    shutil.copytree(tiny.target, directory / "target")
+    cut_off(directory / "target" / "model.safetensors")
+    shutil.copy(tiny.ngram, directory / "ngram")
+    cut_off(directory / "ngram")
     other = dataclasses.replace(tiny_model.SHAPES, hidden_size=128)
-    tiny_model.write_drafter(bad / "drafter", other.drafter)
-    model = {"--target": tiny.target, "--drafter": tiny.drafter, "--ngram": tiny.ngram}
-    cases = {
-        "missing directory": {"--target": bad / "nowhere"},
-        "cut-off weights": {"--target": bad / "target"},
-        "cut-off n-gram model": {"--ngram": bad / "ngram"},
-        "drafter of another size": {"--drafter": bad / "drafter"},
-        "long text": {"--max-new-tokens": 5000, "--tree-nodes": 4},
-        "temperature": {"--temperature": -1},
-        "no prompts": {"--prompts": 0},
-        "no nodes": {"--tree-nodes": 0},
-        "no benchmark": {"--bench": "squad"},
-        "batch": {"--batch-size": 5, "--prompts": 1},
-        "acceptance of any tree": {"--acceptance": 3},
-        "random weights of any tau": {"--shape": "demo"},
-        "random weights and a target": {"--shape": "demo", "--acceptance": 3, "--tree-nodes": 4},
-        "acceptance": {"--acceptance": 0.5},
-    }
-    return {
-        name: [str(part) for pair in {**model, **change}.items() for part in pair]
-        for name, change in cases.items()
-    }
+    tiny_model.write_drafter(directory / "drafter", other.drafter)
+    return directory
 
 
-CASES = {
-    "missing directory": "nowhere",
-    "cut-off weights": "model.safetensors",
-    "cut-off n-gram model": "cannot read n-gram model",
-    "drafter of another size": "the drafter does not fit the target",
-    "long text": "beyond the target's 2048 positions",
-    "temperature": "temperature must be 0 or a positive number, got -1",
-    "no prompts": "--prompts must be at least 1",
-    "no nodes": "--tree-nodes must be at least 1",
-    "no benchmark": "no benchmark or file 'squad'",
-    "batch": "--batch-size 5 needs as many prompts, and demo has 4",
-    "acceptance of any tree": "--acceptance needs --tree-nodes",
-    "random weights of any tau": "pass --acceptance",
-    "random weights and a target": "--shape brings its own target and drafter",
-    "acceptance": "--acceptance must be at least 1",
-}
-
-
-def check_error(status, stderr, message):
-    assert status == 2
+# `tests/programs/test_bad_input.py` has those that need no model.
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--target {bad}/nowhere", "nowhere"),
+        ("--target {bad}/target", "model.safetensors"),
+        ("--ngram {bad}/ngram", "cannot read n-gram model"),
+        ("--drafter {bad}/drafter", "the drafter does not fit the target"),
+        ("--max-new-tokens 5000", "beyond the target's 2048 positions"),
+        ("--batch-size 5 --prompts 1", "--batch-size 5 needs as many prompts, and demo has 4"),
+        ("--shape demo", "pass --acceptance"),
+        ("--shape demo --acceptance 3", "--shape brings its own target and drafter"),
+        ("--acceptance 0.5", "--acceptance must be at least 1"),
+    ],
+)
+def test_bad_input(tiny, bad, options, message, capfd):
+    model = f"--target={tiny.target} --drafter={tiny.drafter} --ngram={tiny.ngram} --tree-nodes 4"
+    with pytest.raises(SystemExit) as exit:
+        speedup.main([*model.split(), *options.format(bad=bad).split()])
+    stderr = capfd.readouterr().err
+    assert exit.value.code == 2
     assert stderr.startswith("error: ")
     assert stderr.count("\n") == 1
-    assert stderr.endswith("\n")
     assert message in stderr
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_bad_input(arguments, case, capfd):
-    with pytest.raises(SystemExit) as exit:
-        speedup.main(arguments[case])
-    check_error(exit.value.code, capfd.readouterr().err, CASES[case])
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("case", ["missing directory", "long text"])
-def test_bad_input_on_the_command_line(arguments, case):
-    done = subprocess.run(
-        [sys.executable, "-m", "eval.speedup", *arguments[case]],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    check_error(done.returncode, done.stderr, CASES[case])
 
 
 def test_prompts_of_the_tiny_model(tiny):
