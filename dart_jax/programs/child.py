@@ -13,8 +13,6 @@ from typing import Any, Self
 from dart_jax.errors import UserError
 from dart_jax.interruption import HeldBack
 
-_PATIENCE = 5.0  # seconds in which a child may end by itself
-
 
 class ChildError(UserError):
     """A function failed in a child, or its process ended."""
@@ -60,15 +58,13 @@ class Child:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._pipe.close()
-        if not any(error):
-            self._process.join(_PATIENCE)
         self._process.kill()
         self._process.join()
+        self._pipe.close()
 
 
 def _serve(pipe: connection.Connection, log: Path | None) -> None:
-    """Calls what it is asked to until the pipe closes."""
+    """Calls what it is asked to until it is killed, or the pipe closes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if log is not None:
         # Libraries also print from C++.

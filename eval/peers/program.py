@@ -43,6 +43,7 @@ from eval.benchmarks.questions import prompt_tokens
 from eval.benchmarks.registry import DEMO, check_bench, default_bench, load_all
 from eval.peers.engine import ENGINES, PLAIN, Decode, Loaded, Setup
 
+_PATIENCE = 5.0  # seconds in which an engine's process may end by itself
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
 
 
@@ -106,6 +107,12 @@ class Peer(Child):
     def decode(self, prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
         """As `engine.Decode`; raises UserError if the engine fails."""
         return self.call(_decode, prompt, new_tokens)
+
+    def __exit__(self, *error: object) -> None:
+        """Lets the process end by itself, if it does, so that libraries release what they hold."""
+        self._pipe.close()
+        self._process.join(_PATIENCE)
+        super().__exit__(*error)
 
 
 _decodes: list[Decode] = []  # the one of such a process

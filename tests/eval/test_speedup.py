@@ -528,9 +528,11 @@ def bad(tiny, tmp_path_factory):
     ],
 )
 def test_bad_input(tiny, bad, options, message, capfd):
-    model = f"--target={tiny.target} --drafter={tiny.drafter} --ngram={tiny.ngram} --tree-nodes 4"
+    words = options.format(bad=bad).split()
+    model = {"--target": tiny.target, "--drafter": tiny.drafter, "--ngram": tiny.ngram}
+    every = model | {"--tree-nodes": 4} | dict(zip(words[::2], words[1::2], strict=True))
     with pytest.raises(SystemExit) as exit:
-        speedup.main([*model.split(), *options.format(bad=bad).split()])
+        speedup.main([str(part) for pair in every.items() for part in pair])
     stderr = capfd.readouterr().err
     assert exit.value.code == 2
     assert stderr.startswith("error: ")
