@@ -48,7 +48,7 @@ def run(config: SpeedupConfig, console: Console) -> None:
         show(tables.repetition_table(setting.all))
         show(tables.time_table(setting.all))
     if len(settings) > 1:
-        show(tables.overview_table(config.target or "", settings))
+        show(tables.overview_table(str(config.target), settings))
     if config.json:
         content = [setting.as_json() for setting in settings]
         write_json(config.json, report(config, dtype=speedup.dtype, settings=content))
