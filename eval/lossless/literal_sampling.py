@@ -76,7 +76,7 @@ def may_be_cut(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -
 
 def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns which tokens are kept whatever the rounding, and which may be kept: bool [V] each."""
-    order = np.argsort(-scaled, kind="stable")
+    order = np.argsort(-scaled, kind="stable").tolist()
     places = range(len(order))
     # If a token may be cut, so may every less likely one.
     cut = bisect_left(places, True, key=lambda i: may_be_cut(scaled, sampling, order[i], eps))
